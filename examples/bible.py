@@ -124,7 +124,16 @@ def train(
 
     measure(0.0)
     training.fit(
-        task, triplets, epochs, LR, BATCH_SIZE, rng=SEED, log_every=None, callbacks=[after], progress=False
+        task,
+        triplets,
+        None,
+        epochs,
+        LR,
+        BATCH_SIZE,
+        rng=SEED,
+        log_every=None,
+        callbacks=[after],
+        progress=False,
     )
     parameters = sum(array.size for array in task.parameters().values())
     return {"name": name, "parameters": parameters, "curve": curve}

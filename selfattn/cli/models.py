@@ -175,9 +175,9 @@ def _train(options: argparse.Namespace) -> int:
         training.fit(
             nn.ProxyTask(model),
             triplets,
-            options.epochs,
-            options.lr,
-            options.batch_size,
+            epochs=options.epochs,
+            lr=options.lr,
+            batch_size=options.batch_size,
             rng=for_orders,
             log_every=None if options.quiet else options.log_every,
             checkpoint=unfinished / CHECKPOINT,

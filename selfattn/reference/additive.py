@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes, prepare
-from selfattn.reference.attention import attention_weights, masked_scores, weighted_sum
-from selfattn.reference.attention_vjp import sum_to_shape
+from selfattn.reference.arguments import as_array, dtypes, like, prepare
+from selfattn.reference.attention import Attended, attend, weighted_sum
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -57,11 +56,10 @@ def additive_attention(
     array([[1.539],
            [1.505]])
     """
-    arrays = _arrays(query, key, value, w_query, w_key, v, compute_dtype)
-    out, lse, weights, _ = _forward(arrays, masks)
-    result = dtypes(compute_dtype, _named(query, key, value, w_query, w_key, v))[1]
-    results = [out.astype(result), *([lse] if return_lse else [])]
-    results += [weights.astype(result)] if return_weights else []
+    arrays, result = _read((query, key, value, w_query, w_key, v), compute_dtype)
+    found, *_ = _forward(arrays, masks)
+    results = [found.output.astype(result), *([found.lse] if return_lse else [])]
+    results += [found.weights.astype(result)] if return_weights else []
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -98,10 +96,11 @@ def additive_attention_vjp(
     >>> pullback(np.ones_like(out)).value.sum().round(6)  # two rows of weights with sum 1
     np.float64(2.0)
     """
-    arrays = _arrays(query, key, value, w_query, w_key, v, compute_dtype)
+    given = query, key, value, w_query, w_key, v
+    arrays, result = _read(given, compute_dtype)
     q, k, values, w_q, w_k, w_v = arrays
-    out, _, weights, (tangents, allowed) = _forward(arrays, masks)
-    given = _named(query, key, value, w_query, w_key, v)
+    found, tangents, allowed = _forward(arrays, masks)
+    out, weights = found.output, found.weights
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike) -> AdditiveGradients:
@@ -115,41 +114,36 @@ def additive_attention_vjp(
         used = d_scores[..., 0] != 0  # other rows may hold anything
         used_q = np.where(used.any(axis=-1)[..., None], q, 0)
         used_k = np.where(used.any(axis=-2)[..., None], k, 0)
-        found = (
-            d_q @ w_q.T, d_k @ w_k.T, weighted_sum(weights.swapaxes(-1, -2), d_out, allowed.swapaxes(-1, -2)),
-            used_q[..., None] * d_q[..., None, :], used_k[..., None] * d_k[..., None, :], d_scores * open_tangents,
-        )  # fmt: skip
-        fitted = []
-        for x, gradient in zip(given.values(), found, strict=True):
-            dtype = x.dtype if x.dtype.kind not in "iu" and compute_dtype is None else out.dtype
-            fitted.append(sum_to_shape(gradient, x.shape).astype(dtype))
-        return AdditiveGradients(*fitted)
+        d_value = weighted_sum(weights.swapaxes(-1, -2), d_out, allowed.swapaxes(-1, -2))
+        d_w_query, d_w_key = used_q[..., None] * d_q[..., None, :], used_k[..., None] * d_k[..., None, :]
+        gradients = d_q @ w_q.T, d_k @ w_k.T, d_value, d_w_query, d_w_key, d_scores * open_tangents
+        return AdditiveGradients(
+            *(like(x, dx, compute_dtype) for x, dx in zip(given, gradients, strict=True))
+        )
 
-    return out.astype(dtypes(compute_dtype, given)[1]), pullback
+    return out.astype(result), pullback
 
 
-def _named(*arrays: npt.ArrayLike) -> dict[str, Array]:
-    names = AdditiveGradients._fields
-    return {name: as_array(name, x) for name, x in zip(names, arrays, strict=True)}
+def _read(
+    given: tuple[npt.ArrayLike, ...], compute_dtype: npt.DTypeLike | None
+) -> tuple[list[Array], np.dtype[Any]]:
+    """Return the six arrays to compute with, and the dtype of the result."""
+    named = {name: as_array(name, x) for name, x in zip(AdditiveGradients._fields, given, strict=True)}
+    compute, result = dtypes(compute_dtype, named)
+    return [x.astype(compute) for x in named.values()], result
 
 
-def _arrays(
-    query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike,
-    w_query: npt.ArrayLike, w_key: npt.ArrayLike, v: npt.ArrayLike, compute_dtype: npt.DTypeLike | None,
-) -> list[Array]:  # fmt: skip
-    named = _named(query, key, value, w_query, w_key, v)
-    compute = dtypes(compute_dtype, named)[0]
-    return [x.astype(compute) for x in named.values()]
+def additive_scores(query: Array, key: Array, v: Array) -> tuple[Array, Array]:
+    """Score projected queries and keys, (..., L, A) and (..., S, A): (..., L, S), and the tangents, (..., L, S, A)."""
+    tangents = np.tanh(query[..., :, None, :] + key[..., None, :, :])
+    return tangents @ v, tangents
 
 
 @np.errstate(all="ignore")
-def _forward(
-    arrays: Sequence[Array], masks: dict[str, Any]
-) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+def _forward(arrays: list[Array], masks: dict[str, Any]) -> tuple[Attended, Array, Array]:
+    """Return what attention computes, the tangents, and which pairs are allowed."""
     q, k, value, w_q, w_k, w_v = arrays
-    tangents = np.tanh((q @ w_q)[..., :, None, :] + (k @ w_k)[..., None, :, :])  # (..., L, S, A)
+    scores, tangents = additive_scores(q @ w_q, k @ w_k, w_v)
     options: dict[str, Any] = {"attn_mask": None, "is_causal": False, "dropout_p": 0.0} | masks
-    call = prepare(q[..., :0], k[..., :0], value, **options, compute_dtype=value.dtype)
-    scores = masked_scores(tangents @ w_v, call.allowed, call.bias, None, call.offset)
-    weights, lse = attention_weights(scores, call.allowed)
-    return weighted_sum(weights, call.value, call.allowed), lse, weights, (tangents, call.allowed)
+    call = prepare(q[..., :0], k[..., :0], value, **options, scale=1.0, compute_dtype=value.dtype)
+    return attend(call, scores), tangents, call.allowed

@@ -241,41 +241,42 @@ def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
         )
     if mask.dtype != np.bool_ and not (mask.dtype.char in "efd" or mask.dtype.name == "bfloat16"):
         raise TypeError(f"attn_mask has dtype {mask.dtype}; bool or a float dtype is needed")
+    return broadcast("attn_mask", mask, "(..., L, S) =", pairs)
+
+
+def broadcast(name: str, x: Array, what: str, shape: tuple[int, ...]) -> Array:
+    """Broadcast an argument to a shape."""
     try:
-        return np.broadcast_to(mask, pairs)
+        return np.broadcast_to(x, shape)
     except ValueError:
-        raise ValueError(f"attn_mask {mask.shape} does not broadcast to (..., L, S) = {pairs}") from None
+        raise ValueError(f"{name} {x.shape} does not broadcast to {what} {shape}") from None
 
 
 def dense_block_mask(block_mask: Any, pairs: tuple[int, ...]) -> Array:
     """Return the pairs that a block mask leaves open, broadcast to (..., L, S)."""
     if not hasattr(block_mask, "to_dense"):
         raise TypeError(f"block_mask must be a selfattn.BlockMask or None, not {type(block_mask).__name__}")
-    dense = block_mask.to_dense(*pairs[-2:])
-    try:
-        return np.broadcast_to(dense, pairs)
-    except ValueError:
-        raise ValueError(f"block_mask {dense.shape} does not broadcast to (..., L, S) = {pairs}") from None
+    return broadcast("block_mask", block_mask.to_dense(*pairs[-2:]), "(..., L, S) =", pairs)
 
 
 def check_per_head(
     name: str, x: npt.ArrayLike | None, lead: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array | None:
-    """Return one number per head, broadcast to the leading dims; (1,) will do when there are none."""
+    """Return one number per head."""
     if x is None:
         return None
     array = as_array(name, x)
     float_dtype(name, array)
-    if lead == () and array.shape == (1,):
-        array = array.reshape(())
-    try:
-        return np.broadcast_to(array, lead).astype(dtype)
-    except ValueError:
-        raise ValueError(f"{name} {array.shape} does not broadcast to the leading dims {lead}") from None
+    return for_each_head(name, array, lead).astype(dtype)
+
+
+def for_each_head(name: str, x: Array, lead: tuple[int, ...]) -> Array:
+    """Broadcast to the leading dims; (1,) will do when there are none."""
+    return broadcast(name, x.reshape(()) if lead == () and x.shape == (1,) else x, "the leading dims", lead)
 
 
 def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], n_keys: int) -> Array | None:
-    """Return the key lengths, broadcast to the leading dims; (1,) will do when there are none."""
+    """Return the number of keys of each head."""
     if key_lengths is None:
         return None
     lengths = as_array("key_lengths", key_lengths)
@@ -284,14 +285,7 @@ def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], 
         raise TypeError(f"key_lengths must be integers, not {lengths.dtype}")
     if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
         raise ValueError(f"key_lengths must lie in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")
-    if lead == () and lengths.shape == (1,):
-        lengths = lengths.reshape(())
-    try:
-        return np.broadcast_to(lengths, lead)
-    except ValueError:
-        raise ValueError(
-            f"key_lengths {lengths.shape} does not broadcast to the leading dims {lead}"
-        ) from None
+    return for_each_head("key_lengths", lengths, lead)
 
 
 def check_window(window: Sequence[int | None] | None) -> tuple[int | None, int | None]:
@@ -348,3 +342,18 @@ def rotary_table(name: str, table: Array, x_ndim: int, half: tuple[int, ...]) ->
             f"{name} of shape {table.shape}{note} does not broadcast to (..., L, D / 2) = {wanted}{hint}"
         ) from None
     return np.expand_dims(table, -3) if without_heads else table
+
+
+def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
+    """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
+    extra = tuple(range(gradient.ndim - len(shape)))
+    gradient = gradient.sum(axis=extra) if extra else gradient
+    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and gradient.shape[axis] != 1)
+    return gradient.sum(axis=axes, keepdims=True) if axes else gradient.reshape(shape)
+
+
+def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
+    """Return a gradient in the shape of its input and in its dtype, or as it was computed if there is a ``compute_dtype``."""
+    given = np.asarray(x)
+    summed = sum_to_shape(dx, given.shape)
+    return summed if compute_dtype is not None else summed.astype(float_dtype("x", given), order="C")

@@ -6,12 +6,12 @@ Shape letters, precision, NaN: see :mod:`selfattn.reference`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes, prepare
+from selfattn.reference.arguments import Call, as_array, dtypes, prepare
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -63,19 +63,33 @@ def scaled_dot_product_attention(
     array([[20.]])
     """
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    scores = dot_products(call.query, call.key)
-    scores = scaled_scores(scores, call.scale, call.softcap)
-    scores = masked_scores(scores, call.allowed, call.bias, call.alibi_slopes, call.offset)
-    weights, lse = attention_weights(scores, call.allowed, call.sinks)
-    weights = drop_weights(weights, call.keep, call.dropout_p)
-    output = weighted_sum(weights, call.value, call.allowed)
-
-    results = [output.astype(call.result_dtype, order="C")]
+    found = attend(call, dot_products(call.query, call.key))
+    results = [found.output.astype(call.result_dtype, order="C")]
     if return_lse:
-        results.append(lse)
+        results.append(found.lse)
     if return_weights:
-        results.append(weights.astype(call.result_dtype, order="C"))
+        results.append(found.dropped.astype(call.result_dtype, order="C"))
     return results[0] if len(results) == 1 else tuple(results)
+
+
+class Attended(NamedTuple):
+    """What :func:`attend` computes, in its order."""
+
+    scaled: Array  # (..., L, S), soft-capped too
+    scores: Array  # (..., L, S), masked
+    weights: Array  # (..., L, S)
+    lse: Array  # (..., L)
+    dropped: Array  # (..., L, S)
+    output: Array  # (..., L, Ev)
+
+
+def attend(call: Call, products: Array) -> Attended:
+    """Go on from the products of queries and keys, (..., L, S), whatever they were made of."""
+    scaled = scaled_scores(products, call.scale, call.softcap)
+    scores = masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
+    weights, lse = attention_weights(scores, call.allowed, call.sinks)
+    dropped = drop_weights(weights, call.keep, call.dropout_p)
+    return Attended(scaled, scores, weights, lse, dropped, weighted_sum(dropped, call.value, call.allowed))
 
 
 def dot_products(query: Array, key: Array) -> Array:

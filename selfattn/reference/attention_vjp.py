@@ -11,15 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import prepare
-from selfattn.reference.attention import (
-    attention_weights,
-    dot_products,
-    drop_weights,
-    masked_scores,
-    scaled_scores,
-    weighted_sum,
-)
+from selfattn.reference.arguments import like, prepare
+from selfattn.reference.attention import attend, dot_products, drop_weights, weighted_sum
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -76,15 +69,9 @@ def scaled_dot_product_attention_vjp(
     np.float64(4.0)
     """
     call = prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
-    capped = scaled_scores(dot_products(call.query, call.key), call.scale, call.softcap)
-    scores = masked_scores(capped, call.allowed, call.bias, call.alibi_slopes, call.offset)
-    weights, lse = attention_weights(scores, call.allowed, call.sinks)
-    dropped = drop_weights(weights, call.keep, call.dropout_p)
-    output = weighted_sum(dropped, call.value, call.allowed)
+    capped, _, weights, lse, dropped, output = attend(call, dot_products(call.query, call.key))
     compute = output.dtype
     zero = compute.type(0)
-    inputs = {"query": query, "key": key, "value": value, "attn_mask": attn_mask,
-              "alibi_slopes": options.get("alibi_slopes"), "sinks": options.get("sinks")}  # fmt: skip
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
@@ -117,35 +104,23 @@ def scaled_dot_product_attention_vjp(
         d_query = factor * weighted_sum(d_scores, call.key, call.allowed)
         d_key = factor * weighted_sum(d_scores.swapaxes(-1, -2), call.query, allowed_t)
 
-        gradients = {"query": d_query, "key": d_key, "value": d_value, "attn_mask": d_mask,
-                     "alibi_slopes": d_slopes, "sinks": d_sinks}  # fmt: skip
-        fitted: dict[str, Array | None] = dict.fromkeys(gradients)
-        for name, whole in gradients.items():
-            if whole is None:
-                continue
-            given = np.asarray(inputs[name])
-            gradient = whole
-            if options.get("enable_gqa") and name in ("key", "value"):  # sum query heads per key head
-                *lead, heads, rows, width = whole.shape
-                shared = given.shape[-3]
-                gradient = whole.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3)
-            dtype = (
-                given.dtype
-                if given.dtype.kind not in "iu" and options.get("compute_dtype") is None
-                else compute
-            )
-            fitted[name] = sum_to_shape(gradient, given.shape).astype(dtype)
-        return AttentionGradients(**fitted)
+        if options.get("enable_gqa"):
+            d_key, d_value = (_of_key_heads(x, dx) for x, dx in ((key, d_key), (value, d_value)))
+        found = (
+            (query, d_query), (key, d_key), (value, d_value), (attn_mask, d_mask),
+            (options.get("alibi_slopes"), d_slopes), (options.get("sinks"), d_sinks),
+        )  # fmt: skip
+        compute_dtype = options.get("compute_dtype")
+        return AttentionGradients(
+            *(None if x is None or dx is None else like(x, dx, compute_dtype) for x, dx in found)
+        )
 
     out = output.astype(call.result_dtype, order="C")
     return ((out, lse) if return_lse else out), pullback
 
 
-def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
-    if gradient.ndim > len(shape):
-        gradient = gradient.sum(axis=tuple(range(gradient.ndim - len(shape))))
-    axes = tuple(
-        axis for axis, n in enumerate(shape) if n == 1 and axis < gradient.ndim and gradient.shape[axis] != 1
-    )
-    return gradient.sum(axis=axes, keepdims=True).reshape(shape) if axes else gradient.reshape(shape)
+def _of_key_heads(x: npt.ArrayLike, dx: Array) -> Array:
+    """Add up the gradients of all query heads that share a key head, (..., H, S, E) to (..., H_kv, S, E)."""
+    *lead, heads, rows, width = dx.shape
+    shared = np.asarray(x).shape[-3]
+    return np.asarray(dx.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3))

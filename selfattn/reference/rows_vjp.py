@@ -15,9 +15,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes, float_dtype, norm_arguments, rotary_table
+from selfattn.reference.arguments import (
+    as_array,
+    dtypes,
+    float_dtype,
+    like,
+    norm_arguments,
+    rotary_table,
+    sum_to_shape,
+)
 from selfattn.reference.attention import merge_attention
-from selfattn.reference.attention_vjp import sum_to_shape
 from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -123,28 +130,9 @@ def layer_norm_vjp(
     (array([[ 0.2041, -0.4082,  0.2041]]), array([-1.2247,  0.    ,  0.    ]), None)
     """
     y = layer_norm(x, normalized_shape, weight, bias, eps, compute_dtype=compute_dtype)
-    wide, params, axes, compute, _ = norm_arguments(
-        x, normalized_shape, compute_dtype, weight=weight, bias=bias
-    )
-
-    @np.errstate(all="ignore")
-    def pullback(dy: npt.ArrayLike) -> LayerNormGradients:
-        dy = gradient("dy", dy, wide.shape, compute)
-        n = math.prod(wide.shape[axis] for axis in axes)
-        centred = wide - wide.sum(axis=axes, keepdims=True) / n
-        r = 1 / np.sqrt(np.square(centred).sum(axis=axes, keepdims=True) / n + compute.type(eps))
-        unit = centred * r
-        dunit = dy * params["weight"] if "weight" in params else dy
-        mean = dunit.sum(axis=axes, keepdims=True) / n
-        along = (dunit * unit).sum(axis=axes, keepdims=True) / n
-        shape = wide.shape[axes[0] :]
-        return LayerNormGradients(
-            like(x, r * (dunit - mean - unit * along), compute_dtype),
-            None if weight is None else like(weight, sum_to_shape(dy * unit, shape), compute_dtype),
-            None if bias is None else like(bias, sum_to_shape(dy, shape), compute_dtype),
-        )
-
-    return y, pullback
+    params = {"weight": weight, "bias": bias}
+    gradients = _norm_gradients(x, normalized_shape, params, eps, compute_dtype, is_centred=True)
+    return y, lambda dy: LayerNormGradients(*gradients(dy))
 
 
 def rms_norm_vjp(
@@ -177,23 +165,42 @@ def rms_norm_vjp(
     if eps is None:
         eps = float(np.finfo(norm_arguments(x, normalized_shape, None, weight=weight)[3]).eps)
     y = rms_norm(x, normalized_shape, weight, eps, compute_dtype=compute_dtype)
-    wide, params, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, weight=weight)
+    gradients = _norm_gradients(x, normalized_shape, {"weight": weight}, eps, compute_dtype, is_centred=False)
+    return y, lambda dy: RMSNormGradients(*gradients(dy))
+
+
+def _norm_gradients(
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    params: dict[str, npt.ArrayLike | None],
+    eps: float,
+    compute_dtype: npt.DTypeLike | None,
+    *,
+    is_centred: bool,
+) -> Callable[[npt.ArrayLike], list[Any]]:
+    """Return the pullback of a norm to x and its parameters; only layer norm takes the mean off."""
+    wide, given, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, **params)
+    n = math.prod(wide.shape[axis] for axis in axes)
+
+    def mean(a: Array) -> Array:
+        return np.asarray(a.sum(axis=axes, keepdims=True) / n)
 
     @np.errstate(all="ignore")
-    def pullback(dy: npt.ArrayLike) -> RMSNormGradients:
+    def pullback(dy: npt.ArrayLike) -> list[Any]:
         dy = gradient("dy", dy, wide.shape, compute)
-        n = math.prod(wide.shape[axis] for axis in axes)
-        r = 1 / np.sqrt(np.square(wide).sum(axis=axes, keepdims=True) / n + compute.type(eps))
-        unit = wide * r
-        dunit = dy * params["weight"] if "weight" in params else dy
-        along = (dunit * unit).sum(axis=axes, keepdims=True) / n
-        shape = wide.shape[axes[0] :]
-        return RMSNormGradients(
-            like(x, r * (dunit - unit * along), compute_dtype),
-            None if weight is None else like(weight, sum_to_shape(dy * unit, shape), compute_dtype),
-        )
+        centred = wide - mean(wide) if is_centred else wide
+        r = 1 / np.sqrt(mean(np.square(centred)) + compute.type(eps))
+        unit = centred * r
+        dunit = dy * given["weight"] if "weight" in given else dy
+        along = mean(dunit * unit)
+        dx = r * ((dunit - mean(dunit) if is_centred else dunit) - unit * along)
+        found = {"weight": dy * unit, "bias": dy}
+        return [
+            like(x, dx, compute_dtype),
+            *(None if one is None else like(one, found[name], compute_dtype) for name, one in params.items()),
+        ]
 
-    return y, pullback
+    return pullback
 
 
 def gelu_vjp(
@@ -360,11 +367,6 @@ def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.d
         raise ValueError(f"{name} has shape {dy.shape}; the result that it is the gradient of has {shape}")
     float_dtype(name, dy)
     return dy.astype(compute, copy=False)
-
-
-def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
-    """Return a gradient in the dtype of its input, or as it is where a ``compute_dtype`` was asked for."""
-    return dx if compute_dtype is not None else dx.astype(float_dtype("x", np.asarray(x)), order="C")
 
 
 def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:

@@ -1,7 +1,8 @@
 """A stack of transformer layers over packed sequences in plain NumPy: what the C core computes, and its gradients.
 
-A model is described by an object with the fields of ``selfattn.engine.transformer.Transformer``; what the fields mean stands
-there. Every step is a pair: its result, and a function that takes the gradient of that result back.
+A model is described by an object with the fields of ``selfattn.engine.transformer.Transformer``; what the fields mean is said
+there. Every part is computed as a pair: its result, and a function that takes the gradient of that result back. A
+:class:`Watch` is told what is computed on the way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,22 @@ Back: TypeAlias = Callable[[Array], tuple[Array, list[Array]]]
 
 WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
 GOLDEN = 0x9E3779B97F4A7C15  # what seeds of the four differ by
+
+
+class Watch:
+    """Is told the intermediates of a layer, and computes its attention."""
+
+    def keep(self, name: str, x: Array) -> None:
+        """Take notice of an intermediate; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
+
+    def attend(
+        self, query: Array, key: Array, value: Array, ends: Array, **options: Any
+    ) -> tuple[Array, Any]:
+        """Compute attention of packed sequences, (tokens, heads, width), and what takes a gradient back."""
+        return varlen_attention_vjp(query, key, value, ends, ends, **options)
+
+
+UNSEEN = Watch()
 
 
 def transformer(
@@ -52,18 +69,18 @@ def transformer_vjp(
     else None.
     """
     ends, given = np.asarray(cu_seqlens), np.asarray(inputs)
-    compute = _compute_dtype(model, given, compute_dtype)
-    x = _enter(model, given, ends, compute)
-    x, first_back = _norm(model.embedding_norm, x)
-    backs, d_masks = [], []
-    for layer in model.layers:
-        d_masks.append(d_mask := _MaskGradient(model.mask))
-        x, back = _layer(layer, x, ends, _masks(model, ends, layer.num_heads, compute), d_mask)
+    compute = np.dtype(compute_dtype or (given if model.table is None else model.table).dtype)
+    x, first_back = normalised(model.embedding_norm, _enter(model, given, ends, compute))
+    backs: list[Back] = []
+    d_masks: list[Array] = []  # the last layer's first
+    for one in model.layers:
+        x, back = one_layer(model, one, x, ends, d_masks)
         backs.append(back)
-    x, last_back = _norm(model.final_norm, x)
+    x, last_back = normalised(model.final_norm, x)
     y, pool_back = _pool(model.pooling, x, ends)
 
     def pullback(dy: npt.ArrayLike) -> tuple[Array, list[Array], Array | None]:
+        d_masks.clear()
         dx, final_grads = last_back(pool_back(np.asarray(dy, compute)))
         layer_grads: list[Array] = []
         for back in reversed(backs):
@@ -74,19 +91,11 @@ def transformer_vjp(
         if model.table is not None:
             table_grads = [np.zeros(model.table.shape, compute)]
             np.add.at(table_grads[0], given, dx)
-        shared = [one.total for one in d_masks if one.total is not None]
-        alike = len({one.shape for one in shared}) == 1  # layers have as many heads
-        d_shared: Array | None = np.sum(shared, axis=0) if alike else None
+        alike = len({one.shape for one in d_masks}) == 1  # layers have as many heads
+        d_shared: Array | None = np.sum(d_masks[::-1], axis=0) if alike else None
         return dx, table_grads + first_grads + layer_grads + final_grads, d_shared
 
     return y, pullback
-
-
-def _compute_dtype(model: Any, given: Array, compute_dtype: npt.DTypeLike | None) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(compute_dtype)
-    if compute_dtype is None:
-        dtype = given.dtype if model.table is None else model.table.dtype
-    return dtype
 
 
 def _enter(model: Any, given: Array, ends: Array, compute: np.dtype[Any]) -> Array:
@@ -122,64 +131,69 @@ def _pool(kind: str | None, x: Array, ends: Array) -> tuple[Array, Callable[[Arr
 # ------------------------------------------------------------------------------------------------------- a layer
 
 
-def _layer(
-    layer: Any, x: Array, ends: Array, masks: list[Array] | None, d_mask: _MaskGradient
+def one_layer(
+    model: Any, one: Any, x: Array, ends: Array, d_masks: list[Array] | None = None, watch: Watch = UNSEEN
 ) -> tuple[Array, Back]:
-    """Compute one layer.
+    """Compute one layer of a model.
 
     ::
 
         norm first:   s = x + attend(norm(x))      y = s + feed_forward(norm(s))
-        norm behind:  s = norm(x + attend(x))      y = norm(s + feed_forward(s))
+        norm after:   s = norm(x + attend(x))      y = norm(s + feed_forward(s))
+
+    Going back appends the gradient of a float mask that all sequences share to ``d_masks``.
     """
+    watch.keep("inputs", x)
+    names = "attention_inputs", "residual", "norm"
     s, attention_back = _residual(
-        layer.attention_norm, layer.norm_first, x, lambda n: _attend(layer, n, ends, masks, d_mask)
+        one, one.attention_norm, x, lambda n: _attend(model, one, n, ends, d_masks, watch), watch, names
     )
-    if layer.up is None:
-        return s, lambda dy: _in_order(*attention_back(dy))
-    y, feed_back = _residual(layer.feed_forward_norm, layer.norm_first, s, lambda n: _feed_forward(layer, n))
+    if one.up is None:
+        return s, attention_back
+    names = "feed_forward_inputs", "feed_forward_residual", "feed_forward_norm"
+    y, feed_back = _residual(
+        one, one.feed_forward_norm, s, lambda n: _feed_forward(one, n, watch), watch, names
+    )
 
     def back(dy: Array) -> tuple[Array, list[Array]]:
-        ds, *feed = feed_back(dy)
-        dx, *attention = attention_back(ds)
-        return dx, [*attention[0], *attention[1], *feed[0], *feed[1]]
+        ds, feed_grads = feed_back(dy)
+        dx, attention_grads = attention_back(ds)
+        return dx, attention_grads + feed_grads
 
     return y, back
 
 
-def _in_order(dx: Array, part: list[Array], norm: list[Array]) -> tuple[Array, list[Array]]:
-    return dx, part + norm
-
-
 def _residual(
-    norm: Any, norm_first: bool, x: Array, part: Callable[[Array], tuple[Array, Back]]
-) -> tuple[Array, Callable[[Array], tuple[Array, list[Array], list[Array]]]]:
-    """Add to x what a part makes of it; the norm stands before the part or behind the sum.
+    one: Any,
+    norm: Any,
+    x: Array,
+    part: Callable[[Array], tuple[Array, Back]],
+    watch: Watch,
+    names: tuple[str, str, str],
+) -> tuple[Array, Back]:
+    """Add to x what a part of a layer makes of it, with a norm before the part or after the sum."""
+    before, after = (norm, None) if one.norm_first else (None, norm)
+    n, before_back = normalised(before, x)
+    if before is not None:
+        watch.keep(names[0], n)
+    added, part_back = part(n)
+    s = x + added
+    watch.keep(names[1], s)
+    y, after_back = normalised(after, s)
+    if after is not None:
+        watch.keep(names[2], y)
 
-    Going back gives the gradient of x, of the parameters of the part and of those of the norm.
-    """
-    if norm_first:
-        n, norm_back = _norm(norm, x)
-        added, part_back = part(n)
+    def back(dy: Array) -> tuple[Array, list[Array]]:
+        ds, after_grads = after_back(dy)
+        dn, part_grads = part_back(ds)
+        dx, before_grads = before_back(dn)
+        return ds + dx, part_grads + before_grads + after_grads
 
-        def back(dy: Array) -> tuple[Array, list[Array], list[Array]]:
-            dn, part_grads = part_back(dy)
-            dx, norm_grads = norm_back(dn)
-            return dy + dx, part_grads, norm_grads
-
-        return x + added, back
-    added, part_back = part(x)
-    y, norm_back = _norm(norm, x + added)
-
-    def back_behind(dy: Array) -> tuple[Array, list[Array], list[Array]]:
-        d_sum, norm_grads = norm_back(dy)
-        dx, part_grads = part_back(d_sum)
-        return d_sum + dx, part_grads, norm_grads
-
-    return y, back_behind
+    return y, back
 
 
-def _norm(norm: Any, x: Array) -> tuple[Array, Back]:
+def normalised(norm: Any, x: Array) -> tuple[Array, Back]:
+    """Normalise rows; without a norm they stay as they are."""
     if norm is None:
         return x, lambda dy: (dy, [])
     weight = norm.weight.astype(x.dtype)
@@ -238,23 +252,8 @@ def _words(seed: int, rows: int, width: int) -> Array:
 # ----------------------------------------------------------------------------------------------------- attention
 
 
-class _MaskGradient:
-    """Sums the gradients of a float mask that all sequences share, over them and in one layer."""
-
-    def __init__(self, mask: Array | None) -> None:
-        self.wanted = mask is not None and mask.dtype != np.bool_ and len(mask) == 1
-        self.longest = 0 if mask is None else mask.shape[-1]
-        self.total: Array | None = None
-
-    def set(self, of_sequences: Any) -> None:
-        heads = len(of_sequences[0])
-        self.total = np.zeros((heads, self.longest, self.longest), of_sequences[0].dtype)
-        for one in of_sequences:
-            self.total[:, : one.shape[-2], : one.shape[-1]] += one
-
-
 def _attend(
-    layer: Any, x: Array, ends: Array, masks: list[Array] | None, d_mask: _MaskGradient
+    model: Any, layer: Any, x: Array, ends: Array, d_masks: list[Array] | None, watch: Watch
 ) -> tuple[Array, Back]:
     """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
     heads = layer.num_heads
@@ -269,12 +268,14 @@ def _attend(
         flat = [one for one, _ in made]
         width = flat[0].shape[1] // heads
     query, key, value = (one.reshape(len(x), -1, width) for one in flat)
+    for name, part in (("query", query), ("key", key), ("value", value)):
+        watch.keep(name, part)
 
     places = _places(ends)
     query, query_back = _rotate(layer.rotary, query, places)
     key, key_back = _rotate(layer.rotary, key, places)
-    attended, attention_back = varlen_attention_vjp(
-        query, key, value, ends, ends,
+    attended, attention_back = watch.attend(
+        query, key, value, ends,
         scale=layer.scale,
         enable_gqa=key_heads != heads,
         is_causal=layer.causal,
@@ -282,16 +283,23 @@ def _attend(
         softcap=layer.softcap or None,
         dropout_p=layer.dropout[WEIGHTS],
         rng=layer.seed,
-        attn_mask=masks,
+        attn_mask=_masks(model, ends, heads, x.dtype),
     )  # fmt: skip
-    y, output_back = _project(layer.output, attended.reshape(len(x), -1))
+    joined = attended.reshape(len(x), -1)
+    watch.keep("concatenated", joined)
+    y, output_back = _project(layer.output, joined)
+    if layer.output is not None:
+        watch.keep("projected_output", y)
     y, drop_back = _drop(layer, OUTPUT, y)
 
     def back(dy: Array) -> tuple[Array, list[Array]]:
         d_attended, output_grads = output_back(drop_back(dy))
         found = attention_back(d_attended.reshape(attended.shape))
-        if d_mask.wanted:
-            d_mask.set(found.attn_mask)
+        if d_masks is not None and _shares_float_mask(model):
+            longest = model.mask.shape[-1]
+            d_masks.append(total := np.zeros((heads, longest, longest), dy.dtype))
+            for d_mask in found.attn_mask:
+                total[:, : d_mask.shape[-2], : d_mask.shape[-1]] += d_mask
         assert found.query is not None and found.key is not None and found.value is not None
         rows = [query_back(found.query), key_back(found.key), found.value]
         flat = [one.reshape(len(x), -1) for one in rows]
@@ -304,6 +312,10 @@ def _attend(
         return dx, grads + output_grads
 
     return y, back
+
+
+def _shares_float_mask(model: Any) -> bool:
+    return model.mask is not None and model.mask.dtype != np.bool_ and len(model.mask) == 1
 
 
 def _masks(model: Any, ends: Array, heads: int, dtype: np.dtype[Any]) -> list[Array] | None:
@@ -339,17 +351,21 @@ def _rotate(rotary: Any, x: Array, places: Array) -> tuple[Array, Callable[[Arra
 # -------------------------------------------------------------------------------------------------- feed-forward
 
 
-def _feed_forward(layer: Any, x: Array) -> tuple[Array, Back]:
+def _feed_forward(layer: Any, x: Array, watch: Watch) -> tuple[Array, Back]:
     """Compute ``down(activation(up(x)))``, or gated ``down(activation(gate(x)) * up(x))``."""
     up, up_back = _project(layer.up, x)
+    watch.keep("up", up)
     if layer.gate is None:
         wide, active_back = _activate(layer.activation, up)
     else:
         gate, gate_back = _project(layer.gate, x)
+        watch.keep("gate", gate)
         active, active_back = _activate(layer.activation, gate)
         wide = active * up
+    watch.keep("activated", wide)
     kept, wide_back = _drop(layer, WIDE, wide)
     y, down_back = _project(layer.down, kept)
+    watch.keep("down", y)
     y, drop_back = _drop(layer, DOWN, y)
 
     def back(dy: Array) -> tuple[Array, list[Array]]:
@@ -369,6 +385,7 @@ def _activate(kind: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
     if kind == "relu":
         return np.maximum(x, 0), lambda dy: np.where(x > 0, dy, 0)
     if kind == "silu":  # x·σ(x), with the derivative σ(x)(1 + x(1 − σ(x)))
-        sigma = (1 + np.tanh(x / 2)) / 2
-        return x * sigma, lambda dy: dy * sigma * (1 + x * (1 - sigma))
+        with np.errstate(over="ignore"):
+            inverse = 1 + np.exp(-x)  # of σ(x)
+        return x / inverse, lambda dy: dy / inverse * (1 + x * (1 - 1 / inverse))
     return gelu_vjp(x, {"gelu": "none", "gelu_tanh": "tanh"}[kind])

@@ -9,13 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes
+from selfattn.reference.arguments import as_array, dtypes, sum_to_shape
 from selfattn.reference.attention import scaled_dot_product_attention
-from selfattn.reference.attention_vjp import (
-    AttentionGradients,
-    scaled_dot_product_attention_vjp,
-    sum_to_shape,
-)
+from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import seed_from_rng
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -281,19 +281,13 @@ def attention_steps(
 
 def steps_from_scores(call: reference.arguments.Call, scores: Array) -> AttentionSteps:
     """Go on from the scores of a call: what follows does not depend on what they were made of."""
-    scaled = reference.attention.scaled_scores(scores, call.scale, call.softcap)
-    masked = reference.attention.masked_scores(
-        scaled, call.allowed, call.bias, call.alibi_slopes, call.offset
-    )
-    weights, _ = reference.attention.attention_weights(masked, call.allowed, call.sinks)
-    dropped = reference.attention.drop_weights(weights, call.keep, call.dropout_p)
-    output = reference.attention.weighted_sum(dropped, call.value, call.allowed)
+    found = reference.attention.attend(call, scores)
     return AttentionSteps(
         scores=scores,
-        scaled_scores=scaled,
-        masked_scores=masked,
-        weights=weights.astype(call.result_dtype),
-        dropped_weights=dropped.astype(call.result_dtype),
-        output=output.astype(call.result_dtype),
+        scaled_scores=found.scaled,
+        masked_scores=found.scores,
+        weights=found.weights.astype(call.result_dtype),
+        dropped_weights=found.dropped.astype(call.result_dtype),
+        output=found.output.astype(call.result_dtype),
         _call=call,
     )

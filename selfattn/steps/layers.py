@@ -246,8 +246,8 @@ def _additive_steps(
         raise ValueError(f"v has shape {v.shape}, not (d_k,) of the queries {query.shape}")
     call = attention_steps(query, key, value, scale=1.0, **options)._call
     with np.errstate(all="ignore"):
-        tangents = np.tanh(call.query[..., :, None, :] + call.key[..., None, :, :])
-        return steps_from_scores(call, tangents @ v.astype(tangents.dtype))
+        scores, _ = reference.additive.additive_scores(call.query, call.key, v.astype(call.query.dtype))
+        return steps_from_scores(call, scores)
 
 
 def _project(name: str, x: Array, weight: Array, bias: Array | None) -> Array:

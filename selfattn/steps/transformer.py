@@ -1,7 +1,7 @@
 """Transformers step by step: what enters them, and every intermediate of every layer and head, named.
 
-The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; the steps are computed in NumPy, attention
-by :func:`selfattn.attention_steps`.
+The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; the steps are what
+`selfattn.reference.transformer` computes on its way, attention by :func:`selfattn.attention_steps`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn import reference
+from selfattn.reference.transformer import Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
 
 if TYPE_CHECKING:
-    from selfattn.engine.transformer import Layer, Norm, Projection, Rotary, Transformer
+    from selfattn.engine.transformer import Transformer
 
 __all__ = ["TransformerLayerSteps", "TransformerSteps", "transformer_steps"]
 
@@ -184,12 +184,13 @@ def transformer_steps(
     if model.always is not None:
         embeddings = embeddings + model.always
     positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
-    x = _norm(embeddings if positions is None else embeddings + positions, model.embedding_norm)
+    x, _ = normalised(model.embedding_norm, embeddings if positions is None else embeddings + positions)
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
-    for layer in model.layers:
-        layers.append(_layer(layer, x, _mask(model.mask, len(x)), names))
-        x = layers[-1].result
-    x = _norm(x, model.final_norm)
+    for one in model.layers:
+        seen = _Seen(names)
+        x, _ = one_layer(model, one, x, np.array([0, len(x)]), watch=seen)
+        layers.append(TransformerLayerSteps(**seen.steps))
+    x, _ = normalised(model.final_norm, x)
     for array in (embeddings, positions, first, x):
         if array is not None and array.flags.owndata:
             array.flags.writeable = False
@@ -198,98 +199,23 @@ def transformer_steps(
     )
 
 
-def _layer(
-    layer: Layer, x: Array, mask: Array | None, tokens: tuple[str, ...] | None
-) -> TransformerLayerSteps:
-    steps: dict[str, Any] = {"inputs": x}
-    n = x
-    if layer.norm_first and layer.attention_norm is not None:
-        n = steps["attention_inputs"] = _norm(x, layer.attention_norm)
-    key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
-    if layer.key is None or layer.value is None:
-        joined = _project(n, layer.query)
-        width = joined.shape[1] // (layer.num_heads + 2 * key_heads)
-        parts = np.split(joined, [layer.num_heads * width, (layer.num_heads + key_heads) * width], axis=1)
-    else:
-        parts = [_project(n, projection) for projection in (layer.query, layer.key, layer.value)]
-    query, key, value = (
-        part.reshape(len(x), heads, -1).swapaxes(0, 1)
-        for part, heads in zip(parts, (layer.num_heads, key_heads, key_heads), strict=True)
-    )
-    steps |= {"query": query, "key": key, "value": value}
-    attention = attention_steps(
-        _rotated(query, layer.rotary),
-        _rotated(key, layer.rotary),
-        value,
-        mask,
-        is_causal=layer.causal,
-        window=None if layer.window == (None, None) else layer.window,
-        scale=layer.scale,
-        softcap=layer.softcap or None,
-        enable_gqa=key_heads != layer.num_heads,
-    )
-    y = attention.output.swapaxes(0, 1).reshape(len(x), -1)
-    steps |= {"attention": replace(attention, tokens=tokens), "concatenated": y}
-    if layer.output is not None:
-        y = steps["projected_output"] = _project(y, layer.output)
-    s = steps["residual"] = x + y
-    if not layer.norm_first and layer.attention_norm is not None:
-        s = steps["norm"] = _norm(s, layer.attention_norm)
-    if layer.up is not None and layer.down is not None:
-        m = s
-        if layer.norm_first and layer.feed_forward_norm is not None:
-            m = steps["feed_forward_inputs"] = _norm(s, layer.feed_forward_norm)
-        up = steps["up"] = _project(m, layer.up)
-        if layer.gate is None:
-            activated = _activated(up, layer.activation)
-        else:
-            steps["gate"] = _project(m, layer.gate)
-            activated = _activated(steps["gate"], layer.activation) * up
-        steps["activated"] = activated
-        steps["down"] = _project(activated, layer.down)
-        y = steps["feed_forward_residual"] = s + steps["down"]
-        if not layer.norm_first and layer.feed_forward_norm is not None:
-            steps["feed_forward_norm"] = _norm(y, layer.feed_forward_norm)
-    for array in steps.values():
-        if isinstance(array, np.ndarray):
-            array.flags.writeable = False
-    return TransformerLayerSteps(**steps)
+class _Seen(Watch):
+    """Keeps the intermediates of a layer of one sequence, those of its attention too."""
 
+    def __init__(self, tokens: tuple[str, ...] | None) -> None:
+        self.tokens, self.steps = tokens, dict[str, Any]()
 
-def _project(x: Array, projection: Projection) -> Array:
-    y: Array = x @ np.asarray(projection.weight).T
-    return y if projection.bias is None else y + projection.bias
+    def keep(self, name: str, x: Array) -> None:
+        kept = x.swapaxes(0, 1) if name in ("query", "key", "value") else x  # heads first
+        kept.flags.writeable = False
+        self.steps[name] = kept
 
-
-def _norm(x: Array, norm: Norm | None) -> Array:
-    if norm is None:
-        return x
-    if norm.kind == "rms":
-        return reference.rms_norm(x, x.shape[-1], norm.weight, norm.eps)
-    return reference.layer_norm(x, x.shape[-1], norm.weight, norm.bias, norm.eps)
-
-
-def _rotated(x: Array, rotary: Rotary | None) -> Array:
-    """Rotate the first elements of each head, as many as there are angles for."""
-    if rotary is None:
-        return x
-    width = 2 * rotary.cos.shape[1]
-    length = x.shape[1]
-    turned = reference.apply_rotary_emb(
-        x[..., :width], rotary.cos[:length], rotary.sin[:length], rotary.interleaved
-    )
-    return np.concatenate([turned, x[..., width:]], axis=-1)
-
-
-def _activated(x: Array, activation: str) -> Array:
-    if activation == "relu":
-        return np.maximum(x, 0)
-    if activation == "silu":
-        with np.errstate(over="ignore"):
-            y: Array = x / (1 + np.exp(-x))
-        return y
-    return reference.gelu(x, "tanh" if activation == "gelu_tanh" else "none")
-
-
-def _mask(mask: Array | None, length: int) -> Array | None:
-    return None if mask is None else mask[0, :, :length, :length]
+    def attend(
+        self, query: Array, key: Array, value: Array, ends: Array, **options: Any
+    ) -> tuple[Array, Any]:
+        if options["attn_mask"] is not None:
+            (options["attn_mask"],) = options["attn_mask"]
+        by_head = [x.swapaxes(0, 1) for x in (query, key, value)]
+        steps = attention_steps(by_head[0], by_head[1], by_head[2], **options)
+        self.steps["attention"] = replace(steps, tokens=self.tokens)
+        return steps.output.swapaxes(0, 1), None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -21,22 +20,6 @@ from selfattn.training.objectives import OfTriplets, objective_of
 from selfattn.training.progress import Progress
 
 
-def _also_of_triplets(function: Callable[..., History]) -> Callable[..., History]:
-    """Let tasks be called without a loss: ``fit(task, triplets, epochs, lr, …)``."""
-
-    @functools.wraps(function)
-    def fit(*arguments: Any, **options: Any) -> History:
-        if len(arguments) > 2 and hasattr(arguments[2], "__index__"):
-            arguments = (*arguments[:2], None, *arguments[2:])
-        for name, now in {"task": "model", "triplets": "batches"}.items():
-            if name in options:
-                options[now] = options.pop(name)
-        return function(*arguments, **options)
-
-    return fit
-
-
-@_also_of_triplets
 def fit(
     model: Any,
     batches: Any,
@@ -79,8 +62,7 @@ def fit(
         - A function: ``value, grads = loss(model, batch)``.
         - None, for a model with a loss of its own: ``value, pullback = model.loss_vjp(batch)``, ``grads = pullback(1.0)``. A batch
           that is a tuple is several arguments.
-        - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is −confidence,
-          and the call may be ``fit(task, triplets, epochs, lr, …)``.
+        - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is −confidence.
     epochs : int, optional
         How often to go through the batches. By default 1, or as often as ``steps`` need; 100 of triplets.
     lr : float, optional

@@ -193,5 +193,5 @@ def test_scaled_dot_product_attention(dtype):
             arrays, options | {"rng": 7}, grad_out.astype(np.float64), np.zeros(out.shape[:-1]), dtype, 0.0
         )
         for name, got, expected in zip(names, pullback(grad_out), gradients, strict=False):
-            limit = reference.attention_vjp.sum_to_shape(limits[name], got.shape)
+            limit = reference.arguments.sum_to_shape(limits[name], got.shape)
             assert_within(got, expected, limit + rounding(dtype, expected), name)

@@ -398,10 +398,10 @@ def test_ids_come_in_every_form_of_a_sequence(form):
     np.testing.assert_array_equal(model.encode([IDS[form](each) for each in ids]), expected)
     np.testing.assert_array_equal(model([IDS[form](each) for each in ids]), expected)
     task, triplet = nn.ProxyTask(model), [IDS[form](each) for each in ids]
-    history = training.fit(task, [triplet], 1, rng=0, log_every=None)
+    history = training.fit(task, [triplet], epochs=1, rng=0, log_every=None)
     assert (
         history.step_losses
-        == training.fit(nn.ProxyTask(by_length()), [ids], 1, rng=0, log_every=None).step_losses
+        == training.fit(nn.ProxyTask(by_length()), [ids], epochs=1, rng=0, log_every=None).step_losses
     )
 
 

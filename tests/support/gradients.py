@@ -134,7 +134,7 @@ def true_gradients(arrays, options, grad_out, grad_lse=None):
         if name in ("key", "value") and options.get("enable_gqa"):
             *lead, heads, rows, width = limit.shape
             limit = limit.reshape(*lead, x.shape[-3], heads // max(x.shape[-3], 1), rows, width).sum(-3)
-        limit = reference.attention_vjp.sum_to_shape(limit, x.shape)
+        limit = reference.arguments.sum_to_shape(limit, x.shape)
         truth = getattr(exact, name)
         found[name] = TrueGradient(truth, limit + rounding(dtype, truth), dtype)
     return found

@@ -54,14 +54,14 @@ def numbered(n):
 def test_the_order_of_a_seed():
     """As PyTorch 2.13 shuffles range(8) after manual_seed(0), two epochs."""
     task = Recorder()
-    training.fit(task, numbered(8), 2, rng=sa.torch_rng(0), log_every=None)
+    training.fit(task, numbered(8), epochs=2, rng=sa.torch_rng(0), log_every=None)
     assert task.seen == [2, 0, 5, 3, 1, 4, 7, 6, 0, 3, 7, 1, 6, 2, 5, 4]
 
 
 @pytest.mark.parametrize("rng", [3, np.random.Generator(np.random.MT19937(3)), sa.torch_rng(3)])
 def test_each_epoch_has_an_order_of_its_own(rng):
     task = Recorder()
-    training.fit(task, numbered(20), 2, rng=rng, log_every=None)
+    training.fit(task, numbered(20), epochs=2, rng=rng, log_every=None)
     first, second = task.seen[:20], task.seen[20:]
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
@@ -69,7 +69,7 @@ def test_each_epoch_has_an_order_of_its_own(rng):
 
 def test_without_shuffling_nothing_is_drawn():
     task, rng = Recorder(), np.random.default_rng(0)
-    training.fit(task, numbered(5), 2, shuffle=False, rng=rng, log_every=None)
+    training.fit(task, numbered(5), epochs=2, shuffle=False, rng=rng, log_every=None)
     assert task.seen == [*range(5), *range(5)]
     assert rng.random() == np.random.default_rng(0).random()
 
@@ -78,7 +78,7 @@ def test_the_loss_of_a_batch_is_the_mean_and_the_short_one_is_kept():
     task = Recorder()
     optimizer = optim.SGD(task.parameters(), lr=1.0)
     history = training.fit(
-        task, numbered(7), 1, lr=1.0, batch_size=3, shuffle=False, optimizer=optimizer, log_every=None
+        task, numbered(7), epochs=1, lr=1.0, batch_size=3, shuffle=False, optimizer=optimizer, log_every=None
     )
     assert history.step_losses == [1, 4, 6]  # of 0 1 2, of 3 4 5, of 6
     assert history.epoch_losses == [3]  # of all seven
@@ -92,14 +92,16 @@ def test_sentences_may_be_ids(kind, batch_size):
     tokenizer = WhitespaceTokenizer(WORDS)
     ids = [tuple(kind(tokenizer.encode(sentence)) for sentence in triplet) for triplet in TRIPLETS]
     losses = [
-        training.fit(make_task(), triplets, 1, batch_size=batch_size, rng=0, log_every=None).step_losses
+        training.fit(
+            make_task(), triplets, epochs=1, batch_size=batch_size, rng=0, log_every=None
+        ).step_losses
         for triplets in (TRIPLETS, ids)
     ]
     assert losses[0] == losses[1]
 
 
 def test_the_tutorials_lines(capsys):
-    history = training.fit(make_task(), TRIPLETS, 2, rng=0, log_every=10)
+    history = training.fit(make_task(), TRIPLETS, epochs=2, rng=0, log_every=10)
     lines = capsys.readouterr().out.splitlines()
     expected = []
     for epoch in (1, 2):
@@ -113,7 +115,7 @@ def test_the_tutorials_lines(capsys):
 
 def test_the_bar_shows_loss_and_rate(capsys):
     pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
-    history = training.fit(make_task(), TRIPLETS, 2, rng=0, log_every=25, progress=True)
+    history = training.fit(make_task(), TRIPLETS, epochs=2, rng=0, log_every=25, progress=True)
     out, err = capsys.readouterr()
     last = err.replace("\n", "\r").rstrip("\r").split("\r")[-1]
     assert re.search(rf"50/50 .*step/s, loss {history.step_losses[-1]:.4f}\]", last)
@@ -123,10 +125,10 @@ def test_the_bar_shows_loss_and_rate(capsys):
 def test_without_tqdm(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    training.fit(make_task(), TRIPLETS, 1)
+    training.fit(make_task(), TRIPLETS, epochs=1)
     assert "Epoch 1 completed" in capsys.readouterr().out
     with pytest.raises(ImportError, match=r"pip install 'selfattn\[text\]'"):
-        training.fit(make_task(), TRIPLETS, 1, progress=True)
+        training.fit(make_task(), TRIPLETS, epochs=1, progress=True)
 
 
 def test_callbacks_are_told_every_step_and_may_stop():
@@ -136,7 +138,7 @@ def test_callbacks_are_told_every_step_and_may_stop():
         return step.epoch == 2 and step.step == 3
 
     history = training.fit(
-        make_task(), TRIPLETS, 5, rng=0, batch_size=4, log_every=None, callbacks=[told.append, stop]
+        make_task(), TRIPLETS, epochs=5, rng=0, batch_size=4, log_every=None, callbacks=[told.append, stop]
     )
     steps = [*((1, n) for n in range(1, 8)), *((2, n) for n in range(1, 4))]
     assert [(step.epoch, step.step) for step in told] == steps
@@ -161,14 +163,14 @@ def test_gradients_that_a_task_keeps_are_not_added_to():
 
     task = Falling()
     optimizer = optim.SGD(task.parameters(), lr=1.0)
-    training.fit(task, TRIPLETS[:6], 1, accumulate=3, optimizer=optimizer, log_every=None)
+    training.fit(task, TRIPLETS[:6], epochs=1, accumulate=3, optimizer=optimizer, log_every=None)
     assert task.w == -2 and task.kept == {"w": np.ones(1)}
 
 
 @pytest.mark.parametrize("answer", [1, 1.0, "yes", np.ones(3), np.ones(1), False, np.False_], ids=repr)
 def test_a_callback_may_return_anything_but_true(answer):
     """As append does None, and write how many letters it wrote."""
-    history = training.fit(make_task(), TRIPLETS, 1, log_every=None, callbacks=[lambda step: answer])
+    history = training.fit(make_task(), TRIPLETS, epochs=1, log_every=None, callbacks=[lambda step: answer])
     assert len(history.step_losses) == len(TRIPLETS)
 
 
@@ -178,7 +180,7 @@ def run(optimizer, rng, checkpoint=None, task=None, epochs=3, **options):
     optimizer = getattr(optim, optimizer)(task.parameters(), lr=1e-2, **momentum)
     options = {"batch_size": 4, "log_every": None, **options}
     history = training.fit(
-        task, TRIPLETS, epochs, 1e-2, rng=rng, optimizer=optimizer, checkpoint=checkpoint, **options
+        task, TRIPLETS, None, epochs, 1e-2, rng=rng, optimizer=optimizer, checkpoint=checkpoint, **options
     )
     return task.parameters(), optimizer.state_dict(), history
 
@@ -250,7 +252,7 @@ def test_dropout_goes_on_where_it_was(tmp_path):
     triplets = [(a[0], b[0], c[0]) for a, b, c in triplets]
 
     def losses(task, **options):
-        return training.fit(task, triplets, 2, rng=0, log_every=None, **options).step_losses
+        return training.fit(task, triplets, epochs=2, rng=0, log_every=None, **options).step_losses
 
     whole = losses(WithDropout(0))
     file = tmp_path / "checkpoint"
@@ -334,10 +336,12 @@ def test_a_checkpoint_of_another_training(tmp_path, change, message):
 
 def test_a_checkpoint_of_other_triplets(tmp_path):
     """The space has moved to the next sentence: run together, both would be the same."""
-    training.fit(make_task(), [("tom ", "chase", "jerry")], 1, log_every=None, checkpoint=tmp_path / "c")
+    training.fit(
+        make_task(), [("tom ", "chase", "jerry")], epochs=1, log_every=None, checkpoint=tmp_path / "c"
+    )
     other = [("tom", " chase", "jerry")]
     with pytest.raises(ValueError, match="digest of the triplets"):
-        training.fit(make_task(), other, 1, log_every=None, checkpoint=tmp_path / "c", resume=True)
+        training.fit(make_task(), other, epochs=1, log_every=None, checkpoint=tmp_path / "c", resume=True)
 
 
 def test_damaged_checkpoints(tmp_path):
@@ -386,17 +390,17 @@ def test_damaged_checkpoints(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"triplets": []}, ValueError, "triplets is empty"),
-        ({"triplets": "tom"}, TypeError, "not a str"),
-        ({"triplets": ["tom"]}, ValueError, r"\[0\] must be \(main, similar, non_similar\), not 'tom'"),
+        ({"batches": []}, ValueError, "triplets is empty"),
+        ({"batches": "tom"}, TypeError, "not a str"),
+        ({"batches": ["tom"]}, ValueError, r"\[0\] must be \(main, similar, non_similar\), not 'tom'"),
         (
-            {"triplets": [dict.fromkeys(TRIPLETS[0])]},
+            {"batches": [dict.fromkeys(TRIPLETS[0])]},
             ValueError,
             r"\[0\] must be \(main, similar, .*, not {'",
         ),
-        ({"triplets": [set(TRIPLETS[0])]}, ValueError, r"\[0\] must be \(main, similar, .*, not {'"),
-        ({"triplets": [("a", "b")]}, ValueError, r"triplets\[0\] must be .* not \('a', 'b'\)"),
-        ({"triplets": [TRIPLETS[0], ("tom", " ", "jerry")]}, ValueError, r"\[1\] has an empty sentence"),
+        ({"batches": [set(TRIPLETS[0])]}, ValueError, r"\[0\] must be \(main, similar, .*, not {'"),
+        ({"batches": [("a", "b")]}, ValueError, r"triplets\[0\] must be .* not \('a', 'b'\)"),
+        ({"batches": [TRIPLETS[0], ("tom", " ", "jerry")]}, ValueError, r"\[1\] has an empty sentence"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
         ({"epochs": -1}, ValueError, "epochs must be at least 0, not -1"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
@@ -405,8 +409,8 @@ def test_damaged_checkpoints(tmp_path):
         ({"resume": True}, ValueError, "need checkpoint="),
         ({"optimizer": "Adam"}, TypeError, "optimizer must be one of selfattn.optim, not str"),
         ({"optimizer": optim.Adam(make_task().parameters())}, ValueError, "moves other arrays"),
-        ({"triplets": [("tom", "unheard", "jerry")]}, ValueError, "'unheard' is not in the vocabulary"),
-        ({"triplets": [("tom", [99], "jerry")]}, ValueError, "ids must be in 0...10, .*99"),
+        ({"batches": [("tom", "unheard", "jerry")]}, ValueError, "'unheard' is not in the vocabulary"),
+        ({"batches": [("tom", [99], "jerry")]}, ValueError, "ids must be in 0...10, .*99"),
         ({"checkpoint": "nowhere/checkpoint"}, OSError, "nowhere"),
     ],
 )
@@ -414,7 +418,7 @@ def test_wrong_calls_change_nothing(options, error, message):
     task = make_task()
     before = {name: array.copy() for name, array in task.parameters().items()}
     with pytest.raises(error, match=message):
-        training.fit(task, **{"triplets": TRIPLETS, "epochs": 1, "log_every": None, **options})
+        training.fit(task, **{"batches": TRIPLETS, "epochs": 1, "log_every": None, **options})
     np.testing.assert_equal(task.parameters(), before)
 
 
@@ -434,7 +438,7 @@ def test_what_is_no_task(task, message):
 def test_an_lr_beside_an_optimizer_that_has_another():
     task = make_task()
     with pytest.raises(ValueError, match=r"lr=0.5 and an optimizer with lr=0.001"):
-        training.fit(task, TRIPLETS, 1, lr=0.5, optimizer=optim.Adam(task.parameters()))
+        training.fit(task, TRIPLETS, epochs=1, lr=0.5, optimizer=optim.Adam(task.parameters()))
 
 
 def test_a_loss_that_is_no_number_ends_the_training():
@@ -444,7 +448,7 @@ def test_a_loss_that_is_no_number_ends_the_training():
     with pytest.raises(
         FloatingPointError, match=r"the loss is nan in epoch 1, step 1, with a learning rate of 0.01"
     ):
-        training.fit(task, [(WORDS[0], WORDS[1], WORDS[2])], 1, lr=0.01, log_every=None)
+        training.fit(task, [(WORDS[0], WORDS[1], WORDS[2])], epochs=1, lr=0.01, log_every=None)
     np.testing.assert_equal(task.parameters(), before)
 
 
@@ -464,7 +468,7 @@ def test_standard_error_may_be_no_terminal_at_all(monkeypatch, stream):
     if isinstance(stream, io.StringIO):
         stream.close()
     monkeypatch.setattr("sys.stderr", stream)
-    history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=None)
+    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=None)
     assert len(history.epoch_losses) == 1
 
 
@@ -481,7 +485,7 @@ def test_a_sentence_that_will_not_do_is_found_before_the_first_step(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             training.fit(
-                task, [*TRIPLETS[:20], ("tom", sentence, "chase")], 1, lr=0.1, rng=0, shuffle=False,
+                task, [*TRIPLETS[:20], ("tom", sentence, "chase")], epochs=1, lr=0.1, rng=0, shuffle=False,
                 log_every=None, checkpoint=tmp_path / "c", checkpoint_every=1,
             )  # fmt: skip
         assert all((array == before[name]).all() for name, array in task.parameters().items())
@@ -491,10 +495,10 @@ def test_a_sentence_that_will_not_do_is_found_before_the_first_step(tmp_path):
 @pytest.mark.parametrize("lr", [decimal.Decimal("0.01"), np.float32(0.01), np.array(0.01)])
 def test_numbers_of_any_kind_come_back_from_a_checkpoint(tmp_path, lr):
     for path in (tmp_path / "a", tmp_path / "b"):
-        training.fit(make_task(), TRIPLETS, 1, lr=lr, rng=0, log_every=None, checkpoint=path)
-    whole = training.fit(make_task(), TRIPLETS, 2, lr=float(lr), rng=0, log_every=None)
+        training.fit(make_task(), TRIPLETS, epochs=1, lr=lr, rng=0, log_every=None, checkpoint=path)
+    whole = training.fit(make_task(), TRIPLETS, epochs=2, lr=float(lr), rng=0, log_every=None)
     resumed = training.fit(
-        make_task(rng=1), TRIPLETS, 2, lr=lr, rng=0, log_every=None, checkpoint=tmp_path / "a", resume=True
+        make_task(rng=1), TRIPLETS, None, 2, lr, rng=0, log_every=None, checkpoint=tmp_path / "a", resume=True
     )
     assert resumed.step_losses == whole.step_losses
 
@@ -505,7 +509,7 @@ def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path):
     optimizer._fixed = {"of mine": object()}
     with pytest.raises(TypeError, match="not JSON serializable"):
         training.fit(
-            task, numbered(4), 1, optimizer=optimizer, lr=1.0, log_every=None, checkpoint=tmp_path / "c"
+            task, numbered(4), None, 1, optimizer=optimizer, lr=1.0, log_every=None, checkpoint=tmp_path / "c"
         )
     assert task.seen == []
 
@@ -515,7 +519,7 @@ def test_a_bar_that_nobody_sees(stream, monkeypatch):
     """Without standard error, as for a daemon, it is drawn for nobody; lines without standard output, too."""
     pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
     monkeypatch.setattr(sys, stream, None)
-    history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=1, progress=True)
+    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=1, progress=True)
     assert len(history.step_losses) == 4
     make_task().model.encode(["tom", "jerry"], progress=True)
 
@@ -532,6 +536,6 @@ def test_a_bar_that_cannot_be_written_ends_no_training(monkeypatch):
             self.write("")
 
     monkeypatch.setattr(sys, "stderr", Full())
-    history = training.fit(make_task(), TRIPLETS[:4], 1, rng=0, log_every=None, progress=True)
+    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=None, progress=True)
     assert len(history.step_losses) == 4
     make_task().model.encode(["tom", "jerry"], progress=True)
