@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from checkout import ROOT, copy_to
+
 # As cibuildwheel does it: what makes a wheel small is said once.
 FLAGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]["linux"][
     "environment"
@@ -42,12 +42,8 @@ def run(*command: str | Path, **environment: str) -> None:
 def build(directory: Path, **environment: str) -> None:
     """Build a wheel, and repair it into the directory."""
     with tempfile.TemporaryDirectory() as fresh:
-        # A copy: setuptools would pack modules that an earlier build left behind.
-        for name in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]:
-            copy = Path(fresh, "sources", name)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, copy)
         sources, raw = Path(fresh, "sources"), Path(fresh, "raw")
+        copy_to(sources)  # setuptools would pack modules that an earlier build left in the checkout
         run("build", "--wheel", "--no-isolation", "--outdir", raw, sources, **FLAGS, **environment)
         (wheel,) = raw.glob("*.whl")
         run("auditwheel", "repair", "--wheel-dir", directory, wheel, **environment)
@@ -55,14 +51,12 @@ def build(directory: Path, **environment: str) -> None:
 
 def main() -> None:
     """Build what the command line asks for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--aarch64", action="store_true", help="cross-compile for aarch64 too")
     options = parser.parse_args()
-    options.directory.mkdir(parents=True, exist_ok=True)
     directory = options.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
     for environment in [{}, CROSS] if options.aarch64 else [{}]:
         build(directory, **environment)
     for wheel in sorted(directory.glob("*.whl")):

@@ -48,6 +48,11 @@ def check_contents(wheel: Path) -> None:
     """Check that the wheel has all of the package, its size, its extension and its libraries."""
     with zipfile.ZipFile(wheel) as archive:
         files = {file.filename: file.file_size for file in archive.infolist()}
+        metadata = archive.read(next(name for name in files if name.endswith("METADATA"))).decode()
+    needs = [
+        line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line
+    ]
+    assert needs == ["Requires-Dist: numpy>=2.0"], needs
     (extension,) = (name for name in files if re.fullmatch(r"selfattn/_core\..*so", name))
     sizes = {"wheel": wheel.stat().st_size, "extension": files[extension]}
     for name, size in sizes.items():
@@ -58,6 +63,8 @@ def check_contents(wheel: Path) -> None:
     wanted = subprocess.check_output(["git", "ls-files", "selfattn"], cwd=ROOT, text=True).split()
     missing = {name for name in wanted if not name.endswith(("README.md", "tsconfig.json"))} - files.keys()
     assert not missing, f"the wheel lacks {sorted(missing)}"
+    sources = {name for name in files if name.endswith((".c", ".h"))}
+    assert not sources, f"the wheel carries sources: {sorted(sources)}"
     foreign = {name.split("/")[0] for name in files if ".dist-info/" not in name} - {"selfattn"}
     assert not foreign, f"the wheel would install {sorted(foreign)} too"
 
@@ -101,30 +108,20 @@ def try_out(command: list[str], clean: dict[str, str], directory: Path) -> None:
             ["-m", "selfattn", "--no-timing"],
             ["-c", SMOKE, ROOT / "tests/test_smoke.py"],
         ):
+            run = [*command, *map(str, arguments)]
             done = subprocess.run(
-                [*command, *arguments],
-                env=clean | isa,
-                cwd=directory,
-                stdout=subprocess.PIPE,
-                text=True,
-                check=False,
+                run, env=clean | isa, cwd=directory, stdout=subprocess.PIPE, text=True, check=False
             )
             if done.returncode != 0:
-                raise SystemExit(
-                    f"{done.stdout}\nfailed: {shlex.join(map(str, [*command, *arguments[:2]]))} {isa}"
-                )
+                raise SystemExit(f"{done.stdout}\nfailed: {shlex.join(run[: len(command) + 2])} {isa}")
         print(isa.get("SELFATTN_ISA", "best instruction set"), done.stdout.strip(), sep=": ")
 
 
 def main() -> None:
     """Check the wheel, then try it with each Python."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("wheel", type=Path)
-    parser.add_argument(
-        "--python", action="append", help="an interpreter, or a command; this one if none is given"
-    )
+    parser.add_argument("--python", action="append", help="an interpreter, or a command; by default this one")
     options = parser.parse_args()
     check_contents(options.wheel)
     for python in options.python or [sys.executable]:
