@@ -1,5 +1,5 @@
 /*
- * What a steps page computes and how it writes and spells it: pure functions, no DOM.
+ * Numbers of every page: how they are written and read, matrices of them, sums and softmax. No page here.
  */
 
 const LEVELS = 8; // of colour, for each sign; as in draw.py
@@ -7,30 +7,16 @@ const LEVELS = 8; // of colour, for each sign; as in draw.py
 /* ------------------------------------------------------------------ numbers, written as writing.py does */
 
 /**
- * x with so many decimals; a tie goes to the even digit, as in Python, where toFixed goes up.
+ * A number with so many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
  * @param {number} x
  * @param {number} decimals
+ * @param {"toFixed" | "toExponential"} [form]
  */
-function fixed(x, decimals) {
-  const long = x.toFixed(decimals + 40);
-  if (/50{39}$/.test(long)) {
-    const down = long.slice(0, -40).replace(/\.$/, "");
-    if ("02468".includes(down.at(-1) ?? "")) return down;
-  }
-  return x.toFixed(decimals);
-}
-
-/**
- * @param {number} x
- * @param {number} decimals
- */
-function exponential(x, decimals) {
-  const [long, power] = x.toExponential(decimals + 40).split("e");
-  if (/50{39}$/.test(long)) {
-    const down = long.slice(0, -40).replace(/\.$/, "");
-    if ("02468".includes(down.at(-1) ?? "")) return `${down}e${power}`;
-  }
-  return x.toExponential(decimals);
+function fixed(x, decimals, form = "toFixed") {
+  const [long, power] = x[form](decimals + 40).split("e");
+  const down = long.slice(0, -40).replace(/\.$/, "");
+  if (!/50{39}$/.test(long) || !"02468".includes(down.at(-1) ?? "")) return x[form](decimals);
+  return power ? `${down}e${power}` : down;
 }
 
 /**
@@ -41,9 +27,9 @@ function exponential(x, decimals) {
 function write(value, decimals, precision) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   const size = Math.abs(value);
-  if (size >= 1e7) return exponential(value, Math.max(precision - 1, 0));
+  if (size >= 1e7) return fixed(value, Math.max(precision - 1, 0), "toExponential");
   const rounded = Number(fixed(value, decimals));
-  if (size < 1e-3 && Math.abs(value - rounded) > 1e-12) return exponential(value, Math.max(precision - 1, 0));
+  if (size < 1e-3 && Math.abs(value - rounded) > 1e-12) return fixed(value, Math.max(precision - 1, 0), "toExponential");
   return fixed(rounded === 0 ? size : value, decimals);
 }
 
@@ -134,16 +120,6 @@ function dot(n, term) {
 }
 
 /**
- * Mean and variance of a row, in two passes.
- * @param {Matrix} x
- * @param {number} i
- */
-function moments(x, i) {
-  const mean = dot(x.columns, (k) => x.at(i, k)) / x.columns;
-  return [mean, dot(x.columns, (k) => (x.at(i, k) - mean) ** 2) / x.columns];
-}
-
-/**
  * The exponentials of a row less its maximum, and their sum; masked keys take no part.
  * @param {Matrix} scores
  * @param {Matrix} mask
@@ -160,170 +136,18 @@ function exponentials(scores, mask, sink, i) {
   return [exps, exps.reduce((a, b) => a + b, 0) + (sink === undefined ? 0 : Math.exp(sink - top))];
 }
 
-/** @typedef {Record<string, any>} Options */
-/** @typedef {[colour: string, which: number, row: number, column: number]} Source of an operation: a number of one of its arguments */
-/** @typedef {(which: number, row: number, column: number) => string} Figure */
 /**
- * @typedef {object} Speller
- * @property {Record<string, string>} texts
- * @property {(n: number, term: (k: number) => string) => string} sum
- * @property {(value: number) => string} write
+ * The weights of scores: 0 for masked keys, and in a row in which all are masked.
+ * @param {Matrix} scores
+ * @param {Matrix} mask
+ * @param {number} [sink]
  */
-/**
- * @typedef {object} Operation
- * @property {(args: Matrix[], shape: [number, number], options: Options) => Matrix} all
- *   the whole matrix from the matrices it is made of
- * @property {(args: Matrix[], i: number, j: number, options: Options) => Source[]} made
- *   [colour, which argument, row, column] of what number (i, j) is made of
- * @property {(t: Figure, args: Matrix[], i: number, j: number, options: Options, words: Speller, nameOf: Figure) => string} spell
- *   how it is made, in figures: t(which, row, column) writes a number, nameOf(which, row, column) names it
- */
-
-/** @type {(...all: Source) => Source} */
-const source = (...all) => all;
-
-/** @type {Record<string, Operation>} */
-const OPS = {
-  matmul: {
-    all: ([x, w, b], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * w.at(k, j)) + (b ? b.at(0, j) : 0)),
-    made: ([x, , b], i, j) => [
-      ...range(x.columns).flatMap((k) => [source("a", 0, i, k), source("b", 1, k, j)]),
-      ...(b ? [source("c", 2, 0, j)] : []),
-    ],
-    spell: (t, [x, , b], i, j, _, words) => words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
-  },
-  matmulT: {
-    all: ([q, k], [rows, columns]) => Matrix.of(rows, columns, (i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c))),
-    made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c)]),
-    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
-  },
-  additive: {
-    all: ([q, k, v], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c))),
-    made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c), source("c", 2, 0, c)]),
-    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `tanh(${t(0, i, c)} + ${t(1, j, c)})·${t(2, 0, c)}`),
-  },
-  scale: {
-    all: ([s, scale, cap], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => {
-        const x = s.at(i, j) * scale.at(0, 0);
-        return cap ? cap.at(0, 0) * Math.tanh(x / cap.at(0, 0)) : x;
-      }),
-    made: ([, , cap], i, j) => [source("a", 0, i, j), source("b", 1, 0, 0), ...(cap ? [source("c", 2, 0, 0)] : [])],
-    spell: (t, [, , cap], i, j) => {
-      const x = `${t(0, i, j)}·${t(1, 0, 0)}`;
-      return cap ? `${t(2, 0, 0)}·tanh(${x} / ${t(2, 0, 0)})` : x;
-    },
-  },
-  mask: {
-    all: ([s, mask, added], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => (mask.at(i, j) === 0 ? -Infinity : s.at(i, j) + (added ? added.at(i, j) : 0))),
-    made: ([, , added], i, j) => [source("a", 0, i, j), source("b", 1, i, j), ...(added ? [source("c", 2, i, j)] : [])],
-    spell: (t, [, mask, added], i, j, _, words, nameOf) =>
-      mask.at(i, j) === 0 ? words.texts.masked : added ? `${t(0, i, j)} + ${t(2, i, j)}` : nameOf(0, i, j),
-  },
-  softmax: {
-    all: ([s, mask, sink], [rows, columns]) => {
-      const lines = range(rows).map((i) => exponentials(s, mask, sink?.at(0, 0), i));
-      return Matrix.of(rows, columns, (i, j) => {
-        const [exps, total] = lines[i];
-        return mask.at(i, j) === 0 || total === 0 ? 0 : exps[j] / total;
-      });
-    },
-    made: ([s, mask, sink], i, j) => [
-      ...range(s.columns).filter((k) => mask.at(i, k) !== 0).map((k) => source("a", 0, i, k)),
-      source("b", 0, i, j),
-      ...(sink ? [source("c", 2, 0, 0)] : []),
-    ],
-    spell: (t, [s, mask, sink], i, j, _, words) => {
-      if (mask.at(i, j) === 0) return words.texts["masked weight"];
-      if (exponentials(s, mask, sink?.at(0, 0), i)[1] === 0) return words.texts.nothing;
-      const open = range(s.columns).filter((k) => mask.at(i, k) !== 0);
-      const first = sink ? `exp${paren(t(2, 0, 0))} + ` : "";
-      return `exp${paren(t(0, i, j))} / (${first}${words.sum(open.length, (k) => `exp${paren(t(0, i, open[k]))}`)})`;
-    },
-  },
-  choose: {
-    all: ([computed, given, use], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => (use.at(0, 0) === 0 ? computed : given).at(i, j)),
-    made: ([, , use], i, j) => [source("a", use.at(0, 0) === 0 ? 0 : 1, i, j), source("b", 2, 0, 0)],
-    spell: (t, [, , use], i, j, _, words, nameOf) => nameOf(use.at(0, 0) === 0 ? 0 : 1, i, j),
-  },
-  multiply: {
-    all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) * y.at(i, j)),
-    made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
-    spell: (t, _, i, j) => `${t(0, i, j)}·${t(1, i, j)}`,
-  },
-  pairs: {
-    all: ([w, v, mask], [rows, columns], { query }) =>
-      Matrix.of(rows, columns, (j, c) => (mask.at(query, j) === 0 ? 0 : w.at(query, j) * v.at(j, c))),
-    made: (_, j, c, { query }) => [source("a", 0, query, j), source("b", 1, j, c)],
-    spell: (t, [, , mask], j, c, { query }, words) =>
-      mask.at(query, j) === 0 ? words.texts["masked weight"] : `${t(0, query, j)}·${t(1, j, c)}`,
-  },
-  sum: {
-    all: ([w, v, mask], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, c) => dot(v.rows, (j) => (mask.at(i, j) === 0 ? 0 : w.at(i, j) * v.at(j, c)))),
-    made: ([, v, mask, ...pairs], i, c) =>
-      range(v.rows)
-        .filter((j) => mask.at(i, j) !== 0)
-        .flatMap((j) => [source("a", 0, i, j), source("b", 1, j, c), ...(i < pairs.length ? [source("c", 3 + i, j, c)] : [])]),
-    spell: (t, [, values, mask], i, c, _, words) => {
-      const open = range(values.rows).filter((j) => mask.at(i, j) !== 0);
-      return open.length ? words.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`) : words.texts.nothing;
-    },
-  },
-  slice: {
-    all: ([x], [rows, columns], { start }) => Matrix.of(rows, columns, (i, j) => x.at(i, start + j)),
-    made: (_, i, j, { start }) => [source("a", 0, i, start + j)],
-    spell: (t, _, i, j, { start }, words, nameOf) => nameOf(0, i, start + j),
-  },
-  concat: {
-    all: (heads, [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => heads[Math.floor(j / heads[0].columns)].at(i, j % heads[0].columns)),
-    made: ([head], i, j) => [source("a", Math.floor(j / head.columns), i, j % head.columns)],
-    spell: (t, [head], i, j, _, words, nameOf) => nameOf(Math.floor(j / head.columns), i, j % head.columns),
-  },
-  add: {
-    all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) + y.at(i, j)),
-    made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
-    spell: (t, _, i, j) => `${t(0, i, j)} + ${t(1, i, j)}`,
-  },
-  norm: {
-    all: ([x, w, b], [rows, columns], { eps }) => {
-      const lines = range(rows).map((i) => moments(x, i));
-      return Matrix.of(rows, columns, (i, j) => {
-        const [mean, variance] = lines[i];
-        return ((x.at(i, j) - mean) / Math.sqrt(variance + eps)) * w.at(0, j) + b.at(0, j);
-      });
-    },
-    made: ([x], i, j) => [...range(x.columns).map((k) => source("a", 0, i, k)), source("b", 0, i, j), source("c", 1, 0, j), source("c", 2, 0, j)],
-    spell: (t, [x], i, j, { eps }, words) => {
-      const [mean, variance] = moments(x, i).map((m) => paren(words.write(m), true));
-      return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
-    },
-  },
-  row_sums: {
-    all: ([x], [rows, columns]) => Matrix.of(rows, columns, (i) => dot(x.columns, (j) => x.at(i, j))),
-    made: ([x], i) => range(x.columns).map((j) => source("a", 0, i, j)),
-    spell: (t, [x], i, _, __, words) => words.sum(x.columns, (j) => t(0, i, j)),
-  },
-  mean: {
-    all: ([x], [rows, columns]) => Matrix.of(rows, columns, (_, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows),
-    made: ([x], _, j) => range(x.rows).map((i) => source("a", 0, i, j)),
-    spell: (t, [x], _, j, __, words) => `(${words.sum(x.rows, (i) => t(0, i, j))}) / ${x.rows}`,
-  },
-};
-
-/**
- * A number in parentheses; when `negative`, only if it has a sign.
- * @param {string} text
- * @param {boolean} [negative]
- */
-function paren(text, negative = false) {
-  if (text.startsWith("(")) return text;
-  return negative && !text.startsWith("-") ? text : `(${text})`;
+function softmax(scores, mask, sink) {
+  const lines = range(scores.rows).map((i) => exponentials(scores, mask, sink, i));
+  return Matrix.of(scores.rows, scores.columns, (i, j) => {
+    const [exps, total] = lines[i];
+    return total === 0 ? 0 : exps[j] / total;
+  });
 }
 
 /**

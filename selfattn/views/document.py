@@ -20,10 +20,7 @@ from selfattn.views.writing import script_data, text
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
 #: What pages are drawn with, in order of use; see ``kit/README.md``.
-KIT = (
-    "compute.js",
-    *(f"kit/{name}.js" for name in ("elements", "colours", "keys", "heat", "map", "ribbons", "lines", "tour", "tools")),
-)  # fmt: skip
+KIT = ("compute.js", "kit/page.js", "kit/colours.js", "kit/charts.js")
 
 # A view's script looks for views in the document, so it runs when the element is there.
 _ESM = """\

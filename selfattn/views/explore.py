@@ -44,12 +44,9 @@ class Explorer(Document):
     styles: ClassVar[tuple[str, ...]] = ("explorer.css",)
     scripts: ClassVar[tuple[str, ...]] = (
         *KIT,
-        "kit/pixels.js",
-        "kit/bytes.js",
-        "kit/bars.js",
+        "kit/ribbons.js",
         "explorer_data.js",
-        "explorer_heads.js",
-        "explorer_next.js",
+        "explorer_parts.js",
         "explorer.js",
     )
 

@@ -101,11 +101,9 @@ class ExplorerPage {
     }));
     const ends = (/** @type {number} */ side) => element("div", { className: "sa-ends" }, element("span", {}, captions["goes in"]),
       element("b", { data: { side: String(side) } }, this.texts.length > 1 ? LETTERS[side] : ""), element("span", {}, captions["comes out"]));
-    const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
-    const heads = data.heads.reduce((a, b) => a + b, 0);
-    if (data.name) title.append(" ", element("small", {}, filled(captions.model, { name: data.name, layers: data.heads.length, heads })));
+    const model = data.name && filled(captions.model, { name: data.name, layers: data.heads.length, heads: this.grid.all.length });
     root.replaceChildren(
-      element("div", { className: "sa-top" }, element("div", {}, title, this.look), tools(root, captions, () => this.recolour())), texts,
+      topOf(root, captions, this.look, model, () => this.recolour()), texts,
       element("div", { className: "sa-columns" },
         element("section", { ariaLabel: captions["all heads"] },
           element("div", { className: "sa-bar" }, element("span", { className: "sa-soft" }, captions["small maps"]),
@@ -115,7 +113,6 @@ class ExplorerPage {
           element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [ends(side), this.ribbons[side].node] : []), this.captionsOf[side]))),
           element("div", { className: `sa-maps${this.ribbons.length ? " sa-drawn" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
   }
 
   /**
@@ -141,17 +138,13 @@ class ExplorerPage {
     const line = element("i", { className: "sa-map-row" });
     const box = element("div", { className: "sa-map-box" }, canvas, line);
     box.style.aspectRatio = `${Math.max(1, text.columns)} / ${Math.max(1, text.rows)}`;
-    const placeOf = (/** @type {PointerEvent} */ { clientX, clientY }) => {
-      const bounds = canvas.getBoundingClientRect();
-      const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
-      return [along((clientY - bounds.top) / bounds.height, text.rows), along((clientX - bounds.left) / bounds.width, text.columns)];
-    };
+    const placeOf = (/** @type {MouseEvent} */ event) => placeIn(event, canvas, text.rows, text.columns);
     canvas.addEventListener("pointermove", (event) => {
-      const [i, j] = placeOf(event);
+      const { i, j } = placeOf(event);
       this.sayCell(i, j, which);
     });
     canvas.addEventListener("pointerleave", () => this.sayCell(-1, -1, which));
-    canvas.addEventListener("click", (event) => this.take(side, placeOf(/** @type {PointerEvent} */ (event))[0]));
+    canvas.addEventListener("click", (event) => this.take(side, placeOf(event).i));
     const name = which === 2 ? this.captions.difference : this.texts.length > 1 ? LETTERS[side] : "";
     return { node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name), box), canvas, line };
   }
@@ -378,60 +371,4 @@ class ExplorerPage {
   }
 }
 
-/** A word's way through all layers: a row for each layer, a column for each token. */
-class WayMap {
-  /**
-   * @param {TextData[]} texts
-   * @param {Record<string, string>} captions
-   * @param {(side: number, j: number, layer: number) => Child[]} say
-   */
-  constructor(texts, captions, say) {
-    this.texts = texts;
-    this.captions = captions;
-    this.there = texts.every((text) => text.stored.means !== undefined);
-    this.heading = element("h2");
-    this.means = element("p", { className: "sa-means" });
-    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
-    this.canvases = texts.map((text, side) => {
-      const canvas = element("canvas", { role: "img", data: { side: String(side) } });
-      canvas.addEventListener("pointermove", ({ clientX, clientY }) => {
-        const bounds = canvas.getBoundingClientRect(), layers = (text.stored.means?.shape[0] ?? 0) + 1;
-        const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
-        this.line.replaceChildren(...say(side, along((clientX - bounds.left) / bounds.width, text.columns), along((clientY - bounds.top) / bounds.height, layers)));
-      });
-      return canvas;
-    });
-    const names = (/** @type {TextData} */ text) => text.columns > 24 ? [] : [element("div", { className: "sa-way-names", ariaHidden: "true" }, ...text.stored.keys.map((key) => element("bdi", {}, key)))];
-    const ends = () => element("div", { className: "sa-way-ends", ariaHidden: "true" }, element("span", {}, captions["goes in"]), element("span", {}, captions["comes out"]));
-    this.node = element("section", { className: "sa-way", ariaLabel: captions["all layers"] }, this.heading, this.means,
-      element("div", { className: "sa-ways" }, ...texts.map((text, side) => element("div", { className: "sa-one-way" }, ends(), this.canvases[side], ...names(text)))), this.line);
-  }
-
-  /**
-   * @param {number[]} words
-   * @param {PixelColours} colours
-   */
-  update(words, colours) {
-    if (!this.there) return;
-    const word = wordOf(this.texts[0].stored.queries[words[0]]);
-    this.heading.replaceChildren(...phrase(this.captions.way, { word: word.cloneNode(true) }));
-    this.means.replaceChildren(...phrase(this.captions["way means"], { word }));
-    this.texts.forEach((text, side) => {
-      const way = text.way(words[side]);
-      if (!way) return;
-      this.canvases[side].ariaLabel = filled(this.captions["way map"], { word: text.stored.queries[words[side]] });
-      paint(this.canvases[side], way.rows, way.columns, (i, j) => colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, way.at(i, j))))));
-    });
-    this.line.replaceChildren();
-  }
-}
-
-for (const root of document.querySelectorAll(".sa-explorer:not([data-live])")) {
-  const header = root.querySelector(".sa-data")?.textContent, bytes = root.querySelector(".sa-bytes")?.textContent;
-  if (!(root instanceof HTMLElement) || !header || !bytes) continue;
-  root.dataset.live = "";
-  inflate(bytes).then((found) => {
-    new ExplorerPage(root, JSON.parse(header), found);
-    root.dataset.ready = "";
-  });
-}
+start("sa-explorer", ExplorerPage);

@@ -44,11 +44,10 @@ class GPTView {
     this.stepButton = button("step", () => this.step());
     this.backButton = button("back", () => this.undo());
     this.writeButton = button("write", () => this.toggle());
-    const choose = (/** @type {string} */ name, /** @type {number[]} */ options, /** @type {(value: number) => void} */ chosen) =>
-      element("label", {}, `${captions[name]} `, element("select", { onchange: (/** @type {Event} */ event) => {
-        if (event.target instanceof HTMLSelectElement) chosen(options[event.target.selectedIndex]);
-        this.drawNext();
-      } }, ...options.map((value) => element("option", {}, name === "top k" && value === 0 ? captions.all : String(value)))));
+    const set = (/** @type {{ temperature?: number, topK?: number }} */ chosen) => {
+      Object.assign(this, chosen);
+      this.drawNext();
+    };
     this.embedding = element("canvas", { role: "img" });
     this.embeddingSays = element("p", { className: "sa-soft" });
     this.heads = range(data.layers).flatMap((layer) => range(data.heads).map((head) => this.head(layer, head)));
@@ -68,12 +67,12 @@ class GPTView {
       element("h3", {}, filled(captions.layer, { layer: layer + 1 })),
       element("div", { className: "sa-gpt-heads" }, ...this.heads.filter((each) => each.layer === layer).map(({ node }) => node)), this.hidden[layer]));
     const count = [...this.model.parameters.values()].reduce((sum, { data: each }) => sum + each.length, 0) - (this.tied() ? this.model.get("head.weight").data.length : 0);
-    const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
-    title.append(" ", element("small", {}, filled(captions.size, { parameters: count.toLocaleString("en"), layers: data.layers, heads: data.heads })));
+    const size = filled(captions.size, { parameters: count.toLocaleString("en"), layers: data.layers, heads: data.heads });
     root.replaceChildren(
-      element("div", { className: "sa-top" }, element("div", {}, title, element("p", {}, ...phrase(captions.look))), tools(root, captions, () => this.recolour())),
+      topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
       element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
-        choose("temperature", TEMPERATURES, (value) => (this.temperature = value)), choose("top k", TOP_KS, (value) => (this.topK = value))),
+        chooser(captions.temperature, TEMPERATURES.map(String), 0, (n) => set({ temperature: TEMPERATURES[n] })),
+        chooser(captions["top k"], TOP_KS.map((k) => (k ? String(k) : captions.all)), 0, (n) => set({ topK: TOP_KS[n] }))),
       this.note, this.text,
       element("div", { className: "sa-gpt-columns" },
         element("section", { ariaLabel: captions.way }, element("h2", {}, captions.way), element("h3", {}, captions.embedding), this.embedding, this.embeddingSays, ...layers, this.headSays),
@@ -81,7 +80,6 @@ class GPTView {
           element("h2", {}, captions.compare), element("small", {}, captions.trained), this.before, element("small", {}, captions.now), this.after, this.parted,
           element("h2", {}, captions.weights), this.weights.node,
           element("div", { className: "sa-bar" }, element("button", { type: "button", onclick: () => this.reset() }, captions.reset), this.counted))));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
     this.begin();
   }
 
@@ -313,10 +311,9 @@ class WeightEditor {
       this.at = 0;
       this.show();
     } }, ...names.map((name) => element("option", { selected: name === this.name }, name)));
-    this.canvas = element("canvas", { role: "img", onclick: (/** @type {MouseEvent} */ { clientX, clientY }) => {
-      const { shape: [rows, columns] } = model.get(this.name), box = this.canvas.getBoundingClientRect();
-      const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
-      this.at = along((clientY - box.top) / box.height, rows) * columns + along((clientX - box.left) / box.width, columns);
+    this.canvas = element("canvas", { role: "img", onclick: (/** @type {MouseEvent} */ event) => {
+      const { shape: [rows, columns] } = model.get(this.name), { i, j } = placeIn(event, this.canvas, rows, columns);
+      this.at = i * columns + j;
       this.show();
     } });
     this.says = element("span");
@@ -372,12 +369,4 @@ class WeightEditor {
   }
 }
 
-for (const root of document.querySelectorAll(".sa-gpt:not([data-live])")) {
-  const header = root.querySelector(".sa-data")?.textContent, bytes = root.querySelector(".sa-bytes")?.textContent;
-  if (!(root instanceof HTMLElement) || !header || !bytes) continue;
-  root.dataset.live = "";
-  inflate(bytes).then((found) => {
-    new GPTView(root, JSON.parse(header), found);
-    root.dataset.ready = "";
-  });
-}
+start("sa-gpt", GPTView);

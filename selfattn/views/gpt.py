@@ -34,14 +34,7 @@ class GPTPage(Document):
     """The page of :func:`gpt_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("gpt.css",)
-    scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/pixels.js",
-        "kit/bytes.js",
-        "kit/bars.js",
-        "gpt_compute.js",
-        "gpt.js",
-    )
+    scripts: ClassVar[tuple[str, ...]] = (*KIT, "gpt_compute.js", "gpt.js")
 
 
 def rounded(parameters: Mapping[str, Array]) -> dict[str, Array]:

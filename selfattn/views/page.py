@@ -45,15 +45,9 @@ class Page(Document):
 
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
     scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "numbers.js",
-        "words.js",
-        "walk.js",
-        "exercise.js",
-        "first_screen.js",
-        "steps.js",
-        "lesson.js",
-    )  # in order of use; fmt: skip
+        *KIT, "kit/heat.js", "kit/tour.js", "kit/ribbons.js", "operations.js", "numbers.js", "words.js", "walk.js",
+        "exercise.js", "first_screen.js", "steps.js", "lesson.js",
+    )  # fmt: skip
 
     def plain_body(self) -> str:
         """Return the views without ids."""

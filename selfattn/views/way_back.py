@@ -32,7 +32,13 @@ class WayBack(Document):
     """The page of :func:`way_back_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("way_back.css",)
-    scripts: ClassVar[tuple[str, ...]] = (*KIT, "way_back_compute.js", "way_back_balance.js", "way_back.js")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *KIT,
+        "kit/heat.js",
+        "kit/tour.js",
+        "way_back_compute.js",
+        "way_back.js",
+    )
 
 
 def way_back_page(

@@ -63,7 +63,7 @@ class WayBackModel {
     const Q = projected("Q"), K = projected("K"), V = projected("V");
     const S = given.S ?? Matrix.of(Q.rows, K.rows, (i, j) => this.closed.at(i, j) ? -Infinity : this.scale * dot(Q.columns, (k) => Q.at(i, k) * K.at(j, k)) + this.added.at(i, j));
     const open = Matrix.of(S.rows, S.columns, (i, j) => 1 - this.closed.at(i, j));
-    const P = given.P ?? OPS.softmax.all([S, open], [S.rows, S.columns], {});
+    const P = given.P ?? softmax(S, open);
     return { ...(x ? { x } : {}), Q, K, V, S, P, O: given.O ?? product(P, V) };
   }
 

@@ -1,5 +1,5 @@
 /*
- * From a number to its colour. kit.css owns the hues; here are the strengths.
+ * From numbers to colours, and matrices as pictures. kit.css owns the hues; here are the strengths.
  *
  * "signed": green above zero, purple below. "share": a weight, in the colour of its text, 0 or 1. "mask": dark where it is 0.
  */
@@ -51,4 +51,102 @@ function palette(place) {
   }
   probe.remove();
   return found;
+}
+
+/**
+ * Colours as a canvas holds them, one number each: of weights' roots from 0 to 255 for both texts, and of differences.
+ * @param {HTMLElement} root
+ */
+function pixelColours(root) {
+  const probe = element("i");
+  root.append(probe);
+  const rgb = (/** @type {string} */ name) => {
+    probe.style.color = `var(${name})`;
+    const context = element("canvas", { width: 1, height: 1 }).getContext("2d");
+    if (!context) return [0, 0, 0];
+    context.fillStyle = getComputedStyle(probe).color;
+    context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data.subarray(0, 3)];
+  };
+  const panel = rgb("--panel"), texts = [rgb("--text0"), rgb("--text1")], paper = rgb("--paper");
+  probe.remove();
+  const packed = (/** @type {number[]} */ [red, green, blue]) => red | (green << 8) | (blue << 16) | (255 << 24);
+  const mixed = (/** @type {number[]} */ to, /** @type {number} */ part) => packed(panel.map((from, n) => Math.round(from + (to[n] - from) * part)));
+  const scale = texts.map((to) => range(256).map((n) => mixed(to, n / 255)));
+  return {
+    paper: packed(paper),
+    /** @param {number} side @param {number} root of a weight, 0 to 255 */
+    weight: (side, root) => scale[side][root],
+    /** @param {number} difference −1 to 1 */
+    difference: (difference) => scale[difference < 0 ? 0 : 1][Math.round(255 * Math.min(1, Math.abs(difference)) ** 0.75)],
+  };
+}
+
+/** @typedef {ReturnType<typeof pixelColours>} PixelColours */
+
+/**
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} rows
+ * @param {number} columns
+ * @param {(i: number, j: number) => number} colour
+ */
+function paint(canvas, rows, columns, colour) {
+  canvas.width = Math.max(1, columns);
+  canvas.height = Math.max(1, rows);
+  const context = canvas.getContext("2d");
+  if (!context || !rows || !columns) return;
+  const image = context.createImageData(columns, rows), pixels = new Int32Array(image.data.buffer);
+  for (let i = 0, at = 0; i < rows; i++) for (let j = 0; j < columns; j++) pixels[at++] = colour(i, j);
+  context.putImageData(image, 0, 0);
+}
+
+/**
+ * @typedef {object} HeatMapOptions
+ * @property {string} name for screen readers
+ * @property {number} rows
+ * @property {number} columns
+ * @property {Kind} [kind]
+ * @property {number} [side]
+ * @property {(place: Place | null) => void} [point]
+ */
+
+class HeatMap {
+  /** @param {HeatMapOptions} options */
+  constructor(options) {
+    this.options = options;
+    this.canvas = element("canvas", { width: Math.max(1, options.columns), height: Math.max(1, options.rows), role: "img", ariaLabel: options.name });
+    this.line = element("i", { className: "sa-map-row" });
+    this.node = element("div", { className: "sa-map", data: { side: String(options.side ?? 0) } }, this.canvas, this.line);
+    /** @type {unknown[]} what is painted */
+    this.painted = [];
+    this.node.style.aspectRatio = `${Math.max(1, options.columns)} / ${Math.max(1, options.rows)}`;
+    if (!options.point) return;
+    this.canvas.addEventListener("pointermove", (event) => options.point?.(placeIn(event, this.canvas, options.rows, options.columns)));
+    this.canvas.addEventListener("pointerleave", () => options.point?.(null));
+  }
+
+  /**
+   * @param {object} state
+   * @param {{ at: (i: number, j: number) => number }} state.matrix another one whenever its numbers are others
+   * @param {number} state.size
+   * @param {number} [state.row] stands out
+   * @param {Record<string, string[]>} [state.colours] of `palette`, if many maps share them
+   */
+  update({ matrix, size, row = -1, colours = palette(this.node) }) {
+    const { rows, columns, kind = "signed" } = this.options;
+    this.line.hidden = row < 0;
+    this.line.style.top = `${(100 * row) / rows}%`;
+    this.line.style.height = `${100 / rows}%`;
+    const context = this.canvas.getContext("2d"), wanted = [matrix, size, colours];
+    if (!context || wanted.every((each, n) => each === this.painted[n])) return;
+    this.painted = wanted;
+    for (let i = 0; i < rows; i++) {
+      for (let j = 0; j < columns; j++) {
+        const value = matrix.at(i, j);
+        const strength = Number.isFinite(value) && size > 0 ? Math.min(1, Math.abs(value) / size) : 0;
+        context.fillStyle = colours[toneOf(value, kind)][Math.round(strength * STRENGTHS)];
+        context.fillRect(j, i, 1, 1);
+      }
+    }
+  }
 }

@@ -1,10 +1,11 @@
 /*
- * All heads as small maps, a row for each layer: choosing one, showing only some, and what is worth a look.
+ * Parts of the explorer: all heads as small maps, a word's way through all layers, what comes next.
  */
 
 /** @typedef {"0" | "1" | "difference" | "word"} Mode what small maps show */
 /** @typedef {{ shares: number[], entropy: number, kind: string, clear: boolean }} Habit */
 
+/** All heads as small maps, a row for each layer: choosing one, showing only some. */
 class HeadGrid {
   /**
    * @param {object} options
@@ -117,5 +118,115 @@ class HeadGrid {
     const other = this.texts[1].smallMap(head).bytes;
     const square = (/** @type {number} */ root) => (root / 255) ** 2;
     paint(canvas, rows, columns, (i, j) => colours.difference(square(other[i * columns + j]) - square(bytes[i * columns + j])));
+  }
+}
+
+/** A word's way through all layers: a row for each layer, a column for each token. */
+class WayMap {
+  /**
+   * @param {TextData[]} texts
+   * @param {Record<string, string>} captions
+   * @param {(side: number, j: number, layer: number) => Child[]} say
+   */
+  constructor(texts, captions, say) {
+    this.texts = texts;
+    this.captions = captions;
+    this.there = texts.every((text) => text.stored.means !== undefined);
+    this.heading = element("h2");
+    this.means = element("p", { className: "sa-means" });
+    this.line = element("p", { className: "sa-line", ariaLive: "polite" });
+    this.canvases = texts.map((text, side) => {
+      const canvas = element("canvas", { role: "img", data: { side: String(side) } });
+      canvas.addEventListener("pointermove", (event) => {
+        const { i, j } = placeIn(event, canvas, (text.stored.means?.shape[0] ?? 0) + 1, text.columns);
+        this.line.replaceChildren(...say(side, j, i));
+      });
+      return canvas;
+    });
+    const names = (/** @type {TextData} */ text) => text.columns > 24 ? [] : [element("div", { className: "sa-way-names", ariaHidden: "true" }, ...text.stored.keys.map((key) => element("bdi", {}, key)))];
+    const ends = () => element("div", { className: "sa-way-ends", ariaHidden: "true" }, element("span", {}, captions["goes in"]), element("span", {}, captions["comes out"]));
+    this.node = element("section", { className: "sa-way", ariaLabel: captions["all layers"] }, this.heading, this.means,
+      element("div", { className: "sa-ways" }, ...texts.map((text, side) => element("div", { className: "sa-one-way" }, ends(), this.canvases[side], ...names(text)))), this.line);
+  }
+
+  /**
+   * @param {number[]} words
+   * @param {PixelColours} colours
+   */
+  update(words, colours) {
+    if (!this.there) return;
+    const word = wordOf(this.texts[0].stored.queries[words[0]]);
+    this.heading.replaceChildren(...phrase(this.captions.way, { word: word.cloneNode(true) }));
+    this.means.replaceChildren(...phrase(this.captions["way means"], { word }));
+    this.texts.forEach((text, side) => {
+      const way = text.way(words[side]);
+      if (!way) return;
+      this.canvases[side].ariaLabel = filled(this.captions["way map"], { word: text.stored.queries[words[side]] });
+      paint(this.canvases[side], way.rows, way.columns, (i, j) => colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, way.at(i, j))))));
+    });
+    this.line.replaceChildren();
+  }
+}
+
+const BARS = 12;
+const TOP_K = [0, 50, 20, 10, 5, 2];
+
+/** What a language model expects after a place: bars of the likeliest tokens, at a temperature and with top-k; and its answer, step by step. */
+class NextTokens {
+  /**
+   * @param {TextData} text
+   * @param {Record<string, string>} captions
+   * @param {number} side
+   * @param {(place: number) => void} choose
+   */
+  constructor(text, captions, side, choose) {
+    this.text = text;
+    this.captions = captions;
+    this.next = /** @type {StoredNext} */ (text.stored.next);
+    this.place = text.stored.prompt - 1;
+    const { temperatures } = this.next;
+    this.temperature = Math.max(0, temperatures.indexOf(1));
+    this.topK = 0;
+    const set = (/** @type {{ temperature?: number, topK?: number }} */ chosen) => {
+      Object.assign(this, chosen);
+      this.draw();
+    };
+    this.said = element("p", { className: "sa-next-say" });
+    this.bars = element("ol", { className: "sa-bars-list", data: { side: String(side) } });
+    const step = (/** @type {string} */ name, /** @type {number} */ by) => element("button", { type: "button", onclick: () => choose(this.place + by) }, captions[name]);
+    this.back = step("back", -1);
+    this.forth = step("step", 1);
+    this.count = element("span", { className: "sa-soft" });
+    this.node = element("section", { className: "sa-next", ariaLabel: captions.next }, element("h2", {}, captions.next),
+      element("div", { className: "sa-bar" },
+        chooser(captions.temperature, temperatures.map(String), this.temperature, (n) => set({ temperature: n })),
+        chooser(captions["top k"], TOP_K.map((k) => (k ? String(k) : captions["all tokens"])), 0, (n) => set({ topK: TOP_K[n] })),
+        this.back, this.forth, this.count),
+      this.said, this.bars);
+  }
+
+  /** @param {number} place */
+  show(place) {
+    this.place = place;
+    this.draw();
+  }
+
+  draw() {
+    const { queries, prompt } = this.text.stored, { place, next, captions } = this;
+    const came = queries[place + 1], found = likely(next, this.text.bytes, place, this.temperature, this.topK);
+    this.back.disabled = place <= 0;
+    this.forth.disabled = place >= queries.length - 1;
+    this.count.textContent = queries.length > prompt ? filled(captions.added, { n: Math.max(0, place + 1 - prompt), all: queries.length - prompt }) : "";
+    this.said.replaceChildren(...phrase(captions["next means"], { word: wordOf(queries[place]) }));
+    const shown = found.slice(0, BARS);
+    const rest = Math.max(0, 1 - dot(shown.length, (n) => shown[n].probability));
+    const others = this.topK ? found.length - shown.length : next.vocabulary - shown.length;
+    drawBars(this.bars, [
+      ...shown.map(({ token, probability }) => {
+        const on = next.names[token] === came;
+        return { name: wordOf(next.names[token]), probability, ...(on ? { look: "sa-on", note: captions.came } : {}) };
+      }),
+      ...(others > 0 ? [{ name: filled(captions.rest, { n: others }), probability: rest, look: "sa-rest" }] : []),
+    ]);
   }
 }

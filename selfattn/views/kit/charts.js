@@ -1,5 +1,6 @@
 /*
- * Rows of numbers on lines: one line for each number, marks on it, and how far apart they are.
+ * Numbers as charts. Lines: one for each number, marks on it, and how far apart they are. Bars: probabilities, the largest as long
+ * as there is room.
  */
 
 /**
@@ -75,4 +76,20 @@ class NumberLines {
       return shape("text", { x: x.toFixed(1), y, "text-anchor": anchor, class: `${look}-text` }, text);
     });
   }
+}
+
+/** @typedef {{ name: Child, probability: number, look?: string, note?: string }} Bar look: "sa-on" stands out, "sa-rest" is of many */
+
+/**
+ * @param {HTMLElement} list an ol of class sa-bars-list
+ * @param {Bar[]} bars
+ */
+function drawBars(list, bars) {
+  const most = Math.max(...bars.filter(({ look }) => look !== "sa-rest").map(({ probability }) => probability), Number.MIN_VALUE);
+  list.replaceChildren(...bars.map(({ name, probability, look = "", note = "" }) => {
+    const fill = element("i", { className: "sa-fill" });
+    fill.style.width = `${Math.min(100, (100 * probability) / most).toFixed(2)}%`;
+    return element("li", { className: look }, element("span", { className: "sa-name" }, name), element("span", { className: "sa-track" }, fill),
+      element("output", {}, fixed(probability, 3)), ...(note ? [element("small", {}, note)] : []));
+  }));
 }

@@ -1,0 +1,207 @@
+/*
+ * What every page has: elements and sentences, whose tokens go in as text and never as markup; arrow keys inside a group that has
+ * one stop for Tab; light or dark; what starts it.
+ */
+
+/** @typedef {string | Node} Child */
+/** @typedef {Record<string, any> & { data?: Record<string, string> }} Properties */
+
+/**
+ * An HTML element with properties, `data` for data-* attributes, and children.
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} tag
+ * @param {Properties} [options]
+ * @param {Child[]} children
+ * @returns {HTMLElementTagNameMap[T]}
+ */
+function element(tag, options = {}, ...children) {
+  const { data = {}, ...properties } = options;
+  const made = Object.assign(document.createElement(tag), properties);
+  Object.assign(made.dataset, data);
+  made.append(...children);
+  return made;
+}
+
+/**
+ * An SVG element with attributes.
+ * @template {keyof SVGElementTagNameMap} T
+ * @param {T} tag
+ * @param {Record<string, string | number>} [attributes]
+ * @param {Child[]} children
+ * @returns {SVGElementTagNameMap[T]}
+ */
+function shape(tag, attributes = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  made.append(...children);
+  return made;
+}
+
+/** @param {string} text a token; it keeps its direction of writing to itself */
+const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
+
+/**
+ * A sentence of ours as nodes: *word* stands out, {name} is replaced by a value, which is text or a node.
+ * @param {string} sentence
+ * @param {Record<string, Child | Child[] | number>} [values]
+ * @returns {Child[]}
+ */
+function phrase(sentence, values = {}) {
+  return sentence.split(/(\*[^*]+\*)/).flatMap((part) => {
+    const strong = /^\*.+\*$/.test(part);
+    const nodes = (strong ? part.slice(1, -1) : part).split(/(\{\w+\})/).flatMap((piece) => {
+      const name = /^\{(\w+)\}$/.exec(piece)?.[1];
+      if (name === undefined || !Object.hasOwn(values, name)) return [piece];
+      const value = values[name];
+      return Array.isArray(value) ? value : [typeof value === "number" ? String(value) : value];
+    });
+    return strong ? [element("strong", {}, ...nodes)] : nodes;
+  });
+}
+
+/**
+ * Parts of a list with a comma between them, and the last one after `and`.
+ * @param {Child[][]} parts
+ * @param {string} and
+ * @returns {Child[]}
+ */
+function listed(parts, and) {
+  return parts.flatMap((part, n) => [n === 0 ? "" : n === parts.length - 1 ? ` ${and} ` : ", ", ...part]);
+}
+
+/**
+ * Where a key leads from row i and column j; null for keys that do not move.
+ * @param {string} key
+ * @param {number} i
+ * @param {number} j
+ * @param {number} rows
+ * @param {number} columns
+ * @returns {[number, number] | null}
+ */
+function destination(key, i, j, rows, columns) {
+  /** @type {Record<string, [number, number]>} */
+  const moves = {
+    ArrowUp: [i - 1, j], ArrowDown: [i + 1, j], ArrowLeft: [i, j - 1], ArrowRight: [i, j + 1], Home: [i, 0], End: [i, columns - 1],
+  };
+  if (!Object.hasOwn(moves, key)) return null;
+  const inside = (/** @type {number} */ x, /** @type {number} */ n) => Math.min(Math.max(x, 0), n - 1);
+  return [inside(moves[key][0], rows), inside(moves[key][1], columns)];
+}
+
+/**
+ * Give the group's stop to one of its elements, and focus it.
+ * @param {Iterable<HTMLElement>} group
+ * @param {HTMLElement} target
+ */
+function moveFocus(group, target) {
+  for (const other of group) other.tabIndex = -1;
+  target.tabIndex = 0;
+  target.focus();
+}
+
+/**
+ * Whether a key belongs to the page around, or to what is typed.
+ * @param {KeyboardEvent} event
+ */
+function isForeign(event) {
+  const { target } = event;
+  const typed = target instanceof HTMLInputElement && target.type !== "range";
+  return event.ctrlKey || event.metaKey || event.altKey || typed || target instanceof HTMLSelectElement;
+}
+
+/**
+ * The number of a picture at which a pointer is.
+ * @param {MouseEvent} event
+ * @param {HTMLElement} picture
+ * @param {number} rows
+ * @param {number} columns
+ * @returns {Place}
+ */
+function placeIn({ clientX, clientY }, picture, rows, columns) {
+  const box = picture.getBoundingClientRect();
+  const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
+  return { i: along((clientY - box.top) / box.height, rows), j: along((clientX - box.left) / box.width, columns) };
+}
+
+/**
+ * A list to choose from, with its name before it.
+ * @param {string} name
+ * @param {string[]} options
+ * @param {number} first
+ * @param {(n: number) => void} choose
+ */
+function chooser(name, options, first, choose) {
+  const list = element("select", { onchange: () => choose(list.selectedIndex) }, ...options.map((text, n) => element("option", { selected: n === first }, text)));
+  return element("label", {}, `${name} `, list);
+}
+
+/**
+ * @param {HTMLElement} root an element of class sa-view
+ * @param {Record<string, string>} texts
+ * @param {() => void} changed colours or sizes are others now
+ */
+function tools(root, texts, changed) {
+  const theme = element("button", { type: "button", data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
+    root.dataset.theme = getComputedStyle(root).getPropertyValue("--dark").trim() === "1" ? "light" : "dark";
+    changed();
+  } }, "◐");
+  const larger = element("button", { type: "button", data: { do: "projector" }, title: texts.projector, ariaLabel: texts.projector, ariaPressed: "false", onclick: () => {
+    larger.ariaPressed = String(root.toggleAttribute("data-projector"));
+    changed();
+  } }, "A", element("small", {}, "A"));
+  return element("div", { className: "sa-tools" }, theme, larger);
+}
+
+/**
+ * The first line of a page that its script draws: the title that is there, with `more` in small letters after it, what to look for, and tools.
+ * @param {HTMLElement} root
+ * @param {Record<string, string>} texts
+ * @param {HTMLElement} look
+ * @param {string} more
+ * @param {() => void} changed colours or sizes are others now
+ */
+function topOf(root, texts, look, more, changed) {
+  const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
+  if (more) title.append(" ", element("small", {}, more));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  return element("div", { className: "sa-top" }, element("div", {}, title, look), tools(root, texts, changed));
+}
+
+/**
+ * Say what was chosen to whoever listens outside of the page: the widget, or a script around a fragment.
+ * @param {HTMLElement} root
+ * @param {Record<string, string | number>} chosen
+ */
+function announce(root, chosen) {
+  root.dispatchEvent(new CustomEvent("sa-chosen", { bubbles: true, detail: chosen }));
+}
+
+/**
+ * The bytes of a page, from base64 and deflated.
+ * @param {string} base64
+ * @returns {Promise<ArrayBuffer>}
+ */
+async function inflate(base64) {
+  const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+  const { DecompressionStream } = /** @type {any} */ (globalThis);
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+}
+
+/**
+ * Draw each view of a kind that is in the document and not drawn yet, from its data and the bytes of its numbers, if it has some.
+ * @param {string} kind the class of its root
+ * @param {new (root: HTMLElement, data: any, bytes: ArrayBuffer) => unknown} View
+ */
+function start(kind, View) {
+  for (const root of document.querySelectorAll(`.${kind}:not([data-live])`)) {
+    const data = root.querySelector(".sa-data")?.textContent, packed = root.querySelector(".sa-bytes")?.textContent;
+    if (!(root instanceof HTMLElement) || !data) continue;
+    root.dataset.live = "";
+    const draw = (/** @type {ArrayBuffer} */ bytes) => {
+      new View(root, JSON.parse(data), bytes);
+      root.dataset.ready = "";
+    };
+    if (packed) inflate(packed).then(draw);
+    else draw(new ArrayBuffer(0));
+  }
+}

@@ -1,0 +1,174 @@
+/*
+ * How each matrix of a steps page is computed from others, what each of its numbers is made of, and how that is spelled. No page
+ * here.
+ */
+
+/**
+ * Mean and variance of a row, in two passes.
+ * @param {Matrix} x
+ * @param {number} i
+ */
+function moments(x, i) {
+  const mean = dot(x.columns, (k) => x.at(i, k)) / x.columns;
+  return [mean, dot(x.columns, (k) => (x.at(i, k) - mean) ** 2) / x.columns];
+}
+
+/** @typedef {Record<string, any>} Options */
+/** @typedef {[colour: string, which: number, row: number, column: number]} Source of an operation: a number of one of its arguments */
+/** @typedef {(which: number, row: number, column: number) => string} Figure */
+/**
+ * @typedef {object} Speller
+ * @property {Record<string, string>} texts
+ * @property {(n: number, term: (k: number) => string) => string} sum
+ * @property {(value: number) => string} write
+ */
+/**
+ * @typedef {object} Operation
+ * @property {(args: Matrix[], shape: [number, number], options: Options) => Matrix} all
+ *   the whole matrix from the matrices it is made of
+ * @property {(args: Matrix[], i: number, j: number, options: Options) => Source[]} made
+ *   [colour, which argument, row, column] of what number (i, j) is made of
+ * @property {(t: Figure, args: Matrix[], i: number, j: number, options: Options, words: Speller, nameOf: Figure) => string} spell
+ *   how it is made, in figures: t(which, row, column) writes a number, nameOf(which, row, column) names it
+ */
+
+/** @type {(...all: Source) => Source} */
+const source = (...all) => all;
+
+/** @type {Record<string, Operation>} */
+const OPS = {
+  matmul: {
+    all: ([x, w, b], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * w.at(k, j)) + (b ? b.at(0, j) : 0)),
+    made: ([x, , b], i, j) => [
+      ...range(x.columns).flatMap((k) => [source("a", 0, i, k), source("b", 1, k, j)]),
+      ...(b ? [source("c", 2, 0, j)] : []),
+    ],
+    spell: (t, [x, , b], i, j, _, words) => words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
+  },
+  matmulT: {
+    all: ([q, k], [rows, columns]) => Matrix.of(rows, columns, (i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c))),
+    made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c)]),
+    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
+  },
+  additive: {
+    all: ([q, k, v], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c))),
+    made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c), source("c", 2, 0, c)]),
+    spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `tanh(${t(0, i, c)} + ${t(1, j, c)})·${t(2, 0, c)}`),
+  },
+  scale: {
+    all: ([s, scale, cap], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => {
+        const x = s.at(i, j) * scale.at(0, 0);
+        return cap ? cap.at(0, 0) * Math.tanh(x / cap.at(0, 0)) : x;
+      }),
+    made: ([, , cap], i, j) => [source("a", 0, i, j), source("b", 1, 0, 0), ...(cap ? [source("c", 2, 0, 0)] : [])],
+    spell: (t, [, , cap], i, j) => {
+      const x = `${t(0, i, j)}·${t(1, 0, 0)}`;
+      return cap ? `${t(2, 0, 0)}·tanh(${x} / ${t(2, 0, 0)})` : x;
+    },
+  },
+  mask: {
+    all: ([s, mask, added], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => (mask.at(i, j) === 0 ? -Infinity : s.at(i, j) + (added ? added.at(i, j) : 0))),
+    made: ([, , added], i, j) => [source("a", 0, i, j), source("b", 1, i, j), ...(added ? [source("c", 2, i, j)] : [])],
+    spell: (t, [, mask, added], i, j, _, words, nameOf) =>
+      mask.at(i, j) === 0 ? words.texts.masked : added ? `${t(0, i, j)} + ${t(2, i, j)}` : nameOf(0, i, j),
+  },
+  softmax: {
+    all: ([s, mask, sink]) => softmax(s, mask, sink?.at(0, 0)),
+    made: ([s, mask, sink], i, j) => [
+      ...range(s.columns).filter((k) => mask.at(i, k) !== 0).map((k) => source("a", 0, i, k)),
+      source("b", 0, i, j),
+      ...(sink ? [source("c", 2, 0, 0)] : []),
+    ],
+    spell: (t, [s, mask, sink], i, j, _, words) => {
+      if (mask.at(i, j) === 0) return words.texts["masked weight"];
+      if (exponentials(s, mask, sink?.at(0, 0), i)[1] === 0) return words.texts.nothing;
+      const open = range(s.columns).filter((k) => mask.at(i, k) !== 0);
+      const first = sink ? `exp${paren(t(2, 0, 0))} + ` : "";
+      return `exp${paren(t(0, i, j))} / (${first}${words.sum(open.length, (k) => `exp${paren(t(0, i, open[k]))}`)})`;
+    },
+  },
+  choose: {
+    all: ([computed, given, use], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => (use.at(0, 0) === 0 ? computed : given).at(i, j)),
+    made: ([, , use], i, j) => [source("a", use.at(0, 0) === 0 ? 0 : 1, i, j), source("b", 2, 0, 0)],
+    spell: (t, [, , use], i, j, _, words, nameOf) => nameOf(use.at(0, 0) === 0 ? 0 : 1, i, j),
+  },
+  multiply: {
+    all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) * y.at(i, j)),
+    made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
+    spell: (t, _, i, j) => `${t(0, i, j)}·${t(1, i, j)}`,
+  },
+  pairs: {
+    all: ([w, v, mask], [rows, columns], { query }) =>
+      Matrix.of(rows, columns, (j, c) => (mask.at(query, j) === 0 ? 0 : w.at(query, j) * v.at(j, c))),
+    made: (_, j, c, { query }) => [source("a", 0, query, j), source("b", 1, j, c)],
+    spell: (t, [, , mask], j, c, { query }, words) =>
+      mask.at(query, j) === 0 ? words.texts["masked weight"] : `${t(0, query, j)}·${t(1, j, c)}`,
+  },
+  sum: {
+    all: ([w, v, mask], [rows, columns]) =>
+      Matrix.of(rows, columns, (i, c) => dot(v.rows, (j) => (mask.at(i, j) === 0 ? 0 : w.at(i, j) * v.at(j, c)))),
+    made: ([, v, mask, ...pairs], i, c) =>
+      range(v.rows)
+        .filter((j) => mask.at(i, j) !== 0)
+        .flatMap((j) => [source("a", 0, i, j), source("b", 1, j, c), ...(i < pairs.length ? [source("c", 3 + i, j, c)] : [])]),
+    spell: (t, [, values, mask], i, c, _, words) => {
+      const open = range(values.rows).filter((j) => mask.at(i, j) !== 0);
+      return open.length ? words.sum(open.length, (n) => `${t(0, i, open[n])}·${t(1, open[n], c)}`) : words.texts.nothing;
+    },
+  },
+  slice: {
+    all: ([x], [rows, columns], { start }) => Matrix.of(rows, columns, (i, j) => x.at(i, start + j)),
+    made: (_, i, j, { start }) => [source("a", 0, i, start + j)],
+    spell: (t, _, i, j, { start }, words, nameOf) => nameOf(0, i, start + j),
+  },
+  concat: {
+    all: (heads, [rows, columns]) =>
+      Matrix.of(rows, columns, (i, j) => heads[Math.floor(j / heads[0].columns)].at(i, j % heads[0].columns)),
+    made: ([head], i, j) => [source("a", Math.floor(j / head.columns), i, j % head.columns)],
+    spell: (t, [head], i, j, _, words, nameOf) => nameOf(Math.floor(j / head.columns), i, j % head.columns),
+  },
+  add: {
+    all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) + y.at(i, j)),
+    made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
+    spell: (t, _, i, j) => `${t(0, i, j)} + ${t(1, i, j)}`,
+  },
+  norm: {
+    all: ([x, w, b], [rows, columns], { eps }) => {
+      const lines = range(rows).map((i) => moments(x, i));
+      return Matrix.of(rows, columns, (i, j) => {
+        const [mean, variance] = lines[i];
+        return ((x.at(i, j) - mean) / Math.sqrt(variance + eps)) * w.at(0, j) + b.at(0, j);
+      });
+    },
+    made: ([x], i, j) => [...range(x.columns).map((k) => source("a", 0, i, k)), source("b", 0, i, j), source("c", 1, 0, j), source("c", 2, 0, j)],
+    spell: (t, [x], i, j, { eps }, words) => {
+      const [mean, variance] = moments(x, i).map((m) => paren(words.write(m), true));
+      return `(${t(0, i, j)} - ${mean}) / √(${variance} + ${eps}) · ${t(1, 0, j)} + ${t(2, 0, j)}`;
+    },
+  },
+  row_sums: {
+    all: ([x], [rows, columns]) => Matrix.of(rows, columns, (i) => dot(x.columns, (j) => x.at(i, j))),
+    made: ([x], i) => range(x.columns).map((j) => source("a", 0, i, j)),
+    spell: (t, [x], i, _, __, words) => words.sum(x.columns, (j) => t(0, i, j)),
+  },
+  mean: {
+    all: ([x], [rows, columns]) => Matrix.of(rows, columns, (_, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows),
+    made: ([x], _, j) => range(x.rows).map((i) => source("a", 0, i, j)),
+    spell: (t, [x], _, j, __, words) => `(${words.sum(x.rows, (i) => t(0, i, j))}) / ${x.rows}`,
+  },
+};
+
+/**
+ * A number in parentheses; when `negative`, only if it has a sign.
+ * @param {string} text
+ * @param {boolean} [negative]
+ */
+function paren(text, negative = false) {
+  if (text.startsWith("(")) return text;
+  return negative && !text.startsWith("-") ? text : `(${text})`;
+}
