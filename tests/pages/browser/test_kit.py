@@ -35,7 +35,9 @@ root.append(tour.node, tools(root, texts, () => heard.push("changed")));
 
 @pytest.fixture
 def kit(visit):
-    code = document.script(*document.KIT, "kit/heat.js", "kit/ribbons.js", "kit/tour.js").removesuffix("})();</script>")
+    code = document.script(*document.KIT, "kit/heat.js", "kit/ribbons.js", "kit/tour.js").removesuffix(
+        "})();</script>"
+    )
     return visit(
         f"<!DOCTYPE html><html lang=en><title>kit</title>{document.style()}<link rel=icon href='data:,'><body class=sa-page>"
         f"<div class=sa-view></div>{code}{SCRIPT}}})();</script>"
