@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import check_number
-from selfattn.optim.optimizers import COMPUTED_IN
+from selfattn.optim.optimizers import is_writable_kind
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -67,8 +67,7 @@ def clip_grad_norm_(
             f"grads must be a mapping of names to gradients, the second result of a pullback, not {type(grads).__name__}"
         )
     for name, gradient in grads.items():
-        plain = isinstance(gradient, np.ndarray) and not isinstance(gradient, np.ma.MaskedArray)
-        if not plain or gradient.dtype.name not in COMPUTED_IN:
+        if not is_writable_kind(gradient):
             raise TypeError(
                 f"the gradient of {name} must be an ndarray of floats, as it is changed, not {gradient!r:.80}"
             )
@@ -79,8 +78,7 @@ def clip_grad_norm_(
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     if not power > 0:
         raise ValueError(f"norm_type must be above 0, not {norm_type}")
-    distinct = {id(gradient): gradient for gradient in grads.values()}
-    arrays = [np.asarray(gradient) for gradient in distinct.values()]
+    arrays = [np.asarray(gradient) for gradient in {id(each): each for each in grads.values()}.values()]
     norm = _norm(arrays, power)
     if error_if_nonfinite and not math.isfinite(norm):
         raise RuntimeError(f"the norm of the gradients is {norm}; they cannot be clipped")

@@ -55,19 +55,18 @@ class LRScheduler:
     """
 
     _saved: tuple[str, ...] = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
+    _schedulers: Sequence[LRScheduler] = ()  # of which it is made
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.optimizer = _checked(optimizer)
         self.last_epoch = check_size("last_epoch", last_epoch, -1)
-        if self.last_epoch == -1:
-            if optimizer.initial_lr is None:
-                optimizer.initial_lr = optimizer.lr
-        elif optimizer.initial_lr is None:
-            raise ValueError(
-                f"last_epoch={last_epoch} is for an optimizer that had a scheduler before; this one had none. "
-                "To go on with a training, call load_state_dict with the scheduler's state_dict"
-            )
-        assert optimizer.initial_lr is not None
+        if optimizer.initial_lr is None:
+            if self.last_epoch != -1:
+                raise ValueError(
+                    f"last_epoch={last_epoch} is for an optimizer that had a scheduler before; this one had none. "
+                    "To go on with a training, call load_state_dict with the scheduler's state_dict"
+                )
+            optimizer.initial_lr = optimizer.lr
         self.base_lrs = [optimizer.initial_lr]
         self._begin()
 
@@ -118,7 +117,9 @@ class LRScheduler:
         dict
             Numbers, lists and dicts alone.
         """
-        return {name: _copied(getattr(self, name)) for name in self._saved}
+        state = {name: _copied(getattr(self, name)) for name in self._saved}
+        parts = [each.state_dict() for each in self._schedulers]
+        return {**state, "_schedulers": parts} if parts else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from where :meth:`state_dict` was called; the learning rate itself is in the optimiser's.
@@ -130,23 +131,34 @@ class LRScheduler:
         Raises
         ------
         ValueError
-            It is the state of another kind of scheduler. Nothing has changed then.
+            It is the state of another kind of scheduler, or of other ones. Nothing has changed then.
         """
         self._check(state_dict)
         for name in self._saved:
             setattr(self, name, _copied(state_dict[name]))
+        for scheduler, state in zip(self._schedulers, state_dict.get("_schedulers", ()), strict=True):
+            scheduler.load_state_dict(state)
 
     def _check(self, state: Any) -> None:
-        if not isinstance(state, Mapping) or set(state) != set(self._saved):
-            found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(
-                f"the state of a {type(self).__name__} must have {sorted(self._saved)}, not {found}"
-            )
-        for name in self._saved:
-            if not _alike(state[name], getattr(self, name)):
+        kind, wanted = type(self).__name__, list(self._saved)
+        parts = state.get("_schedulers", []) if isinstance(state, Mapping) else []
+        if self._schedulers:
+            wanted.append("_schedulers")
+            if not isinstance(parts, list) or len(parts) != len(self._schedulers):
                 raise ValueError(
-                    f"{name} in the state of a {type(self).__name__} must be like {getattr(self, name)!r}, not {state[name]!r:.80}"
+                    f"the state of this {kind} must have the states of {len(self._schedulers)} schedulers"
                 )
+        if not isinstance(state, Mapping) or set(state) != set(wanted):
+            found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"the state of a {kind} must have {sorted(wanted)}, not {found}")
+        for name in self._saved:
+            mine = getattr(self, name)
+            if not _alike(state[name], mine):
+                raise ValueError(
+                    f"{name} in the state of a {kind} must be like {mine!r}, not {state[name]!r:.80}"
+                )
+        for scheduler, part in zip(self._schedulers, parts, strict=True):
+            scheduler._check(part)
 
 
 class LambdaLR(LRScheduler):
@@ -361,9 +373,7 @@ class OneCycleLR(LRScheduler):
     [0.02, 0.5, 0.375, 0.125, 0.0]
     """
 
-    _saved = (
-        *LRScheduler._saved, "total_steps", "anneal_strategy", "cycle_momentum", "_phases",
-    )  # fmt: skip
+    _saved = (*LRScheduler._saved, "total_steps", "anneal_strategy", "cycle_momentum", "_phases")
 
     def __init__(
         self,
@@ -410,9 +420,8 @@ class OneCycleLR(LRScheduler):
             ("max_momentum", high, 1),
         ):
             if not 0 <= number < most:
-                raise ValueError(
-                    f"{name} must be at least 0 and {f'below {most}' if most == 1 else 'finite'}, not {number}"
-                )
+                limit = "below 1" if most == 1 else "finite"
+                raise ValueError(f"{name} must be at least 0 and {limit}, not {number}")
         start = top / factors[0]
         end = start / factors[1]
         if last_epoch == -1:
@@ -441,9 +450,7 @@ class OneCycleLR(LRScheduler):
         share = (self.last_epoch - before) / (end - before) if end > before else 1.0
         if self.cycle_momentum:
             self._set_momentum(self._between(momentum_from, momentum_to, share))
-        return max(
-            0.0, self._between(lr_from, lr_to, share)
-        )  # a line goes below 0 in the step after the last
+        return max(0.0, self._between(lr_from, lr_to, share))  # a line is below 0 in the step after the last
 
     _first = _next
 
@@ -508,9 +515,8 @@ class SequentialLR(LRScheduler):
             raise ValueError("schedulers is empty; at least one is needed")
         for i, scheduler in enumerate(schedulers):
             if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, SequentialLR):
-                raise TypeError(
-                    f"schedulers[{i}] must be a scheduler other than a SequentialLR, not {type(scheduler).__name__}"
-                )
+                kind = type(scheduler).__name__
+                raise TypeError(f"schedulers[{i}] must be a scheduler other than a SequentialLR, not {kind}")
             if scheduler.optimizer is not optimizer:
                 raise ValueError(f"schedulers[{i}] is of another optimizer")
         if len(schedulers) != len(milestones) + 1:
@@ -527,7 +533,7 @@ class SequentialLR(LRScheduler):
         optimizer.lr = optimizer.initial_lr
         for scheduler in schedulers:
             scheduler.last_epoch -= 1
-        self._schedulers[0]._begin()
+        schedulers[0]._begin()
         self._last_lr = self._schedulers[0].get_last_lr()
 
     def __copy__(self) -> Self:
@@ -547,42 +553,6 @@ class SequentialLR(LRScheduler):
         else:
             scheduler.step()
         self._last_lr = scheduler.get_last_lr()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all numbers that the schedules depend on, apart from the optimiser's state and functions.
-
-        Returns
-        -------
-        dict
-            Numbers, lists and dicts alone.
-        """
-        return {**super().state_dict(), "_schedulers": [each.state_dict() for each in self._schedulers]}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from where :meth:`state_dict` was called; the learning rate itself is in the optimiser's.
-
-        Parameters
-        ----------
-        state_dict : mapping
-
-        Raises
-        ------
-        ValueError
-            It is the state of another kind of scheduler, or of other ones. Nothing has changed then.
-        """
-        super().load_state_dict(state_dict)
-        for scheduler, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
-            scheduler.load_state_dict(state)
-
-    def _check(self, state: Any) -> None:
-        parts = state.get("_schedulers") if isinstance(state, Mapping) else None
-        if not isinstance(parts, list) or len(parts) != len(self._schedulers):
-            raise ValueError(
-                f"the state of this SequentialLR must have the states of {len(self._schedulers)} schedulers"
-            )
-        super()._check({name: value for name, value in state.items() if name != "_schedulers"})
-        for scheduler, part in zip(self._schedulers, parts, strict=True):
-            scheduler._check(part)
 
 
 def _checked(optimizer: Any) -> Optimizer:

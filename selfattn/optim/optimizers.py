@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,16 @@ from selfattn._check import as_array, check_number
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
 Array: TypeAlias = npt.NDArray[Any]
+Arrays: TypeAlias = list[Array]
+Targets: TypeAlias = list[Array | None] | None
 
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Dtypes of parameters, and of their updates.
 COMPUTED_IN: dict[str, np.dtype[Any]] = {
-    "float16": np.dtype(np.float32),
-    "bfloat16": np.dtype(np.float32),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
+    "float16": FLOAT32,
+    "bfloat16": FLOAT32,
+    "float32": FLOAT32,
+    "float64": FLOAT64,
 }
 
 
@@ -53,11 +57,7 @@ class Optimizer:
         if not isinstance(params, Mapping):
             raise TypeError(f"params must be a dict, as from parameters(), not {type(params).__name__}")
         for name, array in params.items():
-            if (
-                not isinstance(array, np.ndarray)
-                or isinstance(array, np.ma.MaskedArray)
-                or array.dtype.name not in COMPUTED_IN
-            ):
+            if not is_writable_kind(array):
                 raise TypeError(
                     f"params[{name!r}] must be an ndarray of floats (float16 to float64), not {array!r}"
                 )
@@ -71,11 +71,7 @@ class Optimizer:
     def __copy__(self) -> Self:
         """Return an optimiser of the same parameters with a state of its own, which neither one's steps change for the other."""
         made = object.__new__(type(self))
-        state = {
-            name: {key: x.copy() if isinstance(x, np.ndarray) else x for key, x in entries.items()}
-            for name, entries in self.state.items()
-        }
-        vars(made).update(vars(self), params=dict(self.params), state=state)
+        vars(made).update(vars(self), params=dict(self.params), state=copy.deepcopy(self.state))
         return made
 
     @property
@@ -120,10 +116,14 @@ class Optimizer:
             for g in grads.values()
         ]
         parameters: list[Any] = [self.params.get(name) for name in names]
-        if _core._are_plain(parameters, gradients):  # one quick look at all
-            self._move(names, parameters, gradients, None)
-            self.stepped = True
-            return
+        targets: Targets = None
+        if not _core._are_plain(parameters, gradients):  # one quick look at all
+            targets = self._made_plain(names, parameters, gradients)
+        self._move(names, parameters, gradients, targets)
+        self.stepped = True
+
+    def _made_plain(self, names: list[str], parameters: list[Any], gradients: list[Any]) -> Targets:
+        """Check arrays, put copies in place of those that the core does not read, and return what to write then."""
         targets: list[Array | None] = []
         for i, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
             parameter = self.params.get(name)
@@ -139,8 +139,7 @@ class Optimizer:
             gradients[i] = _plain(array, self._computed_in[name])
             parameters[i] = _plain(parameter, self._computed_in[name])
             targets.append(None if parameters[i] is parameter else np.asarray(parameter))
-        self._move(names, parameters, gradients, targets)
-        self.stepped = True
+        return targets
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything that the next steps depend on, apart from the parameters.
@@ -216,23 +215,16 @@ class Optimizer:
                     )
                 copied[slot] = int(entry)
                 continue
-            expected = (
-                f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {self._computed_in[name]}"
-            )
+            dtype = self._computed_in[name]
+            expected = f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {dtype}"
             if not isinstance(entry, np.ndarray):
                 raise TypeError(f"{expected}, not {entry!r:.80}")
-            if (entry.shape, entry.dtype) != (parameter.shape, self._computed_in[name]):
+            if (entry.shape, entry.dtype) != (parameter.shape, dtype):
                 raise ValueError(f"{expected}, not {entry.shape} of {entry.dtype}")
             copied[slot] = entry.copy()
         return copied
 
-    def _move(
-        self,
-        names: list[str],
-        parameters: list[Array],
-        gradients: list[Array],
-        targets: list[Array | None] | None,
-    ) -> None:
+    def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
         """Write all parameters after a step, and their states; the arrays are contiguous and of what computes.
 
         Where a parameter is a copy of one that is not, ``targets`` has the latter, which is written too. A step is taken whole
@@ -240,13 +232,10 @@ class Optimizer:
         """
         raise NotImplementedError
 
-    def _states(self, key: str, names: list[str], parameters: list[Array]) -> list[Array]:
+    def _states(self, key: str, names: list[str], parameters: Arrays) -> Arrays:
         """Return one array of each parameter's state, new zeros at first."""
-        saved = [self.state[name].get(key) for name in names]
-        return [
-            np.zeros(parameter.shape, parameter.dtype) if array is None else array
-            for array, parameter in zip(saved, parameters, strict=True)
-        ]
+        found = ((self.state[name].get(key), x) for name, x in zip(names, parameters, strict=True))
+        return [np.zeros(x.shape, x.dtype) if array is None else array for array, x in found]
 
 
 class SGD(Optimizer):
@@ -300,19 +289,11 @@ class SGD(Optimizer):
             )
         self.momentum, self.dampening, self.nesterov = momentum, dampening, bool(nesterov)
 
-    def _move(
-        self,
-        names: list[str],
-        parameters: list[Array],
-        gradients: list[Array],
-        targets: list[Array | None] | None,
-    ) -> None:
+    def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
         steps = [2 if "momentum_buffer" in self.state[name] else 1 for name in names]
         velocities = self._states("momentum_buffer", names, parameters) if self.momentum else None
-        state = self.state | {
-            name: {"momentum_buffer": velocity}
-            for name, velocity in zip(names, velocities or (), strict=False)
-        }
+        kept = zip(names, velocities or (), strict=False)
+        state = self.state | {name: {"momentum_buffer": velocity} for name, velocity in kept}
         _core._sgd_step(
             parameters, gradients, velocities, steps,
             self.lr, self.momentum, self.dampening, self.weight_decay, self.nesterov, targets,
@@ -366,13 +347,7 @@ class Adam(Optimizer):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
         self.betas, self.eps = (numbers[0], numbers[1]), _not_negative("eps", eps)
 
-    def _move(
-        self,
-        names: list[str],
-        parameters: list[Array],
-        gradients: list[Array],
-        targets: list[Array | None] | None,
-    ) -> None:
+    def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
         steps = [self.state[name].get("step", 0) + 1 for name in names]
         means = self._states("exp_avg", names, parameters)
         squares = self._states("exp_avg_sq", names, parameters)
@@ -424,6 +399,12 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay)
+
+
+def is_writable_kind(array: Any) -> bool:
+    """Tell an ndarray of floats, such as can be changed in place, from what only counts as one."""
+    is_array = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
+    return is_array and array.dtype.name in COMPUTED_IN
 
 
 def _plain(array: Array, dtype: np.dtype[Any]) -> Array:
