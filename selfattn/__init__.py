@@ -42,17 +42,15 @@ from selfattn.functional.attention import (
 from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.checks import check_vjp
 from selfattn.functional.kv_cache import KVCache
-from selfattn.functional.merge import merge_attention
+from selfattn.functional.merge import MergeGradients, merge_attention, merge_attention_vjp
 from selfattn.functional.rowops import (
     LayerNormGradients,
-    MergeGradients,
     RMSNormGradients,
     RotaryGradients,
     apply_rotary_emb_vjp,
     gelu_vjp,
     layer_norm_vjp,
     log_softmax_vjp,
-    merge_attention_vjp,
     rms_norm_vjp,
     softmax_vjp,
 )

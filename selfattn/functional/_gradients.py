@@ -237,6 +237,11 @@ def gradient_dtype(x: Array) -> np.dtype[Any]:
     return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
 
 
+def like(x: Array, dx: Array) -> Array:
+    """Return a gradient in the dtype of its input; integers count as float64."""
+    return dx.astype(gradient_dtype(x), order="C", copy=False)
+
+
 # --------------------------------------------------------------------------------------------------- rounding
 
 

@@ -1,18 +1,32 @@
-"""Merging the parts of a split call of attention, in NumPy; its gradients are in `rowops`."""
+"""Merging the parts of a split call of attention, and its gradients, in NumPy: a few sums over arrays of the output's size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, float_dtype, promoted
+from selfattn._check import as_array, compute_dtype, float_dtype, promoted
+from selfattn.functional._gradients import as_fitting_gradient, like
 
-__all__ = ["merge_attention"]
+__all__ = ["MergeGradients", "merge_attention", "merge_attention_vjp"]
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+class MergeGradients(NamedTuple):
+    """What the pullback of `merge_attention_vjp` gives.
+
+    Attributes
+    ----------
+    outs, lses : list of ndarray
+        The gradients with respect to the outputs and the log-sum-exps, one array for each part.
+    """
+
+    outs: list[Array]
+    lses: list[Array]
 
 
 @np.errstate(all="ignore")
@@ -100,6 +114,83 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
         share = np.exp(part - top) / total
         merged += np.where((part == -np.inf)[..., None], zero, share[..., None] * out.astype(compute))
     return merged.astype(result), (np.log(total) + top).astype(lse_dtype)
+
+
+def merge_attention_vjp(
+    outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
+) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
+    """Merge the parts of attention, and get the function that takes gradients back to them.
+
+    ::
+
+        lse     = log(sum(exp(lse_n)))
+        share_n = exp(lse_n - lse)
+        out     = sum(share_n * out_n)
+
+        dout_n = share_n * dout
+        dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)        # the sum over Ev
+
+    A part whose lse is -inf has no share: its gradients are 0 there, whatever its output holds. Without ``dlse`` the
+    merged lse was not used, and with ``dout=None`` the merged output.
+
+    Parameters
+    ----------
+    outs : sequence of array_like, each of shape (..., L, Ev)
+        At least one, of float16, bfloat16, float32, float64 or integers, which count as float64.
+    lses : sequence of array_like, each of shape (..., L)
+        The natural log-sum-exp of each part.
+
+    Returns
+    -------
+    result : tuple, (out, lse)
+        As :func:`merge_attention` returns it.
+    pullback : callable
+        ``pullback(dout, dlse=None)``, as often as wanted, gives :class:`MergeGradients` ``(outs, lses)``, two lists with one
+        array for each part, in the shapes and dtypes of the parts (float64 for integers), which must stay as they are until
+        the last call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`merge_attention`; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
+
+    References
+    ----------
+    Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2, differentiated.
+
+    Examples
+    --------
+    >>> (out, lse), pullback = merge_attention_vjp([[[1.0]], [[3.0]]], [[0.0], [0.0]])
+    >>> pullback([[1.0]])
+    MergeGradients(outs=[array([[0.5]]), array([[0.5]])], lses=[array([-0.5]), array([0.5])])
+    """
+    parts, sums = as_parts("outs", outs), as_parts("lses", lses)
+    result = merge_attention(parts, sums)
+    compute = compute_dtype(*parts, *sums)
+    dtype = result[0].dtype if compute == np.float32 else compute
+
+    @np.errstate(all="ignore")
+    def pullback(dout: npt.ArrayLike | None, dlse: npt.ArrayLike | None = None) -> MergeGradients:
+        if dout is None and dlse is not None:
+            dout = np.zeros(parts[0].shape, dtype)
+        dout = as_fitting_gradient("dout", dout, parts[0].shape, dtype).astype(compute, copy=False)
+        if dlse is not None:
+            dlse = as_fitting_gradient("dlse", dlse, sums[0].shape, compute).astype(compute, copy=False)
+        wide = [part.astype(compute, copy=False) for part in parts]
+        wide_lses = [part_lse.astype(compute, copy=False) for part_lse in sums]
+        out, lse = (merged.astype(compute, copy=False) for merged in merge_attention(wide, wide_lses))
+        grads = MergeGradients([], [])
+        for n, (part, part_lse) in enumerate(zip(wide, wide_lses, strict=True)):
+            absent = part_lse == -np.inf
+            share = np.where(absent, 0, np.exp(part_lse - lse))
+            along = np.where(absent[..., None], 0, dout * (part - out)).sum(axis=-1)
+            along = along if dlse is None else along + dlse
+            grads.outs.append(like(parts[n], np.where(absent[..., None], 0, share[..., None] * dout)))
+            grads.lses.append(like(sums[n], np.where(absent, 0, share * along)))
+        return grads
+
+    return result, pullback
 
 
 def as_parts(name: str, arrays: Sequence[npt.ArrayLike]) -> list[Array]:

@@ -1,89 +1,37 @@
-"""The gradients of the row operations and of merging.
+"""The gradients of the row operations.
 
-The formulas are those of `selfattn.reference.rows_vjp`. A pullback keeps references to the inputs and nothing
-else: what it needs of the forward pass it computes again, in float64 if an input is float64, else in float32.
-Those of softmax, norms and gelu are in C. Rotary embeddings turn back by the forward function; the gradients of
-their tables, which are rarely asked for, and merging, which is a few sums over arrays of its own output's size,
-stay in NumPy.
+The formulas are those of `selfattn.reference.rows_vjp`. A pullback keeps references to the inputs and nothing else: what it
+needs of the forward pass it computes again, in float64 if an input is float64, else in float32. Those of softmax, norms and
+gelu are in C. Rotary embeddings turn back by the forward function; the gradients of their tables, which are rarely asked for,
+are computed in NumPy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import as_array, compute_dtype
-from selfattn._docs import described, put
-from selfattn.functional._gradients import as_fitting_gradient, check_wrt, gradient_dtype, sum_to_shape
-from selfattn.functional.merge import as_parts, merge_attention
+from selfattn.functional._gradients import as_fitting_gradient, check_wrt, like, sum_to_shape
 
 __all__ = [
     "LayerNormGradients",
-    "MergeGradients",
     "RMSNormGradients",
     "RotaryGradients",
     "apply_rotary_emb_vjp",
     "gelu_vjp",
     "layer_norm_vjp",
     "log_softmax_vjp",
-    "merge_attention_vjp",
     "rms_norm_vjp",
     "softmax_vjp",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-_SECTIONS = """\
-Parameters
-----------
-{parameters}
-
-Returns
--------
-{y}
-    As `{name}` returns it.
-pullback : callable
-    {gives}.
-    It may be called again. A gradient has the shape and dtype of its input (float64 for integers); 16 bits are
-    computed in float32. Arrays must stay as they are until the last call.
-
-Raises
-------
-TypeError, ValueError
-    As `{name}`{refuses}. In the pullback:
-    a gradient of another shape than its result (ValueError), or float64 where that has fewer bits (TypeError).
-
-See Also
---------
-{name}"""
-
-
-def gradient_of(
-    function: Callable[..., Any],
-    gives: str = "``dx = pullback(dy)``",
-    more: str = "",
-    refuses: str = "",
-    y: str = "y : ndarray",
-) -> Callable[[Function], Function]:
-    """Put the sections that all docstrings here have in the place of ``{sections}``.
-
-    ``more`` describes a parameter that the function does not have, ``refuses`` what is wrong with it.
-    """
-
-    def documented(vjp: Function) -> Function:
-        parameters = "\n".join(filter(None, [described(function), more]))
-        name = function.__name__
-        text = _SECTIONS.format(parameters=parameters, name=name, gives=gives, refuses=refuses, y=y)
-        put(vjp, "{sections}", text)
-        return vjp
-
-    return documented
 
 
 class LayerNormGradients(NamedTuple):
@@ -131,26 +79,30 @@ class RotaryGradients(NamedTuple):
     sin: Array | None
 
 
-class MergeGradients(NamedTuple):
-    """What the pullback of `merge_attention_vjp` gives.
-
-    Attributes
-    ----------
-    outs, lses : list of ndarray
-        The gradients with respect to the outputs and the log-sum-exps, one array for each part.
-    """
-
-    outs: list[Array]
-    lses: list[Array]
-
-
-@gradient_of(_core.softmax)
 def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """Softmax and the function that takes gradients back through it.
 
     ``y = exp(x) / sum(exp(x))``, ``dx = y * (dy - sum(y * dy))``, the sums along ``axis``.
 
-    {sections}
+    Parameters
+    ----------
+    x : array_like
+        float16, bfloat16, float32, float64 or integers, which count as float64.
+    axis : int, default -1
+
+    Returns
+    -------
+    y : ndarray
+        As :func:`softmax` returns it.
+    pullback : callable
+        ``dx = pullback(dy)``, as often as wanted, in the shape and dtype of x (float64 for integers). x must stay as it is
+        until the last call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`softmax`; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
 
     References
     ----------
@@ -165,13 +117,30 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     return _with_pullback(_core.softmax, _core._softmax_backward, x, axis)
 
 
-@gradient_of(_core.log_softmax)
 def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """Log-softmax and the function that takes gradients back through it.
 
     ``y = x - log(sum(exp(x)))``, ``dx = dy - exp(y) * sum(dy)``, the sums along ``axis``.
 
-    {sections}
+    Parameters
+    ----------
+    x : array_like
+        float16, bfloat16, float32, float64 or integers, which count as float64.
+    axis : int, default -1
+
+    Returns
+    -------
+    y : ndarray
+        As :func:`log_softmax` returns it.
+    pullback : callable
+        ``dx = pullback(dy)``, as often as wanted, in the shape and dtype of x (float64 for integers). x must stay as it is
+        until the last call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`log_softmax`; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
 
     Examples
     --------
@@ -182,12 +151,6 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     return _with_pullback(_core.log_softmax, _core._log_softmax_backward, x, axis)
 
 
-@gradient_of(
-    _core.layer_norm,
-    """\
-``pullback(dy)`` gives `LayerNormGradients` ``(x, weight, bias)``, None for a parameter that was not given.
-    Sums over rows are kept in float64""",
-)
 def layer_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -208,7 +171,30 @@ def layer_norm_vjp(
         dunit   = dy * weight
         dx      = r * (dunit - mean(dunit) - unit * mean(dunit * unit))   # means over normalized_shape
 
-    {sections}
+    Parameters
+    ----------
+    x : array_like, shape (..., *normalized_shape)
+        float16, bfloat16, float32, float64 or integers, which count as float64.
+    normalized_shape : int or tuple of int
+        The last axes of x, over which mean and variance are taken.
+    weight, bias : array_like, shape normalized_shape, optional
+        1 and 0 by default.
+    eps : float, default 1e-5
+
+    Returns
+    -------
+    y : ndarray
+        As :func:`layer_norm` returns it.
+    pullback : callable
+        ``pullback(dy)``, as often as wanted, gives :class:`LayerNormGradients` ``(x, weight, bias)``, None for a parameter
+        that was not given, in the shapes and dtypes of the inputs (float64 for integers), which must stay as they are until
+        the last call. Sums over rows are kept in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`layer_norm`; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
 
     References
     ----------
@@ -232,12 +218,6 @@ def layer_norm_vjp(
     return y, pullback
 
 
-@gradient_of(
-    _core.rms_norm,
-    """\
-``pullback(dy)`` gives `RMSNormGradients` ``(x, weight)``, None for a weight that was not given.
-    Sums over rows are kept in float64""",
-)
 def rms_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -256,7 +236,31 @@ def rms_norm_vjp(
         dunit   = dy * weight
         dx      = r * (dunit - unit * mean(dunit * unit))        # means over normalized_shape
 
-    {sections}
+    Parameters
+    ----------
+    x : array_like, shape (..., *normalized_shape)
+        float16, bfloat16, float32, float64 or integers, which count as float64.
+    normalized_shape : int or tuple of int
+        The last axes of x, over which the mean is taken.
+    weight : array_like, shape normalized_shape, optional
+        1 by default.
+    eps : float, optional
+        By default the machine epsilon of the precision that is computed in: float64's for float64, else float32's.
+
+    Returns
+    -------
+    y : ndarray
+        As :func:`rms_norm` returns it.
+    pullback : callable
+        ``pullback(dy)``, as often as wanted, gives :class:`RMSNormGradients` ``(x, weight)``, None for a weight that was not
+        given, in the shapes and dtypes of the inputs (float64 for integers), which must stay as they are until the last
+        call. Sums over rows are kept in float64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`rms_norm`; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
 
     References
     ----------
@@ -281,7 +285,6 @@ def rms_norm_vjp(
     return y, pullback
 
 
-@gradient_of(_core.gelu)
 def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> tuple[Array, Pullback]:
     """Gelu and the function that takes gradients back through it.
 
@@ -290,7 +293,25 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     ``z = 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)``, so ``dx = dy * (s + x * s * (1 - s) * dz/dx)``. NaN where x is
     infinite, as in PyTorch.
 
-    {sections}
+    Parameters
+    ----------
+    x : array_like
+        float16, bfloat16, float32, float64 or integers, which count as float64.
+    approximate : {"none", "tanh"}, default "none"
+
+    Returns
+    -------
+    y : ndarray
+        As :func:`gelu` returns it.
+    pullback : callable
+        ``dx = pullback(dy)``, as often as wanted, in the shape and dtype of x (float64 for integers). x must stay as it is
+        until the last call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`gelu`; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
 
     References
     ----------
@@ -305,16 +326,6 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     return _with_pullback(_core.gelu, _core._gelu_backward, x, approximate)
 
 
-@gradient_of(
-    _core.apply_rotary_emb,
-    """\
-``pullback(dy)`` gives `RotaryGradients` ``(x, cos, sin)``, None for what ``wrt`` does not name. Those of the
-    tables are summed over what was broadcast""",
-    """\
-wrt : str or sequence of str
-    What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.""",
-    "; another name in ``wrt``",
-)
 def apply_rotary_emb_vjp(
     x: npt.ArrayLike,
     cos: npt.ArrayLike,
@@ -331,7 +342,31 @@ def apply_rotary_emb_vjp(
         da = dp * cos + dq * sin          db = dq * cos - dp * sin          # turned back
         dcos = dp * a + dq * b            dsin = dq * a - dp * b
 
-    {sections}
+    Parameters
+    ----------
+    x : array_like, shape (..., L, D), D even
+        float16, bfloat16, float32, float64 or integers, which count as float64.
+    cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)
+        With one axis less than x, and three or more, they have no head axis and are the same for every head.
+    interleaved : bool, default False
+        Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.
+    wrt : str or sequence of str
+        What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.
+
+    Returns
+    -------
+    y : ndarray
+        As :func:`apply_rotary_emb` returns it.
+    pullback : callable
+        ``pullback(dy)``, as often as wanted, gives :class:`RotaryGradients` ``(x, cos, sin)``, None for what ``wrt`` does not
+        name, in the shapes and dtypes of the inputs (float64 for integers), which must stay as they are until the last
+        call. Those of the tables are summed over what was broadcast.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`apply_rotary_emb`; another name in ``wrt``; in the pullback, a gradient of another shape than its result, or float64 where that
+        has fewer bits.
 
     References
     ----------
@@ -372,70 +407,6 @@ def apply_rotary_emb_vjp(
     return y, pullback
 
 
-@gradient_of(
-    merge_attention,
-    """\
-``pullback(dout, dlse=None)`` gives `MergeGradients` ``(outs, lses)``, two lists with one array for each
-    part""",
-    y="result : tuple, (out, lse)",
-)
-def merge_attention_vjp(
-    outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
-) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
-    """Merge the parts of attention, and get the function that takes gradients back to them.
-
-    ::
-
-        lse     = log(sum(exp(lse_n)))
-        share_n = exp(lse_n - lse)
-        out     = sum(share_n * out_n)
-
-        dout_n = share_n * dout
-        dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)        # the sum over Ev
-
-    A part whose lse is -inf has no share: its gradients are 0 there, whatever its output holds. Without ``dlse`` the
-    merged lse was not used, and with ``dout=None`` the merged output.
-
-    {sections}
-
-    References
-    ----------
-    Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2, differentiated.
-
-    Examples
-    --------
-    >>> (out, lse), pullback = merge_attention_vjp([[[1.0]], [[3.0]]], [[0.0], [0.0]])
-    >>> pullback([[1.0]])
-    MergeGradients(outs=[array([[0.5]]), array([[0.5]])], lses=[array([-0.5]), array([0.5])])
-    """
-    parts, sums = as_parts("outs", outs), as_parts("lses", lses)
-    result = merge_attention(parts, sums)
-    compute = compute_dtype(*parts, *sums)
-    dtype = result[0].dtype if compute == np.float32 else compute
-
-    @np.errstate(all="ignore")
-    def pullback(dout: npt.ArrayLike | None, dlse: npt.ArrayLike | None = None) -> MergeGradients:
-        if dout is None and dlse is not None:
-            dout = np.zeros(parts[0].shape, dtype)
-        dout = as_fitting_gradient("dout", dout, parts[0].shape, dtype).astype(compute, copy=False)
-        if dlse is not None:
-            dlse = as_fitting_gradient("dlse", dlse, sums[0].shape, compute).astype(compute, copy=False)
-        wide = [part.astype(compute, copy=False) for part in parts]
-        wide_lses = [part_lse.astype(compute, copy=False) for part_lse in sums]
-        out, lse = (merged.astype(compute, copy=False) for merged in merge_attention(wide, wide_lses))
-        grads = MergeGradients([], [])
-        for n, (part, part_lse) in enumerate(zip(wide, wide_lses, strict=True)):
-            absent = part_lse == -np.inf
-            share = np.where(absent, 0, np.exp(part_lse - lse))
-            along = np.where(absent[..., None], 0, dout * (part - out)).sum(axis=-1)
-            along = along if dlse is None else along + dlse
-            grads.outs.append(like(parts[n], np.where(absent[..., None], 0, share[..., None] * dout)))
-            grads.lses.append(like(sums[n], np.where(absent, 0, share * along)))
-        return grads
-
-    return result, pullback
-
-
 def _with_pullback(
     forward: Callable[..., Array], backward: Callable[..., Array], x: npt.ArrayLike, option: Any
 ) -> tuple[Array, Pullback]:
@@ -453,11 +424,6 @@ def _with_pullback(
 def optional(name: str, x: npt.ArrayLike | None) -> Array | None:
     """Convert an argument that may be None."""
     return None if x is None else as_array(name, x)
-
-
-def like(x: Array, dx: Array) -> Array:
-    """Return a gradient in the dtype of its input; integers count as float64."""
-    return dx.astype(gradient_dtype(x), order="C", copy=False)
 
 
 def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
