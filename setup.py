@@ -43,7 +43,7 @@ link_args = ["-pthread"]
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
-    # Fewer inlined kernels, or one file compiles for ten minutes (csrc/simd/common.h).
+    # Fewer inlined kernels, or one file compiles for ten minutes (csrc/simd/macros.h).
     compile_args += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
     link_args.append(f"-fsanitize={sanitizers}")

@@ -157,7 +157,7 @@ typedef struct {
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1), to be summed over L */
     void *delta;           /* an element for each row of all heads */
-    bool only_steps;       /* tasks of a step never wait for each other */
+    bool only_turns;       /* tasks of a turn never wait for each other */
 } sa_attention_gradients;
 
 /* drivers/attention_backward.c explains the rotation. */
@@ -167,12 +167,12 @@ typedef struct {
     ptrdiff_t range_keys, range_blocks; /* the most of a range */
     ptrdiff_t unit_blocks;              /* a row range is a multiple of this */
     ptrdiff_t sharing, together;        /* groups that share a float mask; those at work together */
-    ptrdiff_t steps, steps_at_once, tasks;
+    ptrdiff_t turns, turns_at_once, tasks;
     ptrdiff_t delta_count;
     size_t scratch_bytes;
     size_t gathered_at;  /* in scratch: a task's dK and dV; 0: added to in place */
     size_t mask_sums_at; /* in scratch: sums of a shared mask gradient */
-    size_t done_at;      /* in scratch: counts of finished steps or rows */
+    size_t done_at;      /* in scratch: counts of finished turns or rows */
     bool follow;         /* groups go through a shared mask one behind the other */
     bool mask_apart;     /* the mask's gradient has a pass of its own */
     bool large;

@@ -200,7 +200,7 @@ static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
 
-/* The next task for a thread, or plan->tasks: first of its own share, whose packed keys it reuses, then of others'. */
+/* The next task for a thread, or plan->tasks: first of its own share, whose copied keys it reuses, then of others'. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     sa_let_others_take();
     for (int i = 0; i < team; ++i) {

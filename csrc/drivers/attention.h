@@ -69,9 +69,9 @@ static inline ptrdiff_t sa_block_end(const sa_stretches *s, ptrdiff_t from, ptrd
 /* The keys that rows from … to − 1 may see. */
 sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdiff_t S);
 
-/* What a thread keeps between tasks: packed keys, and stretches. */
+/* What a thread keeps between tasks: copied keys, and stretches. */
 typedef struct {
-    ptrdiff_t keys, from; /* the group (or chunk) and first key of packed keys; −1: none */
+    ptrdiff_t keys, from; /* the group (or chunk) and first key of copied keys; −1: none */
     sa_stretches stretches;
 } sa_held;
 
@@ -105,12 +105,12 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
-void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                             char *scratch);
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
                            char *scratch);
 
-/* The tasks of a step; 0 if no gradient needs them. */
+/* The tasks of a turn; 0 if no gradient needs them. */
 ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 #endif

@@ -1,16 +1,16 @@
 /* Driver of attention's backward pass: cuts a call so that each gradient has one writer at a time and one order of
  * additions, for any number of threads. mask_gradient.c has mask gradients with a pass of their own.
  *
- * A group's keys are cut into N ranges, its rows into R ≥ N. In step t, task (group, c) works on key range c and row
- * range (c + t) mod R. Tasks of a step share neither rows nor keys, and R steps cover every pair.
+ * A group's keys are cut into N ranges, its rows into R ≥ N. In turn t, task (group, c) works on key range c and row
+ * range (c + t) mod R. Tasks of a turn share neither rows nor keys, and R turns cover every pair.
  *
- * Groups that share a float mask, and so its gradient, take turns: in step t rank k has row range (k + c + t) mod R. At
+ * Groups that share a float mask, and so its gradient, take turns: in turn t rank k has row range (k + c + t) mod R. At
  * most R groups work at a time. If the mask's gradient is not wanted, the order stays, but groups do not wait.
  *
  * Large groups that share a mask follow one another through their rows, a block apart: a thread stays with one group's
- * keys. Packed sequences may not wait: there rank k has row range t − k in step t, the same order.
+ * keys. Packed sequences may not wait: there rank k has row range t − k in turn t, the same order.
  *
- * Task (group, c) of rank k waits for three tasks of the step before, which have begun, as tasks are taken in order:
+ * Task (group, c) of rank k waits for three tasks of the turn before, which have begun, as tasks are taken in order:
  * itself; (group, c + 1), which had its rows; (rank k + 1, c), which had its mask elements. */
 #include <math.h>
 #include <string.h>
@@ -18,14 +18,14 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* Keys and rows are cut into ranges until there are so many tasks, but none is shorter than this: each task packs its own. */
+/* Keys and rows are cut into ranges until there are so many tasks, but none is shorter than this: each task copies its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_RANGE 1024
 
 /* Groups follow one another if they have so many blocks, and keys, values and gradients exceed these bytes. */
-#define SA_BLOCKS_TO_FOLLOW 8
+#define SA_QUANT_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
 /* A task gathers its rows of dK and dV, up to so many bytes, if they lie this far apart: they fall on few sets of the
@@ -83,25 +83,25 @@ static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan
 
 static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
     const double bytes = 2.0 * (double)plan->sharing * (double)a->S * (double)(a->E + a->Dv) * (double)sa_element_size(a->f64);
-    return plan->sharing > 1 && plan->key_ranges == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW &&
+    return plan->sharing > 1 && plan->key_ranges == 1 && plan->blocks >= SA_QUANT_TO_FOLLOW &&
            bytes > (double)SA_BYTES_TO_FOLLOW;
 }
 
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
     plan_sharing(g, plan);
-    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), turns = sa_smaller(plan->sharing, SA_FEW_TASKS);
+    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), least_tasks = sa_smaller(plan->sharing, SA_FEW_TASKS);
     const bool wait = g->dmask.m.data && plan->sharing > 1;
     plan->together = plan->sharing;
-    plan->steps_at_once = 1;
+    plan->turns_at_once = 1;
     plan->follow = are_to_follow(g->a, plan);
     if (plan->follow) {
-        plan->row_ranges = g->only_steps ? sa_smaller(units, SA_FEW_TASKS) : 1;
-        plan->steps = g->only_steps ? plan->sharing + plan->row_ranges - 1 : 1;
+        plan->row_ranges = g->only_turns ? sa_smaller(units, SA_FEW_TASKS) : 1;
+        plan->turns = g->only_turns ? plan->sharing + plan->row_ranges - 1 : 1;
     } else {
-        plan->row_ranges = plan->key_ranges > turns ? plan->key_ranges : sa_smaller(turns, units);
+        plan->row_ranges = plan->key_ranges > least_tasks ? plan->key_ranges : sa_smaller(least_tasks, units);
         plan->together = wait ? sa_smaller(plan->sharing, plan->row_ranges) : plan->sharing;
-        plan->steps_at_once = wait || plan->key_ranges > 1 ? 1 : plan->row_ranges;
-        plan->steps = sa_ceil_div(plan->sharing, plan->together) * plan->row_ranges / plan->steps_at_once;
+        plan->turns_at_once = wait || plan->key_ranges > 1 ? 1 : plan->row_ranges;
+        plan->turns = sa_ceil_div(plan->sharing, plan->together) * plan->row_ranges / plan->turns_at_once;
     }
     plan->tasks = plan->groups / plan->sharing * plan->together * plan->key_ranges;
     plan->range_blocks = sa_ceil_div(units, plan->row_ranges) * plan->unit_blocks;
@@ -124,7 +124,7 @@ static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines =
-        plan->range_blocks * plan->steps_at_once >= SA_LEAST_BLOCKS_TO_GATHER && sa_kernels_for(a->f64)->adds_by_lines(a);
+        plan->range_blocks * plan->turns_at_once >= SA_LEAST_BLOCKS_TO_GATHER && sa_kernels_for(a->f64)->adds_by_lines(a);
     if (!is_spread(a, &g->dkey.m, a->E, lines) && !is_spread(a, &g->dvalue.m, a->Dv, lines)) {
         return 0;
     }
@@ -273,14 +273,14 @@ typedef struct {
     ptrdiff_t group, key, end;
     sa_stretches stretches;
     bool held;             /* scratch has its gathered gradients */
-    ptrdiff_t packed_from; /* the first packed key in scratch */
+    ptrdiff_t copied_from; /* the first copied key in scratch */
     gathered_rows gathered[2];
     const ptrdiff_t *ahead; /* rows that the group before has done; NULL: need not wait */
     ptrdiff_t *done;
 } range_state;
 
-/* Takes a block's keys in parts, so that few rows with a million keys see Ctrl-C. Kernels pack whole tiles from cache_from
- * on, so all parts but the first begin with one; with gaps nothing is packed. */
+/* Takes a block's keys in pieces, so that few rows with a million keys see Ctrl-C. Kernels copy whole tiles from cache_from
+ * on, so all pieces but the first begin with one; with gaps nothing is copied. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
@@ -297,7 +297,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     }
 }
 
-/* first_key is the stretch's; fresh: no step has added to these keys. */
+/* first_key is the stretch's; fresh: no turn has added to these keys. */
 static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t from,
                           ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
     sa_rows rows;
@@ -308,7 +308,7 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
     b.mask_only = !wants_rows_or_keys(g);
     sa_keep_keys(&b.b, at->key, at->end);
     b.b.cache_from = sa_smaller(sa_larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
-    b.b.cache_holds = at->packed_from == b.b.cache_from;
+    b.b.cache_holds = at->copied_from == b.b.cache_from;
     b.b.fetches = plan->large && fresh && !b.b.cache_holds;
     if (b.b.begin >= b.b.end || sa_cancelled(g->a)) {
         return;
@@ -320,7 +320,7 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
         }
     }
     at->held = true;
-    at->packed_from = b.b.cache_from;
+    at->copied_from = b.b.cache_from;
     work_on_keys(&b, scratch);
 }
 
@@ -344,24 +344,24 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
 }
 
 /* Key range c = t mod N of the group of rank k = t / N mod K, K groups working together. */
-static void range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+static void range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                        char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->key_ranges, k = t / plan->key_ranges % plan->together;
     const ptrdiff_t owner = t / plan->key_ranges / plan->together;
-    ptrdiff_t rank = k, begun = step - (g->only_steps ? k : 0);
+    ptrdiff_t rank = k, begun = turn - (g->only_turns ? k : 0);
     if (!plan->follow) {
-        rank += step * plan->steps_at_once / plan->row_ranges * plan->together;
-        begun = step % plan->row_ranges;
+        rank += turn * plan->turns_at_once / plan->row_ranges * plan->together;
+        begun = turn % plan->row_ranges;
     }
     if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* another's turn */
         return;
     }
     range_state at = {
-        .group = group_of(g, plan, owner, rank), .key = c * plan->range_keys, .packed_from = -1, .ahead = ahead, .done = done};
+        .group = group_of(g, plan, owner, rank), .key = c * plan->range_keys, .copied_from = -1, .ahead = ahead, .done = done};
     at.end = sa_smaller(at.key + plan->range_keys, g->a->S);
     at.stretches = stretches_of(g, plan, at.group);
-    for (ptrdiff_t i = 0; i < plan->steps_at_once; ++i) {
-        const ptrdiff_t range = plan->follow ? begun : (rank + c + step + i) % plan->row_ranges;
+    for (ptrdiff_t i = 0; i < plan->turns_at_once; ++i) {
+        const ptrdiff_t range = plan->follow ? begun : (rank + c + turn + i) % plan->row_ranges;
         work_on_row_range(g, plan, &at, range, begun == 0, scratch);
     }
     if (at.held && plan->gathered_at > 0) {
@@ -369,9 +369,9 @@ static void range_task(const sa_attention_gradients *g, const sa_backward_plan *
     }
 }
 
-void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t step, ptrdiff_t t,
+void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                             char *scratch) {
-    range_task(g, plan, step, t, scratch, NULL, NULL);
+    range_task(g, plan, turn, t, scratch, NULL, NULL);
 }
 
 ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan) {
@@ -383,7 +383,7 @@ typedef struct {
     const sa_backward_plan *plan;
     sa_mask_plan mask;
     char *scratch;
-    ptrdiff_t tasks, taken; /* tasks of a step; how many of all steps are taken */
+    ptrdiff_t tasks, taken; /* tasks of a turn; how many of all turns are taken */
 } backward_run;
 
 typedef struct {
@@ -409,20 +409,20 @@ static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
 }
 
 /* Waits for the tasks before it, even without work: others rely on it. */
-static void task_in_order(const backward_run *run, ptrdiff_t step, ptrdiff_t t, char *scratch) {
+static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, char *scratch) {
     const sa_backward_plan *plan = run->plan;
     const ptrdiff_t N = plan->key_ranges, K = plan->together, c = t % N, k = t / N % K, first = t / N / K * K;
     const bool with_mask = run->g->dmask.m.data != NULL;
     if (plan->follow) {
-        range_task(run->g, plan, step, t, scratch, with_mask && k > 0 ? done_of(run, t - 1) : NULL, done_of(run, t));
+        range_task(run->g, plan, turn, t, scratch, with_mask && k > 0 ? done_of(run, t - 1) : NULL, done_of(run, t));
         sa_raise(done_of(run, t), plan->rows); /* not all have keys here */
         return;
     }
-    sa_wait_for(done_of(run, t), step);
-    sa_wait_for(done_of(run, (first + k) * N + (c + 1) % N), step);
-    sa_wait_for(done_of(run, (first + (k + 1) % K) * N + c), with_mask ? step : 0);
-    sa_backward_range_task(run->g, plan, step, t, scratch);
-    sa_raise(done_of(run, t), step + 1);
+    sa_wait_for(done_of(run, t), turn);
+    sa_wait_for(done_of(run, (first + k) * N + (c + 1) % N), turn);
+    sa_wait_for(done_of(run, (first + (k + 1) % K) * N + c), with_mask ? turn : 0);
+    sa_backward_range_task(run->g, plan, turn, t, scratch);
+    sa_raise(done_of(run, t), turn + 1);
 }
 
 static void run_tasks(void *call, int thread, int team) {
@@ -432,13 +432,13 @@ static void run_tasks(void *call, int thread, int team) {
     sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
     /* Writers of an element take turns. A counter hands tasks out: a shared loop could give a thread later ones first. */
-    for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->steps * run->tasks;) {
-        const ptrdiff_t step = i / run->tasks, t = i % run->tasks;
+    for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->turns * run->tasks;) {
+        const ptrdiff_t turn = i / run->tasks, t = i % run->tasks;
         sa_let_others_take();
         if (run->plan->threads > 1) {
-            task_in_order(run, step, t, at.scratch);
+            task_in_order(run, turn, t, at.scratch);
         } else {
-            sa_backward_range_task(run->g, run->plan, step, t, at.scratch);
+            sa_backward_range_task(run->g, run->plan, turn, t, at.scratch);
         }
     }
     /* Independent: a task owns its elements of the mask. */

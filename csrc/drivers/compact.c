@@ -1,4 +1,4 @@
-/* Driver of products with compact weights: packs them, rounds rows, and walks over tiles. An element is one exact sum, scaled
+/* Driver of products with compact weights: makes panels, rounds rows, and walks over tiles. An element is one exact sum, scaled
  * in one order: its bits depend on nothing but its row and its column. */
 #include "drivers/compact.h"
 
@@ -19,21 +19,21 @@ static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
 }
 
 /* At least one, of zeros. */
-static ptrdiff_t steps_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
+static ptrdiff_t words_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
 
-static ptrdiff_t panel_bytes(ptrdiff_t steps) { return steps * SA_PANEL_COLUMNS * SA_WORD; }
+static ptrdiff_t panel_bytes(ptrdiff_t words) { return words * SA_PANEL_COLUMNS * SA_WORD; }
 
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in) {
-    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), steps = steps_of(kind, in);
-    return (size_t)(panels * panel_bytes(steps) + SA_BEHIND_PANELS) +
+    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), words = words_of(kind, in);
+    return (size_t)(panels * panel_bytes(words) + SA_BEHIND_PANELS) +
            2 * (size_t)(panels * groups_of(kind, in) * SA_PANEL_COLUMNS) * sizeof(float);
 }
 
 /* Row c of the weight is column c of the panels. */
-static void pack_column(const sa_compact *w, ptrdiff_t c, const char *row, char *panels) {
+static void fill_column(const sa_compact *w, ptrdiff_t c, const char *row, char *panels) {
     const ptrdiff_t numbers = numbers_in_word(w->kind), bytes = SA_WORD / numbers;
-    char *to = panels + c / SA_PANEL_COLUMNS * panel_bytes(w->steps) + c % SA_PANEL_COLUMNS * SA_WORD;
-    for (ptrdiff_t k = 0; k < w->steps; ++k, to += SA_PANEL_COLUMNS * SA_WORD) {
+    char *to = panels + c / SA_PANEL_COLUMNS * panel_bytes(w->words) + c % SA_PANEL_COLUMNS * SA_WORD;
+    for (ptrdiff_t k = 0; k < w->words; ++k, to += SA_PANEL_COLUMNS * SA_WORD) {
         const ptrdiff_t left = (w->in - k * numbers) * bytes;
         memcpy(to, row + k * SA_WORD, (size_t)sa_smaller(left, SA_WORD));
     }
@@ -47,15 +47,15 @@ static float sum_of_group(const int8_t *row, ptrdiff_t n) {
     return (float)sum;
 }
 
-sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory) {
-    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), steps = steps_of(kind, in);
+sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory) {
+    const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), words = words_of(kind, in);
     const ptrdiff_t groups = groups_of(kind, in), bytes = SA_WORD / numbers_in_word(kind);
-    float *scales = (float *)(void *)(memory + panels * panel_bytes(steps) + SA_BEHIND_PANELS);
+    float *scales = (float *)(void *)(memory + panels * panel_bytes(words) + SA_BEHIND_PANELS);
     float *offset = scales + panels * groups * SA_PANEL_COLUMNS;
     const sa_compact w = {.kind = kind,
                           .out = out,
                           .in = in,
-                          .steps = steps,
+                          .words = words,
                           .groups = groups,
                           .panels = memory,
                           .scale = scales,
@@ -63,7 +63,7 @@ sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
     memset(memory, 0, sa_compact_bytes(kind, out, in));
     for (ptrdiff_t c = 0; c < out; ++c) {
         const char *row = (const char *)weight + c * in * bytes;
-        pack_column(&w, c, row, memory);
+        fill_column(&w, c, row, memory);
         for (ptrdiff_t g = 0; g < groups && g * SA_GROUP < in; ++g) {
             const ptrdiff_t at = (c / SA_PANEL_COLUMNS * groups + g) * SA_PANEL_COLUMNS + c % SA_PANEL_COLUMNS;
             scales[at] = scale[c * groups + g];
@@ -105,7 +105,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     const sa_kernels *kernels = sa_kernels_active();
     const ptrdiff_t stride = stride_of(l->weights, l->in);
     const float *x = (const float *)(const void *)l->x + row * l->in;
-    sa_compact_rows r = {.row = row, .rows = rows, .stride = stride, .products = sa_compact_active(l->weights), .x = scratch};
+    sa_compact_rows r = {.row = row, .rows = rows, .stride = stride, .unit = sa_compact_active(l->weights), .x = scratch};
     r.rounded = (sa_rounded *)(void *)(r.x + readable(l->weights, rows) * stride);
     r.sums = (char *)r.rounded + rounded_bytes(l->weights, rows, l->in);
     if (l->in == 0) {
@@ -114,7 +114,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     }
     if (l->weights == SA_WEIGHTS_INT8) {
         kernels->quantize_rows(x, rows, l->in, (uint8_t *)r.x, stride, r.rounded);
-        for (ptrdiff_t i = 0; i < rows && r.products->widened; ++i) {
+        for (ptrdiff_t i = 0; i < rows && r.unit->widened; ++i) {
             widen((uint8_t *)r.x + i * stride, stride / 2);
         }
         return r;
@@ -130,7 +130,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
 /* Column c of int8 weights times a row that is not rounded. */
 static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
     const ptrdiff_t panel = c / SA_PANEL_COLUMNS, column = c % SA_PANEL_COLUMNS;
-    const signed char *from = (const signed char *)w->panels + panel * panel_bytes(w->steps) + column * SA_WORD;
+    const signed char *from = (const signed char *)w->panels + panel * panel_bytes(w->words) + column * SA_WORD;
     float sum = 0;
     for (ptrdiff_t k = 0; k < w->in; ++k) {
         const float scale = w->scale[(panel * w->groups + k / SA_GROUP) * SA_PANEL_COLUMNS + column];
@@ -147,11 +147,11 @@ static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t
 }
 
 /* A row that is not rounded. */
-static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
-    const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
+static void spoiled_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
+    const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
     const ptrdiff_t at = row * w->out + column;
-    const float *bias = (const float *)(const void *)l->bias[part], *residual = (const float *)(const void *)l->residual;
-    float *y = (float *)(void *)l->y[part] + at;
+    const float *bias = (const float *)(const void *)l->bias[which], *residual = (const float *)(const void *)l->residual;
+    float *y = (float *)(void *)l->y[which] + at;
     for (ptrdiff_t c = 0; c < width; ++c) {
         const float start =
             (bias == NULL ? 0 : bias[column + c]) + (residual == NULL || l->dropout.p > 0 ? 0 : residual[at + c]);
@@ -163,14 +163,14 @@ static void spoiled_row(const sa_linear *l, int part, ptrdiff_t row, ptrdiff_t c
 }
 
 /* A tile of rows times a panel, a few groups at a time. */
-static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t first, ptrdiff_t rows, int part,
+static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t first, ptrdiff_t rows, int which,
                           ptrdiff_t column, ptrdiff_t width) {
-    const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
+    const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
     const bool int8 = l->weights == SA_WEIGHTS_INT8, gelu = int8 && l->activation == SA_ACT_GELU && l->gate == NULL;
     const ptrdiff_t at = (r->row + first) * w->out + column, panel = column / SA_PANEL_COLUMNS;
-    const ptrdiff_t group = int8 ? SA_GROUP_STEPS : w->steps, word = r->products->widened ? 2 * SA_WORD : SA_WORD;
-    const float *bias = (const float *)(const void *)l->bias[part], *residual = (const float *)(const void *)l->residual;
-    float *y = (float *)(void *)l->y[part] + at;
+    const ptrdiff_t group = int8 ? SA_GROUP_WORDS : w->words, word_bytes = r->unit->widened ? 2 * SA_WORD : SA_WORD;
+    const float *bias = (const float *)(const void *)l->bias[which], *residual = (const float *)(const void *)l->residual;
+    float *y = (float *)(void *)l->y[which] + at;
     sa_compact_ends ends = {.rows = rows,
                             .width = width,
                             .sums = r->sums,
@@ -179,18 +179,18 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
                             .residual = residual == NULL || l->dropout.p > 0 ? NULL : residual + at,
                             .y = y,
                             .stride = w->out};
-    for (ptrdiff_t step = 0, first_group = 0; step < w->steps; first_group += SA_GROUPS_AT_ONCE) {
+    for (ptrdiff_t word = 0, first_group = 0; word < w->words; first_group += SA_GROUPS_AT_ONCE) {
         ends.groups = 0;
-        for (; step < w->steps && ends.groups < SA_GROUPS_AT_ONCE; step += group, ++ends.groups) {
+        for (; word < w->words && ends.groups < SA_GROUPS_AT_ONCE; word += group, ++ends.groups) {
             const sa_compact_tile t = {rows,
-                                       sa_smaller(group, w->steps - step),
-                                       r->x + first * r->stride + step * word,
+                                       sa_smaller(group, w->words - word),
+                                       r->x + first * r->stride + word * word_bytes,
                                        r->stride,
-                                       w->panels + panel * panel_bytes(w->steps) + step * SA_PANEL_COLUMNS * SA_WORD,
+                                       w->panels + panel * panel_bytes(w->words) + word * SA_PANEL_COLUMNS * SA_WORD,
                                        (char *)r->sums + ends.groups * SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD};
-            r->products->leaf(&t);
+            r->unit->leaf(&t);
         }
-        const bool last = step >= w->steps;
+        const bool last = word >= w->words;
         ends.row = int8 ? r->rounded + first * w->groups + first_group : NULL;
         ends.scale = w->scale + (panel * w->groups + first_group) * SA_PANEL_COLUMNS;
         ends.offset = w->offset + (panel * w->groups + first_group) * SA_PANEL_COLUMNS;
@@ -206,38 +206,38 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
 }
 
 /* Rows from … end − 1 of those rounded, none of them spoiled. */
-static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int part,
+static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int which,
                           ptrdiff_t column, ptrdiff_t width) {
-    const sa_compact *w = (const sa_compact *)(const void *)l->weight[part];
-    const sa_compact_products *products = r->products;
-    const ptrdiff_t tiles = sa_ceil_div(end - from, products->most_rows), end_column = column + width;
-    const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->steps), 1), 1) * SA_PANEL_COLUMNS;
-    if (products->open != NULL) {
-        products->open();
+    const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
+    const sa_compact_unit *unit = r->unit;
+    const ptrdiff_t tiles = sa_ceil_div(end - from, unit->most_rows), end_column = column + width;
+    const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->words), 1), 1) * SA_PANEL_COLUMNS;
+    if (unit->open != NULL) {
+        unit->open();
     }
     for (ptrdiff_t near = column; near < end_column; near += at_once) {
         const ptrdiff_t near_end = sa_smaller(end_column, near + at_once);
         for (ptrdiff_t tile = 0; tile < tiles; ++tile) {
             const ptrdiff_t first = from + (end - from) * tile / tiles, next = from + (end - from) * (tile + 1) / tiles;
             for (ptrdiff_t c = near; c < near_end; c += SA_PANEL_COLUMNS) {
-                multiply_tile(l, r, first, next - first, part, c, sa_smaller(near_end - c, SA_PANEL_COLUMNS));
+                multiply_tile(l, r, first, next - first, which, c, sa_smaller(near_end - c, SA_PANEL_COLUMNS));
             }
         }
     }
-    if (products->close != NULL) {
-        products->close();
+    if (unit->close != NULL) {
+        unit->close();
     }
 }
 
 /* Spoiled rows part the others: their y is written once, as it may be the residual. */
-void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, ptrdiff_t column, ptrdiff_t width) {
+void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int which, ptrdiff_t column, ptrdiff_t width) {
     ptrdiff_t from = 0;
     for (ptrdiff_t i = 0; i < r->rows && l->weights == SA_WEIGHTS_INT8; ++i) {
-        if (isnan(r->rounded[i * groups_of(l->weights, l->in)].step)) {
-            multiply_rows(l, r, from, i, part, column, width);
-            spoiled_row(l, part, r->row + i, column, width);
+        if (isnan(r->rounded[i * groups_of(l->weights, l->in)].scale)) {
+            multiply_rows(l, r, from, i, which, column, width);
+            spoiled_row(l, which, r->row + i, column, width);
             from = i + 1;
         }
     }
-    multiply_rows(l, r, from, r->rows, part, column, width);
+    multiply_rows(l, r, from, r->rows, which, column, width);
 }

@@ -4,16 +4,16 @@
 
 #include "drivers/linear.h"
 
-/* The bytes of packed weights (out, in), behind which the scales and offsets of int8 lie; and their packing to 64-byte aligned
+/* The bytes of the panels of weights (out, in), behind which the scales and offsets of int8 lie; and their filling, in 64-byte aligned
  * memory of that size, from int8 and the scales of its groups (out, ceil(in / SA_GROUP)), or from bfloat16. */
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
-sa_compact sa_compact_pack(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
+sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
 
 /* A task rounds its rows, then multiplies them by its shares of the parts' columns. */
 typedef struct {
     ptrdiff_t row, rows; /* of the product */
     ptrdiff_t stride;    /* bytes of a rounded row */
-    const sa_compact_products *products;
+    const sa_compact_unit *unit;
     char *x;
     sa_rounded *rounded;
     void *sums;
@@ -21,6 +21,6 @@ typedef struct {
 
 size_t sa_compact_scratch(sa_weights kind, ptrdiff_t rows, ptrdiff_t in);
 sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, void *scratch);
-void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int part, ptrdiff_t column, ptrdiff_t width);
+void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int which, ptrdiff_t column, ptrdiff_t width);
 
 #endif

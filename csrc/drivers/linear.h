@@ -4,44 +4,44 @@
 
 #include "drivers/common.h"
 
-#define SA_MOST_PARTS 3
+#define SA_MOST_WEIGHTS 3
 
 /* Several weights may multiply the same rows: y_i = x·weight_iᵀ + bias_i. All arrays are contiguous. */
 typedef struct {
     bool f64;
-    sa_weights weights; /* all parts' kind */
+    sa_weights weights; /* the kind of all */
     bool far;           /* the weights come from memory, not from caches */
-    bool steps;         /* rows of decoding: weights in blocks are read as they lie, and sums have an order of their own */
+    bool gemv;          /* rows of decoding: quants are read as they lie, and sums have an order of their own */
     ptrdiff_t rows, in;
-    int parts;
-    ptrdiff_t out[SA_MOST_PARTS];
-    const char *weight[SA_MOST_PARTS], *bias[SA_MOST_PARTS]; /* (out, in), or a sa_compact; (out,) or NULL */
-    const char *x;                                           /* (rows, in) */
-    char *y[SA_MOST_PARTS];                                  /* (rows, out) */
-    const char *residual;                                    /* (rows, out) of the only part, which y begins with; or NULL */
-    sa_activation activation;                                /* of the only part: active = activation(y), or … */
-    const char *gate;                                        /* … activation(gate)·y, unless NULL */
-    char *active;                                            /* (rows, out), may be y */
-    sa_dropout dropout; /* p > 0: of active, or without an activation of what joins residual */
-    sa_watch *watch;    /* of sa_linear_forward and sa_linear_backward; or NULL */
+    int count;
+    ptrdiff_t out[SA_MOST_WEIGHTS];
+    const char *weight[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS]; /* (out, in), or a sa_compact; (out,) or NULL */
+    const char *x;                                               /* (rows, in) */
+    char *y[SA_MOST_WEIGHTS];                                    /* (rows, out) */
+    const char *residual;     /* (rows, out) of the only weight, which y begins with; or NULL */
+    sa_activation activation; /* of the only weight: active = activation(y), or … */
+    const char *gate;         /* … activation(gate)·y, unless NULL */
+    char *active;             /* (rows, out), may be y */
+    sa_dropout dropout;       /* p > 0: of active, or without an activation of what joins residual */
+    sa_watch *watch;          /* of sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
-/* How a product is cut: tasks of so many rows, and so many shares of the columns, or 0 for each unit of columns. */
+/* How a product is cut: tasks of so many rows, and so many shares of the columns, or 0 for each panel of columns. */
 typedef struct {
-    ptrdiff_t rows, shares, unit;
+    ptrdiff_t rows, shares, panel;
 } sa_cut;
 
-/* Sums of n terms, for a team of `threads`. With by_part one thread takes all rows. */
-sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_part);
+/* Sums of n terms, for a team of `threads`. With by_share one thread takes all rows. */
+sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share);
 
-/* The same for dx, whose sums have as many terms as each part's y has columns. */
-sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_part);
+/* The same for dx, whose sums have as many terms as each y has columns. */
+sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share);
 
 /* Whether the rows are multiplied as those of decoding. */
-bool sa_linear_steps(const sa_linear *l);
+bool sa_linear_gemv(const sa_linear *l);
 
 /* The most scratch of any of a product's tasks, forward or backward. */
-size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_part, bool backward);
+size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool backward);
 
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut);
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch);
@@ -49,10 +49,10 @@ void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *sc
 /* dx = Σ dy_i·weight_i, or += ; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i. What is NULL is not wanted. */
 typedef struct {
     const sa_linear *l;
-    const char *dy[SA_MOST_PARTS];
+    const char *dy[SA_MOST_WEIGHTS];
     char *dx;
     bool adds; /* to dx */
-    char *dweight[SA_MOST_PARTS], *dbias[SA_MOST_PARTS];
+    char *dweight[SA_MOST_WEIGHTS], *dbias[SA_MOST_WEIGHTS];
     /* If what multiplied was activation(pre), or activation(gate)·pre: dx becomes the gradient of pre. */
     sa_activation activation;
     const char *pre, *gate;

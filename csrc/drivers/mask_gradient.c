@@ -5,7 +5,7 @@
 #include "drivers/attention.h"
 
 /* So many blocks of rows are summed in scratch first, which loses fewer digits. */
-#define SA_BLOCKS_IN_A_SUM 64
+#define SA_QUANT_IN_A_SUM 64
 
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     return g->dmask.m.data && plan->mask_apart && g->dmask.m.row_stride == 0;
@@ -59,7 +59,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
     const ptrdiff_t step = g->dmask.m.col_stride, elements = step != 0 ? end - key : 1;
     const bool apart = sa_sums_mask_apart(g, plan);
     char *sums = scratch + plan->mask_sums_at;
-    bool held = false; /* scratch has packed keys of this head */
+    bool held = false; /* scratch has copied keys of this head */
     ptrdiff_t summed = 0;
     for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
         sa_rows rows;
@@ -82,7 +82,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
             held = true;
             sa_kernels_for(a->f64)->attention_backward(&b, scratch);
         }
-        if (apart && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
+        if (apart && (++summed == SA_QUANT_IN_A_SUM || row + plan->block_rows >= a->L)) {
             add_sums(a, to, sums, elements);
             summed = 0;
         }

@@ -100,7 +100,7 @@ static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
     plan->pieces = sa_ceil_div(whole, plan->piece);
     const ptrdiff_t elements = plan->by_columns ? plan->n * plan->piece : plan->piece;
     plan->block_rows = plan->pieces > 1 || elements >= SA_TASK_ELEMENTS ? 1 : SA_TASK_ELEMENTS / elements;
-    plan->block_rows = sa_smaller(plan->block_rows, SA_ROW_BLOCK);
+    plan->block_rows = sa_smaller(plan->block_rows, SA_ROW_TASK_ROWS);
     plan->tasks = sa_ceil_div(plan->rows, plan->block_rows) * plan->pieces;
     plan->chunks = plan->tasks;
     plan->chunk_tasks = 1;
@@ -113,19 +113,19 @@ static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
 
 static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
     const size_t size = sa_element_size(c->f64), n = (size_t)(plan->by_columns ? 0 : plan->piece);
-    size_t packed = 0;
+    size_t copied = 0;
     for (int i = 0; i < SA_ROW_ARRAYS; ++i) {
         plan->direct[i] = c->array[i].data != NULL && is_direct(c, plan, i);
-        const bool packs = c->array[i].data != NULL && !plan->direct[i];
-        if (packs && (i == SA_ROW_WEIGHT || i == SA_ROW_BIAS)) {
+        const bool copies = c->array[i].data != NULL && !plan->direct[i];
+        if (copies && (i == SA_ROW_WEIGHT || i == SA_ROW_BIAS)) {
             plan->shared_bytes += sa_whole_lines(n * size);
-        } else if (packs && i != SA_ROW_X) { /* x is packed into the output's row */
-            packed = 2 * n;
+        } else if (copies && i != SA_ROW_X) { /* x is copied into the output's row */
+            copied = 2 * n;
         }
     }
     if (c->kind == SA_SOFTMAX_BACKWARD || c->kind == SA_LOG_SOFTMAX_BACKWARD || c->kind == SA_LAYER_NORM_BACKWARD ||
         c->kind == SA_RMS_NORM_BACKWARD) {
-        packed = 2 * n; /* dy may have to be scaled */
+        copied = 2 * n; /* dy may have to be scaled */
     }
     if (sums_parameters(c)) {
         size_t sums;
@@ -133,9 +133,9 @@ static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
             return false;
         }
         plan->shared_bytes += sa_whole_lines(sums);
-        packed = 4 * n; /* dx, dy, a block's dweight and dbias */
+        copied = 4 * n; /* dx, dy, a block's dweight and dbias */
     }
-    plan->scratch_bytes = sa_whole_lines(packed * size);
+    plan->scratch_bytes = sa_whole_lines(copied * size);
     return true;
 }
 
@@ -199,7 +199,7 @@ static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_rea
     const ptrdiff_t first = t / plan->pieces * plan->block_rows, begin = t % plan->pieces * plan->piece;
     const sa_row_axis *cut = plan->by_columns ? &plan->column : &plan->row[plan->n_row - 1];
     const ptrdiff_t width = sa_smaller(cut->n - begin, plan->piece);
-    sa_row_block b;
+    sa_row_task b;
     b.call = c;
     b.plan = plan;
     b.partial = partial;

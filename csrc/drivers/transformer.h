@@ -9,13 +9,13 @@
 #include "drivers/linear.h"
 
 /* Parameters, each a weight and a bias or NULL. Weights of projections are (out, in), of norms (d,). */
-enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM, SA_LAYER_PARTS };
+enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM, SA_LAYER_PARAMETERS };
 
 /* What is dropped: weights of attention, what output gives, what goes down, and what down gives. */
 enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS };
 
 typedef struct {
-    const void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
+    const void *weight[SA_LAYER_PARAMETERS], *bias[SA_LAYER_PARAMETERS];
     sa_weights weights;                /* of projections: arrays, or each a sa_compact */
     ptrdiff_t heads, key_heads, width; /* of a head */
     ptrdiff_t hidden;                  /* of the feed-forward network; 0: none */
@@ -50,7 +50,7 @@ typedef enum { SA_EACH_ROW, SA_MEAN_ROW, SA_FIRST_ROW, SA_LAST_ROW } sa_pooling;
 typedef struct {
     bool f64;
     ptrdiff_t d, vocabulary, tokens, sequences, layers, longest;
-    const void *table; /* (vocabulary, d), of blocks a sa_compact; or NULL: rows are the input */
+    const void *table; /* (vocabulary, d), of quants a sa_compact; or NULL: rows are the input */
     sa_weights table_kind;
     const float *table_scale; /* (vocabulary, groups), of a table of int8 */
     const void *always;       /* (d,), added to every row of the table; or NULL */
@@ -95,21 +95,21 @@ typedef struct {
     size_t at[SA_ARRAYS], bytes;
 } sa_layout;
 
-/* How a call is cut up: threads share out parts, or tasks if parts are few. Bits depend on neither. */
+/* How a call is cut up: threads share out the tokens, or tasks if shares are few. Bits depend on neither. */
 typedef struct {
     bool keep;
-    bool by_parts;
-    bool far;                     /* weights come from memory */
-    bool steps;                   /* of decoding: each sequence has a past and one new token */
-    ptrdiff_t parts, part_tokens; /* a part begins at the first sequence from a multiple on … */
-    ptrdiff_t part_rows;          /* … and has at most so many tokens */
+    bool by_shares;
+    bool far;                       /* weights come from memory */
+    bool decodes;                   /* of decoding: each sequence has a past and one new token */
+    ptrdiff_t shares, share_tokens; /* a share begins at the first sequence from a multiple on … */
+    ptrdiff_t share_rows;           /* … and has at most so many tokens */
     ptrdiff_t attend_rows;
     /* With a cache: tasks of a sequence that attend, and that merge chunks of keys; whether the former also append; and a
      * sequence's partial results, behind what else is shared. */
     ptrdiff_t attend_tasks, merge_tasks;
     bool joined;
     size_t partial_bytes;
-    sa_layout layout; /* of all rows, or of a part's */
+    sa_layout layout; /* of all rows, or of a share's */
     int threads;
     size_t saved_bytes; /* for the backward pass, if kept */
     size_t shared_bytes;
@@ -124,7 +124,7 @@ void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *
 
 /* Arrays like the parameters, written whole; those of absent parameters are NULL. */
 typedef struct {
-    void *weight[SA_LAYER_PARTS], *bias[SA_LAYER_PARTS];
+    void *weight[SA_LAYER_PARAMETERS], *bias[SA_LAYER_PARAMETERS];
 } sa_layer_gradients;
 
 typedef struct {

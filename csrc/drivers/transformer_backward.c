@@ -7,7 +7,7 @@
 
 #define SA_TABLE_PARTS 16
 
-static ptrdiff_t row_tasks(const sa_part *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
+static ptrdiff_t row_tasks(const sa_token_share *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
 
 static void swap(char **a, char **b) {
     char *before = *a;
@@ -17,7 +17,7 @@ static void swap(char **a, char **b) {
 
 /* ---- what leaves is every row of a sequence, or their mean, or one of them ------------------------------------------------- */
 
-static void spread(const sa_part *p, ptrdiff_t t) {
+static void spread(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start, row_bytes = sa_bytes(e, e->d);
     const bool each = e->pooling == SA_EACH_ROW;
@@ -36,7 +36,7 @@ static void spread(const sa_part *p, ptrdiff_t t) {
 
 /* ---- y = norm(s):  ds, d weight = Σ dy·unit, d bias = Σ dy ---------------------------------------------------------------- */
 
-static void norm_rows(const sa_part *p, ptrdiff_t t) {
+static void norm_rows(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_norm_pullback *n = &p->norm;
     const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d);
@@ -50,7 +50,7 @@ static void norm_rows(const sa_part *p, ptrdiff_t t) {
 }
 
 /* One panel of columns. */
-static void norm_parameters(const sa_part *p, ptrdiff_t t) {
+static void norm_parameters(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_norm_pullback *n = &p->norm;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -62,18 +62,18 @@ static void norm_parameters(const sa_part *p, ptrdiff_t t) {
     }
 }
 
-static ptrdiff_t norm_panels(const sa_part *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
+static ptrdiff_t norm_panels(const sa_token_share *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
 
 /* The norm at the attention (which 0) or behind the feed-forward network (1). */
-static sa_norm_pullback layer_norm(const sa_part *p, int which, const char *dy, char *ds, bool adds) {
+static sa_norm_pullback layer_norm(const sa_token_share *p, int which, const char *dy, char *ds, bool adds) {
     const sa_layer *l = sa_layer_of(p);
     const sa_layer_gradients *g = &p->g->layer[p->layer];
-    const int part = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, unit = which == 0 ? SA_UNIT : SA_LAST_UNIT;
-    return (sa_norm_pullback){l->weight[part], l->rms[which], p->f.array[unit], p->f.array[unit + 1], dy, ds, adds,
-                              g->weight[part], g->bias[part]};
+    const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, unit = which == 0 ? SA_UNIT : SA_LAST_UNIT;
+    return (sa_norm_pullback){l->weight[parameter], l->rms[which],     p->f.array[unit], p->f.array[unit + 1], dy, ds, adds,
+                              g->weight[parameter], g->bias[parameter]};
 }
 
-static sa_norm_pullback outer_norm(const sa_part *p, int which) {
+static sa_norm_pullback outer_norm(const sa_token_share *p, int which) {
     const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
     void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
     char *scale, *unit = sa_outer_unit(p, which, &scale);
@@ -81,7 +81,7 @@ static sa_norm_pullback outer_norm(const sa_part *p, int which) {
 }
 
 /* dy becomes the gradient of what entered. Its parameters wait: their sums leave no thread idle beside products. */
-static void back_through_norm(sa_part *p, sa_norm_pullback norm) {
+static void back_through_norm(sa_token_share *p, sa_norm_pullback norm) {
     p->norm = norm;
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
     p->norm_waits = true;
@@ -89,7 +89,7 @@ static void back_through_norm(sa_part *p, sa_norm_pullback norm) {
 }
 
 /* dy += the gradient of what entered a norm that stands before a sum: dn is that of what left it. */
-static void add_through_norm(sa_part *p, int which) {
+static void add_through_norm(sa_token_share *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
     sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
@@ -97,11 +97,13 @@ static void add_through_norm(sa_part *p, int which) {
 
 /* ---- y = x·weightᵀ + bias ------------------------------------------------------------------------------------------------ */
 
-static void input_task(const sa_part *p, ptrdiff_t t) { sa_linear_input_task(&p->gradients, &p->cut, t, p->scratch); }
+static void input_task(const sa_token_share *p, ptrdiff_t t) { sa_linear_input_task(&p->gradients, &p->cut, t, p->scratch); }
 
-static ptrdiff_t product_parameters(const sa_part *p) { return sa_linear_parameter_tasks(&p->gradients, p->plan->threads); }
+static ptrdiff_t product_parameters(const sa_token_share *p) {
+    return sa_linear_parameter_tasks(&p->gradients, p->plan->threads);
+}
 
-static void parameter_task(const sa_part *p, ptrdiff_t t) {
+static void parameter_task(const sa_token_share *p, ptrdiff_t t) {
     const ptrdiff_t own = product_parameters(p);
     if (t < own) {
         sa_linear_parameter_task(&p->gradients, p->plan->threads, t, p->scratch);
@@ -111,7 +113,7 @@ static void parameter_task(const sa_part *p, ptrdiff_t t) {
 }
 
 /* Of a product whose result was dropped from: dn = the gradient of what it gave. Otherwise that is dy. */
-static void drop_task(const sa_part *p, ptrdiff_t t) {
+static void drop_task(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d), rows = sa_smaller(e->tokens - row, SA_NORM_ROWS);
     sa_dropout own = p->dropout;
@@ -120,7 +122,7 @@ static void drop_task(const sa_part *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->drop_rows(&own, p->dn + at, e->d, rows, e->d, NULL);
 }
 
-static const char *back_through_dropout(sa_part *p, int kind) {
+static const char *back_through_dropout(sa_token_share *p, int kind) {
     p->dropout = sa_dropout_of(p, kind, 0);
     if (p->dropout.p == 0) {
         return p->dy;
@@ -129,15 +131,16 @@ static const char *back_through_dropout(sa_part *p, int kind) {
     return p->dn;
 }
 
-/* parts: of the layer, in the order of the product's. */
-static void back_through_product(sa_part *p, sa_product_kind kind, const int *parts, const sa_linear_gradients *to) {
+/* parameters: of the layer, in the order of the product's. */
+static void back_through_product(sa_token_share *p, sa_product_kind kind, const int *parameters,
+                                 const sa_linear_gradients *to) {
     const sa_layer_gradients *g = &p->g->layer[p->layer];
     p->product = sa_product_of(p, kind, 0, p->e->tokens);
     p->gradients = *to;
     p->gradients.l = &p->product;
-    for (int i = 0; i < p->product.parts; ++i) {
-        p->gradients.dweight[i] = g->weight[parts[i]];
-        p->gradients.dbias[i] = g->bias[parts[i]];
+    for (int i = 0; i < p->product.count; ++i) {
+        p->gradients.dweight[i] = g->weight[parameters[i]];
+        p->gradients.dbias[i] = g->bias[parameters[i]];
     }
     p->cut = sa_cut_input(&p->product, p->plan->threads, false);
     sa_run_phase(p, sa_linear_input_tasks(&p->gradients, &p->cut), input_task, SA_BY_ROWS_AND_ON);
@@ -147,22 +150,22 @@ static void back_through_product(sa_part *p, sa_product_kind kind, const int *pa
 
 /* ---- the table's gradient begins with zeros -------------------------------------------------------------------------------- */
 
-static ptrdiff_t count_table(const sa_part *p) {
+static ptrdiff_t count_table(const sa_token_share *p) {
     return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
 }
 
-static ptrdiff_t first_id(const sa_part *p, ptrdiff_t t) {
+static ptrdiff_t first_id(const sa_token_share *p, ptrdiff_t t) {
     return sa_smaller(t * sa_ceil_div(p->e->vocabulary, count_table(p)), p->e->vocabulary);
 }
 
-static void clear_table(const sa_part *p, ptrdiff_t t) {
+static void clear_table(const sa_token_share *p, ptrdiff_t t) {
     const ptrdiff_t row_bytes = sa_bytes(p->e, p->e->d), from = first_id(p, t), to = first_id(p, t + 1);
     memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
 /* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ------------------------------------------ */
 
-static void head_gradients(const sa_part *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+static void head_gradients(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = e->starts[sequence + 1] - start;
@@ -201,9 +204,11 @@ static void head_gradients(const sa_part *p, ptrdiff_t sequence, ptrdiff_t key_h
 }
 
 /* A mask's gradient has one writer: a task is then a head in all sequences. */
-static ptrdiff_t head_tasks(const sa_part *p) { return (p->g->mask == NULL ? p->e->sequences : 1) * sa_layer_of(p)->key_heads; }
+static ptrdiff_t head_tasks(const sa_token_share *p) {
+    return (p->g->mask == NULL ? p->e->sequences : 1) * sa_layer_of(p)->key_heads;
+}
 
-static void attention(const sa_part *p, ptrdiff_t t) {
+static void attention(const sa_token_share *p, ptrdiff_t t) {
     const ptrdiff_t heads = sa_layer_of(p)->key_heads;
     if (t >= head_tasks(p)) {
         clear_table(p, t - head_tasks(p));
@@ -216,7 +221,7 @@ static void attention(const sa_part *p, ptrdiff_t t) {
     }
 }
 
-static void rotate_back(const sa_part *p, ptrdiff_t t) {
+static void rotate_back(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start;
@@ -228,7 +233,7 @@ static void rotate_back(const sa_part *p, ptrdiff_t t) {
 
 /* ---- layers: dy is the gradient of what leaves each step, then of what entered ---------------------------------------------- */
 
-static void back_through_feed_forward(sa_part *p) {
+static void back_through_feed_forward(sa_token_share *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool normed = l->weight[SA_LAST_NORM] != NULL, before = normed && l->norm_first, gated = l->weight[SA_GATE] != NULL;
     if (normed && !before) {
@@ -250,7 +255,7 @@ static void back_through_feed_forward(sa_part *p) {
     }
 }
 
-static void back_through_attention(sa_part *p) {
+static void back_through_attention(sa_token_share *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool normed = l->weight[SA_ATTENTION_NORM] != NULL, before = normed && l->norm_first;
     if (normed && !before) {
@@ -280,7 +285,7 @@ static void back_through_attention(sa_part *p) {
 
 /* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids ------------------------------------------------- */
 
-static void table(const sa_part *p, ptrdiff_t t) {
+static void table(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t from = first_id(p, t), to = first_id(p, t + 1), row_bytes = sa_bytes(e, e->d);
@@ -291,20 +296,20 @@ static void table(const sa_part *p, ptrdiff_t t) {
     }
 }
 
-static void copy_rows(const sa_part *p, ptrdiff_t t) {
+static void copy_rows(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = sa_bytes(e, e->starts[t] * e->d), end = sa_bytes(e, e->starts[t + 1] * e->d);
     memcpy((char *)p->g->rows + start, p->dy + start, (size_t)(end - start));
 }
 
-static void run_outer_norm(sa_part *p, int which) {
+static void run_outer_norm(sa_token_share *p, int which) {
     back_through_norm(p, outer_norm(p, which));
     sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
     p->norm_waits = false;
 }
 
 static void run(void *call, int thread, int team) {
-    sa_part p = *(const sa_part *)call;
+    sa_token_share p = *(const sa_token_share *)call;
     const sa_transformer *e = p.e;
     p.thread = thread;
     p.team = team;
@@ -333,7 +338,7 @@ static void run(void *call, int thread, int team) {
 }
 
 /* Buffers of gradients of rows: three (rows, d), then those of a layer's other arrays. */
-static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_part *p, char *base) {
+static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_token_share *p, char *base) {
     const size_t rows = sa_array_bytes(e, e->tokens, e->d);
     size_t used = 3 * rows;
     const int like[] = {SA_QUERIES, SA_KEYS, SA_VALUES, SA_ATTENDED, SA_WIDE, SA_GATES};
@@ -350,7 +355,7 @@ static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_part 
 }
 
 sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads, sa_transformer_plan *plan) {
-    sa_part unused;
+    sa_token_share unused;
     *plan = (sa_transformer_plan){.keep = true, .threads = 1};
     if (!sa_transformer_fits(e)) {
         return SA_TOO_LARGE;
@@ -364,13 +369,13 @@ sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads,
 
 void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradients *g, const sa_transformer_plan *plan,
                              const void *saved, void *scratch) {
-    sa_part p = {.e = e,
-                 .plan = plan,
-                 .g = g,
-                 .to = e->sequences,
-                 .frames = (char *)(uintptr_t)saved, /* read only */
-                 .capacity = e->tokens,
-                 .scratch = (char *)scratch + plan->shared_bytes};
+    sa_token_share p = {.e = e,
+                        .plan = plan,
+                        .g = g,
+                        .to = e->sequences,
+                        .frames = (char *)(uintptr_t)saved, /* read only */
+                        .capacity = e->tokens,
+                        .scratch = (char *)scratch + plan->shared_bytes};
     lay_out(e, &plan->layout, &p, scratch);
     sa_run_team(plan->threads, run, &p);
 }

@@ -11,7 +11,7 @@ static ptrdiff_t length_of(const sa_transformer *e, ptrdiff_t sequence) {
 }
 
 /* Elements before a sequence's keys of a layer, or its values. */
-static ptrdiff_t cache_at(const sa_part *p, ptrdiff_t sequence) {
+static ptrdiff_t cache_at(const sa_token_share *p, ptrdiff_t sequence) {
     return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_keys_of(sa_layer_of(p));
 }
 
@@ -24,7 +24,7 @@ static sa_tensor heads_tensor(const sa_transformer *e, char *data, ptrdiff_t at,
 }
 
 /* Attention of a sequence's new rows, from row `row` of the frame on: (key heads, heads of each). */
-static void describe_sequence(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
+static void describe_sequence(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t group = l->heads / l->key_heads, queries = sa_queries_of(l), past = sa_past_of(e, sequence);
@@ -57,7 +57,7 @@ static bool are_alike(const sa_layer *a, const sa_layer *b) {
 
 /* Sizes are those of all layers and sequences. Returns a thread's scratch. */
 size_t sa_plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
-    sa_part p = {.e = e, .plan = plan};
+    sa_token_share p = {.e = e, .plan = plan};
     size_t scratch = 0;
     plan->joined = true;
     for (; p.layer < e->layers; ++p.layer) {
@@ -85,7 +85,7 @@ size_t sa_plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
 /* ---- tasks --------------------------------------------------------------------------------------------------------------- */
 
 /* Turns the queries and the keys of a key head, and appends its keys and values. */
-static void append_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+static void append_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -107,16 +107,18 @@ static void append_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t key_head
     }
 }
 
-static void append(const sa_part *p, ptrdiff_t t) {
+static void append(const sa_token_share *p, ptrdiff_t t) {
     const ptrdiff_t heads = sa_layer_of(p)->key_heads;
     append_head(p, p->from + t / heads, t % heads);
 }
 
-static char *partial_of(const sa_part *p, ptrdiff_t sequence) { return p->partial + (size_t)sequence * p->plan->partial_bytes; }
+static char *partial_of(const sa_token_share *p, ptrdiff_t sequence) {
+    return p->partial + (size_t)sequence * p->plan->partial_bytes;
+}
 
-static ptrdiff_t row_of(const sa_part *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
+static ptrdiff_t row_of(const sa_token_share *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
 
-static void attend(const sa_part *p, ptrdiff_t t) {
+static void attend(const sa_token_share *p, ptrdiff_t t) {
     const ptrdiff_t sequence = p->from + t / p->plan->attend_tasks, task = t % p->plan->attend_tasks;
     sa_attention a;
     sa_attention_plan plan;
@@ -132,7 +134,7 @@ static void attend(const sa_part *p, ptrdiff_t t) {
     sa_attention_task(&a, &plan, task, p->scratch, partial_of(p, sequence), &held);
 }
 
-static void merge(const sa_part *p, ptrdiff_t t) {
+static void merge(const sa_token_share *p, ptrdiff_t t) {
     const ptrdiff_t sequence = p->from + t / p->plan->merge_tasks, task = t % p->plan->merge_tasks;
     sa_attention a;
     sa_attention_plan plan;
@@ -144,7 +146,7 @@ static void merge(const sa_part *p, ptrdiff_t t) {
 }
 
 /* Independent: tasks append and attend for rows of a key head, or for a chunk of its keys; merges wait for all chunks. */
-void sa_attend_with_cache(const sa_part *p) {
+void sa_attend_with_cache(const sa_token_share *p) {
     const ptrdiff_t sequences = p->to - p->from;
     if (!p->plan->joined) {
         sa_run_phase(p, sequences * sa_layer_of(p)->key_heads, append, SA_BY_ROWS);

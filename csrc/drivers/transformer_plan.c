@@ -5,15 +5,15 @@
 #include "drivers/transformer_tasks.h"
 #include "runtime/team.h"
 
-/* The most tokens of a part: its rows stay in caches between the steps of a layer. */
-#define SA_PART_TOKENS 384
+/* The most tokens of a share: its rows stay in caches between the steps of a layer. */
+#define SA_SHARE_TOKENS 384
 
-/* The fewest: every part packs the weights again. */
-#define SA_LEAST_PART_TOKENS 192
+/* The fewest: every share makes panels of the weights again. */
+#define SA_LEAST_SHARE_TOKENS 192
 
-/* Compact weights are packed once: smaller parts keep their rows nearer. */
+/* Compact weights are in panels already: smaller shares keep their rows nearer. */
 #define SA_COMPACT_PART_TOKENS 128
-#define SA_LEAST_COMPACT_PART_TOKENS 64
+#define SA_LEAST_COMPACT_SHARE_TOKENS 64
 
 /* Weights of more bytes do not stay in a core's caches from call to call. */
 #define SA_NEAR_BYTES 1e6
@@ -83,7 +83,7 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
     return layout;
 }
 
-sa_frame sa_frame_of(const sa_part *p) {
+sa_frame sa_frame_of(const sa_token_share *p) {
     const bool keep = p->plan->keep;
     char *base = p->frames + (keep ? (size_t)p->layer * p->plan->layout.bytes : 0);
     sa_frame f;
@@ -95,7 +95,7 @@ sa_frame sa_frame_of(const sa_part *p) {
     return f;
 }
 
-char *sa_outer_unit(const sa_part *p, int which, char **scale) {
+char *sa_outer_unit(const sa_token_share *p, int which, char **scale) {
     const sa_transformer *e = p->e;
     if (!p->plan->keep) {
         *scale = p->frames + p->plan->layout.at[SA_SCALE];
@@ -139,39 +139,39 @@ int sa_transformer_threads(const sa_transformer *e, double products, int max_thr
 
 /* ---- what a layer computes with ---------------------------------------------------------------------------------------- */
 
-static void add_part(sa_linear *product, const sa_layer *l, int part, ptrdiff_t out, char *y) {
-    product->out[product->parts] = out;
-    product->weight[product->parts] = l->weight[part];
-    product->bias[product->parts] = l->bias[part];
-    product->y[product->parts++] = y;
+static void add_weight(sa_linear *product, const sa_layer *l, int which, ptrdiff_t out, char *y) {
+    product->out[product->count] = out;
+    product->weight[product->count] = l->weight[which];
+    product->bias[product->count] = l->bias[which];
+    product->y[product->count++] = y;
 }
 
 /* Each kind has a seed of its own. */
-sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row) {
+sa_dropout sa_dropout_of(const sa_token_share *p, int kind, ptrdiff_t row) {
     const sa_layer *l = sa_layer_of(p);
     return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
 }
 
-bool sa_needs_detour(const sa_part *p) {
+bool sa_needs_detour(const sa_token_share *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     return !p->plan->keep && !norm_after && !sa_has_feed_forward(l) && l->dropout[SA_DROP_OUTPUT] > 0;
 }
 
-sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
+sa_linear sa_product_of(const sa_token_share *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), queries = sa_queries_of(l), keys = sa_keys_of(l), hidden = l->hidden;
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
     sa_linear product = {
-        .f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .steps = p->plan->steps, .rows = rows, .in = d};
+        .f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .gemv = p->plan->decodes, .rows = rows, .in = d};
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
-        add_part(&product, l, SA_QUERY, queries, array[SA_QUERIES] + at * queries);
-        add_part(&product, l, SA_KEY, keys, array[SA_KEYS] + at * keys);
-        add_part(&product, l, SA_VALUE, keys, array[SA_VALUES] + at * keys);
+        add_weight(&product, l, SA_QUERY, queries, array[SA_QUERIES] + at * queries);
+        add_weight(&product, l, SA_KEY, keys, array[SA_KEYS] + at * keys);
+        add_weight(&product, l, SA_VALUE, keys, array[SA_VALUES] + at * keys);
         return product;
     case SA_PROJECT_OUTPUT: {
         const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
@@ -180,7 +180,7 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
         product.x = array[SA_ATTENDED] + at * queries;
         product.residual = array[SA_X] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_OUTPUT, row);
-        add_part(&product, l, SA_OUTPUT, d, (norm_after || sa_needs_detour(p) ? array[SA_UNIT] : s) + at * d);
+        add_weight(&product, l, SA_OUTPUT, d, (norm_after || sa_needs_detour(p) ? array[SA_UNIT] : s) + at * d);
         return product;
     }
     case SA_PROJECT_DOWN: {
@@ -189,19 +189,19 @@ sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, p
         product.x = array[SA_ACTIVE] + at * hidden;
         product.residual = array[SA_S] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_DOWN, row);
-        add_part(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_UNIT] : p->f.y) + at * d);
+        add_weight(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_UNIT] : p->f.y) + at * d);
         return product;
     }
     default:
         product.x = (last_normed ? array[SA_NORMED_S] : array[SA_S]) + at * d;
         if (kind == SA_PROJECT_GATE) {
-            add_part(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
+            add_weight(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
             return product;
         }
-        add_part(&product, l, SA_UP, hidden, array[SA_WIDE] + at * hidden);
+        add_weight(&product, l, SA_UP, hidden, array[SA_WIDE] + at * hidden);
         if (kind == SA_PROJECT_BOTH) {
             if (l->weight[SA_GATE] != NULL) {
-                add_part(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
+                add_weight(&product, l, SA_GATE, hidden, array[SA_GATES] + at * hidden);
             }
             return product;
         }
@@ -217,7 +217,8 @@ static sa_tensor matrix(const sa_transformer *e, char *data, ptrdiff_t stride) {
     return (sa_tensor){.m = {data, sa_bytes(e, stride), sa_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false}};
 }
 
-void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
+void sa_describe_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
+                      sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t queries = sa_queries_of(l), keys = sa_keys_of(l), key_head = head / (l->heads / l->key_heads);
@@ -256,15 +257,15 @@ void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdi
 size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan *plan, bool backward) {
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     size_t most = 0;
-    sa_part p = {.e = e, .plan = plan};
+    sa_token_share p = {.e = e, .plan = plan};
     for (p.layer = 0; p.layer < e->layers; ++p.layer) {
         const sa_layer *l = sa_layer_of(&p);
         for (int kind = 0; kind < SA_PRODUCTS; ++kind) {
             if (kind >= SA_PROJECT_GATE ? l->hidden == 0 : kind == SA_PROJECT_OUTPUT && l->weight[SA_OUTPUT] == NULL) {
                 continue;
             }
-            const sa_linear product = sa_product_of(&p, kind, 0, plan->by_parts ? plan->part_rows : e->tokens);
-            const size_t bytes = sa_linear_scratch(&product, plan->threads, plan->by_parts, backward);
+            const sa_linear product = sa_product_of(&p, kind, 0, plan->by_shares ? plan->share_rows : e->tokens);
+            const size_t bytes = sa_linear_scratch(&product, plan->threads, plan->by_shares, backward);
             most = bytes > most ? bytes : most;
         }
         if (e->cache.past != NULL) {
@@ -290,12 +291,12 @@ static ptrdiff_t most_heads(const sa_transformer *e) {
     return most;
 }
 
-static bool all_step(const sa_transformer *e) {
-    bool step = e->tokens == e->sequences;
+static bool all_decode(const sa_transformer *e) {
+    bool decodes = e->tokens == e->sequences;
     for (ptrdiff_t s = 0; s < e->sequences; ++s) {
-        step = step && sa_past_of(e, s) > 0;
+        decodes = decodes && sa_past_of(e, s) > 0;
     }
-    return step;
+    return decodes;
 }
 
 sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
@@ -307,7 +308,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     if (e->sequences == 0) {
         return SA_OK;
     }
-    plan->steps = all_step(e);
+    plan->decodes = all_decode(e);
     plan->far = count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
     plan->attend_rows = kernels->block_rows;
     if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
@@ -317,21 +318,21 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
-    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_BLOCKS;
-    const ptrdiff_t most = compact ? SA_COMPACT_PART_TOKENS : SA_PART_TOKENS;
-    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many parts for each */
-    plan->part_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
+    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
+    const ptrdiff_t most = compact ? SA_COMPACT_PART_TOKENS : SA_SHARE_TOKENS;
+    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
+    plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
     if (threads > 1) {
-        plan->part_tokens = sa_larger(plan->part_tokens, compact ? SA_LEAST_COMPACT_PART_TOKENS : SA_LEAST_PART_TOKENS);
+        plan->share_tokens = sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
     }
-    plan->parts = sa_ceil_div(e->tokens, plan->part_tokens);
-    plan->part_rows = sa_smaller(e->tokens, plan->part_tokens + e->longest);
-    plan->by_parts = plan->threads == 1 || plan->parts >= 2 * plan->threads;
-    plan->layout = sa_layout_of(e, plan->by_parts && !keep ? plan->part_rows : e->tokens, keep);
+    plan->shares = sa_ceil_div(e->tokens, plan->share_tokens);
+    plan->share_rows = sa_smaller(e->tokens, plan->share_tokens + e->longest);
+    plan->by_shares = plan->threads == 1 || plan->shares >= 2 * plan->threads;
+    plan->layout = sa_layout_of(e, plan->by_shares && !keep ? plan->share_rows : e->tokens, keep);
     const size_t frame = plan->layout.bytes;
     if (keep) {
         plan->saved_bytes = kept_bytes(e, &plan->layout);
-    } else if (plan->by_parts) {
+    } else if (plan->by_shares) {
         plan->scratch_bytes = frame;
     } else {
         plan->shared_bytes = frame;

@@ -48,18 +48,18 @@ typedef struct {
     char *scratch;
     char *partial; /* of all sequences, with a cache */
     int thread, team;
-} sa_part;
+} sa_token_share;
 
-typedef void sa_part_task(const sa_part *p, ptrdiff_t t);
+typedef void sa_share_task(const sa_token_share *p, ptrdiff_t t);
 
 /* Who takes a task: whoever is free, or who had these rows before, in its cache. Threads wait at a phase's end, unless
  * the next needs nothing of it. */
 typedef enum { SA_BY_TURNS, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
 
 /* A phase of independent tasks; all threads of the team call it. */
-void sa_run_phase(const sa_part *p, ptrdiff_t tasks, sa_part_task *task, sa_order order);
+void sa_run_phase(const sa_token_share *p, ptrdiff_t tasks, sa_share_task *task, sa_order order);
 
-static inline const sa_layer *sa_layer_of(const sa_part *p) { return &p->e->layer[p->layer]; }
+static inline const sa_layer *sa_layer_of(const sa_token_share *p) { return &p->e->layer[p->layer]; }
 
 /* Columns of queries, and of keys and values. */
 static inline ptrdiff_t sa_queries_of(const sa_layer *l) { return l->heads * l->width; }
@@ -78,10 +78,10 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
 /* With keep every layer has its own, and behind the last one lie the rows that leave it, and unit and scale of the first
  * and of the final norm. */
-sa_frame sa_frame_of(const sa_part *p);
+sa_frame sa_frame_of(const sa_token_share *p);
 
 /* Of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
-char *sa_outer_unit(const sa_part *p, int which, char **scale);
+char *sa_outer_unit(const sa_token_share *p, int which, char **scale);
 
 /* The products of a layer, for `rows` rows from row `row` of the frame on. */
 typedef enum {
@@ -94,23 +94,24 @@ typedef enum {
     SA_PRODUCTS
 } sa_product_kind;
 
-sa_linear sa_product_of(const sa_part *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
+sa_linear sa_product_of(const sa_token_share *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
 
 /* Where output's result replaces x, but x must join what is dropped from: it goes to the unit first. */
-bool sa_needs_detour(const sa_part *p);
+bool sa_needs_detour(const sa_token_share *p);
 
 /* Of one kind, for rows from row `row` of the frame on. */
-sa_dropout sa_dropout_of(const sa_part *p, int kind, ptrdiff_t row);
+sa_dropout sa_dropout_of(const sa_token_share *p, int kind, ptrdiff_t row);
 
 /* Whether the layer has more than attention. */
 static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }
 
 /* Describes one head's attention in the sequence at row `row` of the frame. */
-void sa_describe_head(const sa_part *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a);
+void sa_describe_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
+                      sa_attention *a);
 
 /* With a cache (transformer_cache.c): how attention is cut, and its phases behind the projections. */
 size_t sa_plan_cache(const sa_transformer *e, sa_transformer_plan *plan);
-void sa_attend_with_cache(const sa_part *p);
+void sa_attend_with_cache(const sa_token_share *p);
 
 /* Tokens of a sequence that came before. */
 static inline ptrdiff_t sa_past_of(const sa_transformer *e, ptrdiff_t sequence) {

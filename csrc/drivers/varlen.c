@@ -60,13 +60,13 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     if (vg->dmasks) {
         g->dmask = vg->dmasks[s];
     }
-    g->only_steps = true;
+    g->only_turns = true;
 }
 
-/* Most steps first, so that each step's sequences come first; then the dearest tasks. */
+/* Most turns first, so that each turn's sequences come first; then the dearest tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
-    const double order[] = {(double)(b->steps - a->steps), b->cost - a->cost, (double)(a->sequence - b->sequence)};
+    const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};
     const double first = order[0] != 0 ? order[0] : order[1] != 0 ? order[1] : order[2];
     return first < 0 ? -1 : 1;
 }
@@ -139,14 +139,14 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
         if (status != SA_OK) {
             return status;
         }
-        const double at_once = (double)own.range_blocks * (double)own.steps_at_once * (double)own.block_rows;
+        const double at_once = (double)own.range_blocks * (double)own.turns_at_once * (double)own.block_rows;
         const double rows = fmin((double)own.rows, at_once);
         items[s] = (sa_varlen_item){
             .sequence = s,
-            .steps = own.steps,
+            .turns = own.turns,
             .before = {own.groups * own.blocks, sa_backward_range_tasks(&g, &own), sa_plan_mask(&g, &own).tasks},
             .cost = rows * fmin((double)a.S, (double)own.range_keys)};
-        plan->steps = sa_larger(plan->steps, own.steps);
+        plan->turns = sa_larger(plan->turns, own.turns);
         plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(3 * a.E + 2 * a.Dv + 32);
         all_rows += own.groups * own.rows;
@@ -166,7 +166,7 @@ typedef struct {
     const varlen_run *run;
     char *scratch;
     int kind;
-    ptrdiff_t step, sequence;
+    ptrdiff_t turn, sequence;
     sa_attention a;
     sa_attention_plan plan;
     sa_held held;
@@ -203,7 +203,7 @@ static void forward_task(varlen_thread *at, ptrdiff_t t, char *partial) {
 static void backward_task(const varlen_thread *at, ptrdiff_t t) {
     switch (at->kind) {
     case DELTAS: sa_backward_delta_task(&at->g, &at->backward, t, at->scratch); break;
-    case RANGES: sa_backward_range_task(&at->g, &at->backward, at->step, t, at->scratch); break;
+    case RANGES: sa_backward_range_task(&at->g, &at->backward, at->turn, t, at->scratch); break;
     default: sa_backward_mask_task(&at->g, &at->backward, &at->mask, t, at->scratch); break;
     }
 }
@@ -246,10 +246,10 @@ static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t tasks) {
     sa_wait_for_team(team);
 }
 
-/* The tasks of a step, from the sequences that have so many steps. */
-static ptrdiff_t tasks_of_step(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t step) {
+/* The tasks of a turn, from the sequences that have so many turns. */
+static ptrdiff_t tasks_of_turn(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t turn) {
     ptrdiff_t first = 0;
-    while (first < n && plan->items[first].steps > step) {
+    while (first < n && plan->items[first].turns > turn) {
         ++first;
     }
     return first == n ? plan->tasks[RANGES] : plan->items[first].before[RANGES];
@@ -273,8 +273,8 @@ static void run_tasks(void *call, int thread, int team) {
     at.g = *run->vg->packed;
     at.g.a = &at.a;
     run_kind(&at, team, DELTAS, plan->tasks[DELTAS]);
-    for (at.step = 0; at.step < plan->steps; ++at.step) {
-        run_kind(&at, team, RANGES, tasks_of_step(plan, run->v->sequences, at.step));
+    for (at.turn = 0; at.turn < plan->turns; ++at.turn) {
+        run_kind(&at, team, RANGES, tasks_of_turn(plan, run->v->sequences, at.turn));
     }
     run_kind(&at, team, MASKS, plan->tasks[MASKS]);
 }

@@ -17,7 +17,7 @@ typedef struct {
 
 /* In the order of work: tasks of each kind before a sequence's. */
 typedef struct {
-    ptrdiff_t sequence, steps;
+    ptrdiff_t sequence, turns;
     ptrdiff_t before[3];
     size_t partial; /* bytes of partial results before its own */
     double cost;    /* of the dearest task */
@@ -26,8 +26,8 @@ typedef struct {
 /* Sequences are cut as their own calls would be, for the same bits. */
 typedef struct {
     sa_varlen_item *items; /* the caller's, one per sequence; the plan sorts them */
-    ptrdiff_t tasks[3];    /* forward: blocks, merges; backward: deltas, step 0, masks */
-    ptrdiff_t steps;
+    ptrdiff_t tasks[3];    /* forward: blocks, merges; backward: deltas, turn 0, masks */
+    ptrdiff_t turns;
     size_t scratch_bytes;
     size_t partial_bytes;
     bool large;

@@ -1,5 +1,5 @@
 /* AVX-512 with the matrix unit for attention and products in float32 and 16 bits; all else is isa/avx512.c's. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
 #elif defined(__clang__)
@@ -17,31 +17,31 @@
 #define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)
 #include "simd/avx512.h"
 #include "simd/amx.h"
-#include "isa/avx512_products.h"
-#include "kernels/products/amx.h"
+#include "isa/avx512_unit.h"
+#include "kernels/products/amx_attention.h"
 #include "kernels/products/amx_gradients.h"
-#include "kernels/decode/amx.h"
+#include "kernels/decode/decode_amx.h"
 
 SA_DECLARE_TABLE(avx512, amx, amx)
 SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f32, avx512)
 #include "kernels/transformer/matmul_amx.h"
 #include "kernels/products/compact_amx.h"
 
-static const FN(products) amx = {
+static const FN(unit) amx = {
     .replace_rows = true,
     .decode_rows = SA_AMX_DECODE_ROWS,
     .take = FN(amx_take),
     .lay_out = FN(amx_lay_out),
     .open = FN(amx_open),
     .close = FN(amx_close),
-    .pack_queries = FN(amx_queries),
+    .copy_queries = FN(amx_queries),
     .scores = FN(amx_scores),
     .may_lag = FN(amx_may_lag),
     .weights = FN(amx_weights),
     .values = FN(amx_values),
     .lay_out_gradients = FN(amx_lay_out_gradients),
     .open_gradients = FN(amx_open_gradients),
-    .pack_gradients = FN(amx_pack_gradients),
+    .copy_gradients = FN(amx_copy_gradients),
     .dweights = FN(amx_dweights),
     .gradients = FN(amx_gradients),
     .lay_out_decode = FN(amx_lay_out_decode),
@@ -56,7 +56,7 @@ const sa_kernels sa_kernels_amx = {
     .f32 = SA_FILL_REAL(f32, avx512, amx, amx, SA_AMX(splits_from)),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
     SA_FILL_REST(avx512),
-    .steps = {&sa_steps_avx512vnni, &sa_steps_avx2},
+    .gemv = {&sa_gemv_avx512vnni, &sa_gemv_avx2},
     .int8 = {&sa_int8_amx, &sa_int8_avx512vnni, &sa_int8_avx2},
     .bf16 = {&sa_bf16_amx},
 };

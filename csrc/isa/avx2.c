@@ -1,5 +1,5 @@
 /* The AVX2 + FMA kernels. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
 #include <immintrin.h>
@@ -13,9 +13,9 @@
 #define SA_ISA avx2
 #include "simd/avx2.h"
 #include "kernels/products/int8_avx2.h"
-#include "kernels/products/steps_avx2.h"
-#define SA_COMPACT_PRODUCTS .steps = {&sa_steps_avx2}, .int8 = {&sa_int8_avxvnni, &sa_int8_avx2}
-#include "isa/all.h"
+#include "kernels/products/gemv_avx2.h"
+#define SA_COMPACT_UNITS .gemv = {&sa_gemv_avx2}, .int8 = {&sa_int8_avxvnni, &sa_int8_avx2}
+#include "isa/both_types.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else

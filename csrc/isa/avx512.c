@@ -1,5 +1,5 @@
 /* The AVX-512 kernels. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED)
 #elif defined(__clang__)
@@ -13,8 +13,8 @@
 #endif
 #define SA_ISA avx512
 #include "simd/avx512.h"
-#define SA_COMPACT_PRODUCTS .steps = {&sa_steps_avx512vnni, &sa_steps_avx2}, .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2}
-#include "isa/all.h"
+#define SA_COMPACT_UNITS .gemv = {&sa_gemv_avx512vnni, &sa_gemv_avx2}, .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2}
+#include "isa/both_types.h"
 #if defined(SA_EMULATED)
 #elif defined(__clang__)
 #pragma clang attribute pop

@@ -1,5 +1,5 @@
 /* AVX-512 with bfloat16 dot products, for attention on bfloat16 arrays; all else is isa/avx512.c's. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED)
 #elif defined(__clang__)
@@ -15,26 +15,26 @@
 #define SA_ISA avx512 /* whose types and functions are used */
 #include "simd/avx512.h"
 #include "simd/avx512bf16.h"
-#include "isa/avx512_products.h"
+#include "isa/avx512_unit.h"
 #include "kernels/products/bf16dot.h"
 #include "kernels/products/bf16dot_gradients.h"
-#include "kernels/decode/bf16dot.h"
+#include "kernels/decode/decode_bf16dot.h"
 
-static const FN(products) bf16dot = {
+static const FN(unit) bf16dot = {
     .know_top = true,
     .decode_rows = SA_DECODE_ROWS,
     .take = FN(bf16dot_take),
     .lay_out = FN(bf16dot_lay_out),
     .open = FN(bf16dot_open),
     .close = FN(bf16dot_close),
-    .pack_queries = FN(bf16dot_queries),
+    .copy_queries = FN(bf16dot_queries),
     .scores = FN(bf16dot_scores),
     .weights = FN(bf16dot_weights),
     .values = FN(bf16dot_values),
     .round_weights = FN(bf16dot_round),
     .lay_out_gradients = FN(bf16dot_lay_out_gradients),
     .open_gradients = FN(bf16dot_open_gradients),
-    .pack_gradients = FN(bf16dot_pack_gradients),
+    .copy_gradients = FN(bf16dot_copy_gradients),
     .dweights = FN(bf16dot_dweights),
     .keys = FN(bf16dot_keys),
     .gradients = FN(bf16dot_gradients),
@@ -54,7 +54,7 @@ const sa_kernels sa_kernels_avx512bf16 = {
     .f32 = SA_FILL_REAL(f32, avx512, avx512bf16, avx512, INT_MAX),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
     SA_FILL_REST(avx512),
-    .steps = {&sa_steps_avx512vnni, &sa_steps_avx2},
+    .gemv = {&sa_gemv_avx512vnni, &sa_gemv_avx2},
     .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2},
     .bf16 = {&sa_bf16_avx512bf16},
 };

@@ -1,5 +1,5 @@
 /* Products of int8, and of blocks in decoding, by AVX512_VNNI. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED)
 #elif defined(__clang__)
@@ -13,7 +13,7 @@
 #endif
 #include "isa/table.h"
 #include "kernels/products/int8_vnni.h"
-#include "kernels/products/steps_vnni.h"
+#include "kernels/products/gemv_vnni.h"
 #if defined(SA_EMULATED)
 #elif defined(__clang__)
 #pragma clang attribute pop

@@ -1,5 +1,5 @@
 /* Products of int8 by AVX-VNNI. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
 #elif defined(__clang__)

@@ -1,5 +1,5 @@
 /* The x86-64 baseline (SSE2) kernels. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__x86_64__)
 #if defined(__clang__)
 #include <emmintrin.h>
@@ -14,8 +14,8 @@
 #define SA_VEC128_SSE2
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
-#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_baseline}
-#include "isa/all.h"
+#define SA_COMPACT_UNITS .int8 = {&sa_int8_baseline}
+#include "isa/both_types.h"
 #include "kernels/products/int8_plain.h"
 #if defined(__clang__)
 #pragma clang attribute pop

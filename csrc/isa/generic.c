@@ -2,13 +2,13 @@
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(SA_PARTS_APART)
 #define SA_PARTS_APART
 #endif
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(SA_PARTS_APART) && !defined(__clang__)
 #pragma GCC optimize("Os")
 #endif
 #define SA_ISA generic
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
-#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_generic}
-#include "isa/all.h"
+#define SA_COMPACT_UNITS .int8 = {&sa_int8_generic}
+#include "isa/both_types.h"
 #include "kernels/products/int8_plain.h"

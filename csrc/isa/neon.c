@@ -1,13 +1,13 @@
 /* The NEON kernels, for every aarch64. */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #define SA_ISA neon
 #define SA_VEC128_NEON
 #define SA_VEC128_REGISTERS 32
 #include "simd/vec128.h"
-#define SA_COMPACT_PRODUCTS .int8 = {&sa_int8_neondot, &sa_int8_neon}
-#include "isa/all.h"
+#define SA_COMPACT_UNITS .int8 = {&sa_int8_neondot, &sa_int8_neon}
+#include "isa/both_types.h"
 #include "kernels/products/int8_plain.h"
 #else
 typedef int sa_no_neon_here;

@@ -1,5 +1,5 @@
 /* Products of int8 by the dot products of ARMv8.2 (FEAT_DotProd). */
-#include "simd/common.h"
+#include "simd/macros.h"
 #if defined(__aarch64__)
 #if defined(__clang__)
 #include <arm_neon.h>

@@ -74,7 +74,7 @@
     extern __typeof__(*((sa_kernels *)0)->quantize_rows) SA_PASTE4(sa_, quantize_rows, f32, isa);                              \
     extern __typeof__(*((sa_kernels *)0)->compact_ends) SA_PASTE4(sa_, compact_ends, f32, isa);                                \
     extern __typeof__(*((sa_kernels *)0)->look_up_compact) SA_PASTE4(sa_, look_up_compact, f32, isa);                          \
-    extern __typeof__(*((sa_kernels *)0)->expand_blocks) SA_PASTE4(sa_, expand_blocks, f32, isa);                              \
+    extern __typeof__(*((sa_kernels *)0)->expand_quants) SA_PASTE4(sa_, expand_quants, f32, isa);                              \
     extern __typeof__(*((sa_kernels *)0)->split_digits) SA_PASTE4(sa_, split_digits, f32, isa);
 
 #define SA_FILL_REAL(dtype, isa, attention_isa, matmul_isa, splits)                                                            \
@@ -97,10 +97,10 @@
 #define SA_FILL_REST(isa)                                                                                                      \
     .checksum = SA_PASTE(sa_checksum_, isa), .narrow = SA_PASTE(sa_narrow_, isa), .read_loop = SA_PASTE(sa_read_loop_, isa),   \
     .quantize_rows = SA_PASTE4(sa_, quantize_rows, f32, isa), .compact_ends = SA_PASTE4(sa_, compact_ends, f32, isa),          \
-    .look_up_compact = SA_PASTE4(sa_, look_up_compact, f32, isa), .expand_blocks = SA_PASTE4(sa_, expand_blocks, f32, isa),    \
+    .look_up_compact = SA_PASTE4(sa_, look_up_compact, f32, isa), .expand_quants = SA_PASTE4(sa_, expand_quants, f32, isa),    \
     .split_digits = SA_PASTE4(sa_, split_digits, f32, isa)
 
 /* How compact weights are multiplied: kernels/kernels.h. */
-extern const sa_compact_products sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot,
-    sa_int8_baseline, sa_int8_neon, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
-extern const sa_step_products sa_steps_avx512vnni, sa_steps_avx2;
+extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot, sa_int8_baseline,
+    sa_int8_neon, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
+extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2;

@@ -45,8 +45,8 @@ typedef struct {
     ptrdiff_t begin, end;
     ptrdiff_t open_end;   /* of the keys open to its rows; the block may have a chunk */
     ptrdiff_t keys;       /* by key_lengths: none behind them is read */
-    ptrdiff_t cache_from; /* the first key of the scratch's packed tiles, ≤ begin */
-    bool cache_holds;     /* these keys are packed already */
+    ptrdiff_t cache_from; /* the first key of the scratch's copied tiles, ≤ begin */
+    bool cache_holds;     /* these keys are copied already */
     bool fetches;         /* keys and values a tile ahead */
     bool far;             /* keys and values exceed all caches */
     bool mask_far;
@@ -92,7 +92,7 @@ typedef struct {
 bool sa_cancelled(const sa_attention *a);
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
-#define SA_ROW_BLOCK 64
+#define SA_ROW_TASK_ROWS 64
 #define SA_ROW_COLUMNS 256 /* four arrays of columns fit in L1 */
 
 /* Rows of n elements, or n × width for a softmax along another axis. */
@@ -101,10 +101,10 @@ typedef struct {
     const sa_row_plan *plan;
     int count;
     ptrdiff_t n, width;
-    const char *x[SA_ROW_BLOCK], *dy[SA_ROW_BLOCK], *cos[SA_ROW_BLOCK], *sin[SA_ROW_BLOCK];
-    char *out[SA_ROW_BLOCK];
+    const char *x[SA_ROW_TASK_ROWS], *dy[SA_ROW_TASK_ROWS], *cos[SA_ROW_TASK_ROWS], *sin[SA_ROW_TASK_ROWS];
+    char *out[SA_ROW_TASK_ROWS];
     double *partial; /* sums dweight[n], dbias[n], or NULL */
-} sa_row_block;
+} sa_row_task;
 
 /* A task's product, with sums of n terms; strides count elements. C has at most block_rows columns, or in matmul_tn
  * SA_WEIGHT_ROWS rows with n ≤ SA_SUM_ROWS. From splits_from elements a row a matrix unit splits operands: then C may
@@ -164,52 +164,53 @@ typedef struct {
     bool nesterov, fresh; /* SGD's; fresh: no mean yet */
 } sa_update_scalars;
 
-/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md), or blocks of a GGUF file ------------------------------- */
+/* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md), or quants of a GGUF file ------------------------------- */
 
-typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_BLOCKS } sa_weights;
+typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_QUANTS } sa_weights;
 
-/* The blocks of a GGUF file (drivers/blocks.c has their sizes, kernels/transformer/blocks.h what they stand for). */
+/* Quants of a GGUF file: neighbouring numbers of a row with a scale of their own. drivers/quants.c has their sizes,
+ * kernels/transformer/quants.h their meaning. */
 typedef enum {
-    SA_BLOCKS_F32,
-    SA_BLOCKS_F16,
-    SA_BLOCKS_BF16,
-    SA_BLOCKS_Q4_0,
-    SA_BLOCKS_Q4_1,
-    SA_BLOCKS_Q8_0,
-    SA_BLOCKS_Q4_K,
-    SA_BLOCKS_Q6_K,
-    SA_BLOCK_TYPES
-} sa_block_type;
+    SA_QUANT_F32,
+    SA_QUANT_F16,
+    SA_QUANT_BF16,
+    SA_QUANT_Q4_0,
+    SA_QUANT_Q4_1,
+    SA_QUANT_Q8_0,
+    SA_QUANT_Q4_K,
+    SA_QUANT_Q6_K,
+    SA_QUANT_TYPES
+} sa_quant_type;
 
-/* Panels of SA_PANEL_COLUMNS columns, [step][column] words of 4 bytes: four numbers of int8, or two of bfloat16, that
- * follow each other along a row of the weight (out, in). Zeros fill the last step and panel.
+/* Panels of SA_PANEL_COLUMNS columns, [word][column] words of 4 bytes: four numbers of int8, or two of bfloat16, that
+ * follow each other along a row of the weight (out, in). Zeros fill the last word and panel.
  *
  * Of int8, SA_GROUP numbers of a row have a scale of their own, in the weights and in what they multiply; the last group of a
  * row may have fewer. */
 #define SA_PANEL_COLUMNS 32
 #define SA_WORD 4
 #define SA_GROUP 128
-#define SA_GROUP_STEPS (SA_GROUP / SA_WORD)
+#define SA_GROUP_WORDS (SA_GROUP / SA_WORD)
 typedef struct {
     sa_weights kind;
-    ptrdiff_t out, in, steps, groups;
+    ptrdiff_t out, in, words, groups;
     const char *panels;
     /* int8, [panel][group][column]: the scale, and that times the sum of the group's numbers. */
     const float *scale, *offset;
-    /* Blocks: panels are the rows of a file, of any alignment. */
-    sa_block_type type;
+    /* Quants: panels are the rows of a file, of any alignment. */
+    sa_quant_type type;
     ptrdiff_t row_bytes;
 } sa_compact;
 
-/* x[i] ≈ least + step·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is no
- * normal number, has NaN as its first step: it is multiplied as it is. */
+/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is no
+ * normal number, has NaN as its first scale: it is multiplied as it is. */
 typedef struct {
-    float least, step;
+    float least, scale;
 } sa_rounded;
 
 /* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: exact in int32 of uint8 and int8, in float32 of bfloat16. */
 typedef struct {
-    ptrdiff_t rows, steps;
+    ptrdiff_t rows, words;
     const char *x; /* the rounded rows, `stride` bytes apart, with zeros up to a whole cache line */
     ptrdiff_t stride;
     const char *panel;
@@ -228,7 +229,7 @@ typedef struct {
     bool widened; /* rows of uint8 come as int16 */
     sa_compact_leaf *leaf;
     void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
-} sa_compact_products;
+} sa_compact_unit;
 
 /* 32 numbers of a row as integers of three digits to the base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
  * digit[1][i]·256 + digit[0][i]). The error is at most that of float32 for the largest of them. A row with numbers that are not
@@ -241,26 +242,26 @@ typedef struct {
     float scale, total;          /* total: Σ x */
 } sa_digits;
 
-/* sums[r][c] = Σ x_r[k]·w_c[k], for the rows of decoding and columns whose blocks lie one behind the other. */
-#define SA_STEP_COLUMNS 16
+/* sums[r][c] = Σ x_r[k]·w_c[k], for the rows of decoding and columns whose quants follow one another. */
+#define SA_GEMV_COLUMNS 16
 typedef struct {
-    sa_block_type type;
+    sa_quant_type type;
     ptrdiff_t rows, pieces; /* of SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    const char *weights;    /* (SA_STEP_COLUMNS, row_bytes); what lies behind is fetched meanwhile */
+    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); what lies behind is fetched meanwhile */
     ptrdiff_t row_bytes;
-    float *sums; /* (rows, SA_STEP_COLUMNS) */
-} sa_step_tile;
+    float *sums; /* (rows, SA_GEMV_COLUMNS) */
+} sa_gemv_tile;
 
-typedef void sa_step_leaf(const sa_step_tile *t);
+typedef void sa_gemv_leaf(const sa_gemv_tile *t);
 
-/* How an instruction set multiplies blocks in decoding: all blocks of 4 to 8 bits, to the same bits wherever there is a leaf. */
+/* How an instruction set multiplies quants in decoding: all kinds of 4 to 8 bits, to the same bits wherever there is a leaf. */
 typedef struct {
     const char *name; /* what the CPU must run */
-    sa_step_leaf *leaf;
-} sa_step_products;
+    sa_gemv_leaf *leaf;
+} sa_gemv_unit;
 
-/* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g step[r][g]·scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c],
+/* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g scale[r][g]·weight_scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c],
  * of bfloat16 y + sums. y is bias + residual, or with `adds` y[r][c] + residual. */
 typedef struct {
     ptrdiff_t rows, width, groups;
@@ -286,9 +287,9 @@ typedef struct {
     bool (*adds_by_lines)(const sa_attention *a); /* whole cache lines to dK and dV */
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
-    void (*rows[SA_ROW_KINDS])(const sa_row_block *b, void *scratch);
-    void (*softmax_columns)(const sa_row_block *b, void *scratch);
-    void (*softmax_columns_backward)(const sa_row_block *b, void *scratch);
+    void (*rows[SA_ROW_KINDS])(const sa_row_task *b, void *scratch);
+    void (*softmax_columns)(const sa_row_task *b, void *scratch);
+    void (*softmax_columns_backward)(const sa_row_task *b, void *scratch);
     void (*parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row);
     void (*gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                    ptrdiff_t n);
@@ -332,11 +333,11 @@ typedef struct {
     /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16: the scale is NULL. */
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
-    void (*expand_blocks)(sa_block_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, of whole blocks */
+    void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, of whole quants */
     void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n: a multiple of SA_PIECE */
-    const sa_step_products *steps[3];                                                    /* best first; NULL ends them */
+    const sa_gemv_unit *gemv[3];                                                         /* best first; NULL ends them */
     /* Best first, the last of int8 runs wherever this table does. NULL ends them. */
-    const sa_compact_products *int8[4], *bf16[2];
+    const sa_compact_unit *int8[4], *bf16[2];
 } sa_kernels;
 
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
@@ -346,9 +347,9 @@ extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512
 const sa_kernels *sa_kernels_active(void);
 
 /* How this CPU multiplies compact weights with the table in use; NULL: it does not. */
-const sa_compact_products *sa_compact_active(sa_weights kind);
+const sa_compact_unit *sa_compact_active(sa_weights kind);
 
-/* How it multiplies blocks in decoding; NULL: as it does elsewhere. */
-const sa_step_products *sa_steps_active(void);
+/* How it multiplies quants in decoding; NULL: as it does elsewhere. */
+const sa_gemv_unit *sa_gemv_active(void);
 
 #endif

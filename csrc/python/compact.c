@@ -1,10 +1,10 @@
-/* Packs weights of 8 or 16 bits for their products, for selfattn/engine/weights.py, and points to those in blocks of a file, for
- * selfattn/engine/weights.py. Python holds them as capsules. */
+/* Makes panels of weights of 8 or 16 bits, and points to those in quants of a file, for selfattn/engine/weights.py. Python holds
+ * them as capsules. */
 #include "python/arrays.h"
 
 #include <stdlib.h>
 
-#include "drivers/blocks.h"
+#include "drivers/quants.h"
 #include "python/compact.h"
 
 static const char capsule_name[] = "selfattn._compact";
@@ -12,26 +12,26 @@ static const char capsule_name[] = "selfattn._compact";
 typedef struct {
     sa_compact weights;
     void *memory;    /* owned, or NULL */
-    PyObject *array; /* of blocks: owned, or NULL */
-} packed;
+    PyObject *array; /* of quants: owned, or NULL */
+} held;
 
 const sa_compact *sa_compact_of(PyObject *x) {
-    return PyCapsule_IsValid(x, capsule_name) ? &((packed *)PyCapsule_GetPointer(x, capsule_name))->weights : NULL;
+    return PyCapsule_IsValid(x, capsule_name) ? &((held *)PyCapsule_GetPointer(x, capsule_name))->weights : NULL;
 }
 
 static void release(PyObject *capsule) {
-    packed *p = PyCapsule_GetPointer(capsule, capsule_name);
+    held *p = PyCapsule_GetPointer(capsule, capsule_name);
     Py_XDECREF(p->array);
     free(p->memory);
     PyMem_Free(p);
 }
 
-static PyObject *pack(sa_weights kind, PyArrayObject *weight, const float *scale) {
+static PyObject *make_panels(sa_weights kind, PyArrayObject *weight, const float *scale) {
     const npy_intp out = PyArray_DIM(weight, 0), in = PyArray_DIM(weight, 1);
     if (out > SA_MAX_WIDTH || in > SA_MAX_WIDTH) {
         return PyErr_Format(PyExc_ValueError, "weight has shape %s, which is too large", sa_shape_of(weight));
     }
-    packed *p = PyMem_Calloc(1, sizeof *p);
+    held *p = PyMem_Calloc(1, sizeof *p);
     if (p == NULL) {
         return PyErr_NoMemory();
     }
@@ -44,15 +44,15 @@ static PyObject *pack(sa_weights kind, PyArrayObject *weight, const float *scale
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS;
-    p->weights = sa_compact_pack(kind, out, in, PyArray_DATA(weight), scale, p->memory);
+    p->weights = sa_compact_fill(kind, out, in, PyArray_DATA(weight), scale, p->memory);
     Py_END_ALLOW_THREADS;
     return capsule;
 }
 
-static PyObject *pack_int8(PyObject *module, PyObject *args) {
+static PyObject *int8_panels(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *weight, *scale;
-    if (!PyArg_ParseTuple(args, "OO:_pack_int8", &weight, &scale)) {
+    if (!PyArg_ParseTuple(args, "OO:_int8_panels", &weight, &scale)) {
         return NULL;
     }
     if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) ||
@@ -63,41 +63,41 @@ static PyObject *pack_int8(PyObject *module, PyObject *args) {
                             "%d numbers of a row",
                             SA_GROUP);
     }
-    return pack(SA_WEIGHTS_INT8, (PyArrayObject *)weight, PyArray_DATA((PyArrayObject *)scale));
+    return make_panels(SA_WEIGHTS_INT8, (PyArrayObject *)weight, PyArray_DATA((PyArrayObject *)scale));
 }
 
-static PyObject *pack_bfloat16(PyObject *module, PyObject *weight) {
+static PyObject *bfloat16_panels(PyObject *module, PyObject *weight) {
     (void)module;
     if (!sa_is_plain(weight, NPY_UINT16, 2)) {
         return PyErr_Format(PyExc_TypeError, "weight must be a contiguous 2-D array of uint16, the bits of bfloat16");
     }
-    return pack(SA_WEIGHTS_BF16, (PyArrayObject *)weight, NULL);
+    return make_panels(SA_WEIGHTS_BF16, (PyArrayObject *)weight, NULL);
 }
 
 /* The instructions that multiply int8 (True) or bfloat16 (False) here, or None. */
-static PyObject *compact_products(PyObject *module, PyObject *int8) {
+static PyObject *compact_unit(PyObject *module, PyObject *int8) {
     (void)module;
-    const sa_compact_products *p = sa_compact_active(int8 == Py_True ? SA_WEIGHTS_INT8 : SA_WEIGHTS_BF16);
+    const sa_compact_unit *p = sa_compact_active(int8 == Py_True ? SA_WEIGHTS_INT8 : SA_WEIGHTS_BF16);
     return p == NULL ? Py_NewRef(Py_None) : PyUnicode_FromString(p->name);
 }
 
-/* ---- blocks -------------------------------------------------------------------------------------------------------------- */
+/* ---- quants -------------------------------------------------------------------------------------------------------------- */
 
-/* SA_BLOCK_TYPES: there is no such type. */
-static sa_block_type type_of(const char *name) {
-    sa_block_type type = 0;
-    while (type < SA_BLOCK_TYPES && strcmp(name, sa_block_shape_of(type)->name) != 0) {
+/* SA_QUANT_TYPES: there is no such type. */
+static sa_quant_type type_of(const char *name) {
+    sa_quant_type type = 0;
+    while (type < SA_QUANT_TYPES && strcmp(name, sa_quant_shape_of(type)->name) != 0) {
         ++type;
     }
     return type;
 }
 
-/* The numbers and the bytes of a block of each kind. */
-static PyObject *block_shapes(PyObject *module, PyObject *unused) {
+/* The numbers and the bytes of a quant of each kind. */
+static PyObject *quant_shapes(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *shapes = PyDict_New();
-    for (int type = 0; shapes != NULL && type < SA_BLOCK_TYPES; ++type) {
-        const sa_block_shape *s = sa_block_shape_of(type);
+    for (int type = 0; shapes != NULL && type < SA_QUANT_TYPES; ++type) {
+        const sa_quant_shape *s = sa_quant_shape_of(type);
         PyObject *shape = Py_BuildValue("nn", s->numbers, s->bytes);
         if (shape == NULL || PyDict_SetItemString(shapes, s->name, shape) < 0) {
             Py_CLEAR(shapes);
@@ -107,30 +107,30 @@ static PyObject *block_shapes(PyObject *module, PyObject *unused) {
     return shapes;
 }
 
-static PyObject *blocks_at(PyObject *module, PyObject *args) {
+static PyObject *quants_at(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *rows;
     const char *name;
     Py_ssize_t columns;
-    if (!PyArg_ParseTuple(args, "Osn:_blocks", &rows, &name, &columns)) {
+    if (!PyArg_ParseTuple(args, "Osn:_quants", &rows, &name, &columns)) {
         return NULL;
     }
-    const sa_block_type type = type_of(name);
-    if (type == SA_BLOCK_TYPES || columns < 0 || columns > SA_MAX_WIDTH || columns % sa_block_shape_of(type)->numbers != 0) {
+    const sa_quant_type type = type_of(name);
+    if (type == SA_QUANT_TYPES || columns < 0 || columns > SA_MAX_WIDTH || columns % sa_quant_shape_of(type)->numbers != 0) {
         return PyErr_Format(PyExc_ValueError, "there are no rows of %zd columns in blocks of %s", columns, name);
     }
-    const sa_block_shape *shape = sa_block_shape_of(type);
+    const sa_quant_shape *shape = sa_quant_shape_of(type);
     const npy_intp bytes = columns / shape->numbers * shape->bytes;
     PyArrayObject *array = (PyArrayObject *)rows;
     if (!sa_is_plain(rows, NPY_UINT8, 2) || PyArray_DIM(array, 1) != bytes || PyArray_DIM(array, 0) > SA_MAX_WIDTH) {
         return PyErr_Format(PyExc_TypeError, "%zd columns of %s must be a contiguous 2-D array of uint8 with %zd columns",
                             columns, name, bytes);
     }
-    packed *p = PyMem_Calloc(1, sizeof *p);
+    held *p = PyMem_Calloc(1, sizeof *p);
     if (p == NULL) {
         return PyErr_NoMemory();
     }
-    p->weights = sa_blocks_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array));
+    p->weights = sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array));
     p->array = Py_NewRef(rows);
     PyObject *capsule = PyCapsule_New(p, capsule_name, release);
     if (capsule == NULL) {
@@ -140,16 +140,16 @@ static PyObject *blocks_at(PyObject *module, PyObject *args) {
     return capsule;
 }
 
-/* Rows of what _blocks made, by an array of int64, as float32. */
-static PyObject *expand_blocks(PyObject *module, PyObject *args) {
+/* Rows of what _quants made, by an array of int64, as float32. */
+static PyObject *expand_quants(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *weights, *rows;
-    if (!PyArg_ParseTuple(args, "OO:_expand_blocks", &weights, &rows)) {
+    if (!PyArg_ParseTuple(args, "OO:_expand_quants", &weights, &rows)) {
         return NULL;
     }
     const sa_compact *w = sa_compact_of(weights);
-    if (w == NULL || w->kind != SA_WEIGHTS_BLOCKS || !sa_is_plain(rows, NPY_INT64, 1)) {
-        return PyErr_Format(PyExc_TypeError, "takes what _blocks made and a contiguous 1-D array of int64");
+    if (w == NULL || w->kind != SA_WEIGHTS_QUANTS || !sa_is_plain(rows, NPY_INT64, 1)) {
+        return PyErr_Format(PyExc_TypeError, "takes what _quants made and a contiguous 1-D array of int64");
     }
     const npy_intp shape[2] = {PyArray_DIM((PyArrayObject *)rows, 0), w->in};
     PyObject *result = PyArray_SimpleNew(2, shape, NPY_FLOAT);
@@ -163,18 +163,18 @@ static PyObject *expand_blocks(PyObject *module, PyObject *args) {
             Py_DECREF(result);
             return PyErr_Format(PyExc_IndexError, "row %lld is out of bounds for %zd rows", (long long)row, w->out);
         }
-        sa_blocks_row(w, (ptrdiff_t)row, to + i * w->in);
+        sa_quants_row(w, (ptrdiff_t)row, to + i * w->in);
     }
     return result;
 }
 
 PyMethodDef sa_compact_methods[] = {
-    {"_block_shapes", block_shapes, METH_NOARGS,
-     "The numbers and the bytes of a block of each kind that a GGUF file may hold."},
-    {"_blocks", blocks_at, METH_VARARGS, "Weights in blocks, from rows of bytes, the kind, and the number of columns."},
-    {"_expand_blocks", expand_blocks, METH_VARARGS, "Rows of weights in blocks as float32."},
-    {"_pack_int8", pack_int8, METH_VARARGS, "Weights of int8 with a scale for each row, packed for their products."},
-    {"_pack_bfloat16", pack_bfloat16, METH_O, "Weights of bfloat16, packed for their products."},
-    {"_compact_products", compact_products, METH_O, "What multiplies int8 (True) or bfloat16 (False) here, or None."},
+    {"_quant_shapes", quant_shapes, METH_NOARGS,
+     "The numbers and the bytes of a quant of each kind that a GGUF file may hold."},
+    {"_quants", quants_at, METH_VARARGS, "Weights in quants, from rows of bytes, the kind, and the number of columns."},
+    {"_expand_quants", expand_quants, METH_VARARGS, "Rows of weights in quants as float32."},
+    {"_int8_panels", int8_panels, METH_VARARGS, "Weights of int8 with a scale for each row, packed for their products."},
+    {"_bfloat16_panels", bfloat16_panels, METH_O, "Weights of bfloat16, packed for their products."},
+    {"_compact_unit", compact_unit, METH_O, "What multiplies int8 (True) or bfloat16 (False) here, or None."},
     {NULL, NULL, 0, NULL},
 };

@@ -14,7 +14,7 @@ typedef struct {
     int threads;
 } linear_call;
 
-/* Packed weights, or blocks. */
+/* Panels, or quants. */
 static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
     if (!sa_is_plain(x, NPY_FLOAT, 2) || PyArray_DIM((PyArrayObject *)x, 1) != weight->in) {
         return sa_error(PyExc_TypeError, "x must be a contiguous 2-D array of float32 with %zd columns", weight->in);
@@ -25,7 +25,7 @@ static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
     c->l = (sa_linear){.weights = weight->kind,
                        .rows = PyArray_DIM((PyArrayObject *)x, 0),
                        .in = weight->in,
-                       .parts = 1,
+                       .count = 1,
                        .out = {weight->out},
                        .weight = {(const char *)weight},
                        .x = PyArray_BYTES((PyArrayObject *)x)};
@@ -43,7 +43,7 @@ static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
     c->l = (sa_linear){.f64 = type == NPY_DOUBLE,
                        .rows = PyArray_DIM((PyArrayObject *)x, 0),
                        .in = PyArray_DIM((PyArrayObject *)x, 1),
-                       .parts = 1,
+                       .count = 1,
                        .out = {PyArray_DIM((PyArrayObject *)weight, 0)},
                        .weight = {PyArray_BYTES((PyArrayObject *)weight)},
                        .x = PyArray_BYTES((PyArrayObject *)x)};
@@ -78,15 +78,15 @@ static sa_status forward(void *call, char *scratch, char *shared) {
 static PyObject *linear_forward(PyObject *module, PyObject *args) {
     PyObject *x, *weight, *bias;
     linear_call c = {.threads = 1};
-    int steps = 0;
-    if (!PyArg_ParseTuple(args, "OOO|p:_linear_forward", &x, &weight, &bias, &steps)) {
+    int gemv = 0;
+    if (!PyArg_ParseTuple(args, "OOO|p:_linear_forward", &x, &weight, &bias, &gemv)) {
         return NULL;
     }
     const sa_compact *compact = sa_compact_of(weight);
     if (compact != NULL ? take_compact(&c, x, compact) < 0 : take_product(&c, x, weight) < 0) {
         return NULL;
     }
-    c.l.steps = steps;
+    c.l.gemv = gemv;
     if (bias != Py_None) {
         if (!sa_is_plain(bias, type_of(&c), 1) || PyArray_DIM((PyArrayObject *)bias, 0) != c.l.out[0]) {
             return PyErr_Format(PyExc_TypeError, "bias must be a contiguous array of the type of weight, and as long");
@@ -142,7 +142,7 @@ static PyObject *linear_backward(PyObject *module, PyObject *args) {
 
 PyMethodDef sa_linear_methods[] = {
     {"_linear_forward", linear_forward, METH_VARARGS,
-     "x·weightᵀ + bias, or without a bias (None); of blocks True says that these are rows of decoding."},
+     "x·weightᵀ + bias, or without a bias (None); of quants True says that these are rows of decoding."},
     {"_linear_backward", linear_backward, METH_VARARGS, "The gradients of x, weight and bias, from that of the product."},
     {NULL, NULL, 0, NULL},
 };

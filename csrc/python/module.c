@@ -80,7 +80,7 @@ static int clear(PyObject *module) {
     for (int i = 0; i < SA_FROM_NUMPY; ++i) {
         Py_CLEAR(state->numpy[i]);
     }
-    sa_blocks_clear(state);
+    sa_arena_clear(state);
     return 0;
 }
 

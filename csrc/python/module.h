@@ -19,7 +19,7 @@
 #include "python/parameters.h"
 #include "selfattn.h"
 
-#define SA_KEPT_BLOCKS 8
+#define SA_ARENA_SLOTS 8
 
 /* What the binding has from NumPy's Python modules. */
 enum { SA_MASKED_ARRAY, SA_MATRIX, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_ERROR, SA_FROM_NUMPY };
@@ -27,9 +27,9 @@ enum { SA_MASKED_ARRAY, SA_MATRIX, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_
 typedef struct {
     sa_family_state attention, rows;
     PyObject *numpy[SA_FROM_NUMPY];
-    _Atomic(void *) blocks[SA_KEPT_BLOCKS]; /* kept memory: blocks.c */
-    atomic_uint block_turn;                 /* the slot replaced next */
-    atomic_bool malloc_keeps, frees_blocks; /* blocks.c */
+    _Atomic(void *) arena[SA_ARENA_SLOTS];  /* kept memory: arena.c */
+    atomic_uint next_slot;                  /* the slot replaced next */
+    atomic_bool malloc_keeps, frees_memory; /* arena.c */
 } sa_state;
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }

@@ -134,9 +134,9 @@ static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *
     const Py_ssize_t count = PyTuple_GET_SIZE(lists[PARAMETERS]);
     PyObject *result = NULL;
     step_call c = {.update = u};
-    sa_update_array *arrays = sa_block_take(module, (size_t)count * sizeof *arrays);
+    sa_update_array *arrays = sa_arena_take(module, (size_t)count * sizeof *arrays);
     if (arrays == NULL ||
-        (lists[TARGETS] != Py_None && (c.targets = sa_block_take(module, (size_t)count * sizeof *c.targets)) == NULL)) {
+        (lists[TARGETS] != Py_None && (c.targets = sa_arena_take(module, (size_t)count * sizeof *c.targets)) == NULL)) {
         goto fail;
     }
     npy_intp elements = 0;
@@ -152,8 +152,8 @@ static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *
         result = Py_NewRef(Py_None);
     }
 fail:
-    sa_block_give(c.targets);
-    sa_block_give(arrays);
+    sa_arena_give(c.targets);
+    sa_arena_give(arrays);
     return result;
 }
 
@@ -231,8 +231,8 @@ static PyObject *scale(PyObject *module, PyObject *args) {
     if (PyTuple_GET_SIZE(factors) != c.count) {
         return PyErr_Format(PyExc_ValueError, "each array needs a factor");
     }
-    c.arrays = sa_block_take(module, (size_t)c.count * sizeof *c.arrays);
-    c.factors = c.arrays == NULL ? NULL : sa_block_take(module, (size_t)c.count * sizeof *c.factors);
+    c.arrays = sa_arena_take(module, (size_t)c.count * sizeof *c.arrays);
+    c.factors = c.arrays == NULL ? NULL : sa_arena_take(module, (size_t)c.count * sizeof *c.factors);
     if (c.factors == NULL) {
         goto fail;
     }
@@ -252,8 +252,8 @@ static PyObject *scale(PyObject *module, PyObject *args) {
         result = Py_NewRef(Py_None);
     }
 fail:
-    sa_block_give(c.factors);
-    sa_block_give(c.arrays);
+    sa_arena_give(c.factors);
+    sa_arena_give(c.arrays);
     return result;
 }
 

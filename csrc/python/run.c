@@ -1,4 +1,4 @@
-/* Owns the run of every operation: scratch (from blocks.c), the GIL, Ctrl-C, the exception. */
+/* Owns the run of every operation: scratch (from arena.c), the GIL, Ctrl-C, the exception. */
 #include "python/run.h"
 
 #if defined(__linux__)
@@ -72,14 +72,14 @@ int sa_run_job(PyObject *module, const sa_job *job) {
         return sa_error(PyExc_ValueError, "the sizes of this call do not fit the address space");
     }
     const bool fits = bytes + job->shared_bytes <= SA_STACK_SCRATCH;
-    char *scratch = fits ? on_stack : sa_block_take(module, bytes + job->shared_bytes);
+    char *scratch = fits ? on_stack : sa_arena_take(module, bytes + job->shared_bytes);
     if (scratch == NULL) {
         return -1;
     }
     const sa_status status =
         job->small ? job->compute(job->call, scratch, scratch + bytes) : run_unlocked(job, scratch, scratch + bytes);
     if (!fits) {
-        sa_block_give(scratch);
+        sa_arena_give(scratch);
     }
     return status == SA_OK ? 0 : -1; /* cancelled: a handler raised */
 }

@@ -1,4 +1,4 @@
-/* Runs operations (run.c) and keeps their memory (blocks.c). */
+/* Runs operations (run.c) and keeps their memory (arena.c). */
 #ifndef SA_PYTHON_RUN_H
 #define SA_PYTHON_RUN_H
 
@@ -21,16 +21,16 @@ typedef struct {
 /* Fails before it computes, or because a signal's handler raised. */
 int sa_run_job(PyObject *module, const sa_job *job);
 
-/* 64-byte aligned. Calls reuse blocks, since fresh pages are dear (docs/decisions/0003-fused-training.md). A block
+/* 64-byte aligned. Calls reuse memory, since fresh pages are dear (docs/decisions/0003-fused-training.md). A piece
  * holds a reference to the module. */
-void *sa_block_take(PyObject *module, size_t bytes);
+void *sa_arena_take(PyObject *module, size_t bytes);
 
 /* Accepts NULL. Needs the GIL. */
-void sa_block_give(void *block);
+void sa_arena_give(void *piece);
 
-void sa_blocks_clear(sa_state *state);
+void sa_arena_clear(sa_state *state);
 
 /* Without, each call takes fresh memory and frees it. */
-void sa_blocks_keep(sa_state *state, bool keep);
+void sa_arena_keep(sa_state *state, bool keep);
 
 #endif

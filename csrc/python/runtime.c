@@ -71,8 +71,8 @@ static PyObject *set_num_threads(PyObject *module, PyObject *number) {
     Py_RETURN_NONE;
 }
 
-static PyObject *keep_blocks(PyObject *module, PyObject *keep) {
-    sa_blocks_keep(sa_state_of(module), keep == Py_True);
+static PyObject *keep_arena(PyObject *module, PyObject *keep) {
+    sa_arena_keep(sa_state_of(module), keep == Py_True);
     Py_RETURN_NONE;
 }
 
@@ -118,14 +118,14 @@ static PyObject *read_bandwidth(PyObject *module, PyObject *args) {
     if (bytes < 1 || threads < 1 || threads > SA_MOST_THREADS || milliseconds < 1) {
         return PyErr_Format(PyExc_ValueError, "_read_bandwidth takes bytes >= 1, threads from 1 to 1024 and milliseconds >= 1");
     }
-    char *data = sa_block_take(module, (size_t)bytes);
+    char *data = sa_arena_take(module, (size_t)bytes);
     if (data == NULL) {
         return NULL;
     }
     double rate;
     Py_BEGIN_ALLOW_THREADS memset(data, 1, (size_t)bytes);
     rate = sa_measure_read(data, (size_t)bytes, threads, 1e-3 * milliseconds);
-    Py_END_ALLOW_THREADS sa_block_give(data);
+    Py_END_ALLOW_THREADS sa_arena_give(data);
     return PyFloat_FromDouble(rate);
 }
 
@@ -155,7 +155,7 @@ PyMethodDef sa_runtime_methods[] = {
     {"available_isas", available_isas, METH_NOARGS, "The instruction sets that this build and this CPU can run, best first."},
     {"build_info", build_info, METH_NOARGS, "What the extension was built with."},
     {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
-    {"_keep_blocks", keep_blocks, METH_O,
+    {"_keep_arena", keep_arena, METH_O,
      "Whether calls keep the memory they worked in for the next (True, as at first), for tests that watch memory."},
     {"_fma_peak", fma_peak, METH_VARARGS,
      "Multiply-adds out of registers, of int8 and bfloat16 out of L1: operations/s of (dtype, threads, milliseconds)."},

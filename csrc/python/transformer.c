@@ -128,7 +128,7 @@ static npy_intp output_rows(const sa_transformer_call *c) { return c->e.pooling 
 static PyObject *run_forward(sa_transformer_call *c, PyObject *module, bool keep) {
     const npy_intp shape[2] = {output_rows(c), c->e.d};
     const sa_status planned = sa_transformer_make_plan(&c->e, keep, sa_get_num_threads(), &c->plan);
-    if (planned == SA_OK && keep && (c->saved = sa_block_take(module, c->plan.saved_bytes)) == NULL) {
+    if (planned == SA_OK && keep && (c->saved = sa_arena_take(module, c->plan.saved_bytes)) == NULL) {
         return NULL;
     }
     PyObject *result = PyArray_SimpleNew(2, shape, sa_transformer_type(c));
@@ -182,7 +182,7 @@ static PyObject *transformer_forward(PyObject *module, PyObject *args) {
 
 /* ---- backward ------------------------------------------------------------------------------------------------------------ */
 
-static void release_gradients(PyObject *capsule) { sa_block_give(PyCapsule_GetPointer(capsule, NULL)); }
+static void release_gradients(PyObject *capsule) { sa_arena_give(PyCapsule_GetPointer(capsule, NULL)); }
 
 /* Whether the array has a gradient. */
 static bool is_parameter(const sa_transformer_call *c, Py_ssize_t i) {
@@ -216,15 +216,16 @@ static void point_into_query(const sa_transformer_call *c, sa_layer_gradients *o
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         const sa_layer *l = &c->layer[i];
         sa_layer_gradients *g = &of_layer[i];
-        for (int part = SA_KEY; part <= SA_VALUE && c->array[FIRST_OF_LAYERS + i * LAYER_ARRAYS + 2 * SA_KEY] == NULL; ++part) {
-            const ptrdiff_t row = l->heads * l->width + (part == SA_VALUE ? l->key_heads * l->width : 0);
-            g->weight[part] = (char *)g->weight[SA_QUERY] + row * c->e.d * size;
-            g->bias[part] = g->bias[SA_QUERY] == NULL ? NULL : (char *)g->bias[SA_QUERY] + row * size;
+        for (int which = SA_KEY; which <= SA_VALUE && c->array[FIRST_OF_LAYERS + i * LAYER_ARRAYS + 2 * SA_KEY] == NULL;
+             ++which) {
+            const ptrdiff_t row = l->heads * l->width + (which == SA_VALUE ? l->key_heads * l->width : 0);
+            g->weight[which] = (char *)g->weight[SA_QUERY] + row * c->e.d * size;
+            g->bias[which] = g->bias[SA_QUERY] == NULL ? NULL : (char *)g->bias[SA_QUERY] + row * size;
         }
     }
 }
 
-/* In one block, owned by a capsule, their base. */
+/* In one piece of memory, owned by a capsule, their base. */
 static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_layer_gradients *of_layer) {
     size_t bytes = 0;
     Py_ssize_t count = 0;
@@ -232,10 +233,10 @@ static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_lay
         bytes += is_parameter(c, i) ? gradient_bytes(c, i) : 0;
         count += is_parameter(c, i);
     }
-    char *data = sa_block_take(module, bytes);
+    char *data = sa_arena_take(module, bytes);
     PyObject *capsule = data == NULL ? NULL : PyCapsule_New(data, NULL, release_gradients);
     if (capsule == NULL) {
-        sa_block_give(data);
+        sa_arena_give(data);
         return NULL;
     }
     PyObject *gradients = PyList_New(count);

@@ -20,7 +20,7 @@ enum {
     FIRST_OF_LAYERS = FIRST_NORM + 2,
     OWN_ARRAYS = FIRST_OF_LAYERS + 2
 };
-enum { COSINES = 2 * SA_LAYER_PARTS, SINES, LAYER_ARRAYS };
+enum { COSINES = 2 * SA_LAYER_PARAMETERS, SINES, LAYER_ARRAYS };
 
 typedef struct {
     sa_transformer e;
@@ -28,12 +28,12 @@ typedef struct {
     Py_ssize_t arrays;
     PyArrayObject **array; /* owned, or NULL */
     PyArrayObject *rows;   /* owned, or NULL: the input */
-    PyObject **packed;     /* owned, or NULL: compact weights of each layer's parts */
-    PyObject *table_owner; /* owned, or NULL: the scales of a table of int8, or blocks */
+    PyObject **compact;    /* owned, or NULL: compact weights of each layer */
+    PyObject *table_owner; /* owned, or NULL: the scales of a table of int8, or quants */
     PyObject *cached[2];   /* owned, or NULL: keys, values */
     sa_layer *layer;
-    int64_t *numbers; /* ids, offsets, lengths of the past: a block */
-    void *saved;      /* a block; NULL without a backward pass */
+    int64_t *numbers; /* ids, offsets, lengths of the past: from the arena */
+    void *saved;      /* from the arena; NULL without a backward pass */
     void *out;
     sa_transformer_gradients g;
     sa_transformer_plan plan;

@@ -5,25 +5,25 @@
 #include "python/compact.h"
 #include "python/run.h"
 
-static const char *const part_names[SA_LAYER_PARTS] = {"query", "key",  "value", "output",           "attention_norm",
-                                                       "up",    "gate", "down",  "feed_forward_norm"};
+static const char *const parameter_names[SA_LAYER_PARAMETERS] = {"query", "key",  "value", "output",           "attention_norm",
+                                                                 "up",    "gate", "down",  "feed_forward_norm"};
 
 void sa_transformer_release(sa_transformer_call *c) {
     for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
         Py_XDECREF((PyObject *)c->array[i]);
     }
-    for (Py_ssize_t i = 0; c->packed != NULL && i < c->e.layers * SA_LAYER_PARTS; ++i) {
-        Py_XDECREF(c->packed[i]);
+    for (Py_ssize_t i = 0; c->compact != NULL && i < c->e.layers * SA_LAYER_PARAMETERS; ++i) {
+        Py_XDECREF(c->compact[i]);
     }
     Py_XDECREF((PyObject *)c->rows);
     Py_XDECREF(c->table_owner);
     Py_XDECREF(c->cached[0]);
     Py_XDECREF(c->cached[1]);
-    PyMem_Free(c->packed);
+    PyMem_Free(c->compact);
     PyMem_Free(c->array);
     PyMem_Free(c->layer);
-    sa_block_give(c->numbers);
-    sa_block_give(c->saved);
+    sa_arena_give(c->numbers);
+    sa_arena_give(c->saved);
     PyMem_Free(c);
 }
 
@@ -62,58 +62,58 @@ static PyObject *item(PyObject *tuple, Py_ssize_t i) {
     return i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : Py_None;
 }
 
-static bool is_projection(int part) { return part != SA_ATTENTION_NORM && part != SA_LAST_NORM; }
+static bool is_projection(int which) { return which != SA_ATTENTION_NORM && which != SA_LAST_NORM; }
 
 /* Keeps packed weights. All projections of a layer have one kind. */
-static int take_packed(sa_transformer_call *c, PyObject *value, const sa_compact *w, int part, npy_intp rows, npy_intp columns,
+static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact *w, int which, npy_intp rows, npy_intp columns,
                        sa_layer *l) {
-    if (!is_projection(part) || c->e.f64 || (part != SA_QUERY && l->weights != w->kind) || (rows >= 0 && w->out != rows) ||
+    if (!is_projection(which) || c->e.f64 || (which != SA_QUERY && l->weights != w->kind) || (rows >= 0 && w->out != rows) ||
         w->in != columns) {
         const npy_intp wanted[2] = {rows, columns}, shape[2] = {w->out, w->in};
         return sa_error(PyExc_ValueError,
                         "%s must have shape %s and be packed as all projections of its layer are, not shape %s",
-                        part_names[part], sa_shape_text(2, wanted), sa_shape_text(2, shape));
+                        parameter_names[which], sa_shape_text(2, wanted), sa_shape_text(2, shape));
     }
     if (w->kind == SA_WEIGHTS_BF16 && sa_compact_active(w->kind) == NULL) {
         return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
     }
-    c->packed[(l - c->layer) * SA_LAYER_PARTS + part] = Py_NewRef(value);
-    l->weight[part] = w;
+    c->compact[(l - c->layer) * SA_LAYER_PARAMETERS + which] = Py_NewRef(value);
+    l->weight[which] = w;
     l->weights = w->kind;
     return 0;
 }
 
 /* Weight and bias of a part of a layer: (rows, columns) and (rows,), or both (rows,). */
-static int take_part(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int part, npy_intp rows, npy_intp columns,
-                     sa_layer *l) {
-    const Py_ssize_t i = first + 2 * part;
-    PyObject *weight = item(arrays, 2 * part), *bias = item(arrays, 2 * part + 1);
+static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int which, npy_intp rows,
+                          npy_intp columns, sa_layer *l) {
+    const Py_ssize_t i = first + 2 * which;
+    PyObject *weight = item(arrays, 2 * which), *bias = item(arrays, 2 * which + 1);
     const sa_compact *compact = sa_compact_of(weight);
     if (compact != NULL) {
-        return take_packed(c, weight, compact, part, rows, columns, l) < 0
+        return take_panels(c, weight, compact, which, rows, columns, l) < 0
                    ? -1
-                   : take_array(c, i + 1, bias, compact->out, 0, "a bias", &l->bias[part]);
+                   : take_array(c, i + 1, bias, compact->out, 0, "a bias", &l->bias[which]);
     }
-    if (l->weights != SA_WEIGHTS_WHOLE && is_projection(part) && weight != Py_None) {
-        return sa_error(PyExc_TypeError, "%s must be packed as query is", part_names[part]);
+    if (l->weights != SA_WEIGHTS_WHOLE && is_projection(which) && weight != Py_None) {
+        return sa_error(PyExc_TypeError, "%s must be packed as query is", parameter_names[which]);
     }
-    if (take_array(c, i, weight, rows, columns, part_names[part], &l->weight[part]) < 0) {
+    if (take_array(c, i, weight, rows, columns, parameter_names[which], &l->weight[which]) < 0) {
         return -1;
     }
     if (weight == Py_None) {
-        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", part_names[part]);
+        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", parameter_names[which]);
     }
-    return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[part]);
+    return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[which]);
 }
 
 /* Query's array holds those of query, key and value, one below the other. */
-static void part_from_query(const sa_transformer_call *c, sa_layer *l, int part, ptrdiff_t row) {
+static void parameter_from_query(const sa_transformer_call *c, sa_layer *l, int which, ptrdiff_t row) {
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->e.f64);
-    l->weight[part] = (const char *)l->weight[SA_QUERY] + row * c->e.d * size;
-    l->bias[part] = l->bias[SA_QUERY] == NULL ? NULL : (const char *)l->bias[SA_QUERY] + row * size;
+    l->weight[which] = (const char *)l->weight[SA_QUERY] + row * c->e.d * size;
+    l->bias[which] = l->bias[SA_QUERY] == NULL ? NULL : (const char *)l->bias[SA_QUERY] + row * size;
 }
 
-static int take_parts(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
+static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
     const npy_intp d = c->e.d;
     npy_intp queries = 0, keys = 0;
     if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 ||
@@ -125,17 +125,20 @@ static int take_parts(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays
     queries = l->heads * l->width;
     keys = l->key_heads * l->width;
     const bool together = item(arrays, 2 * SA_KEY) == Py_None;
-    if (take_part(c, first, arrays, SA_QUERY, together ? queries + 2 * keys : queries, d, l) < 0 ||
-        take_part(c, first, arrays, SA_KEY, keys, d, l) < 0 || take_part(c, first, arrays, SA_VALUE, keys, d, l) < 0 ||
-        take_part(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 ||
-        take_part(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 || take_part(c, first, arrays, SA_UP, -1, d, l) < 0) {
+    if (take_parameter(c, first, arrays, SA_QUERY, together ? queries + 2 * keys : queries, d, l) < 0 ||
+        take_parameter(c, first, arrays, SA_KEY, keys, d, l) < 0 ||
+        take_parameter(c, first, arrays, SA_VALUE, keys, d, l) < 0 ||
+        take_parameter(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 ||
+        take_parameter(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 ||
+        take_parameter(c, first, arrays, SA_UP, -1, d, l) < 0) {
         return -1;
     }
     l->hidden = l->weight[SA_UP] == NULL         ? 0
                 : l->weights == SA_WEIGHTS_WHOLE ? rows_of(c, first + 2 * SA_UP)
                                                  : ((const sa_compact *)l->weight[SA_UP])->out;
-    if (take_part(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
-        take_part(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 || take_part(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
+    if (take_parameter(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
+        take_parameter(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 ||
+        take_parameter(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
         return -1;
     }
     const bool own_value = l->weight[SA_VALUE] != NULL;
@@ -143,8 +146,8 @@ static int take_parts(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays
         return sa_error(PyExc_ValueError, "packed weights of query, key and value must be apart");
     }
     if (together && l->weight[SA_QUERY] != NULL) {
-        part_from_query(c, l, SA_KEY, queries);
-        part_from_query(c, l, SA_VALUE, queries + keys);
+        parameter_from_query(c, l, SA_KEY, queries);
+        parameter_from_query(c, l, SA_VALUE, queries + keys);
     }
     if (l->weight[SA_OUTPUT] == NULL) {
         l->dropout[SA_DROP_OUTPUT] = 0;
@@ -217,7 +220,7 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
     l->window_right = take_bound(l->window_right);
     l->activation = activation;
     l->rotary.interleaved = interleaved;
-    if (take_parts(c, first, arrays, l) < 0 || take_angles(c, first, arrays, l) < 0) {
+    if (take_parameters(c, first, arrays, l) < 0 || take_angles(c, first, arrays, l) < 0) {
         return -1;
     }
     if (l->hidden > 0 && activation == SA_ACT_NONE) {
@@ -291,18 +294,18 @@ static int check_mask(const sa_transformer_call *c) {
                            sa_shape_of(c->array[MASK]));
 }
 
-/* An array of the type of all; one of the bits of bfloat16; a tuple of one of int8 and the scales of its rows; or blocks. */
+/* An array of the type of all; one of the bits of bfloat16; a tuple of one of int8 and the scales of its rows; or quants. */
 static int take_table(sa_transformer_call *c, PyObject *value) {
-    const sa_compact *blocks = sa_compact_of(value);
-    if (blocks != NULL) {
-        if (c->e.f64 || blocks->kind != SA_WEIGHTS_BLOCKS || blocks->in != c->e.d) {
+    const sa_compact *quants = sa_compact_of(value);
+    if (quants != NULL) {
+        if (c->e.f64 || quants->kind != SA_WEIGHTS_QUANTS || quants->in != c->e.d) {
             return sa_error(PyExc_ValueError, "a table of blocks must have %zd columns, not %zd; all else must be float32",
-                            c->e.d, blocks->in);
+                            c->e.d, quants->in);
         }
         c->table_owner = Py_NewRef(value);
-        c->e.table = blocks;
-        c->e.table_kind = SA_WEIGHTS_BLOCKS;
-        c->e.vocabulary = blocks->out;
+        c->e.table = quants;
+        c->e.table_kind = SA_WEIGHTS_QUANTS;
+        c->e.vocabulary = quants->out;
         return 0;
     }
     if (!c->e.f64 && sa_is_plain(value, NPY_UINT16, 2) && PyArray_DIM((PyArrayObject *)value, 1) == c->e.d) {
@@ -357,8 +360,8 @@ static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *m
     c->arrays = OWN_ARRAYS + c->e.layers * LAYER_ARRAYS;
     c->array = PyMem_Calloc((size_t)c->arrays, sizeof *c->array);
     c->e.layer = c->layer = PyMem_Calloc((size_t)c->e.layers + 1, sizeof *c->layer);
-    c->packed = PyMem_Calloc((size_t)c->e.layers * SA_LAYER_PARTS + 1, sizeof *c->packed);
-    if (c->array == NULL || c->layer == NULL || c->packed == NULL) {
+    c->compact = PyMem_Calloc((size_t)c->e.layers * SA_LAYER_PARAMETERS + 1, sizeof *c->compact);
+    if (c->array == NULL || c->layer == NULL || c->compact == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -373,7 +376,7 @@ static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *m
     if (c->e.table == NULL && (c->e.always != NULL || c->e.positions != NULL)) {
         return sa_error(PyExc_ValueError, "what is always added and positions need a table");
     }
-    c->e.vocabulary = c->e.table_kind == SA_WEIGHTS_BLOCKS ? c->e.vocabulary : rows_of(c, TABLE);
+    c->e.vocabulary = c->e.table_kind == SA_WEIGHTS_QUANTS ? c->e.vocabulary : rows_of(c, TABLE);
     c->most = c->e.positions != NULL && rows_of(c, POSITIONS) < c->most ? rows_of(c, POSITIONS) : c->most;
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         if (take_layer(c, i, PyTuple_GET_ITEM(layers, i)) < 0) {
@@ -476,7 +479,7 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
         return -1;
     }
     const npy_intp ids = by_ids ? tokens : 0;
-    c->numbers = sa_block_take(module, (size_t)(ids + 2 * offsets + 1) * sizeof *c->numbers);
+    c->numbers = sa_arena_take(module, (size_t)(ids + 2 * offsets + 1) * sizeof *c->numbers);
     if (c->numbers == NULL) {
         return -1;
     }

@@ -48,13 +48,13 @@ static size_t number_in_use(void) {
 }
 
 /* Found once for each table: asking the CPU is slow where it is a virtual one. */
-const sa_compact_products *sa_compact_active(sa_weights kind) {
-    static _Atomic(const sa_compact_products *) found[BUILT][2];
+const sa_compact_unit *sa_compact_active(sa_weights kind) {
+    static _Atomic(const sa_compact_unit *) found[BUILT][2];
     static atomic_bool known[BUILT][2];
     const bool int8 = kind == SA_WEIGHTS_INT8;
     const size_t table = number_in_use();
     if (!atomic_load(&known[table][int8])) {
-        const sa_compact_products *const *p = int8 ? built[table]->int8 : built[table]->bf16;
+        const sa_compact_unit *const *p = int8 ? built[table]->int8 : built[table]->bf16;
         while (*p != NULL && !sa_cpu_runs((*p)->name)) {
             ++p;
         }
@@ -64,12 +64,12 @@ const sa_compact_products *sa_compact_active(sa_weights kind) {
     return atomic_load(&found[table][int8]);
 }
 
-const sa_step_products *sa_steps_active(void) {
-    static _Atomic(const sa_step_products *) found[BUILT];
+const sa_gemv_unit *sa_gemv_active(void) {
+    static _Atomic(const sa_gemv_unit *) found[BUILT];
     static atomic_bool known[BUILT];
     const size_t table = number_in_use();
     if (!atomic_load(&known[table])) {
-        const sa_step_products *const *p = built[table]->steps;
+        const sa_gemv_unit *const *p = built[table]->gemv;
         while (*p != NULL && !sa_cpu_runs((*p)->name)) {
             ++p;
         }

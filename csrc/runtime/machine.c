@@ -17,29 +17,29 @@ enum { SA_LOOP_STEPS = 64, SA_LOOP_ROWS = 32 };
 
 /* Multiplies a tile again and again, and returns multiplications and additions. */
 static double product_loop(sa_weights kind, ptrdiff_t rounds) {
-    const sa_compact_products *products = sa_compact_active(kind);
+    const sa_compact_unit *unit = sa_compact_active(kind);
     char x[2 * SA_LOOP_ROWS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
     char panel[SA_PANEL_COLUMNS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
     float sums[SA_LOOP_ROWS * SA_PANEL_COLUMNS] __attribute__((aligned(64)));
-    if (products == NULL) {
+    if (unit == NULL) {
         return 0;
     }
     for (size_t i = 0; i < sizeof x; ++i) { /* on zeros a CPU would clock higher; of bfloat16 these are from 1e-12 to 8 */
         x[i] = panel[i % sizeof panel] = (char)(i * i % 13 + 45);
     }
-    const sa_compact_tile t = {
-        products->most_rows, SA_LOOP_STEPS, x, SA_LOOP_STEPS * SA_WORD * (products->widened ? 2 : 1), panel, sums};
-    if (products->open != NULL) {
-        products->open();
+    const sa_compact_tile t = {unit->most_rows, SA_LOOP_STEPS, x, SA_LOOP_STEPS * SA_WORD * (unit->widened ? 2 : 1),
+                               panel,           sums};
+    if (unit->open != NULL) {
+        unit->open();
     }
     for (ptrdiff_t i = 0; i < rounds; ++i) {
-        products->leaf(&t);
+        unit->leaf(&t);
     }
-    if (products->close != NULL) {
-        products->close();
+    if (unit->close != NULL) {
+        unit->close();
     }
     const double numbers = SA_LOOP_STEPS * (kind == SA_WEIGHTS_INT8 ? 4 : 2);
-    return 2.0 * (double)rounds * (double)products->most_rows * SA_PANEL_COLUMNS * numbers;
+    return 2.0 * (double)rounds * (double)unit->most_rows * SA_PANEL_COLUMNS * numbers;
 }
 
 static double loop_of(sa_dtype dtype) {

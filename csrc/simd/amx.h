@@ -27,7 +27,7 @@ SA_VERB void sa_tiles_open(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
-/* The registers of kernels/decode/amx.h, for 1, 2 or 4 queries. */
+/* The registers of kernels/decode/decode_amx.h, for 1, 2 or 4 queries. */
 SA_VERB void sa_decode_tiles_open(int few) {
     const uint16_t words = (uint16_t)(4 * few);
     const uint8_t weights = (uint8_t)(4 * few);

@@ -177,7 +177,7 @@ typedef struct {
 void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds gradients */
 
 void test_exp(void);
-void test_pack(void);
+void test_convert(void);
 void test_attention(void);
 void test_varlen(void);
 void test_rows(void);
@@ -185,7 +185,7 @@ void test_plan(void);
 void test_random(void);
 void test_update(void);
 void test_transformer(void);
-void test_blocks(void);
+void test_quants(void);
 void test_compact(void);
 void test_compact_models(void); /* called by test_compact */
 

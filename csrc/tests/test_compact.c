@@ -46,15 +46,15 @@ typedef struct {
     size_t guarded;
 } tile;
 
-static void tile_make(tile *m, const sa_compact_products *p, ptrdiff_t rows, ptrdiff_t steps) {
-    const ptrdiff_t bytes = steps * SA_WORD * (p->widened ? 2 : 1), stride = (sa_ceil_div(bytes, LINE) | 1) * LINE;
+static void tile_make(tile *m, const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words) {
+    const ptrdiff_t bytes = words * SA_WORD * (p->widened ? 2 : 1), stride = (sa_ceil_div(bytes, LINE) | 1) * LINE;
     const ptrdiff_t each = SA_PANEL_COLUMNS * SA_WORD;
     m->guarded = (size_t)(p->most_rows * each) + 2 * LINE;
     m->x = dirty_memory((size_t)(p->most_rows * stride));
-    m->panel = dirty_memory((size_t)(steps * each) + BEHIND_PANELS);
+    m->panel = dirty_memory((size_t)(words * each) + BEHIND_PANELS);
     m->sums = dirty_memory(m->guarded);
     memset(m->x, 0, (size_t)(rows * stride));
-    m->t = (sa_compact_tile){rows, steps, m->x, stride, m->panel, m->sums + LINE};
+    m->t = (sa_compact_tile){rows, words, m->x, stride, m->panel, m->sums + LINE};
 }
 
 static void tile_free(tile *m) {
@@ -63,7 +63,7 @@ static void tile_free(tile *m) {
     free(m->sums);
 }
 
-static void tile_run(tile *m, const sa_compact_products *p) {
+static void tile_run(tile *m, const sa_compact_unit *p) {
     static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
     if (p->open != NULL) {
         p->open();
@@ -73,7 +73,7 @@ static void tile_run(tile *m, const sa_compact_products *p) {
         p->close();
     }
     CHECK(memcmp(m->sums, untouched, LINE) == 0 && memcmp(m->sums + m->guarded - LINE, untouched, LINE) == 0,
-          "%s, %td rows, %td steps: writes beside its sums", p->name, m->t.rows, m->t.steps);
+          "%s, %td rows, %td words: writes beside its sums", p->name, m->t.rows, m->t.words);
 }
 
 /* Of both factors: anything, always the most or the least, or one of these. */
@@ -89,7 +89,7 @@ static int number_of(int kind, int least, int most, random_source *random) {
 }
 
 /* Number i of a row, which may come as int16. */
-static void put_number(const sa_compact_products *p, char *row, ptrdiff_t i, int x) {
+static void put_number(const sa_compact_unit *p, char *row, ptrdiff_t i, int x) {
     if (p->widened) {
         ((int16_t *)(void *)row)[i] = (int16_t)x;
     } else {
@@ -97,20 +97,20 @@ static void put_number(const sa_compact_products *p, char *row, ptrdiff_t i, int
     }
 }
 
-static int get_number(const sa_compact_products *p, const char *row, ptrdiff_t i) {
+static int get_number(const sa_compact_unit *p, const char *row, ptrdiff_t i) {
     return p->widened ? ((const int16_t *)(const void *)row)[i] : ((const uint8_t *)row)[i];
 }
 
-static void try_int8_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_t steps, int x_kind, int w_kind) {
-    random_source random = {(uint64_t)(rows * 1000 + steps)};
+static void try_int8_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words, int x_kind, int w_kind) {
+    random_source random = {(uint64_t)(rows * 1000 + words)};
     tile m;
-    tile_make(&m, p, rows, steps);
+    tile_make(&m, p, rows, words);
     for (ptrdiff_t r = 0; r < rows; ++r) {
-        for (ptrdiff_t i = 0; i < steps * SA_WORD; ++i) {
+        for (ptrdiff_t i = 0; i < words * SA_WORD; ++i) {
             put_number(p, m.x + r * m.t.stride, i, number_of(x_kind, 0, 255, &random));
         }
     }
-    for (ptrdiff_t i = 0; i < steps * SA_PANEL_COLUMNS * SA_WORD + BEHIND_PANELS; ++i) {
+    for (ptrdiff_t i = 0; i < words * SA_PANEL_COLUMNS * SA_WORD + BEHIND_PANELS; ++i) {
         m.panel[i] = (char)number_of(w_kind, -128, 127, &random);
     }
     tile_run(&m, p);
@@ -118,7 +118,7 @@ static void try_int8_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; ++c) {
             int64_t sum = 0;
-            for (ptrdiff_t k = 0; k < steps; ++k) {
+            for (ptrdiff_t k = 0; k < words; ++k) {
                 for (ptrdiff_t i = 0; i < SA_WORD; ++i) {
                     sum += get_number(p, m.x + r * m.t.stride, k * SA_WORD + i) *
                            (signed char)m.panel[(k * SA_PANEL_COLUMNS + c) * SA_WORD + i];
@@ -127,24 +127,24 @@ static void try_int8_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_
             wrong += sum != ((const int32_t *)m.t.sums)[r * SA_PANEL_COLUMNS + c];
         }
     }
-    CHECK(wrong == 0, "int8 by %s, %td rows, %td steps, numbers %d and %d: %td wrong sums", p->name, rows, steps, x_kind,
+    CHECK(wrong == 0, "int8 by %s, %td rows, %td words, numbers %d and %d: %td wrong sums", p->name, rows, words, x_kind,
           w_kind, wrong);
     tile_free(&m);
 }
 
 /* `odd` in the middle row must not reach another. */
-static void try_bf16_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_t steps, double odd) {
-    random_source random = {(uint64_t)(rows * 1000 + steps)};
-    const ptrdiff_t n = 2 * steps, odd_row = odd == 0 ? -1 : rows / 2;
+static void try_bf16_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words, double odd) {
+    random_source random = {(uint64_t)(rows * 1000 + words)};
+    const ptrdiff_t n = 2 * words, odd_row = odd == 0 ? -1 : rows / 2;
     tile m;
-    tile_make(&m, p, rows, steps);
+    tile_make(&m, p, rows, words);
     uint16_t *x = (uint16_t *)(void *)m.x, *w = (uint16_t *)(void *)m.panel;
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t i = 0; i < n; ++i) {
             x[r * m.t.stride / 2 + i] = to_bfloat16((float)(r == odd_row && i == n / 2 ? odd : random_between(&random, -1, 1)));
         }
     }
-    for (ptrdiff_t i = 0; i < steps * SA_PANEL_COLUMNS * 2 + BEHIND_PANELS / 2; ++i) {
+    for (ptrdiff_t i = 0; i < words * SA_PANEL_COLUMNS * 2 + BEHIND_PANELS / 2; ++i) {
         w[i] = to_bfloat16((float)random_between(&random, -1, 1));
     }
     tile_run(&m, p);
@@ -167,15 +167,15 @@ static void try_bf16_leaf(const sa_compact_products *p, ptrdiff_t rows, ptrdiff_
             }
         }
     }
-    CHECK(worst <= 1, "bfloat16 by %s, %td rows, %td steps, %g in a row: off by %g bounds", p->name, rows, steps, odd, worst);
+    CHECK(worst <= 1, "bfloat16 by %s, %td rows, %td words, %g in a row: off by %g bounds", p->name, rows, words, odd, worst);
     tile_free(&m);
 }
 
 static void try_leaves(void) {
-    static const ptrdiff_t steps[] = {0, 1, 2, 15, 16, 17, 96, 130, 300};
+    static const ptrdiff_t words[] = {0, 1, 2, 15, 16, 17, 96, 130, 300};
     const sa_kernels *kernels = sa_kernels_active();
     int leaves = 0;
-    for (const sa_compact_products *const *p = kernels->int8; *p != NULL; ++p) {
+    for (const sa_compact_unit *const *p = kernels->int8; *p != NULL; ++p) {
         if (p[1] == NULL) {
             CHECK(sa_cpu_runs((*p)->name), "int8: the last leaf, %s, does not run", (*p)->name);
         }
@@ -185,21 +185,21 @@ static void try_leaves(void) {
         ++leaves;
         CHECK((*p)->most_rows <= SA_MOST_TILE_ROWS, "int8 by %s: more rows than there are sums", (*p)->name);
         for (ptrdiff_t rows = 1; rows <= (*p)->most_rows; ++rows) {
-            for (size_t i = 0; i < sizeof steps / sizeof *steps; ++i) {
+            for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
                 static const int kinds[][2] = {{ANY, ANY}, {MOST, LEAST}, {ENDS, ENDS}, {MOST, MOST}};
                 for (size_t kind = quick ? (size_t)rows % 2 : 0; kind < 4; kind += quick ? 2 : 1) {
-                    try_int8_leaf(*p, rows, steps[i], kinds[kind][0], kinds[kind][1]);
+                    try_int8_leaf(*p, rows, words[i], kinds[kind][0], kinds[kind][1]);
                 }
             }
         }
     }
     CHECK(leaves > 0 && sa_compact_active(SA_WEIGHTS_INT8) != NULL, "int8 is not multiplied");
-    for (const sa_compact_products *const *p = kernels->bf16; *p != NULL; ++p) {
+    for (const sa_compact_unit *const *p = kernels->bf16; *p != NULL; ++p) {
         for (ptrdiff_t rows = 1; sa_cpu_runs((*p)->name) && rows <= (*p)->most_rows; ++rows) {
-            for (size_t i = 0; i < sizeof steps / sizeof *steps; ++i) {
-                try_bf16_leaf(*p, rows, steps[i], 0);
-                if (steps[i] > 0) {
-                    try_bf16_leaf(*p, rows, steps[i], i % 2 == 0 ? (double)NAN : (double)INFINITY);
+            for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
+                try_bf16_leaf(*p, rows, words[i], 0);
+                if (words[i] > 0) {
+                    try_bf16_leaf(*p, rows, words[i], i % 2 == 0 ? (double)NAN : (double)INFINITY);
                 }
             }
         }
@@ -208,7 +208,7 @@ static void try_leaves(void) {
 
 /* ---- rounding ------------------------------------------------------------------------------------------------------------ */
 
-/* As the kernels must, to the bit. A row that is multiplied as it is has a first step of NaN, and zeros. */
+/* As the kernels must, to the bit. A row that is multiplied as it is has a first scale of NaN, and zeros. */
 static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group) {
     bool spoiled = false;
     group[0] = (sa_rounded){0, 0};
@@ -231,7 +231,7 @@ static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group
         for (ptrdiff_t i = 0; i < n; ++i) {
             q[i] = 0;
         }
-        group[-groups_of(n)].step = NAN;
+        group[-groups_of(n)].scale = NAN;
     }
 }
 
@@ -282,12 +282,12 @@ static void try_rounding(ptrdiff_t n) {
         const sa_rounded *got = row + kind * groups;
         memset(q, 0, (size_t)stride);
         round_row(x + kind * n, n, q, right);
-        const bool spoiled = n > 0 && isnan(right[0].step);
-        CHECK(!spoiled || isnan(got[0].step), "a row of %td, kind %d: is rounded", n, kind);
+        const bool spoiled = n > 0 && isnan(right[0].scale);
+        CHECK(!spoiled || isnan(got[0].scale), "a row of %td, kind %d: is rounded", n, kind);
         for (ptrdiff_t g = 0; g < groups && !spoiled; ++g) {
             CHECK(memcmp(&got[g], &right[g], sizeof *got) == 0,
-                  "group %td of %td, kind %d: least %g and step %g, not %g and %g", g, n, kind, (double)got[g].least,
-                  (double)got[g].step, (double)right[g].least, (double)right[g].step);
+                  "group %td of %td, kind %d: least %g and scale %g, not %g and %g", g, n, kind, (double)got[g].least,
+                  (double)got[g].scale, (double)right[g].least, (double)right[g].scale);
         }
         CHECK(memcmp(q, to + kind * stride, (size_t)stride) == 0, "a row of %td, kind %d: wrong bytes", n, kind);
     }
@@ -341,8 +341,8 @@ static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
 typedef struct {
     sa_weights kind;
     ptrdiff_t rows, in;
-    int parts;
-    ptrdiff_t out[SA_MOST_PARTS];
+    int count;
+    ptrdiff_t out[SA_MOST_WEIGHTS];
     bool bias, residual, gate, in_place; /* in place: y begins as residual, or becomes what is active */
     sa_activation activation;
     double dropout;
@@ -352,10 +352,10 @@ typedef struct {
 typedef struct {
     product_shape shape;
     sa_linear l;
-    sa_compact packed[SA_MOST_PARTS];
-    void *weight[SA_MOST_PARTS];
-    char *memory[SA_MOST_PARTS];
-    float *scale[SA_MOST_PARTS], *bias[SA_MOST_PARTS], *x, *residual, *gate;
+    sa_compact compact[SA_MOST_WEIGHTS];
+    void *weight[SA_MOST_WEIGHTS];
+    char *memory[SA_MOST_WEIGHTS];
+    float *scale[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS], *x, *residual, *gate;
     ptrdiff_t results; /* of all parts, one behind the other */
 } product;
 
@@ -365,22 +365,22 @@ static float *draw_floats(ptrdiff_t n, random_source *random) {
     return x;
 }
 
-static void draw_weight(product *m, int part, random_source *random) {
+static void draw_weight(product *m, int which, random_source *random) {
     const product_shape *s = &m->shape;
-    const ptrdiff_t n = s->out[part] * s->in;
+    const ptrdiff_t n = s->out[which] * s->in;
     const double size = 1 / sqrt((double)s->in + 1);
-    const ptrdiff_t scales = s->out[part] * groups_of(s->in);
-    float *scale = m->scale[part] = dirty_memory((size_t)scales * sizeof *scale);
+    const ptrdiff_t scales = s->out[which] * groups_of(s->in);
+    float *scale = m->scale[which] = dirty_memory((size_t)scales * sizeof *scale);
     for (ptrdiff_t c = 0; c < scales; ++c) {
         scale[c] = (float)(random_between(random, 0.5, 2) / 127 * size);
     }
     const bool int8 = s->kind == SA_WEIGHTS_INT8;
-    m->weight[part] = dirty_memory((size_t)(int8 ? n : 2 * n));
+    m->weight[which] = dirty_memory((size_t)(int8 ? n : 2 * n));
     for (ptrdiff_t i = 0; i < n; ++i) {
         if (int8) {
-            ((int8_t *)m->weight[part])[i] = (int8_t)number_of(ANY, s->positive ? 0 : -128, 127, random);
+            ((int8_t *)m->weight[which])[i] = (int8_t)number_of(ANY, s->positive ? 0 : -128, 127, random);
         } else {
-            ((uint16_t *)m->weight[part])[i] = to_bfloat16((float)random_between(random, s->positive ? 0 : -size, size));
+            ((uint16_t *)m->weight[which])[i] = to_bfloat16((float)random_between(random, s->positive ? 0 : -size, size));
         }
     }
 }
@@ -391,19 +391,19 @@ static void product_make(product *m, const product_shape *s) {
     m->l = (sa_linear){.weights = s->kind,
                        .rows = s->rows,
                        .in = s->in,
-                       .parts = s->parts,
+                       .count = s->count,
                        .activation = s->activation,
                        .dropout = {.p = s->dropout, .seed = 5}};
     m->x = draw_floats(s->rows * s->in, &random);
     m->l.x = (const char *)m->x;
-    for (int part = 0; part < s->parts; ++part) {
-        const ptrdiff_t out = m->l.out[part] = s->out[part];
-        draw_weight(m, part, &random);
-        m->memory[part] = dirty_memory(sa_compact_bytes(s->kind, out, s->in));
-        m->packed[part] = sa_compact_pack(s->kind, out, s->in, m->weight[part], m->scale[part], m->memory[part]);
-        m->l.weight[part] = (const char *)&m->packed[part];
-        m->bias[part] = s->bias ? draw_floats(out, &random) : NULL;
-        m->l.bias[part] = (const char *)m->bias[part];
+    for (int which = 0; which < s->count; ++which) {
+        const ptrdiff_t out = m->l.out[which] = s->out[which];
+        draw_weight(m, which, &random);
+        m->memory[which] = dirty_memory(sa_compact_bytes(s->kind, out, s->in));
+        m->compact[which] = sa_compact_fill(s->kind, out, s->in, m->weight[which], m->scale[which], m->memory[which]);
+        m->l.weight[which] = (const char *)&m->compact[which];
+        m->bias[which] = s->bias ? draw_floats(out, &random) : NULL;
+        m->l.bias[which] = (const char *)m->bias[which];
         m->results += s->rows * out;
     }
     m->residual = s->residual ? draw_floats(m->results, &random) : NULL;
@@ -413,11 +413,11 @@ static void product_make(product *m, const product_shape *s) {
 }
 
 static void product_free(product *m) {
-    for (int part = 0; part < m->shape.parts; ++part) {
-        free(m->weight[part]);
-        free(m->memory[part]);
-        free(m->scale[part]);
-        free(m->bias[part]);
+    for (int which = 0; which < m->shape.count; ++which) {
+        free(m->weight[which]);
+        free(m->memory[which]);
+        free(m->scale[which]);
+        free(m->bias[which]);
     }
     free(m->x);
     free(m->residual);
@@ -425,7 +425,7 @@ static void product_free(product *m) {
 }
 
 /* One thread takes all rows, as a part of the transformer does. */
-static void run_by_part(const sa_linear *l) {
+static void run_by_share(const sa_linear *l) {
     const sa_cut cut = sa_cut_product(l, l->in, 2, true);
     void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
     for (ptrdiff_t t = sa_linear_tasks(l, &cut) - 1; t >= 0; --t) {
@@ -443,8 +443,8 @@ static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int thre
     some.residual = l->residual == NULL ? NULL : l->residual + at;
     some.gate = l->gate == NULL ? NULL : l->gate + at;
     some.active = l->active == NULL ? NULL : l->active + at;
-    for (int part = 0; part < l->parts; ++part) {
-        some.y[part] += row * l->out[part] * (ptrdiff_t)sizeof(float);
+    for (int which = 0; which < l->count; ++which) {
+        some.y[which] += row * l->out[which] * (ptrdiff_t)sizeof(float);
     }
     void *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&some, threads, false, false));
     sa_linear_forward(&some, threads, scratch);
@@ -457,9 +457,9 @@ static float *product_run(const product *m, ptrdiff_t piece, int threads) {
     const size_t bytes = (size_t)m->results * sizeof(float);
     char *results = dirty_memory(bytes + LINE), *apart = dirty_memory(bytes), *at = results;
     sa_linear l = m->l;
-    for (int part = 0; part < l.parts; ++part) {
-        l.y[part] = at;
-        at += l.rows * l.out[part] * (ptrdiff_t)sizeof(float);
+    for (int which = 0; which < l.count; ++which) {
+        l.y[which] = at;
+        at += l.rows * l.out[which] * (ptrdiff_t)sizeof(float);
     }
     if (l.activation != SA_ACT_NONE) {
         l.active = results;
@@ -469,7 +469,7 @@ static float *product_run(const product *m, ptrdiff_t piece, int threads) {
         l.residual = results;
     }
     if (piece == 0) {
-        run_by_part(&l);
+        run_by_share(&l);
     }
     for (ptrdiff_t row = 0; piece > 0 && row < l.rows; row += piece) {
         run_rows(&l, row, sa_smaller(l.rows - row, piece), threads);
@@ -492,21 +492,21 @@ static double active_of(sa_activation kind, double x) {
 }
 
 /* A weight as float32. */
-static float weight_at(const product *m, int part, ptrdiff_t c, ptrdiff_t k) {
+static float weight_at(const product *m, int which, ptrdiff_t c, ptrdiff_t k) {
     const ptrdiff_t at = c * m->shape.in + k;
     const ptrdiff_t group = c * groups_of(m->shape.in) + k / SA_GROUP;
-    return m->shape.kind == SA_WEIGHTS_INT8 ? m->scale[part][group] * (float)((const int8_t *)m->weight[part])[at]
-                                            : of_bfloat16(((const uint16_t *)m->weight[part])[at]);
+    return m->shape.kind == SA_WEIGHTS_INT8 ? m->scale[which][group] * (float)((const int8_t *)m->weight[which])[at]
+                                            : of_bfloat16(((const uint16_t *)m->weight[which])[at]);
 }
 
 /* x·w of a row as it is rounded, beside what else is added, and its error in roundings: of each group those of two products and
  * their sums, of two each where nothing is fused, and those of its sum, its offset and the product of both scales. */
-static double sum_at(const product *m, int part, ptrdiff_t r, ptrdiff_t c, const sa_rounded *row, const uint8_t *q,
+static double sum_at(const product *m, int which, ptrdiff_t r, ptrdiff_t c, const sa_rounded *row, const uint8_t *q,
                      double beside, double *error) {
     const ptrdiff_t in = m->shape.in, groups = groups_of(in);
     const float *x = m->x + r * in;
-    if (m->shape.kind == SA_WEIGHTS_INT8 && !isnan(row->step)) {
-        const int8_t *w = (const int8_t *)m->weight[part] + c * in;
+    if (m->shape.kind == SA_WEIGHTS_INT8 && !isnan(row->scale)) {
+        const int8_t *w = (const int8_t *)m->weight[which] + c * in;
         double y = 0, size = fabs(beside);
         for (ptrdiff_t g = 0; g < groups; ++g) {
             int64_t sum = 0, weights = 0;
@@ -514,10 +514,10 @@ static double sum_at(const product *m, int part, ptrdiff_t r, ptrdiff_t c, const
                 sum += q[k] * w[k];
                 weights += w[k];
             }
-            const double scale = (double)m->scale[part][c * groups + g], step = (double)row[g].step * scale * (double)sum;
+            const double scale = (double)m->scale[which][c * groups + g], word = (double)row[g].scale * scale * (double)sum;
             const double offset = (double)row[g].least * scale * (double)weights;
-            y += step + offset;
-            size += fabs(step) + fabs(offset);
+            y += word + offset;
+            size += fabs(word) + fabs(offset);
         }
         *error = (double)(4 * groups + 6) * size;
         return y;
@@ -525,7 +525,7 @@ static double sum_at(const product *m, int part, ptrdiff_t r, ptrdiff_t c, const
     double sum = 0, size = 0;
     for (ptrdiff_t k = 0; k < in; ++k) {
         const double t = m->shape.kind == SA_WEIGHTS_INT8 ? (double)x[k] : (double)of_bfloat16(to_bfloat16(x[k]));
-        const double term = t * (double)weight_at(m, part, c, k);
+        const double term = t * (double)weight_at(m, which, c, k);
         sum += term;
         size += fabs(term);
     }
@@ -534,13 +534,13 @@ static double sum_at(const product *m, int part, ptrdiff_t r, ptrdiff_t c, const
 }
 
 /* Whether a result is right; what is not finite in double must be the same in float32. */
-static bool is_right(const product *m, int part, ptrdiff_t r, ptrdiff_t c, double got, const sa_rounded *row, const uint8_t *q,
+static bool is_right(const product *m, int which, ptrdiff_t r, ptrdiff_t c, double got, const sa_rounded *row, const uint8_t *q,
                      double kept) {
     const product_shape *s = &m->shape;
-    const ptrdiff_t at = r * s->out[part] + c;
-    const double bias = m->bias[part] == NULL ? 0 : (double)m->bias[part][c];
+    const ptrdiff_t at = r * s->out[which] + c;
+    const double bias = m->bias[which] == NULL ? 0 : (double)m->bias[which][c];
     const double residual = m->residual == NULL ? 0 : (double)m->residual[at];
-    double error, y = sum_at(m, part, r, c, row, q, fabs(bias) + fabs(residual), &error) + bias;
+    double error, y = sum_at(m, which, r, c, row, q, fabs(bias) + fabs(residual), &error) + bias;
     error = error * U + 0x1p-126;
     if (s->activation != SA_ACT_NONE) {
         const double before = s->gate ? (double)m->gate[at] : y, factor = s->gate ? y : 1;
@@ -562,8 +562,8 @@ static void compare(const product *m, const float *results) {
     ptrdiff_t wrong = 0, first = -1;
     double kept_first = 0;
     uint8_t *q = dirty_memory((size_t)s->in + 1);
-    for (int part = 0; part < s->parts; ++part) {
-        const ptrdiff_t out = s->out[part];
+    for (int which = 0; which < s->count; ++which) {
+        const ptrdiff_t out = s->out[which];
         float *kept = dirty_memory((size_t)(s->rows * out) * sizeof *kept);
         for (ptrdiff_t i = 0; i < s->rows * out; ++i) {
             kept[i] = 1;
@@ -576,7 +576,7 @@ static void compare(const product *m, const float *results) {
             round_row(m->x + r * s->in, s->in, q, row);
             for (ptrdiff_t c = 0; c < out; ++c) {
                 const double got = (double)results[r * out + c];
-                if (!is_right(m, part, r, c, got, row, q, (double)kept[r * out + c])) {
+                if (!is_right(m, which, r, c, got, row, q, (double)kept[r * out + c])) {
                     ++wrong;
                     first = first < 0 ? r * out + c : first;
                     kept_first = first == r * out + c ? got : kept_first;
@@ -589,7 +589,7 @@ static void compare(const product *m, const float *results) {
     CHECK(wrong == 0,
           "product of %d bits, %td rows of %td to %d parts of %td…, bias %d, activation %d, dropout %g: %td wrong, "
           "element %td is %g",
-          s->kind == SA_WEIGHTS_INT8 ? 8 : 16, s->rows, s->in, s->parts, s->out[0], s->bias, s->activation, s->dropout, wrong,
+          s->kind == SA_WEIGHTS_INT8 ? 8 : 16, s->rows, s->in, s->count, s->out[0], s->bias, s->activation, s->dropout, wrong,
           first, kept_first);
     free(q);
 }
@@ -615,14 +615,14 @@ static float *try_ways(const product *m) {
 static void try_product(sa_weights kind, ptrdiff_t in) {
     static const ptrdiff_t some_rows[] = {0, 1, 2, 4, 6, 13, 15, 29, 33, 64, 130, 200};
     random_source random = {(uint64_t)(in * 2 + (kind == SA_WEIGHTS_INT8))};
-    product_shape s = {.kind = kind, .in = in, .parts = 1 + (int)random_below(&random, SA_MOST_PARTS)};
+    product_shape s = {.kind = kind, .in = in, .count = 1 + (int)random_below(&random, SA_MOST_WEIGHTS)};
     s.rows = some_rows[random_below(&random, in > 70 ? 8 : 12)];
-    for (int part = 0; part < s.parts; ++part) {
-        s.out[part] = random_below(&random, 101);
+    for (int which = 0; which < s.count; ++which) {
+        s.out[which] = random_below(&random, 101);
     }
     s.bias = random_chance(&random, 0.7);
     s.in_place = random_chance(&random, 0.5);
-    if (s.parts == 1) {
+    if (s.count == 1) {
         s.activation = random_chance(&random, 0.5) ? 1 + (int)random_below(&random, SA_ACT_SILU) : SA_ACT_NONE;
         s.gate = s.activation != SA_ACT_NONE && random_chance(&random, 0.5);
         s.residual = s.activation == SA_ACT_NONE && random_chance(&random, 0.7);
@@ -643,7 +643,7 @@ static void try_extremes(sa_weights kind) {
                                      .in = i == 8  ? 5000
                                            : i & 2 ? 5
                                                    : 0,
-                                     .parts = 1,
+                                     .count = 1,
                                      .out = {i & 12 ? 33 : 0},
                                      .bias = true,
                                      .residual = true};
@@ -657,7 +657,7 @@ static void try_extremes(sa_weights kind) {
 /* GELU behind int8, of −8 to 8 and of what is far beyond: x is 0, so these are the bias. */
 static void try_gelu(void) {
     const product_shape shape = {
-        .kind = SA_WEIGHTS_INT8, .rows = 1, .in = 1, .parts = 1, .out = {1602}, .bias = true, .activation = SA_ACT_GELU};
+        .kind = SA_WEIGHTS_INT8, .rows = 1, .in = 1, .count = 1, .out = {1602}, .bias = true, .activation = SA_ACT_GELU};
     product m;
     product_make(&m, &shape);
     m.x[0] = 0;
@@ -700,7 +700,7 @@ static void try_all_odd_rows(sa_weights kind) {
                                      .in = i % 3 == 0   ? 70
                                            : i % 3 == 1 ? 385
                                                         : 700,
-                                     .parts = 1,
+                                     .count = 1,
                                      .out = {i % 4 < 2 ? 33 : 64},
                                      .bias = i % 3 == 0,
                                      .residual = i < 6,
@@ -715,7 +715,7 @@ static void try_all_odd_rows(sa_weights kind) {
 static void try_bits(void) {
     const char *isa = sa_isa_name();
     const product_shape shape = {
-        .kind = SA_WEIGHTS_INT8, .rows = 2 * FINITE_KINDS, .in = 333, .parts = 1, .out = {75}, .bias = true, .residual = true};
+        .kind = SA_WEIGHTS_INT8, .rows = 2 * FINITE_KINDS, .in = 333, .count = 1, .out = {75}, .bias = true, .residual = true};
     product m;
     random_source random = {9};
     product_make(&m, &shape);

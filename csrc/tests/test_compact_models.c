@@ -17,7 +17,7 @@ enum { NORMS_AFTER, GATED, ALONE, KINDS };
 typedef struct {
     sa_transformer e;
     sa_layer layer[LAYERS];
-    sa_compact packed[LAYERS][SA_LAYER_PARTS];
+    sa_compact compact[LAYERS][SA_LAYER_PARAMETERS];
     int64_t starts[SEQUENCES + 1];
     random_source random;
     void *owned[256];
@@ -85,24 +85,24 @@ static void make_layer(model *m, ptrdiff_t i, int kind, sa_weights weights, bool
                     .activation = kind == GATED ? SA_ACT_SILU : SA_ACT_GELU,
                     .seed = 3};
     const ptrdiff_t keys = l->key_heads * WIDTH;
-    const ptrdiff_t rows[SA_LAYER_PARTS] = {D, keys, keys, D, D, HIDDEN, HIDDEN, D, D};
-    for (int part = 0; part < SA_LAYER_PARTS; ++part) {
-        const bool norm = part == SA_ATTENTION_NORM || part == SA_LAST_NORM;
-        if (kind == ALONE ? part >= SA_ATTENTION_NORM : part == SA_GATE && kind != GATED) {
+    const ptrdiff_t rows[SA_LAYER_PARAMETERS] = {D, keys, keys, D, D, HIDDEN, HIDDEN, D, D};
+    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+        const bool norm = which == SA_ATTENTION_NORM || which == SA_LAST_NORM;
+        if (kind == ALONE ? which >= SA_ATTENTION_NORM : which == SA_GATE && kind != GATED) {
             continue;
         }
-        const ptrdiff_t columns = part == SA_DOWN ? HIDDEN : D;
-        l->bias[part] = kind == GATED ? NULL : draw(m, rows[part], 0.1);
+        const ptrdiff_t columns = which == SA_DOWN ? HIDDEN : D;
+        l->bias[which] = kind == GATED ? NULL : draw(m, rows[which], 0.1);
         if (norm) {
-            l->weight[part] = draw(m, D, 2);
+            l->weight[which] = draw(m, D, 2);
             continue;
         }
-        const numbers n = draw_compact(m, weights, rows[part], columns, 2 / sqrt((double)columns));
-        l->weight[part] = n.whole;
+        const numbers n = draw_compact(m, weights, rows[which], columns, 2 / sqrt((double)columns));
+        l->weight[which] = n.whole;
         if (compact) {
-            char *memory = own(m, sa_compact_bytes(weights, rows[part], columns));
-            m->packed[i][part] = sa_compact_pack(weights, rows[part], columns, n.compact, n.scale, memory);
-            l->weight[part] = &m->packed[i][part];
+            char *memory = own(m, sa_compact_bytes(weights, rows[which], columns));
+            m->compact[i][which] = sa_compact_fill(weights, rows[which], columns, n.compact, n.scale, memory);
+            l->weight[which] = &m->compact[i][which];
         }
     }
     l->dropout[SA_DROP_OUTPUT] = drops ? 0.1 : 0;
@@ -162,12 +162,12 @@ static void model_free(model *m) {
 
 static ptrdiff_t outputs_of(const sa_transformer *e) { return (e->pooling == SA_EACH_ROW ? e->tokens : e->sequences) * e->d; }
 
-static float *run(const sa_transformer *e, int threads, bool by_parts) {
+static float *run(const sa_transformer *e, int threads, bool by_shares) {
     sa_transformer_plan plan;
     CHECK(sa_transformer_make_plan(e, false, 1, &plan) == SA_OK, "a plan");
     plan.threads = threads;
-    plan.by_parts = by_parts;
-    plan.layout = sa_layout_of(e, by_parts ? plan.part_rows : e->tokens, false);
+    plan.by_shares = by_shares;
+    plan.layout = sa_layout_of(e, by_shares ? plan.share_rows : e->tokens, false);
     plan.scratch_bytes = plan.layout.bytes + sa_transformer_scratch(e, &plan, false);
     plan.shared_bytes = plan.layout.bytes;
     float *out = dirty_memory((size_t)outputs_of(e) * sizeof *out);

@@ -53,7 +53,7 @@ static void run_all(const char *isa) {
         return;
     }
     run("exp", test_exp);
-    run("pack", test_pack);
+    run("convert", test_convert);
     run("attention", test_attention);
     run("varlen", test_varlen);
     run("rows", test_rows);
@@ -61,7 +61,7 @@ static void run_all(const char *isa) {
     run("random", test_random);
     run("update", test_update);
     run("transformer", test_transformer);
-    run("blocks", test_blocks);
+    run("quants", test_quants);
     run("compact", test_compact);
 }
 

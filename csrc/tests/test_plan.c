@@ -205,8 +205,8 @@ static void edges(void) {
 static void heads_that_share_a_mask(void) {
     static const struct {
         ptrdiff_t heads, L, S, width;
-        bool only_steps, follow;
-        ptrdiff_t row_ranges, steps;
+        bool only_turns, follow;
+        ptrdiff_t row_ranges, turns;
     } t[] = {
         {8, 777, 777, 128, false, true, 1, 1},   {8, 777, 777, 128, true, true, 8, 15},
         {3, 600, 2000, 128, false, false, 3, 3}, {8, 512, 512, 64, false, false, 8, 8}, /* 4 MB of keys, values and gradients */
@@ -215,7 +215,7 @@ static void heads_that_share_a_mask(void) {
     static char data;
     for (size_t n = 0; n < sizeof t / sizeof *t; ++n) {
         sa_attention a = {.L = t[n].L, .S = t[n].S, .E = t[n].width, .Dv = t[n].width, .n_lead = 1, .gqa = 1};
-        sa_attention_gradients g = {.a = &a, .only_steps = t[n].only_steps};
+        sa_attention_gradients g = {.a = &a, .only_turns = t[n].only_turns};
         a.lead[0] = t[n].heads;
         a.query.lead_stride[0] = a.key.lead_stride[0] = a.value.lead_stride[0] = 8;
         a.mask.m = (sa_matrix){.data = &data, .dtype = SA_F32};
@@ -224,9 +224,9 @@ static void heads_that_share_a_mask(void) {
         CHECK(sa_attention_plan_backward(&g, 2, &plan) == SA_OK, "plan");
         CHECK(plan.follow == t[n].follow, "%td heads of %td×%td×%td follow: %d", t[n].heads, t[n].L, t[n].S, t[n].width,
               plan.follow);
-        CHECK(t[n].steps == 0 || (plan.row_ranges == t[n].row_ranges && plan.steps == t[n].steps),
-              "%td heads of %td×%td×%td: %td row ranges, %td steps", t[n].heads, t[n].L, t[n].S, t[n].width, plan.row_ranges,
-              plan.steps);
+        CHECK(t[n].turns == 0 || (plan.row_ranges == t[n].row_ranges && plan.turns == t[n].turns),
+              "%td heads of %td×%td×%td: %td row ranges, %td turns", t[n].heads, t[n].L, t[n].S, t[n].width, plan.row_ranges,
+              plan.turns);
     }
 }
 

@@ -146,7 +146,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
 static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
     random_source random = {1};
     void *weight = draw(out * in, f64, &random), *dweight = dirty_memory((size_t)(out * in) * sa_element_size(f64));
-    const sa_linear l = {.f64 = f64, .in = in, .parts = 1, .out = {out}, .weight = {weight}, .x = weight, .y = {dweight}};
+    const sa_linear l = {.f64 = f64, .in = in, .count = 1, .out = {out}, .weight = {weight}, .x = weight, .y = {dweight}};
     const sa_linear_gradients g = {.l = &l, .dy = {weight}, .dx = dweight, .dweight = {dweight}};
     void *scratch = dirty_memory(sa_linear_scratch(&l, 1, false, true));
     sa_linear_forward(&l, 1, scratch);
@@ -175,7 +175,7 @@ typedef struct {
     ptrdiff_t length[8];
 } model_shape;
 
-enum { OF_LAYER = 2 * SA_LAYER_PARTS, MOST_PARAMETERS = 5 + OF_LAYER * MOST_LAYERS };
+enum { OF_LAYER = 2 * SA_LAYER_PARAMETERS, MOST_PARAMETERS = 5 + OF_LAYER * MOST_LAYERS };
 
 /* Table, first norm, layers, final norm; absent ones have size 0. */
 typedef struct {
@@ -218,13 +218,13 @@ static void make_layer(sa_layer *l, const model_shape *shape, ptrdiff_t size[OF_
         l->dropout[i] = kind == DROPS ? 0.1 * (i + 1) : 0;
     }
     const ptrdiff_t keys = l->key_heads * width, h = l->hidden;
-    const ptrdiff_t rows[SA_LAYER_PARTS] = {d, keys, keys, d, d, h, h, d, d};
-    const ptrdiff_t columns[SA_LAYER_PARTS] = {d, d, d, d, 1, d, d, h, 1};
-    for (int part = 0; part < SA_LAYER_PARTS; ++part) {
-        const bool absent = kind == PLAIN ? part == SA_OUTPUT || part >= SA_UP : part == SA_GATE && kind != GATED;
+    const ptrdiff_t rows[SA_LAYER_PARAMETERS] = {d, keys, keys, d, d, h, h, d, d};
+    const ptrdiff_t columns[SA_LAYER_PARAMETERS] = {d, d, d, d, 1, d, d, h, 1};
+    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+        const bool absent = kind == PLAIN ? which == SA_OUTPUT || which >= SA_UP : which == SA_GATE && kind != GATED;
         const bool bias = !absent && kind != GATED;
-        size[2 * part] = absent ? 0 : rows[part] * columns[part];
-        size[2 * part + 1] = bias ? rows[part] : 0;
+        size[2 * which] = absent ? 0 : rows[which] * columns[which];
+        size[2 * which + 1] = bias ? rows[which] : 0;
     }
 }
 
@@ -271,9 +271,9 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
     m->angles = draw_float32(m->e.longest * (half + 1), f64, &random); /* sines and cosines of no angle will do */
     for (ptrdiff_t i = 0; i < shape->layers; ++i) {
         sa_layer *l = &m->layer[i];
-        for (int part = 0; part < SA_LAYER_PARTS; ++part) {
-            l->weight[part] = m->parameter[3 + OF_LAYER * i + 2 * part];
-            l->bias[part] = m->parameter[4 + OF_LAYER * i + 2 * part];
+        for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+            l->weight[which] = m->parameter[3 + OF_LAYER * i + 2 * which];
+            l->bias[which] = m->parameter[4 + OF_LAYER * i + 2 * which];
         }
         if (shape->kind == GATED && half > 0) {
             l->rotary = (sa_rotary){m->angles, m->angles, 2 * half, i % 2 == 1};
@@ -293,14 +293,14 @@ static void model_free(model *m) {
 static ptrdiff_t outputs_of(const model *m) { return (m->e.pooling == SA_EACH_ROW ? m->e.tokens : m->e.sequences) * m->e.d; }
 
 /* As many threads even for small cases, by parts or by tasks of phases. */
-static void *run_forward(const model *m, int threads, bool by_parts, void **saved) {
+static void *run_forward(const model *m, int threads, bool by_shares, void **saved) {
     sa_transformer_plan plan;
     CHECK(sa_transformer_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
     const size_t attention = plan.scratch_bytes; /* more than a task's, with a cache */
     plan.threads = threads;
-    plan.by_parts = by_parts;
+    plan.by_shares = by_shares;
     plan.far = threads == 3;
-    plan.layout = sa_layout_of(&m->e, by_parts && saved == NULL ? plan.part_rows : m->e.tokens, saved != NULL);
+    plan.layout = sa_layout_of(&m->e, by_shares && saved == NULL ? plan.share_rows : m->e.tokens, saved != NULL);
     plan.scratch_bytes = plan.layout.bytes + attention + sa_transformer_scratch(&m->e, &plan, false);
     plan.shared_bytes = plan.layout.bytes + (size_t)m->e.sequences * plan.partial_bytes;
     void *out = dirty_memory((size_t)outputs_of(m) * sa_element_size(m->e.f64));
@@ -319,9 +319,9 @@ static void run_backward(const model *m, const void *saved, const void *grad, in
         gradient[i] = m->size[i] == 0 ? NULL : dirty_memory((size_t)m->size[i] * sa_element_size(m->e.f64));
     }
     for (ptrdiff_t i = 0; i < m->e.layers; ++i) {
-        for (int part = 0; part < SA_LAYER_PARTS; ++part) {
-            of_layer[i].weight[part] = gradient[3 + OF_LAYER * i + 2 * part];
-            of_layer[i].bias[part] = gradient[4 + OF_LAYER * i + 2 * part];
+        for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+            of_layer[i].weight[which] = gradient[3 + OF_LAYER * i + 2 * which];
+            of_layer[i].bias[which] = gradient[4 + OF_LAYER * i + 2 * which];
         }
     }
     const sa_transformer_gradients g = {.grad_out = grad,
@@ -427,7 +427,7 @@ static void try_model(const model_shape *shape) {
 
 /* Runs a model of the sequences `first` … first + count − 1 in pieces, with a cache: all but a third, all but one, the last.
  * out: the rows of all sequences. */
-static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_parts, void *out) {
+static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_shares, void *out) {
     model part = *m;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(m->e.f64), keys = m->layer[0].key_heads * m->layer[0].width;
     const ptrdiff_t capacity = m->e.longest + 2;
@@ -448,7 +448,7 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
             part.e.longest = length > part.e.longest ? length : part.e.longest;
         }
         part.e.tokens = starts[count];
-        char *rows = run_forward(&part, threads, by_parts, NULL);
+        char *rows = run_forward(&part, threads, by_shares, NULL);
         for (ptrdiff_t s = 0; s < count; ++s) {
             memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,
                    (size_t)((starts[s + 1] - starts[s]) * m->e.d * size));

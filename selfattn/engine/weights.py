@@ -57,8 +57,8 @@ class Compact:
     def packed(self) -> Any:
         """The weights as the core multiplies by them."""
         if self.scale is None:
-            return _core._pack_bfloat16(self.values)
-        return _core._pack_int8(self.values, self.scale)
+            return _core._bfloat16_panels(self.values)
+        return _core._int8_panels(self.values, self.scale)
 
     @property
     def table(self) -> Any:
@@ -77,7 +77,7 @@ class Compact:
 
 
 # The numbers and the bytes of a group that shares scales, by GGUF's name of the kind.
-QUANTS: dict[str, tuple[int, int]] = _core._block_shapes()
+QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 
 
 class Quants:
@@ -128,7 +128,7 @@ class Quants:
     @functools.cached_property
     def packed(self) -> Any:
         """The weights as the core multiplies by them."""
-        return _core._blocks(self.raw, self.kind, self.shape[1])
+        return _core._quants(self.raw, self.kind, self.shape[1])
 
     @property
     def table(self) -> Any:
@@ -159,7 +159,7 @@ class Quants:
     def __getitem__(self, rows: Any) -> Array:
         picked = np.arange(self.shape[0])[rows]
         flat = np.ascontiguousarray(picked.reshape(-1), np.int64)
-        y: Array = _core._expand_blocks(self.packed, flat)
+        y: Array = _core._expand_quants(self.packed, flat)
         return y.reshape(*picked.shape, self.shape[1])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -196,7 +196,7 @@ def check_kind(dtype: Any) -> None:
     """
     if dtype not in KINDS:
         raise ValueError(f"dtype must be {' or '.join(map(repr, KINDS))}, not {dtype!r}")
-    if _core._compact_products(dtype == "int8") is None:
+    if _core._compact_unit(dtype == "int8") is None:
         raise RuntimeError(
             f"{dtype} needs a CPU that multiplies it, an AMD with AVX512_BF16, or one with AMX; the instruction set in use is "
             f"{_core.get_isa()}. int8 runs everywhere"

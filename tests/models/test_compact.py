@@ -45,7 +45,7 @@ PICTURES = [name for name in CASES if name.startswith(("vit", "dino"))]
 WHOLE = ("position", "token_type", "pooler", "classifier", "relative_attention_bias", "patch_embeddings")
 LENGTHS = (5, 1, 12, 30)
 PIXELS = np.random.default_rng(7).standard_normal((3, 2, 12, 12)).astype(np.float32)
-HAS_BFLOAT16 = _core._compact_products(False) is not None
+HAS_BFLOAT16 = _core._compact_unit(False) is not None
 needs_bfloat16 = pytest.mark.skipif(
     not HAS_BFLOAT16, reason="this CPU, or this build, multiplies no bfloat16"
 )
@@ -245,7 +245,7 @@ def test_a_product_is_that_of_integers(rows, width, out, isa):
     whole = x + np.repeat(least, GROUP, 1)[:, :width]
     y = _core._linear_forward(
         (whole / 256).astype(np.float32),
-        _core._pack_int8(q, np.full((out, least.shape[1]), 0.25, np.float32)),
+        _core._int8_panels(q, np.full((out, least.shape[1]), 0.25, np.float32)),
         bias,
     )
     np.testing.assert_array_equal(y, (whole @ q.T.astype(np.int64)) / 1024 + bias)
@@ -255,7 +255,7 @@ def test_rows_of_one_number_of_zeros_and_of_large_numbers(isa):
     rng = np.random.default_rng(0)
     q = rng.integers(-127, 128, (40, 200), dtype=np.int8)
     scale = rng.uniform(1e-3, 2e-3, (40, 2)).astype(np.float32)
-    packed, weight = _core._pack_int8(q, scale), from_int8(q, scale).astype(np.float64)
+    packed, weight = _core._int8_panels(q, scale), from_int8(q, scale).astype(np.float64)
     x = np.zeros((5, 200), np.float32)
     x[1], x[2], x[3] = 0.3, 1e30, rng.standard_normal(200) * 1e30
     x[4, 5] = -0.5
@@ -297,7 +297,7 @@ def test_the_same_bits_alone_in_a_batch_and_with_any_threads(name, kind, threads
 @pytest.mark.skipif(len(FUSED) < 2, reason="one instruction set alone has fused multiply-adds here")
 def test_products_have_the_same_bits_with_any_fused_instructions():
     rng = np.random.default_rng(0)
-    packed = _core._pack_int8(*int8(rng.standard_normal((100, 300)).astype(np.float32)))
+    packed = _core._int8_panels(*int8(rng.standard_normal((100, 300)).astype(np.float32)))
     x, bias = rng.standard_normal((37, 300)).astype(np.float32), rng.standard_normal(100).astype(np.float32)
     found = {}
     for isa in FUSED:
@@ -597,7 +597,7 @@ def test_what_is_refused(kind):
 def test_bfloat16_without_its_instructions():
     lacking = [isa for isa in ISAS if "bf16" not in isa and isa != "amx"]
     with using(lacking[-1]):
-        assert _core._compact_products(False) is None
+        assert _core._compact_unit(False) is None
         with pytest.raises(RuntimeError, match="bfloat16 needs a CPU"):
             drawn("bert, narrow").quantize("bfloat16")
         drawn("bert, narrow").quantize("int8")
@@ -648,13 +648,13 @@ def test_factors_of_dinov2_that_change(kind):
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_are_packed_once(name, monkeypatch):
-    model, pack, calls = drawn(name).quantize("int8"), _core._pack_int8, []
+    model, pack, calls = drawn(name).quantize("int8"), _core._int8_panels, []
 
     def counted(*arrays):
         calls.append(arrays)
         return pack(*arrays)
 
-    monkeypatch.setattr(_core, "_pack_int8", counted)
+    monkeypatch.setattr(_core, "_int8_panels", counted)
     first = result(name, model)
     once = len(calls)
     assert once == model.num_layers * (

@@ -36,7 +36,7 @@ def weights(rng, out, width):
     """Draw int8 and its scales, packed; and what they stand for."""
     q = rng.integers(-128, 128, (out, width), dtype=np.int8)
     scale = rng.uniform(0.5e-3, 2e-3, (out, -(-width // GROUP))).astype(np.float32)
-    return _core._pack_int8(q, scale), q * np.repeat(scale, GROUP, 1)[:, :width].astype(np.float64)
+    return _core._int8_panels(q, scale), q * np.repeat(scale, GROUP, 1)[:, :width].astype(np.float64)
 
 
 @pytest.mark.parametrize(("rows", "width", "out"), [(1, 1, 1), (3, 129, 33), (70, 384, 100), (200, 700, 31)])
@@ -76,9 +76,9 @@ def test_what_cannot_be_rounded_is_multiplied_as_it_is(isa):
 def test_bfloat16(isa):
     rng = np.random.default_rng(1)
     bits, w = bfloat16(rng.standard_normal((33, 130)).astype(np.float32))
-    packed = _core._pack_bfloat16(bits)
+    packed = _core._bfloat16_panels(bits)
     x = rng.standard_normal((20, 130)).astype(np.float32)
-    if _core._compact_products(False) is None:
+    if _core._compact_unit(False) is None:
         with pytest.raises(RuntimeError, match="does not multiply bfloat16"):
             _core._linear_forward(x, packed, None)
         return
@@ -101,10 +101,10 @@ def test_bad_calls():
         (None, scale),
     ]:
         with pytest.raises(TypeError, match="int8"):
-            _core._pack_int8(weight, scales)
+            _core._int8_panels(weight, scales)
     with pytest.raises(TypeError, match="uint16"):
-        _core._pack_bfloat16(q)
-    packed, x = _core._pack_int8(q, scale), np.zeros((2, 200), np.float32)
+        _core._bfloat16_panels(q)
+    packed, x = _core._int8_panels(q, scale), np.zeros((2, 200), np.float32)
     for rows in (x.astype(np.float64), x[:, :199], x[0], x.T.copy().T):
         with pytest.raises(TypeError, match="columns"):
             _core._linear_forward(rows, packed, None)
@@ -114,7 +114,9 @@ def test_bad_calls():
 
 @pytest.mark.parametrize(("rows", "width", "out"), [(0, 5, 4), (2, 0, 4), (2, 5, 0), (0, 0, 0)])
 def test_empty_products(rows, width, out, isa):
-    packed = _core._pack_int8(np.ones((out, width), np.int8), np.ones((out, -(-width // GROUP)), np.float32))
+    packed = _core._int8_panels(
+        np.ones((out, width), np.int8), np.ones((out, -(-width // GROUP)), np.float32)
+    )
     bias = np.arange(out, dtype=np.float32)
     y = _core._linear_forward(np.zeros((rows, width), np.float32), packed, bias)
     np.testing.assert_array_equal(y, np.broadcast_to(bias, (rows, out)))

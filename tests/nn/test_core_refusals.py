@@ -53,7 +53,7 @@ def test_gradients_of_products(arguments):
 
 def test_weights_that_are_packed():
     with pytest.raises(ValueError, match="too large"):
-        _core._pack_bfloat16(np.zeros((0, 2**45), np.uint16))
+        _core._bfloat16_panels(np.zeros((0, 2**45), np.uint16))
     rows = np.zeros((4, 34), np.uint8)
     for arguments, error, message in (
         ((rows, "Q8_0", 33), ValueError, "no rows of 33 columns in blocks of Q8_0"),
@@ -61,20 +61,24 @@ def test_weights_that_are_packed():
         ((rows, "Q9", 32), ValueError, "in blocks of Q9"),
         ((rows, "Q8_0", 64), TypeError, "with 68 columns"),
         ((rows[:, ::2], "Q8_0", 32), TypeError, "contiguous"),
-        ((rows,), TypeError, "_blocks"),
+        ((rows,), TypeError, "_quants"),
     ):
         with pytest.raises(error, match=message):
-            _core._blocks(*arguments)
+            _core._quants(*arguments)
     for arguments, error, message in (
         ((BLOCKS, np.array([4])), IndexError, "row 4 is out of bounds for 4 rows"),
         ((BLOCKS, np.array([-1])), IndexError, "row -1"),
         ((BLOCKS, np.array([0], np.int32)), TypeError, "int64"),
-        ((_core._pack_bfloat16(np.zeros((2, 32), np.uint16)), np.array([0])), TypeError, "what _blocks made"),
-        ((None, np.array([0])), TypeError, "what _blocks made"),
-        ((BLOCKS,), TypeError, "_expand_blocks"),
+        (
+            (_core._bfloat16_panels(np.zeros((2, 32), np.uint16)), np.array([0])),
+            TypeError,
+            "what _blocks made",
+        ),
+        ((None, np.array([0])), TypeError, "what _quants made"),
+        ((BLOCKS,), TypeError, "_expand_quants"),
     ):
         with pytest.raises(error, match=message):
-            _core._expand_blocks(*arguments)
+            _core._expand_quants(*arguments)
 
 
 def sgd(**changed):
@@ -133,7 +137,7 @@ def test_what_a_machine_can_do():
     for dtype in ("float32", "float64"):
         assert _core._fma_peak(dtype, 2, 1) > 0
     for dtype, int8 in (("int8", True), ("bfloat16", False)):
-        assert (_core._fma_peak(dtype, 1, 1) > 0) == (_core._compact_products(int8) is not None)
+        assert (_core._fma_peak(dtype, 1, 1) > 0) == (_core._compact_unit(int8) is not None)
     assert _core._read_bandwidth(4096, 2, 1) > 0
     for arguments in (("float16", 1, 1), ("float32", 0, 1), ("float32", 1025, 1), ("float32", 1, 0)):
         with pytest.raises(ValueError, match="_fma_peak takes 'float32'"):

@@ -69,7 +69,7 @@ def test_with_a_cache_and_without(seed, dtype, isa):
 def test_bits_do_not_depend_on_company_or_threads(seed, kind, threads_restored):
     model = decoder(seed, d=12)
     if kind is not None:
-        if _core._compact_products(kind == "int8") is None:
+        if _core._compact_unit(kind == "int8") is None:
             pytest.skip("this CPU has no products of bfloat16")
         model = compact(model, kind)
     ids = drawn_ids(70, 4, LONGEST, 9, 33)

@@ -247,7 +247,7 @@ def hostile():
     yield "offsets of 32 bits", good | {"cu_seqlens": cu_seqlens.astype(np.int32)}
     yield "a mask with more columns than rows", with_own(3, np.ones((1, 1, 12, 13)))
     yield "int8's table and no scales", with_own(0, (table.astype(np.int8),))
-    packed = _core._pack_int8(np.ones((24, 24), np.int8), np.ones((24, 1), np.float32))
+    packed = _core._int8_panels(np.ones((24, 24), np.int8), np.ones((24, 1), np.float32))
     yield "packed weights beside float64", with_layer({0: packed, 2: packed, 4: packed})
     yield "a packed key alone", with_layer({2: packed})
     yield "a table of blocks beside float64", with_own(0, packed)

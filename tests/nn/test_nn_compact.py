@@ -10,7 +10,7 @@ import pytest
 
 from selfattn import _core, nn
 
-KINDS = ["int8"] + (["bfloat16"] if _core._compact_products(False) else [])
+KINDS = ["int8"] + (["bfloat16"] if _core._compact_unit(False) else [])
 
 
 def steps_of(x: np.ndarray) -> np.ndarray:

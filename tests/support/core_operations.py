@@ -20,7 +20,7 @@ from selfattn.engine.decoder import Decoder, DecoderCache
 from selfattn.engine.weights import QUANTS, Compact, multiply, rounded
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-KINDS = ["int8"] + ["bfloat16"] * (_core._compact_products(False) is not None)
+KINDS = ["int8"] + ["bfloat16"] * (_core._compact_unit(False) is not None)
 RNG = np.random.default_rng(0)
 AT_FIRST = RNG.bit_generator.state
 
@@ -213,10 +213,10 @@ def machine():
             _core._fma_peak("none", 1, 1)
         _core._set_isa(_core.get_isa())
         _core.set_num_threads(1)
-        _core._keep_blocks(False)
+        _core._keep_arena(False)
         _core._fma_peak("float32", 1, 1)
         _core._read_bandwidth(10000, 1, 1)
-        return _core.available_isas(), _core.build_info(), _core.get_num_threads(), _core._block_shapes()
+        return _core.available_isas(), _core.build_info(), _core.get_num_threads(), _core._quant_shapes()
 
     return call, []
 

@@ -200,7 +200,7 @@ def main():
     print(f"seed {arguments.seed}")
     draws = None if arguments.all else random.Random(arguments.seed)
     sa.set_num_threads(1)
-    _core._keep_blocks(False)  # what an earlier call left would stand in for a failing allocation
+    _core._keep_arena(False)  # what an earlier call left would stand in for a failing allocation
     functions = {name for name, value in vars(_core).items() if callable(value)}
     failed = total = 0
     gc.collect()

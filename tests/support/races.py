@@ -221,7 +221,7 @@ OPERATIONS = {
     "Adam": steps(lambda p: optim.Adam(p, 0.1)),
     "fit": fitted,
 }  # fmt: skip
-if sa._core._compact_products(False) is not None:
+if sa._core._compact_unit(False) is not None:
     OPERATIONS["bfloat16"] = rounded("bfloat16")
 
 

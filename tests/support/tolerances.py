@@ -70,7 +70,7 @@ def rounding(dtype, x):
 def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
     """How far weights are rounded in this call, 0 where they are not.
 
-    2^-8, of bfloat16: products/bf16dot.h and decode/bf16dot.h say where. 2^-16, of two bfloat16 terms: gradients of 16 bits
+    2^-8, of bfloat16: products/bf16dot.h and decode/decode_bf16dot.h say where. 2^-16, of two bfloat16 terms: gradients of 16 bits
     on AMX (products/amx_gradients.h).
     """
     dtypes = {x.dtype.name for x in (query, key, value)}

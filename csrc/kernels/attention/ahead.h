@@ -1,8 +1,8 @@
 /* Which rows a block fetches ahead, and when. prefetch.h does the fetching. */
 
-/* The next product, of so many rows, fetches what is planned between its steps; without steps it is fetched now. */
+/* The next product, of so many rows, fetches what is planned between its rounds; without rounds it is fetched now. */
 SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
-    if (s->wide.terms && s->products->replace_rows) {
+    if (s->wide.terms && s->unit->replace_rows) {
         sa_end_ahead(&s->ahead);
     }
     s->ahead.share = s->ahead.bytes / (rows / 8 + 1) + 1;

@@ -5,7 +5,7 @@
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
  *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
  *
- * dO_i and δ_i are packed times 1/l_i, so that P is 2^(s − m). P and dS are [keys][queries].
+ * dO_i and δ_i are copied times 1/l_i, so that P is 2^(s − m). P and dS are [keys][queries].
  *
  * A closed pair takes part in no product. Its P and dS are set to 0 by selection; where a 0 would meet NaN or
  * infinity, the tile is done again pair by pair. */
@@ -20,19 +20,19 @@ typedef struct {
     FN(per_row) delta;
     FN(per_row) x, y, z;
     bool finite;     /* Q and dO are */
-    bool packed;     /* q_rows, do_rows and dOᵀ are the block's */
+    bool copied;     /* q_rows, do_rows and dOᵀ are the block's */
     bool delta_fits; /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
     FN(gradient_rows) rows;
     FN(gradient_state) gradients;
 } FN(gradient_scratch);
 
 SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base, FN(gradient_scratch) * s,
-                                    const FN(products) * products) {
+                                    const FN(unit) * unit) {
     const sa_attention *a = g->a;
     const size_t W = FN(backward_rows), E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
-    const bool in_cells = products && products->take(a);
+    const bool in_cells = unit && unit->take(a);
     const size_t tile = FN(round_up)(a->S < SA_KEYS_PER_TILE && !in_cells ? a->S : SA_KEYS_PER_TILE) * W;
-    size_t used = FN(lay_out)(a, base, &s->s, FN(backward_rows), products);
+    size_t used = FN(lay_out)(a, base, &s->s, FN(backward_rows), unit);
     SA_TAKE(q_rows, real, W * E);
     SA_TAKE(do_rows, real, W * Dv);
     SA_TAKE(dqT, real, (E + SA_LANES) * W);
@@ -45,7 +45,7 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
         SA_TAKE(s.gain, real, tile);
     }
     s->gradients.fit = false;
-    return products ? products->lay_out_gradients(g, base, used, &s->gradients) : used;
+    return unit ? unit->lay_out_gradients(g, base, used, &s->gradients) : used;
 }
 
 #include "kernels/attention/mask_gradient.h"
@@ -54,7 +54,7 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
 
 /* dst[r][n rounded up] = factor[r]·src[r], padded with zeros; a factor of 0 makes zeros of anything. Returns whether
  * all is finite. */
-SA_ONCE bool FN(pack_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
+SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
     const size_t stride = FN(round_up)(n);
     const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
     vec check = V(set1)(0);
@@ -94,12 +94,12 @@ SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real 
 }
 
 /* For multiply-adds. Returns whether Q and dO are finite. */
-SA_ONCE bool FN(pack_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
+SA_ONCE bool FN(copy_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
-    s->packed = true;
-    bool finite = FN(pack_rows)(rows->query, &a->query.m, rows->count, a->E, s->rows.query_factor, s->q_rows);
-    finite &= FN(pack_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->rows.grad_factor, s->do_rows);
+    s->copied = true;
+    bool finite = FN(copy_rows)(rows->query, &a->query.m, rows->count, a->E, s->rows.query_factor, s->q_rows);
+    finite &= FN(copy_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->rows.grad_factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
     return finite;
 }
@@ -108,10 +108,10 @@ SA_ONCE void FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
-    s->s.scaled = s->packed = false;
+    s->s.scaled = s->copied = false;
     s->delta_fits = true;
     if (s->s.wide.terms) {
-        s->s.products->pack_queries(&b->b, &s->s, nv);
+        s->s.unit->copy_queries(&b->b, &s->s, nv);
     }
     FN(start_rows)(&b->b, &s->s, nv);
     for (int r = 0; r < nv * SA_LANES; ++r) {
@@ -128,9 +128,9 @@ SA_ONCE void FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s
     }
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     if (s->s.wide.terms) {
-        s->s.products->pack_gradients(b, &s->s, &s->gradients, &s->rows, s->q_rows, s->do_rows, nv);
+        s->s.unit->copy_gradients(b, &s->s, &s->gradients, &s->rows, s->q_rows, s->do_rows, nv);
     }
-    s->finite = s->gradients.fit || FN(pack_block)(b, s, nv);
+    s->finite = s->gradients.fit || FN(copy_block)(b, s, nv);
 }
 
 /* ---- passes over a tile -------------------------------------------------------------------------------------------- */
@@ -319,27 +319,27 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
     }
 }
 
-/* ---- a tile, step by step ------------------------------------------------------------------------------------------ */
+/* ---- the phases of a tile ------------------------------------------------------------------------------------------ */
 
 /* Weights, dS and gradients at once by other products, if these and the mask's gradient alone need dS. Returns how many
  * keys are done; the others still have scores in P and dP in dS. */
 SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                         int nv, bool masked) {
-    const FN(products) *products = s->s.products;
+    const FN(unit) *unit = s->s.unit;
     const bool keeps = b->with_mask;
-    if ((keeps && !products->replace_rows) || (masked && !s->delta_fits) || s->kept || b->mask_only ||
-        b->g->dslope_rows.m.data || s->s.gain) {
+    if ((keeps && !unit->replace_rows) || (masked && !s->delta_fits) || s->kept || b->mask_only || b->g->dslope_rows.m.data ||
+        s->s.gain) {
         return 0;
     }
     const ptrdiff_t done =
-        products->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
+        unit->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
     if (done == n) {
         sa_end_ahead(&s->s.ahead);
     }
     if (keeps && done == n) {
         FN(add_dmask)(b, s, first, n, nv);
     } else if (keeps) { /* dS is no longer dP */
-        products->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
+        unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     }
     return done;
 }
@@ -350,8 +350,8 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
                               bool masked, bool wants_dp) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t lanes = nv * SA_LANES;
-    const FN(products) *products = s->s.wide.terms ? s->s.products : NULL;
-    const bool keys_elsewhere = products && products->keys && products->keys(&b->b, &s->s, &s->gradients, first);
+    const FN(unit) *unit = s->s.wide.terms ? s->s.unit : NULL;
+    const bool keys_elsewhere = unit && unit->keys && unit->keys(&b->b, &s->s, &s->gradients, first);
     if (!keys_elsewhere) {
         s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     }
@@ -370,8 +370,8 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
         memcpy(s->kept, s->s.P, (size_t)(n * lanes) * sizeof(real));
         FN(drop)(a, &s->s, s->kept, first, n, nv);
     }
-    if (!s->packed && (wants_dp || careful)) {
-        FN(pack_block)(b, s, nv);
+    if (!s->copied && (wants_dp || careful)) {
+        FN(copy_block)(b, s, nv);
     }
     if (wants_dp) {
         ptrdiff_t end[SA_BACKWARD_VECS];
@@ -405,11 +405,11 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
     }
     real *P = FN(weights_of_values)(s);
     if (s->s.wide.terms) {
-        done = s->s.products->gradients(b, &s->s, &s->gradients, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
+        done = s->s.unit->gradients(b, &s->s, &s->gradients, P, s->dS, s->delta, s->dqT, first, done, n, nv, false, false);
     }
     if (done < n) {
-        if (!s->packed) {
-            FN(pack_block)(b, s, nv);
+        if (!s->copied) {
+            FN(copy_block)(b, s, nv);
         }
         FN(products_plain)(b, s, first, done, n, nv);
     }
@@ -431,7 +431,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
     if (!dscores) { /* dV needs no dP; dS is split all the same and must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
     }
-    const bool has_dp = dscores && s->s.wide.terms && s->s.products->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
+    const bool has_dp = dscores && s->s.wide.terms && s->s.unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     const ptrdiff_t done = has_dp ? FN(gradients_at_once)(b, s, first, n, nv, masked) : 0;
     if (done == n) {
         return;
@@ -488,24 +488,24 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
     }
 }
 
-SA_SHARED size_t FN(gradient_bytes)(const sa_attention_gradients *g, const FN(products) * products) {
+SA_SHARED size_t FN(gradient_bytes)(const sa_attention_gradients *g, const FN(unit) * unit) {
     FN(gradient_scratch) s;
-    return FN(lay_out_backward)(g, NULL, &s, products);
+    return FN(lay_out_backward)(g, NULL, &s, unit);
 }
 
-SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch, const FN(products) * products) {
+SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch, const FN(unit) * unit) {
     FN(gradient_scratch) s;
-    FN(lay_out_backward)(given->g, scratch, &s, products);
+    FN(lay_out_backward)(given->g, scratch, &s, unit);
     FN(open_caches)(&given->b, &s.s);
-    if (products) {
-        products->open(&given->b, &s.s.wide);
-        products->open_gradients(&given->b, &s.gradients);
+    if (unit) {
+        unit->open(&given->b, &s.s.wide);
+        unit->open_gradients(&given->b, &s.gradients);
     }
     sa_backward_block on_cells = *given, *b = &on_cells;
     sa_block aligned;
     b->b = *FN(on_cells)(&given->b, &s.s.wide, &aligned);
     FN(backward_block)(b, &s, (b->b.rows->count + SA_LANES - 1) / SA_LANES);
     if (s.s.wide.terms) {
-        products->close();
+        unit->close();
     }
 }

@@ -1,4 +1,4 @@
-/* The conversions that pack.h declares. */
+/* The conversions that load.h declares. */
 
 #define SA_IDENTITY(x) (x)
 #define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)

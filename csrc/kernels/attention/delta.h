@@ -38,8 +38,8 @@ SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
 
 /* A 16-bit output gives all keys of a row the same error in δ, which dQ and dK add up: there δ is Σ_j P_ij·dP_ij. Not
  * where other products round the weights as well. */
-SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(products) * products) {
-    return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(products && products->take(a));
+SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(unit) * unit) {
+    return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(unit && unit->take(a));
 }
 
 /* Σ_j P_ij·dP_ij of each row's open pairs to s->x. */
@@ -86,13 +86,13 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
 }
 
 /* δ, the sink's gradient −2^(sink − m)/l·δ, and what Σ_j dS_ij should be. */
-SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const FN(products) * products) {
+SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const FN(unit) * unit) {
     const sa_attention_gradients *g = b->g;
     const sa_attention *a = g->a;
     const sa_rows *rows = b->b.rows;
     FN(gradient_scratch) layout, *s = &layout;
-    FN(lay_out_backward)(g, scratch, s, products);
-    const bool summed = FN(delta_is_summed)(a, products);
+    FN(lay_out_backward)(g, scratch, s, unit);
+    const bool summed = FN(delta_is_summed)(a, unit);
     if (summed) {
         FN(open_caches)(&b->b, &s->s);
         FN(sum_delta)(b, s, (rows->count + SA_LANES - 1) / SA_LANES);

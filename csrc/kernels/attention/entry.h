@@ -1,27 +1,27 @@
 /* The entries of the forward pass: which way a block goes, and the merging of partial results. forward.h and
- * decode/block.h are the ways. */
+ * decode/decode.h are the ways. */
 
-SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(products) * products) {
+SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(unit) * unit) {
     FN(scratch) s;
-    return FN(lay_out)(a, NULL, &s, FN(block_rows), products);
+    return FN(lay_out)(a, NULL, &s, FN(block_rows), unit);
 }
 
 /* Rows, keys, and whether statistics are kept decide the way, and nothing of their values. */
-SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(products) * products) {
+SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(unit) * unit) {
     FN(scratch) s;
     sa_block aligned;
-    FN(lay_out)(given->a, scratch, &s, FN(block_rows), products);
+    FN(lay_out)(given->a, scratch, &s, FN(block_rows), unit);
     FN(open_caches)(given, &s);
-    if (products) {
-        products->open(given, &s.wide);
+    if (unit) {
+        unit->open(given, &s.wide);
     }
     const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
-    const int count = b->rows->count, decode_rows = products ? products->decode_rows : SA_DECODE_ROWS;
+    const int count = b->rows->count, decode_rows = unit ? unit->decode_rows : SA_DECODE_ROWS;
     /* Decoding sums across lanes, which pays from 32 keys on. Not for the last rows of a longer call. Not with
      * statistics: the backward pass must sum scores in the same order. */
     if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
-        if (products) {
-            products->open_decode(b, &s);
+        if (unit) {
+            unit->open_decode(b, &s);
         }
         FN(run_decode)(b, &s);
     } else if (count <= SA_LANES) {
@@ -29,8 +29,8 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     } else {
         FN(run_wide)(b, &s, (count + SA_LANES - 1) / SA_LANES);
     }
-    if (products && (s.wide.terms || s.decode.open)) {
-        products->close();
+    if (unit && (s.wide.terms || s.decode.open)) {
+        unit->close();
     }
 }
 
@@ -43,15 +43,14 @@ SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool
 }
 
 /* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */
-SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch,
-                               const FN(products) * products) {
+SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch, const FN(unit) * unit) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const ptrdiff_t Dv = a->Dv;
     const size_t bytes = FN(attention_partial)(a, b->partial_rows);
     const int nv = (rows->count + SA_LANES - 1) / SA_LANES;
     FN(scratch) layout, *s = &layout;
-    FN(lay_out)(a, scratch, s, FN(block_rows), products);
+    FN(lay_out)(a, scratch, s, FN(block_rows), unit);
     FN(open_caches)(b, s);
     FN(start_rows)(b, s, SA_VECS);
     for (ptrdiff_t c = 0; c < chunks; ++c) {

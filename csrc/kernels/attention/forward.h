@@ -4,7 +4,7 @@
  *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
  *
  * and then out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
- * drivers/attention.c cuts the blocks; decode/block.h has those of few rows. */
+ * drivers/attention.c cuts the blocks; decode/decode.h has those of few rows. */
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
@@ -27,11 +27,11 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         return false;
     }
     FN(share_ahead)(s, n);
-    if (s->wide.terms && s->products->scores(b, s, first, n, nv)) {
-        return s->products->know_top;
+    if (s->wide.terms && s->unit->scores(b, s, first, n, nv)) {
+        return s->unit->know_top;
     }
     if (!s->scaled) {
-        FN(pack_queries)(b, s, nv);
+        FN(copy_queries)(b, s, nv);
     }
     s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     ptrdiff_t end[SA_BACKWARD_VECS];
@@ -101,11 +101,11 @@ SA_ONCE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(score_tile_here)(b, s, first, n, nv, R, want_top, masked);
 }
 
-/* Scores become 2^(s − m). The matrix unit needs all vectors: after dropout it reads whole steps. */
+/* Scores become 2^(s − m). The matrix unit needs all vectors: after dropout it reads whole slices. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    for (int v = 0; s->products && s->products->replace_rows && v < nv; ++v) {
+    for (int v = 0; s->unit && s->unit->replace_rows && v < nv; ++v) {
         end[v] = n;
     }
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
@@ -394,8 +394,8 @@ SA_ONCE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R,
 
 SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     if ((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) {
-        if (s->products->round_weights) {
-            s->products->round_weights(s, count);
+        if (s->unit->round_weights) {
+            s->unit->round_weights(s, count);
         }
     }
 }
@@ -407,7 +407,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     s->scaled = false;
     s->empty = true;
     if (s->wide.terms) {
-        s->products->pack_queries(b, s, nv);
+        s->unit->copy_queries(b, s, nv);
     }
     FN(start_rows)(b, s, nv);
     FN(open_output)(b, s, nv);
@@ -435,13 +435,13 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
 /* `one`: nv is a literal 1. */
 SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv, const bool one) {
     const sa_attention *a = b->a;
-    const FN(products) *products = s->products;
+    const FN(unit) *unit = s->unit;
     const bool drops = a->dropout_p > 0;
     bool masked = false;
     s->scaled = false;
     s->empty = true;
     if (s->wide.terms) {
-        products->pack_queries(b, s, nv);
+        unit->copy_queries(b, s, nv);
     }
     if (one) {
         FN(start_rows_here)(b, s, nv);
@@ -457,12 +457,12 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
                   : FN(score_tile)(b, s, first, n, nv, 0, true, &masked))) {
             continue;
         }
-        FN(raise_maximum)(s, nv, s->wide.terms && products->may_lag && products->may_lag(b, s, first) ? SA_MAXIMUM_LAG : 0);
+        FN(raise_maximum)(s, nv, s->wide.terms && unit->may_lag && unit->may_lag(b, s, first) ? SA_MAXIMUM_LAG : 0);
         if (!one) {
             FN(fetch_tile)(b, &s->ahead, &b->key, a->E, first + n);
             FN(share_ahead)(s, a->Dv);
         }
-        bool split = s->wide.terms && !drops && products->weights(b, s, first, n, nv, true);
+        bool split = s->wide.terms && !drops && unit->weights(b, s, first, n, nv, true);
         if (!split) {
             FN(apply_factor)(s, n, nv);
             FN(exp_tile)(b, s, first, n, nv);
@@ -470,10 +470,10 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
         FN(take_sum)(s, nv);
         if (drops) {
             FN(drop)(a, s, s->P, first, n, nv);
-            split = s->wide.terms && products->weights(b, s, first, n, nv, false);
+            split = s->wide.terms && unit->weights(b, s, first, n, nv, false);
         }
         if (split) {
-            products->values(b, s, first, n, nv);
+            unit->values(b, s, first, n, nv);
         } else {
             FN(open_output)(b, s, nv);
             FN(round_wide)(s, n * nv * SA_LANES);

@@ -26,18 +26,18 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
 /* Where rows or keys share elements: dS is summed before it is added to memory, or the error would grow with the
  * length. */
 SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    const ptrdiff_t step = b->g->dmask.m.col_stride;
-    char *to = b->rows->dmask[0] + (first - b->dmask_key) * step;
+    const ptrdiff_t stride = b->g->dmask.m.col_stride;
+    char *to = b->rows->dmask[0] + (first - b->dmask_key) * stride;
     vec all = V(set1)(0);
     for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
         const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
-        real *elements = (real *)(void *)(to + j * step);
-        if (step != 0) {
+        real *elements = (real *)(void *)(to + j * stride);
+        if (stride != 0) {
             FN(store_up_to)(elements, FN(load_up_to)(elements, n - j) + sum, n - j);
         }
         all = all + sum;
     }
-    if (step == 0) {
+    if (stride == 0) {
         *(real *)(void *)to += FN(sum_lanes)(all);
     }
 }
@@ -76,18 +76,18 @@ SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
 
 /* dmask_ij += dS_ij. A row is contiguous, or one element (stride 0). */
 SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
-    const ptrdiff_t step = b->g->dmask.m.col_stride;
+    const ptrdiff_t stride = b->g->dmask.m.col_stride;
     if (FN(rows_share_mask)(b)) {
         FN(add_dmask_of_rows)(b, s, first, n, nv);
         return;
     }
-    if (step == 0) {
+    if (stride == 0) {
         FN(add_dmask_of_keys)(b, s, n, nv);
         return;
     }
     for (int v = 0; v < nv; ++v) {
         for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
-            const ptrdiff_t at = (first - b->dmask_key + j) * step;
+            const ptrdiff_t at = (first - b->dmask_key + j) * stride;
             vec t[SA_LANES];
             FN(load_transposed)(s->dS + (j * nv + v) * SA_LANES, nv * SA_LANES, n - j, SA_LANES, t);
             SA_UNROLL

@@ -25,7 +25,7 @@ typedef struct {
     ptrdiff_t stride, done, count, bytes;
 } sa_rows_ahead;
 
-/* A product fetches a share between its steps: the processor cannot keep all in flight at once. */
+/* A product fetches a share between its rounds: the processor cannot keep all in flight at once. */
 typedef struct {
     sa_rows_ahead rows[5];
     int now, count;

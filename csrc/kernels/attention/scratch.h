@@ -1,12 +1,12 @@
 /* A thread's scratch for a block of attention, in both passes. */
 
-/* Rows further apart are packed: their lines share too few sets of the caches. */
+/* Rows further apart are copied: their lines share too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
 
-/* Packed keys and values stay for the head's next block, up to this size. */
+/* Copied keys and values stay for the head's next block, up to this size. */
 #define SA_CACHE_BYTES ((size_t)4 << 20)
 
-/* `room` packed rows of a head, and behind them one tile that is not kept. */
+/* `room` copied rows of a head, and behind them one tile that is not kept. */
 typedef struct {
     real *rows;
     unsigned char *filled; /* [room / SA_KEYS_PER_TILE] */
@@ -63,7 +63,7 @@ typedef struct {
     FN(cells) values, key_columns;
     char *grad_out;                 /* dOᵀ, right operand [Dv] by queries */
     char *query_rows, *grad_rows;   /* Q and dO, right operands [queries] by E and by Dv */
-    char *weights, *dscores;        /* left operands P, dS [keys of a step] by queries; of bf16dot.h dS by pairs of keys */
+    char *weights, *dscores;        /* left operands P, dS [keys of a slice] by queries; of bf16dot.h dS by pairs of keys */
     real factor[FN(backward_rows)]; /* of the rows of dO */
     int terms;                      /* of each of these */
     bool fit;                       /* all of Q and dO */
@@ -75,17 +75,17 @@ typedef struct {
     ptrdiff_t any_from, any_to, all_from, all_to;
 } FN(open_bounds);
 
-typedef struct FN(products) FN(products);
+typedef struct FN(unit) FN(unit);
 
 typedef real FN(per_row)[FN(backward_rows)] __attribute__((aligned(64)));
 
 /* W = block rows, or the backward pass's. */
 typedef struct {
     FN(per_row) top, maximum, sum, alpha, tile_sum, slope, position, lo, hi, ones;
-    const FN(products) * products; /* beside the multiply-adds, or NULL */
-    real *q;                       /* wide: qT[E][nv·lanes]; decode: [rows][E rounded up to 2 vectors] */
-    real *O;                       /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
-    real *P;                       /* [keys][nv·lanes] */
+    const FN(unit) * unit; /* beside the multiply-adds, or NULL */
+    real *q;               /* wide: qT[E][nv·lanes]; decode: [rows][E rounded up to 2 vectors] */
+    real *O;               /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
+    real *P;               /* [keys][nv·lanes] */
     FN(cache) key, value;
     real *bias;                          /* mask rows [W][keys] */
     real *row;                           /* SA_LANES rows of E, Dv or keys, rounded up */
@@ -97,7 +97,7 @@ typedef struct {
     real factor;                            /* s->P times this are scores */
     bool empty;                             /* wide: O is still to be zeroed */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
-    bool scaled;                            /* wide: s->q is packed */
+    bool scaled;                            /* wide: s->q is copied */
     sa_ahead ahead;
     FN(wide_state) wide;
     FN(decode_state) decode;

@@ -56,12 +56,12 @@ SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix 
     return (FN(decode_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads, false};
 }
 
-SA_INLINE bool FN(decode_by_products)(const FN(scratch) * s) { return s->decode.use && s->products->decode_scores; }
+SA_INLINE bool FN(decode_by_unit)(const FN(scratch) * s) { return s->decode.use && s->unit->decode_scores; }
 
 /* s->P[n][p_stride] = the tile's scores; p_stride is R or SA_LANES. */
 SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
-    if (FN(decode_by_products)(s)) {
-        s->products->decode_scores(b, s, first, n, p_stride, R);
+    if (FN(decode_by_unit)(s)) {
+        s->unit->decode_scores(b, s, first, n, p_stride, R);
         return;
     }
     const ptrdiff_t E = b->a->E;
@@ -71,12 +71,12 @@ SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
 
 /* O = alpha·O + s->P[n][p_stride] times the tile's values. */
 SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
-    if (FN(decode_by_products)(s)) {
-        s->products->decode_values(b, s, first, n, p_stride, R);
+    if (FN(decode_by_unit)(s)) {
+        s->unit->decode_values(b, s, first, n, p_stride, R);
         return;
     }
     if (s->decode.rounds) { /* as the products would have done */
-        s->products->round_weights(s, n * p_stride);
+        s->unit->round_weights(s, n * p_stride);
     }
     const ptrdiff_t Dv = b->a->Dv;
     const FN(decode_rows) v = FN(decode_rows_of)(b, &b->value, &s->value, first, n, Dv);

@@ -1,5 +1,5 @@
 /* What leaves of decoding are made of: R queries (rounded up to a power of two) against rows of a key head, read
- * once, where they lie. Lanes are features. leaves.h makes the leaves, block.h walks over the keys.
+ * once, where they lie. Lanes are features. leaves.h makes the leaves, decode.h walks over the keys.
  *
  * Rows ahead are fetched, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead.
  * For shorter ones whole rows are fetched, and values go by groups of rows (docs/decisions/0006-decoding.md). */
@@ -13,12 +13,12 @@
 #define SA_DECODE_ROWS SA_LANES
 #endif
 
-/* How keys and values lie. bfloat16 comes as a vector of even and one of odd elements; pack_decode_queries and
+/* How keys and values lie. bfloat16 comes as a vector of even and one of odd elements; copy_decode_queries and
  * restore_order follow that order. */
 #define SA_READS_REAL 0
 #define SA_READS_BF16 1
 #define SA_READS_F16 2
-#define SA_READS_PAIRS 3 /* packed bfloat16, in the same order: the same bits */
+#define SA_READS_PAIRS 3 /* bfloat16, in the same order: the same bits */
 #define SA_READS_RAW 4   /* bfloat16 pairs for bf16dot.h, not converted */
 #undef SA_SOME_BF16
 #undef SA_SOME_F16
@@ -74,7 +74,7 @@ FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptr
 
 #define SA_DECODE_BYTES(reads) ((reads) == SA_READS_REAL || (reads) == SA_READS_PAIRS ? (ptrdiff_t)sizeof(real) : 2)
 #define SA_DECODE_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
-#define SA_DECODE_STEP(reads) ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_DECODE_VECS(reads) * SA_LANES) /* in elements */
+#define SA_DECODE_SLICE(reads) ((reads) == SA_READS_RAW ? 2 * SA_LANES : SA_DECODE_VECS(reads) * SA_LANES) /* in elements */
 
 SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrdiff_t to, ptrdiff_t bytes) {
     for (ptrdiff_t r = from; !SA_VECTOR_IS_LINE && rows->ahead.soon != 0 && r < to; ++r) {
@@ -146,11 +146,11 @@ SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
     return (void)reads, V(fma)(x, q, sum);
 }
 
-/* sum[i·R + r] += k_i·q[r] over the step at element e, or the last `left` elements. Fetches ahead of `next`, `apart`
+/* sum[i·R + r] += k_i·q[r] over the slice at element e, or the last `left` elements. Fetches ahead of `next`, `apart`
  * from key to key. */
-SA_INLINE void FN(decode_scores_step)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, ptrdiff_t apart,
-                                      FN(decode_ahead) ahead, ptrdiff_t e, ptrdiff_t left, vec *sum, const int R,
-                                      const int reads, const bool far) {
+SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, ptrdiff_t apart,
+                                       FN(decode_ahead) ahead, ptrdiff_t e, ptrdiff_t left, vec *sum, const int R,
+                                       const int reads, const bool far) {
     const int U = SA_DECODE_VECS(reads), keys = SA_LANES / R;
     const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* beside 8 sums there is room for 4 queries */
     SA_UNROLL
@@ -195,11 +195,11 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
                                  real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads,
                                  const bool far) {
     const int keys = SA_LANES / R; /* keys × R = lanes */
-    const ptrdiff_t q_stride = FN(decode_width)(E), step = SA_DECODE_STEP(reads), tail = E % step, whole = E - tail;
+    const ptrdiff_t q_stride = FN(decode_width)(E), slice = SA_DECODE_SLICE(reads), tail = E % slice, whole = E - tail;
     const char *k = rows->at;
     const ptrdiff_t k_stride = rows->stride;
     const bool together = far && rows->together && tail == 0;
-    const ptrdiff_t apart = together ? step * SA_DECODE_BYTES(reads) : k_stride; /* between fetched lines */
+    const ptrdiff_t apart = together ? slice * SA_DECODE_BYTES(reads) : k_stride; /* between fetched lines */
     for (ptrdiff_t j = 0; j < n; j += keys) {
         const int here = n - j < keys ? (int)(n - j) : keys;
         const char *k_j[SA_LANES];
@@ -214,12 +214,12 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
         }
         FN(fetch_rows)(rows, j, j + here, E * SA_DECODE_BYTES(reads));
         const real *q_e = q;
-        for (ptrdiff_t e = 0; e < whole; e += step, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
+        for (ptrdiff_t e = 0; e < whole; e += slice, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
             const uintptr_t next = (uintptr_t)k_j[0] + (uintptr_t)((together ? e * keys : e) * SA_DECODE_BYTES(reads));
-            FN(decode_scores_step)(q_e, q_stride, k_j, next, apart, rows->ahead, e, 0, sum, R, reads, far);
+            FN(decode_scores_slice)(q_e, q_stride, k_j, next, apart, rows->ahead, e, 0, sum, R, reads, far);
         }
         if (tail != 0) {
-            FN(decode_scores_step)(q_e, q_stride, k_j, 0, 0, rows->ahead, whole, tail, sum, R, reads, far);
+            FN(decode_scores_slice)(q_e, q_stride, k_j, 0, 0, rows->ahead, whole, tail, sum, R, reads, far);
         }
         vec each = FN(sum_each)(sum);
         if (reads == SA_READS_RAW) {
@@ -304,7 +304,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
                                       const int reads, const bool far) {
     const int C = SA_VECTOR_REGISTERS == 32 ? (R == 8 ? 2 : R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_DECODE_VECS(reads);
     const ptrdiff_t o_stride = FN(decode_width)(Dv), bytes = Dv * SA_DECODE_BYTES(reads);
-    const ptrdiff_t steps = Dv / (C * SA_LANES), share = steps > 0 ? (n + steps - 1) / steps : 0;
+    const ptrdiff_t slices = Dv / (C * SA_LANES), share = slices > 0 ? (n + slices - 1) / slices : 0;
     const FN(decode_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads, v->together};
     const real *P_j = P + first * p_stride;
     ptrdiff_t d = 0;
@@ -312,7 +312,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
         FN(fetch_rows)(&rows, row, row + share < n ? row + share : n, bytes);
         FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, C, reads, 0, far);
     }
-    if (steps == 0) {
+    if (slices == 0) {
         FN(fetch_rows)(&rows, 0, n, bytes);
     }
     if (C == 8 && d + 4 * SA_LANES <= Dv) {
@@ -327,7 +327,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* In groups where whole rows are fetched. Dv alone sets them: packed and in place give the same bits. */
+/* In groups where whole rows are fetched. Dv alone sets them: copied and in place give the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads,
                                  const bool far) {

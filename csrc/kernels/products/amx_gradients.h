@@ -1,4 +1,4 @@
-/* A wide block's gradients on the matrix unit (amx.h, products.h), of tiles P[keys][queries]:
+/* A wide block's gradients on the matrix unit (amx_attention.h, unit.h), of tiles P[keys][queries]:
  *
  *     dP = V·dOᵀ (2)                  rows of values by lanes of dOᵀ
  *     dV += P·dO (1), dK += dS·Q (6)  P and dS as left operands: sums run along queries
@@ -14,14 +14,14 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
     if (!FN(amx_take)(a)) {
         return used;
     }
-    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_steps = FN(steps_of)(FN(backward_rows));
+    const ptrdiff_t cells = FN(tiles_in)(a->S, SA_KEYS_PER_TILE), query_slices = FN(slices_of)(FN(backward_rows));
     s->terms = FN(terms_of_call)(a) == 3 ? 3 : 2;
-    const size_t step = (size_t)s->terms * SA_TILE_BYTES, left = step * (size_t)(2 * query_steps);
-    const size_t of_keys = (size_t)(FN(row_tiles_of)(a->E) * FN(key_steps)) * SA_TILE_BYTES;
+    const size_t slice = (size_t)s->terms * SA_TILE_BYTES, left = slice * (size_t)(2 * query_slices);
+    const size_t of_keys = (size_t)(FN(row_tiles_of)(a->E) * FN(key_slices)) * SA_TILE_BYTES;
     used = FN(lay_out_cells)(&s->key_columns, of_keys, FN(terms_of_call)(a), cells, base, used);
-    SA_TAKE(grad_out, char, step *(size_t)(FN(steps_of)(a->Dv) * SA_BACKWARD_VECS));
-    SA_TAKE(query_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->E, SA_LANES)));
-    SA_TAKE(grad_rows, char, step *(size_t)(query_steps * FN(tiles_in)(a->Dv, SA_LANES)));
+    SA_TAKE(grad_out, char, slice *(size_t)(FN(slices_of)(a->Dv) * SA_BACKWARD_VECS));
+    SA_TAKE(query_rows, char, slice *(size_t)(query_slices * FN(tiles_in)(a->E, SA_LANES)));
+    SA_TAKE(grad_rows, char, slice *(size_t)(query_slices * FN(tiles_in)(a->Dv, SA_LANES)));
     SA_TAKE(weights, char, left);
     SA_TAKE(dscores, char, left);
     return used;
@@ -51,7 +51,7 @@ SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int c
 }
 
 /* Splits Q and dO, as rows (in q_rows and do_rows) and as lanes. */
-SA_ONCE void FN(amx_pack_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
+SA_ONCE void FN(amx_copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
                                     FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
     const sa_attention *a = b->g->a;
     const char *const *query = b->b.rows->query, *const *grad_out = b->rows->grad_out;
@@ -83,12 +83,12 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
                                  const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain,
                                  bool keeps) {
-    const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
-    const size_t left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
+    const ptrdiff_t query_slices = FN(slices_of)(nv * SA_LANES);
+    const size_t left_term = (size_t)(2 * query_slices) * SA_TILE_BYTES, right_term = (size_t)nv * SA_TILE_BYTES;
     const vec zero = V(set1)(0);
     vec check = zero;
-    for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2) {
-        const ptrdiff_t left_at = j / SA_TILE_ROWS * query_steps * SA_TILE_BYTES + j % SA_TILE_ROWS * 64;
+    for (ptrdiff_t j = 0; j < SA_TILE_SLICE; j += 2) {
+        const ptrdiff_t left_at = j / SA_TILE_ROWS * query_slices * SA_TILE_BYTES + j % SA_TILE_ROWS * 64;
         char *right = s->wide.weights + j * 32;
         if (j % 8 == 0) {
             sa_tiles_stay_awake();
@@ -141,21 +141,21 @@ SA_SPLIT_DSCORES(2)
 SA_SPLIT_DSCORES(3)
 #undef SA_SPLIT_DSCORES
 
-/* to[n][stride] += left·right, 32 rows by `width` lanes; sums run from query step `from` on. */
+/* to[n][stride] += left·right, 32 rows by `width` lanes; sums run from query slice `from` on. */
 SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *left, const char *right, ptrdiff_t from,
-                                  ptrdiff_t query_steps, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
+                                  ptrdiff_t query_slices, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     FN(operands)
     o = {.left = left + from * SA_TILE_BYTES,
-         .left_term = (size_t)(2 * query_steps) * SA_TILE_BYTES,
-         .left_row = (size_t)query_steps * SA_TILE_BYTES,
-         .right_term = (size_t)(query_steps * lane_tiles) * SA_TILE_BYTES,
-         .right_step = (size_t)lane_tiles * SA_TILE_BYTES,
-         .steps = query_steps - from};
+         .left_term = (size_t)(2 * query_slices) * SA_TILE_BYTES,
+         .left_row = (size_t)query_slices * SA_TILE_BYTES,
+         .right_term = (size_t)(query_slices * lane_tiles) * SA_TILE_BYTES,
+         .right_slice = (size_t)lane_tiles * SA_TILE_BYTES,
+         .slices = query_slices - from};
     for (ptrdiff_t v = 0; v < lane_tiles; v += 2) {
         const int tiles = v + 1 < lane_tiles ? 2 : 1;
         o.right = right + from * lane_tiles * SA_TILE_BYTES + v * SA_TILE_BYTES;
-        o.adds = n == SA_TILE_STEP && width - v * SA_LANES >= tiles * SA_LANES;
+        o.adds = n == SA_TILE_SLICE && width - v * SA_LANES >= tiles * SA_LANES;
         if (o.adds) {
             FN(product)(&o, to + v * SA_LANES, (size_t)stride * sizeof(real), terms, terms, tiles);
             continue;
@@ -172,15 +172,15 @@ SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *
     }
 }
 
-/* dqT[E][nv·lanes] += a step of columns times dS. */
+/* dqT[E][nv·lanes] += a slice of columns times dS. */
 SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g,
                                      const char *columns, int from, real *dqT, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
     FN(operands)
     o = {.left_term = g->key_columns.row_bytes,
-         .left_row = FN(key_steps) * SA_TILE_BYTES,
+         .left_row = FN(key_slices) * SA_TILE_BYTES,
          .right_term = (size_t)nv * SA_TILE_BYTES,
-         .steps = 1,
+         .slices = 1,
          .adds = true};
     for (ptrdiff_t e = 0; e < b->a->E; e += 2 * SA_TILE_ROWS) {
         o.left = columns + (size_t)(e / SA_TILE_ROWS) * o.left_row;
@@ -192,7 +192,7 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
     }
 }
 
-/* By steps: what is split stays in L1. dqT has E rounded up to row tiles. */
+/* By slices: what is split stays in L1. dqT has E rounded up to row tiles. */
 SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                     real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                     int nv, bool plain, bool keeps) {
@@ -201,11 +201,11 @@ SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s,
     if (!g->fit || (b->g->dquery.m.data && !(columns = FN(cell_of)(&b->b, s, &g->key_columns, first, false, true)))) {
         return done;
     }
-    FN(open_steps)(&b->b, s, first, n, nv, s->wide.from);
-    const ptrdiff_t query_steps = FN(steps_of)(nv * SA_LANES);
-    for (; done < n; done += SA_TILE_STEP) {
-        const int from = s->wide.from[done / SA_TILE_STEP];
-        const ptrdiff_t keys = n - done < SA_TILE_STEP ? n - done : SA_TILE_STEP, at = done * nv * SA_LANES;
+    FN(open_slices)(&b->b, s, first, n, nv, s->wide.from);
+    const ptrdiff_t query_slices = FN(slices_of)(nv * SA_LANES);
+    for (; done < n; done += SA_TILE_SLICE) {
+        const int from = s->wide.from[done / SA_TILE_SLICE];
+        const ptrdiff_t keys = n - done < SA_TILE_SLICE ? n - done : SA_TILE_SLICE, at = done * nv * SA_LANES;
         const ptrdiff_t row = first + done - b->first_key;
         for (ptrdiff_t j = 0; keeps && from > 0 && j < keys; ++j) { /* what causal closes */
             memset(dS + at + j * nv * SA_LANES, 0, (size_t)(from * SA_LANES) * sizeof(real));
@@ -218,15 +218,15 @@ SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s,
             return done;
         }
         if (b->dvalue) {
-            FN(add_rows_product)(s, g->terms, g->weights, g->grad_rows, from / 2, query_steps, a->Dv, keys,
+            FN(add_rows_product)(s, g->terms, g->weights, g->grad_rows, from / 2, query_slices, a->Dv, keys,
                                  (real *)(void *)b->dvalue + row * b->dvalue_stride, b->dvalue_stride);
         }
         if (b->dkey) {
-            FN(add_rows_product)(s, g->terms, g->dscores, g->query_rows, from / 2, query_steps, a->E, keys,
+            FN(add_rows_product)(s, g->terms, g->dscores, g->query_rows, from / 2, query_slices, a->E, keys,
                                  (real *)(void *)b->dkey + row * b->dkey_stride, b->dkey_stride);
         }
         if (columns) {
-            FN(add_columns_product)(&b->b, s, g, columns + done / SA_TILE_STEP * SA_TILE_BYTES, from, dqT, nv);
+            FN(add_columns_product)(&b->b, s, g, columns + done / SA_TILE_SLICE * SA_TILE_BYTES, from, dqT, nv);
         }
     }
     return n;

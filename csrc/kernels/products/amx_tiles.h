@@ -7,16 +7,16 @@
  * magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50): none is subnormal or infinite. All else goes by
  * multiply-adds.
  *
- * Left operand: tiles [term][row tile][step] of 16 rows × 32 bfloat16. Right operand: tiles [term][step][lane tile]
+ * Left operand: tiles [term][row tile][slice] of 16 rows × 32 bfloat16. Right operand: tiles [term][slice][lane tile]
  * of 16 pairs along the sum × 16 lanes. */
 
-enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_STEP = 32 };
+enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_SLICE = 32 };
 
 /* As exponents of 2. Queries of bfloat16 go without the scale; their products must stay within float32. */
 #define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
 #define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* Terms of the left operand, keys or values. The right one has three unless all is of 16 bits (amx.h). */
+/* Terms of the left operand, keys or values. The right one has three unless all is of 16 bits (amx_attention.h). */
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
@@ -37,19 +37,19 @@ SA_INLINE vec FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const i
 
 /* x[n][width] as the left operand, padded with zeros; sums run along the width. False if some element does not fit. */
 SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                  ptrdiff_t steps, char *to, const int terms) {
-    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                  ptrdiff_t slices, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * slices) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
-        for (ptrdiff_t step = 0; step < steps; ++step) {
+        for (ptrdiff_t slice = 0; slice < slices; ++slice) {
             vec half[2];
             SA_UNROLL
             for (int h = 0; h < 2; ++h) {
-                const ptrdiff_t e = step * SA_TILE_STEP + h * SA_LANES, left = r < n ? width - e : 0;
+                const ptrdiff_t e = slice * SA_TILE_SLICE + h * SA_LANES, left = r < n ? width - e : 0;
                 half[h] = left > 0 ? FN(load_up_to)(x + r * stride + e, left) : V(set1)(0);
                 beyond = V(either)(beyond, V(beyond)(half[h], SA_LEAST(terms), SA_MOST(terms)));
             }
-            const ptrdiff_t tile = r / SA_TILE_ROWS * steps + step;
+            const ptrdiff_t tile = r / SA_TILE_ROWS * slices + slice;
             FN(split_pairs)(V(even)(half[0], half[1]), V(odd)(half[0], half[1]),
                             to + tile * SA_TILE_BYTES + r % SA_TILE_ROWS * 64, term_bytes, terms, true);
         }
@@ -59,19 +59,19 @@ SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, 
 
 /* The same, transposed: sums run along the n rows. */
 SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                     ptrdiff_t steps, char *to, const int terms) {
-    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                     ptrdiff_t slices, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * slices) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
     for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
         const ptrdiff_t d = tile * SA_TILE_ROWS;
         const int columns = width - d < SA_LANES ? width > d ? (int)(width - d) : 0 : SA_LANES;
-        for (ptrdiff_t step = 0; step < steps; ++step) {
+        for (ptrdiff_t slice = 0; slice < slices; ++slice) {
             vec half[2][SA_LANES]; /* even and odd rows */
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 SA_UNROLL
                 for (int h = 0; h < 2; ++h) {
-                    const ptrdiff_t j = step * SA_TILE_STEP + 2 * i + h;
+                    const ptrdiff_t j = slice * SA_TILE_SLICE + 2 * i + h;
                     half[h][i] = V(set1)(0);
                     if (j < n) {
                         half[h][i] = FN(load_up_to)(x + j * stride + d, columns);
@@ -83,8 +83,8 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
             FN(transpose)(half[1]);
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
-                FN(split_pairs)(half[0][i], half[1][i], to + (tile * steps + step) * SA_TILE_BYTES + i * 64, term_bytes, terms,
-                                true);
+                FN(split_pairs)(half[0][i], half[1][i], to + (tile * slices + slice) * SA_TILE_BYTES + i * 64, term_bytes,
+                                terms, true);
             }
         }
     }
@@ -95,10 +95,10 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
  * of NULL and further lanes are 0. */
 SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
                                    char *to, const int terms) {
-    const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
-    const size_t term_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    const ptrdiff_t slices = (width + SA_TILE_SLICE - 1) / SA_TILE_SLICE;
+    const size_t term_bytes = (size_t)(slices * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
-    for (ptrdiff_t e = 0; e < steps * SA_TILE_STEP; e += SA_LANES) {
+    for (ptrdiff_t e = 0; e < slices * SA_TILE_SLICE; e += SA_LANES) {
         const int columns = width - e >= SA_LANES ? SA_LANES : width > e ? (int)(width - e) : 0;
         vec t[SA_LANES];
         SA_UNROLL
@@ -110,7 +110,7 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
             beyond = V(either)(beyond, V(beyond)(t[i], SA_LEAST(terms), SA_MOST(terms)));
         }
         FN(transpose)(t);
-        char *rows = to + e / SA_TILE_STEP * lane_tiles * SA_TILE_BYTES + e % SA_TILE_STEP * 32;
+        char *rows = to + e / SA_TILE_SLICE * lane_tiles * SA_TILE_BYTES + e % SA_TILE_SLICE * 32;
         SA_UNROLL
         for (int i = 0; i < SA_LANES; i += 2) {
             FN(split_pairs)(t[i], t[i + 1], rows + i * 32, term_bytes, terms, true);
@@ -119,27 +119,27 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
     return !V(any)(beyond);
 }
 
-/* As split_lanes, but sums run along the rows, in pairs half a step apart. */
+/* As split_lanes, but sums run along the rows, in pairs half a slice apart. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
                                       const int terms) {
-    const ptrdiff_t steps = (n + SA_TILE_STEP - 1) / SA_TILE_STEP, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
-    const size_t term_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    const ptrdiff_t slices = (n + SA_TILE_SLICE - 1) / SA_TILE_SLICE, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
+    const size_t term_bytes = (size_t)(slices * lane_tiles) * SA_TILE_BYTES;
     lanemask beyond = V(lt)(V(set1)(0), V(set1)(0));
-    for (ptrdiff_t pair = 0; pair < steps * SA_TILE_ROWS; ++pair) {
-        const ptrdiff_t step = pair / SA_TILE_ROWS, i = pair % SA_TILE_ROWS;
+    for (ptrdiff_t pair = 0; pair < slices * SA_TILE_ROWS; ++pair) {
+        const ptrdiff_t slice = pair / SA_TILE_ROWS, i = pair % SA_TILE_ROWS;
         for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
             const ptrdiff_t left = width - v * SA_LANES;
             vec row[2];
             SA_UNROLL
             for (int h = 0; h < 2; ++h) {
-                const ptrdiff_t r = step * SA_TILE_STEP + i + h * SA_TILE_ROWS;
+                const ptrdiff_t r = slice * SA_TILE_SLICE + i + h * SA_TILE_ROWS;
                 row[h] = V(set1)(0);
                 if (r < n && x[r]) {
                     row[h] = FN(load_up_to)(x[r] + v * SA_LANES, left) * V(set1)(factor[r]);
                 }
                 beyond = V(either)(beyond, V(beyond)(row[h], SA_LEAST(terms), SA_MOST(terms)));
             }
-            FN(split_pairs)(row[0], row[1], to + (step * lane_tiles + v) * SA_TILE_BYTES + i * 64, term_bytes, terms, true);
+            FN(split_pairs)(row[0], row[1], to + (slice * lane_tiles + v) * SA_TILE_BYTES + i * 64, term_bytes, terms, true);
         }
     }
     return !V(any)(beyond);
@@ -182,36 +182,36 @@ SA_INLINE int FN(take_transposed)(vec *pairs, char *to, size_t term_bytes, const
 }
 
 SA_INLINE bool FN(take_rows_any)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                 ptrdiff_t steps, char *to, const int terms) {
-    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                 ptrdiff_t slices, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * slices) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t r = 0; r < row_tiles * SA_TILE_ROWS; ++r) {
-        char *row = to + r / SA_TILE_ROWS * steps * SA_TILE_BYTES + r % SA_TILE_ROWS * 64;
-        for (ptrdiff_t step = 0; step < steps; ++step) {
-            const ptrdiff_t e = step * SA_TILE_STEP;
+        char *row = to + r / SA_TILE_ROWS * slices * SA_TILE_BYTES + r % SA_TILE_ROWS * 64;
+        for (ptrdiff_t slice = 0; slice < slices; ++slice) {
+            const ptrdiff_t e = slice * SA_TILE_SLICE;
             const vec pairs = r < n ? V(load_pairs)(x + r * stride + 2 * e, width - e) : V(set1)(0);
-            beyond |= FN(take_pairs)(pairs, row + step * SA_TILE_BYTES, term_bytes, terms);
+            beyond |= FN(take_pairs)(pairs, row + slice * SA_TILE_BYTES, term_bytes, terms);
         }
     }
     return !beyond;
 }
 
 SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
-                                    ptrdiff_t steps, char *to, const int terms) {
-    const size_t term_bytes = (size_t)(row_tiles * steps) * SA_TILE_BYTES;
+                                    ptrdiff_t slices, char *to, const int terms) {
+    const size_t term_bytes = (size_t)(row_tiles * slices) * SA_TILE_BYTES;
     int beyond = 0;
     for (ptrdiff_t tile = 0; tile < row_tiles; ++tile) {
         const ptrdiff_t d = tile * SA_TILE_ROWS, columns = width > d ? width - d : 0;
-        for (ptrdiff_t step = 0; step < steps; ++step) {
+        for (ptrdiff_t slice = 0; slice < slices; ++slice) {
             vec pairs[SA_LANES];
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
-                const ptrdiff_t j = step * SA_TILE_STEP + 2 * i;
+                const ptrdiff_t j = slice * SA_TILE_SLICE + 2 * i;
                 const ptrdiff_t even = j < n ? j : 0, odd = j + 1 < n ? j + 1 : 0;
                 pairs[i] = V(zip_pairs)(x + even * stride + 2 * d, j < n ? columns : 0, x + odd * stride + 2 * d,
                                         j + 1 < n ? columns : 0);
             }
-            beyond |= FN(take_transposed)(pairs, to + (tile * steps + step) * SA_TILE_BYTES, term_bytes, terms);
+            beyond |= FN(take_transposed)(pairs, to + (tile * slices + slice) * SA_TILE_BYTES, term_bytes, terms);
         }
     }
     return !beyond;
@@ -220,11 +220,11 @@ SA_INLINE bool FN(take_columns_any)(const char *x, ptrdiff_t stride, ptrdiff_t n
 /* x[i] is lane i's row; other lanes are 0. */
 SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t width, ptrdiff_t lane_tiles, char *to,
                                   const int terms) {
-    const ptrdiff_t steps = (width + SA_TILE_STEP - 1) / SA_TILE_STEP;
-    const size_t term_bytes = (size_t)(steps * lane_tiles) * SA_TILE_BYTES;
+    const ptrdiff_t slices = (width + SA_TILE_SLICE - 1) / SA_TILE_SLICE;
+    const size_t term_bytes = (size_t)(slices * lane_tiles) * SA_TILE_BYTES;
     int beyond = 0;
-    for (ptrdiff_t step = 0; step < steps; ++step) {
-        const ptrdiff_t e = step * SA_TILE_STEP;
+    for (ptrdiff_t slice = 0; slice < slices; ++slice) {
+        const ptrdiff_t e = slice * SA_TILE_SLICE;
         for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
             vec pairs[SA_LANES];
             SA_UNROLL
@@ -232,7 +232,7 @@ SA_INLINE bool FN(take_lanes_any)(const char *const *x, ptrdiff_t n, ptrdiff_t w
                 const ptrdiff_t r = v * SA_LANES + i;
                 pairs[i] = r < n ? V(load_pairs)(x[r] + 2 * e, width - e) : V(set1)(0);
             }
-            beyond |= FN(take_transposed)(pairs, to + (step * lane_tiles + v) * SA_TILE_BYTES, term_bytes, terms);
+            beyond |= FN(take_transposed)(pairs, to + (slice * lane_tiles + v) * SA_TILE_BYTES, term_bytes, terms);
         }
     }
     return !beyond;
@@ -243,22 +243,22 @@ SA_LEAF bool FN(take_lanes)(const char *const *x, ptrdiff_t n, ptrdiff_t width, 
 }
 
 #define SA_TAKE_LEFT(name)                                                                                                     \
-    SA_LEAF bool FN(name)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles, ptrdiff_t steps, \
-                          char *to, int terms) {                                                                               \
-        return terms == 1 ? FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1)                                       \
-                          : FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 2);                                      \
+    SA_LEAF bool FN(name)(const char *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,                  \
+                          ptrdiff_t slices, char *to, int terms) {                                                             \
+        return terms == 1 ? FN(name##_any)(x, stride, n, width, row_tiles, slices, to, 1)                                      \
+                          : FN(name##_any)(x, stride, n, width, row_tiles, slices, to, 2);                                     \
     }
 SA_TAKE_LEFT(take_rows)
 SA_TAKE_LEFT(take_columns)
 #undef SA_TAKE_LEFT
 
 #define SA_SPLIT_LEFT(name)                                                                                                    \
-    SA_LEAF bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles, ptrdiff_t steps, \
-                          char *to, int terms) {                                                                               \
+    SA_LEAF bool FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,                  \
+                          ptrdiff_t slices, char *to, int terms) {                                                             \
         switch (terms) {                                                                                                       \
-        case 1: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 1);                                           \
-        case 2: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 2);                                           \
-        default: return FN(name##_any)(x, stride, n, width, row_tiles, steps, to, 3);                                          \
+        case 1: return FN(name##_any)(x, stride, n, width, row_tiles, slices, to, 1);                                          \
+        case 2: return FN(name##_any)(x, stride, n, width, row_tiles, slices, to, 2);                                          \
+        default: return FN(name##_any)(x, stride, n, width, row_tiles, slices, to, 3);                                         \
         }                                                                                                                      \
     }
 SA_SPLIT_LEFT(split_rows)
@@ -268,8 +268,8 @@ SA_SPLIT_LEFT(split_columns)
 /* Strides in bytes, from term to term and tile to tile. */
 typedef struct {
     const char *left, *right;
-    size_t left_term, left_row, right_term, right_step;
-    ptrdiff_t steps;
+    size_t left_term, left_row, right_term, right_slice;
+    ptrdiff_t slices;
     bool adds;
     bool exact; /* all products of terms */
 } FN(operands);
@@ -330,7 +330,7 @@ SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, 
         SA_TILE_ZERO(3);
     }
     const char *left = o->left, *right = o->right;
-    for (ptrdiff_t step = 0; step < o->steps; ++step, left += SA_TILE_BYTES, right += o->right_step) {
+    for (ptrdiff_t slice = 0; slice < o->slices; ++slice, left += SA_TILE_BYTES, right += o->right_slice) {
         int left_now = -1, right_now = -1;
         SA_TERM(0, 2)
         SA_TERM(0, 1)

@@ -11,7 +11,7 @@ SA_INLINE void sa_bf16_tile(const sa_compact_tile *t, const int rows) {
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = vf32_set1(0);
     }
-    for (ptrdiff_t k = 0; k < t->steps; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
+    for (ptrdiff_t k = 0; k < t->words; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
         const vf32 left = vf32_load((const float *)(const void *)panel),
                    right = vf32_load((const float *)(const void *)panel + 16);
         __builtin_prefetch(panel + SA_BF16_AHEAD);
@@ -34,4 +34,4 @@ SA_INLINE void sa_bf16_tile(const sa_compact_tile *t, const int rows) {
 
 SA_BY_ROWS(sa_bf16, sa_bf16_tile, SA_UP_TO_14)
 
-const sa_compact_products sa_bf16_avx512bf16 = {.name = "avx512bf16", .most_rows = SA_BF16_ROWS, .leaf = sa_bf16};
+const sa_compact_unit sa_bf16_avx512bf16 = {.name = "avx512bf16", .most_rows = SA_BF16_ROWS, .leaf = sa_bf16};

@@ -1,8 +1,8 @@
-/* A wide block's products (products.h) of bfloat16 pairs, exact in float32; sums and factors are float32's. With
+/* A wide block's products (unit.h) of bfloat16 pairs, exact in float32; sums and factors are float32's. With
  * bfloat16 values, weights are rounded to bfloat16 after their sum (docs/decisions/0007-bf16dot.md).
  *
- * A tile of keys is a cell, [keys][steps · 32] bfloat16 padded with zeros, kept for the head's next blocks. Queries
- * are lanes of pairs, [E / 2][nv·lanes]; values pairs of rows, [keys / 2][steps · 32][2]; weights pairs of keys,
+ * A tile of keys is a cell, [keys][slices · 32] bfloat16 padded with zeros, kept for the head's next blocks. Queries
+ * are lanes of pairs, [E / 2][nv·lanes]; values pairs of rows, [keys / 2][slices · 32][2]; weights pairs of keys,
  * [keys / 2][nv·lanes]. */
 
 enum { SA_PAIR_STEP = 32 };
@@ -168,7 +168,7 @@ SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *ma
     }
 }
 
-/* Pads n elements with zeros to whole steps. Returns whether one is beyond pairs. */
+/* Pads n elements with zeros to whole slices. Returns whether one is beyond pairs. */
 SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
@@ -220,7 +220,7 @@ SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells
     return *state == SA_CELL_HOLDS ? (const real *)(const void *)tile : NULL;
 }
 
-/* to[width / 2 rounded up to steps][nv·lanes], other lanes 0. False if pairs do not hold the rows. */
+/* to[width / 2 rounded up to slices][nv·lanes], other lanes 0. False if pairs do not hold the rows. */
 SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count,
                                 ptrdiff_t width, int least, char *to, int nv) {
     const size_t bytes = FN(pair_row_bytes)(width);

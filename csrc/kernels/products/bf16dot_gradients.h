@@ -1,4 +1,4 @@
-/* A wide block's gradients by dot products of bfloat16 pairs (bf16dot.h, products.h). P and dS are rounded to bfloat16
+/* A wide block's gradients by dot products of bfloat16 pairs (bf16dot.h, unit.h). P and dS are rounded to bfloat16
  * before they meet Q, dO and K, whose rows are joined in twos. */
 
 SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_state) * s) {
@@ -35,7 +35,7 @@ SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, c
     return !beyond;
 }
 
-SA_ONCE void FN(bf16dot_pack_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
+SA_ONCE void FN(bf16dot_copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
                                         FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
     (void)q_rows, (void)do_rows;
     g->fit = g->grad_out_fits = false;

@@ -7,7 +7,7 @@
         SA_TILE_ZERO(1);                                                                                                       \
         SA_TILE_ZERO(2);                                                                                                       \
         SA_TILE_ZERO(3);                                                                                                       \
-        for (ptrdiff_t k = 0; k < t->steps; k += SA_TILE_ROWS) {                                                               \
+        for (ptrdiff_t k = 0; k < t->words; k += SA_TILE_ROWS) {                                                               \
             const char *panel = t->panel + k * SA_PANEL_COLUMNS * SA_WORD, *x = t->x + k * SA_WORD;                            \
             SA_TILE_LOAD(6, panel, SA_PANEL_COLUMNS * SA_WORD);                                                                \
             SA_TILE_LOAD(7, panel + 64, SA_PANEL_COLUMNS * SA_WORD);                                                           \
@@ -28,7 +28,7 @@
     SA_LEAF void name##_16(const sa_compact_tile *t) {                                                                         \
         SA_TILE_ZERO(0);                                                                                                       \
         SA_TILE_ZERO(1);                                                                                                       \
-        for (ptrdiff_t k = 0; k < t->steps; k += SA_TILE_ROWS) {                                                               \
+        for (ptrdiff_t k = 0; k < t->words; k += SA_TILE_ROWS) {                                                               \
             const char *panel = t->panel + k * SA_PANEL_COLUMNS * SA_WORD;                                                     \
             SA_TILE_LOAD(6, panel, SA_PANEL_COLUMNS * SA_WORD);                                                                \
             SA_TILE_LOAD(7, panel + 64, SA_PANEL_COLUMNS * SA_WORD);                                                           \
@@ -58,7 +58,7 @@ SA_TILES_PRODUCT(sa_tiles_bf16, SA_TILE_DOT)
 static void sa_tiles_begin(void) { sa_tiles_open(); }
 static void sa_tiles_end(void) { sa_tiles_close(); }
 
-const sa_compact_products sa_int8_amx = {
+const sa_compact_unit sa_int8_amx = {
     .name = "amxint8", .most_rows = 2 * SA_TILE_ROWS, .leaf = sa_tiles_int8, .open = sa_tiles_begin, .close = sa_tiles_end};
-const sa_compact_products sa_bf16_amx = {
+const sa_compact_unit sa_bf16_amx = {
     .name = "amx", .most_rows = 2 * SA_TILE_ROWS, .leaf = sa_tiles_bf16, .open = sa_tiles_begin, .close = sa_tiles_end};

@@ -1,5 +1,5 @@
 /* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of two
- * products are exact. 6 rows × 8 columns of accumulators: a step's words of four columns are a vector, a row's word is in all
+ * products are exact. 6 rows × 8 columns of accumulators: one word each of four columns are a vector, a row's word is in all
  * its quarters, and a column's sum is in two lanes to the end. The driver has widened the rows. */
 #include "kernels/products/by_rows.h"
 
@@ -15,7 +15,7 @@ SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int 
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = _mm256_setzero_si256();
     }
-    for (ptrdiff_t k = 0; k < t->steps; ++k, x += 2 * SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
+    for (ptrdiff_t k = 0; k < t->words; ++k, x += 2 * SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
         const __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)panel));
         const __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(panel + 16)));
         SA_UNROLL
@@ -42,4 +42,4 @@ SA_INLINE void sa_int8_tile(const sa_compact_tile *t, const int rows) {
 
 SA_BY_ROWS(sa_int8_widened, sa_int8_tile, SA_UP_TO_6)
 
-const sa_compact_products sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .widened = true, .leaf = sa_int8_widened};
+const sa_compact_unit sa_int8_avx2 = {.name = "avx2", .most_rows = SA_INT8_ROWS, .widened = true, .leaf = sa_int8_widened};

@@ -10,7 +10,7 @@ SA_INLINE void sa_vnni_columns(const sa_compact_tile *t, ptrdiff_t c, const int 
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = _mm256_setzero_si256();
     }
-    for (ptrdiff_t k = 0; k < t->steps; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
+    for (ptrdiff_t k = 0; k < t->words; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
         const __m256i left = _mm256_loadu_si256((const __m256i *)(const void *)panel);
         const __m256i right = _mm256_loadu_si256((const __m256i *)(const void *)(panel + 32));
         SA_UNROLL
@@ -37,4 +37,4 @@ SA_INLINE void sa_vnni_tile(const sa_compact_tile *t, const int rows) {
 
 SA_BY_ROWS(sa_vnni, sa_vnni_tile, SA_UP_TO_6)
 
-const sa_compact_products sa_int8_avxvnni = {.name = "avxvnni", .most_rows = SA_VNNI_ROWS, .leaf = sa_vnni};
+const sa_compact_unit sa_int8_avxvnni = {.name = "avxvnni", .most_rows = SA_VNNI_ROWS, .leaf = sa_vnni};

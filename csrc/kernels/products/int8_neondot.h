@@ -1,19 +1,19 @@
 /* Sums of uint8 times int8 by UDOT on aarch64. With their sign bits flipped the weights are unsigned, and larger by 128: each
- * sum begins with −128·Σx, which is exact modulo 2^32. 8 rows × 8 columns of accumulators: a vector holds a step of four
- * columns, or four steps of a row. Steps are read in fours: a row has zeros behind it, and the last panel too. */
+ * sum begins with −128·Σx, which is exact modulo 2^32. 8 rows × 8 columns of accumulators: a vector holds one word of four
+ * columns, or four words of a row. Words are read in fours: a row has zeros behind it, and the last panel too. */
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_ROWS 8
 
-/* Each lane of sum += the products of four numbers of w and those of a step of x. Assembly: Clang before 16 has the intrinsic
+/* Each lane of sum += the products of four numbers of w and those of a word of x. Assembly: Clang before 16 has the intrinsic
  * only where a whole file may use it. */
-#define SA_DOT(sum, w, x, step) __asm__("udot %0.4s, %1.16b, %2.4b[" #step "]" : "+w"(sum) : "w"(w), "w"(x))
+#define SA_DOT(sum, w, x, word) __asm__("udot %0.4s, %1.16b, %2.4b[" #word "]" : "+w"(sum) : "w"(w), "w"(x))
 
 SA_INLINE uint32_t sa_dot_start(const sa_compact_tile *t, int r) {
     const uint8_t *x = (const uint8_t *)t->x + r * t->stride;
     const uint8x16_t ones = vdupq_n_u8(1);
     uint32x4_t sum = vdupq_n_u32(0);
-    for (ptrdiff_t k = 0; k < t->steps; k += 4) {
+    for (ptrdiff_t k = 0; k < t->words; k += 4) {
         const uint8x16_t four = vld1q_u8(x + k * SA_WORD);
         SA_DOT(sum, four, ones, 0);
     }
@@ -29,27 +29,27 @@ SA_INLINE void sa_dot_columns(const sa_compact_tile *t, ptrdiff_t c, const uint3
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = vdupq_n_u32(start[r]);
     }
-#define SA_DOT_STEP(step)                                                                                                      \
+#define SA_DOT_WORD(word)                                                                                                      \
     {                                                                                                                          \
-        const uint8_t *at = panel + (step) * SA_PANEL_COLUMNS * SA_WORD;                                                       \
+        const uint8_t *at = panel + (word) * SA_PANEL_COLUMNS * SA_WORD;                                                       \
         const uint8x16_t left = veorq_u8(vld1q_u8(at), flip), right = veorq_u8(vld1q_u8(at + 16), flip);                       \
         SA_UNROLL                                                                                                              \
         for (int r = 0; r < rows; ++r) {                                                                                       \
-            SA_DOT(sum[r][0], left, four[r], step);                                                                            \
-            SA_DOT(sum[r][1], right, four[r], step);                                                                           \
+            SA_DOT(sum[r][0], left, four[r], word);                                                                            \
+            SA_DOT(sum[r][1], right, four[r], word);                                                                           \
         }                                                                                                                      \
     }
-    for (ptrdiff_t k = 0; k < t->steps; k += 4, x += 4 * SA_WORD, panel += 4 * SA_PANEL_COLUMNS * SA_WORD) {
+    for (ptrdiff_t k = 0; k < t->words; k += 4, x += 4 * SA_WORD, panel += 4 * SA_PANEL_COLUMNS * SA_WORD) {
         SA_UNROLL
         for (int r = 0; r < rows; ++r) {
             four[r] = vld1q_u8(x + r * t->stride);
         }
-        SA_DOT_STEP(0)
-        SA_DOT_STEP(1)
-        SA_DOT_STEP(2)
-        SA_DOT_STEP(3)
+        SA_DOT_WORD(0)
+        SA_DOT_WORD(1)
+        SA_DOT_WORD(2)
+        SA_DOT_WORD(3)
     }
-#undef SA_DOT_STEP
+#undef SA_DOT_WORD
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
         uint32_t *to = (uint32_t *)t->sums + r * SA_PANEL_COLUMNS + c;
@@ -70,4 +70,4 @@ SA_INLINE void sa_dot_tile(const sa_compact_tile *t, const int rows) {
 
 SA_BY_ROWS(sa_dot, sa_dot_tile, SA_UP_TO_8)
 
-const sa_compact_products sa_int8_neondot = {.name = "neondot", .most_rows = SA_DOT_ROWS, .leaf = sa_dot};
+const sa_compact_unit sa_int8_neondot = {.name = "neondot", .most_rows = SA_DOT_ROWS, .leaf = sa_dot};

@@ -3,22 +3,22 @@
 #define SA_PLAIN_DEPTH 256 /* numbers of a row at a time: a panel of them stays in L1 */
 #define SA_PLAIN_ROWS 16
 
-/* A panel's columns [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH] from step `first` on; a step that is missing to an even number is zeros. */
-SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t steps, int16_t *to) {
+/* A panel's columns [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH] from word `first` on; a word that is missing to an even number is zeros. */
+SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t words, int16_t *to) {
     const char *from = t->panel + first * SA_PANEL_COLUMNS * SA_WORD;
-    for (ptrdiff_t k = 0; k < steps; ++k) {
+    for (ptrdiff_t k = 0; k < words; ++k) {
         for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 2, from += 2 * SA_WORD) {
             typedef signed char bytes __attribute__((vector_size(2 * SA_WORD)));
-            typedef int16_t words __attribute__((vector_size(4 * SA_WORD)));
+            typedef int16_t four __attribute__((vector_size(4 * SA_WORD)));
             bytes two;
             memcpy(&two, from, sizeof two);
-            const words wide = __builtin_convertvector(two, words);
+            const four wide = __builtin_convertvector(two, four);
             memcpy(to + c * SA_PLAIN_DEPTH + k * SA_WORD, &wide, sizeof wide / 2);
             memcpy(to + (c + 1) * SA_PLAIN_DEPTH + k * SA_WORD, (const char *)&wide + sizeof wide / 2, sizeof wide / 2);
         }
     }
-    for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS && steps % 2 == 1; ++c) {
-        memset(to + c * SA_PLAIN_DEPTH + steps * SA_WORD, 0, SA_WORD * sizeof *to);
+    for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS && words % 2 == 1; ++c) {
+        memset(to + c * SA_PLAIN_DEPTH + words * SA_WORD, 0, SA_WORD * sizeof *to);
     }
 }
 
@@ -81,10 +81,10 @@ static void sa_int8_plain(const sa_compact_tile *t) {
     int16_t w[SA_PANEL_COLUMNS * SA_PLAIN_DEPTH] __attribute__((aligned(64)));
     const ptrdiff_t most = SA_PLAIN_DEPTH / SA_WORD, stride = t->stride / (ptrdiff_t)sizeof(int16_t);
     ptrdiff_t k = 0;
-    do { /* once without a step: the sums are set */
-        const ptrdiff_t steps = t->steps - k < most ? t->steps - k : most, n = (steps + steps % 2) * SA_WORD;
+    do { /* once without a word: the sums are set */
+        const ptrdiff_t words = t->words - k < most ? t->words - k : most, n = (words + words % 2) * SA_WORD;
         const int16_t *x = (const int16_t *)(const void *)t->x + k * SA_WORD;
-        sa_widen_panel(t, k, steps, w);
+        sa_widen_panel(t, k, words, w);
         for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; c += 2) {
             int32_t *sums = (int32_t *)t->sums + c;
             ptrdiff_t r = 0;
@@ -95,9 +95,9 @@ static void sa_int8_plain(const sa_compact_tile *t) {
                 sa_dot_products1(x + r * stride, stride, w + c * SA_PLAIN_DEPTH, n, sums + r * SA_PANEL_COLUMNS, k > 0);
             }
         }
-        k += steps;
-    } while (k < t->steps);
+        k += words;
+    } while (k < t->words);
 }
 
-const sa_compact_products SA_PASTE(sa_int8_, SA_ISA) = {
+const sa_compact_unit SA_PASTE(sa_int8_, SA_ISA) = {
     .name = SA_STRING(SA_ISA), .most_rows = SA_PLAIN_ROWS, .widened = true, .leaf = sa_int8_plain};

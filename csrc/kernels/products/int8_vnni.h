@@ -18,7 +18,7 @@ SA_INLINE void sa_vnni_tile(const sa_compact_tile *t, const int rows) {
     for (int r = 0; r < rows; ++r) {
         sum[r][0] = sum[r][1] = _mm512_setzero_si512();
     }
-    for (ptrdiff_t k = 0; k < t->steps; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
+    for (ptrdiff_t k = 0; k < t->words; ++k, x += SA_WORD, panel += SA_PANEL_COLUMNS * SA_WORD) {
         const __m512i left = _mm512_loadu_si512(panel), right = _mm512_loadu_si512(panel + 64);
         __builtin_prefetch(panel + SA_VNNI_AHEAD);
         __builtin_prefetch(panel + SA_VNNI_AHEAD + 64);
@@ -41,4 +41,4 @@ SA_INLINE void sa_vnni_tile(const sa_compact_tile *t, const int rows) {
 
 SA_BY_ROWS(sa_vnni, sa_vnni_tile, SA_UP_TO_14)
 
-const sa_compact_products sa_int8_avx512vnni = {.name = "avx512vnni", .most_rows = SA_VNNI_ROWS, .leaf = sa_vnni};
+const sa_compact_unit sa_int8_avx512vnni = {.name = "avx512vnni", .most_rows = SA_VNNI_ROWS, .leaf = sa_vnni};

@@ -172,7 +172,7 @@ SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, real *r
 }
 
 /* scratch: rows for dx, dy, and the block's dweight and dbias, sums in `real` that join the chunk's in float64. */
-SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
+SA_INLINE void FN(each_row_backward)(const sa_row_task *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_row_call *c = b->call;
     const ptrdiff_t n = b->n;
@@ -210,7 +210,7 @@ SA_INLINE void FN(each_row_backward)(const sa_row_block *b, real *scratch, const
 }
 
 #define SA_ROW_KERNEL(name, kind)                                                                                              \
-    SA_KERNEL void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row_backward)(b, scratch, kind); }
+    SA_KERNEL void FN(name##_rows)(const sa_row_task *b, void *scratch) { FN(each_row_backward)(b, scratch, kind); }
 SA_ROW_KERNEL(softmax_backward, SA_SOFTMAX_BACKWARD)
 SA_ROW_KERNEL(log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD)
 SA_ROW_KERNEL(layer_norm_backward, SA_LAYER_NORM_BACKWARD)
@@ -251,7 +251,7 @@ SA_ONCE bool FN(any_too_large)(const real *sum, ptrdiff_t n) {
 
 /* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. Where sums leave the range, dy·factor is
  * taken, whose sums do not, and dx divided by it: a power of two. */
-SA_KERNEL void FN(softmax_columns_backward)(const sa_row_block *b, void *unused) {
+SA_KERNEL void FN(softmax_columns_backward)(const sa_row_task *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
     const sa_strided *array = b->call->array, *result = &array[SA_ROW_OUT];

@@ -310,25 +310,25 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
         real copy[2 * SA_LANES];
         const real *from = interleaved ? x + 2 * i : x + i;
         real *to = interleaved ? y + 2 * i : y + i;
-        ptrdiff_t step = interleaved ? SA_LANES : half;
+        ptrdiff_t apart = interleaved ? SA_LANES : half;
         if (!full) {
-            step = SA_LANES;
+            apart = SA_LANES;
             memset(copy, 0, sizeof copy);
             memcpy(copy, from, (size_t)(interleaved ? 2 * k : k) * sizeof(real));
             if (!interleaved) {
-                memcpy(copy + step, x + half + i, (size_t)k * sizeof(real));
+                memcpy(copy + apart, x + half + i, (size_t)k * sizeof(real));
             }
             from = to = copy;
         }
-        const vec u = V(load)(from), v = V(load)(from + step);
+        const vec u = V(load)(from), v = V(load)(from + apart);
         const vec a = interleaved ? V(even)(u, v) : u, b = interleaved ? V(odd)(u, v) : v;
         const vec left = V(fma)(a, c, -(b * s)), right = V(fma)(a, s, b * c);
         V(store)(to, interleaved ? V(zip_lo)(left, right) : left);
-        V(store)(to + step, interleaved ? V(zip_hi)(left, right) : right);
+        V(store)(to + apart, interleaved ? V(zip_hi)(left, right) : right);
         if (!full) {
             memcpy(interleaved ? y + 2 * i : y + i, copy, (size_t)(interleaved ? 2 * k : k) * sizeof(real));
             if (!interleaved) {
-                memcpy(y + half + i, copy + step, (size_t)k * sizeof(real));
+                memcpy(y + half + i, copy + apart, (size_t)k * sizeof(real));
             }
         }
     }
@@ -347,7 +347,7 @@ SA_SHARED void FN(gather)(void *dst, const char *src, const sa_strided *array, i
     }
 }
 
-SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_kind kind) {
+SA_INLINE void FN(each_row)(const sa_row_task *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_strided *array = b->call->array;
     const ptrdiff_t n = b->n;
@@ -399,7 +399,7 @@ SA_INLINE void FN(each_row)(const sa_row_block *b, real *scratch, const sa_row_k
 }
 
 #define SA_ROW_KERNEL(name, kind)                                                                                              \
-    SA_KERNEL void FN(name##_rows)(const sa_row_block *b, void *scratch) { FN(each_row)(b, scratch, kind); }
+    SA_KERNEL void FN(name##_rows)(const sa_row_task *b, void *scratch) { FN(each_row)(b, scratch, kind); }
 SA_ROW_KERNEL(softmax, SA_SOFTMAX)
 SA_ROW_KERNEL(log_softmax, SA_LOG_SOFTMAX)
 SA_ROW_KERNEL(layer_norm, SA_LAYER_NORM)
@@ -421,7 +421,7 @@ SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
 
 /* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column. Passes over rows: maximum, sum
  * (Kahan's, as one lane adds up a column), result. e^(x − max) is computed twice: a 16-bit output cannot keep it. */
-SA_KERNEL void FN(softmax_columns)(const sa_row_block *b, void *unused) {
+SA_KERNEL void FN(softmax_columns)(const sa_row_task *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
     const sa_strided *in = &b->call->array[SA_ROW_X], *result = &b->call->array[SA_ROW_OUT];

@@ -56,16 +56,16 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
             FN(range_of)(x + g * SA_GROUP, FN(group_size)(n, g), &low, &high, &spoiled);
             const float range = high - low;
             whole = whole && range <= SA_MOST_RANGE && (range == 0 || range >= SA_LEAST_RANGE);
-            row[g] = (sa_rounded){low, range}; /* of 255 steps */
+            row[g] = (sa_rounded){low, range}; /* of 255 scales */
         }
         if (!whole || !FN(is_finite)(spoiled)) { /* no byte holds what is not finite */
             memset(to, 0, (size_t)stride);
-            row[0].step = NAN;
+            row[0].scale = NAN;
             continue;
         }
         for (ptrdiff_t g = 0; g < groups; ++g) {
-            const float range = row[g].step, inverse = range > 0 ? 255 / range : 0;
-            row[g].step = range / 255;
+            const float range = row[g].scale, inverse = range > 0 ? 255 / range : 0;
+            row[g].scale = range / 255;
             FN(round_group)(x + g * SA_GROUP, FN(group_size)(n, g), row[g].least, inverse, to + g * SA_GROUP);
         }
         memset(to + n, 0, (size_t)(stride - n));
@@ -119,7 +119,7 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
         for (int g = 0; g < groups; ++g) {
             const char *of_group = sums + g * (SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD);
             t = V(fma)(V(set1)(row[g].least), offset[g], t);
-            t = V(fma)(V(of_int32)((const int32_t *)(const void *)of_group), V(set1)(row[g].step) * scale[g], t);
+            t = V(fma)(V(of_int32)((const int32_t *)(const void *)of_group), V(set1)(row[g].scale) * scale[g], t);
         }
         if (gelu) {
             t = FN(rough_gelu)(t);

@@ -14,7 +14,7 @@ SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
 }
 
 /* panel[k][c] = b[k][c], k < n; zeros fill the last vector of columns. */
-SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
+SA_ONCE void FN(fill_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel) {
     for (ptrdiff_t k = 0; k < n; ++k) {
         const real *from = b + k * b_stride;
         real *to = panel + k * SA_PANEL;
@@ -24,8 +24,8 @@ SA_ONCE void FN(pack_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     }
 }
 
-/* to[j] lane i = x[i·stride + j], of a whole block. */
-SA_INLINE void FN(load_block_transposed)(const real *x, ptrdiff_t stride, vec *to) {
+/* to[j] lane i = x[i·stride + j], of a whole square. */
+SA_INLINE void FN(load_square_transposed)(const real *x, ptrdiff_t stride, vec *to) {
 #if defined(SA_HAS_TRANSPOSED_LOADS) && !SA_REAL_IS_F64
     V(load_transposed)(x, stride, to);
 #else
@@ -38,14 +38,14 @@ SA_INLINE void FN(load_block_transposed)(const real *x, ptrdiff_t stride, vec *t
 }
 
 /* panel[k][c] = b[c][k]; its rows are `stride` long. */
-SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
+SA_ONCE void FN(fill_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
                                        ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
         const real *from = b + c * b_stride;
         ptrdiff_t k = 0;
         vec t[SA_LANES];
         for (; k + SA_LANES <= n && c + SA_LANES <= width; k += SA_LANES) {
-            FN(load_block_transposed)(from + k, b_stride, t);
+            FN(load_square_transposed)(from + k, b_stride, t);
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 V(store)(panel + (k + i) * stride + c, t[i]);
@@ -64,7 +64,7 @@ SA_ONCE void FN(pack_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
  * A piece of A times a whole panel, and in between the next piece of B is fetched, a few lines at a time: a burst of them
  * would fill the core's buffers, and its own loads would wait. */
 
-#define SA_STEPS_BETWEEN 8
+#define SA_ROUNDS_BETWEEN 8
 
 typedef struct {
     const char *next; /* the row to fetch */
@@ -89,7 +89,7 @@ SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, 
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, SA_VECS);
     for (ptrdiff_t i = 0; i < depth;) {
-        const ptrdiff_t end = depth - i < SA_STEPS_BETWEEN ? depth : i + SA_STEPS_BETWEEN;
+        const ptrdiff_t end = depth - i < SA_ROUNDS_BETWEEN ? depth : i + SA_ROUNDS_BETWEEN;
         FN(fetch_weights)(f);
         for (; i < end; ++i) {
             FN(add_outer)(sum, a + i, p->a_stride, panel + i * SA_PANEL, rows, 0, SA_VECS, false);
@@ -106,8 +106,9 @@ SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, 
 }
 
 SA_LEAF void FN(multiply_fetching)(const sa_product *p, ptrdiff_t k, ptrdiff_t depth, const real *panel, const real *next) {
-    const ptrdiff_t steps = (p->m + SA_ROWS(SA_VECS) - 1) / SA_ROWS(SA_VECS) * (SA_PANEL_DEPTH / SA_STEPS_BETWEEN);
-    FN(fetch) f = {(const char *)next, p->b_stride * (ptrdiff_t)sizeof(real), p->width, (int)((p->width + steps - 1) / steps)};
+    const ptrdiff_t rounds = (p->m + SA_ROWS(SA_VECS) - 1) / SA_ROWS(SA_VECS) * (SA_PANEL_DEPTH / SA_ROUNDS_BETWEEN);
+    FN(fetch)
+    f = {(const char *)next, p->b_stride * (ptrdiff_t)sizeof(real), p->width, (int)((p->width + rounds - 1) / rounds)};
     ptrdiff_t r = 0;
     for (; r + SA_ROWS(SA_VECS) <= p->m; r += SA_ROWS(SA_VECS)) {
         FN(fetching_tile)(p, r, k, depth, panel, &f, SA_ROWS(SA_VECS));
@@ -140,7 +141,7 @@ SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
             }
             for (ptrdiff_t k = first; k < end; k += SA_LANES) {
                 if (k + SA_LANES <= end && c + SA_LANES <= p->width) {
-                    FN(load_block_transposed)(b + k, p->b_stride, t);
+                    FN(load_square_transposed)(b + k, p->b_stride, t);
                     SA_UNROLL
                     for (int i = 0; i < SA_LANES; ++i) {
                         SA_UNROLL
@@ -187,7 +188,7 @@ SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     }
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
-        FN(pack_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
+        FN(fill_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
         if (p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL) {
             FN(multiply_fetching)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
         } else {
@@ -201,7 +202,7 @@ SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     real *panel = scratch;
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
-        FN(pack_panel)(b + k * p->b_stride, p->b_stride, depth, p->width, panel);
+        FN(fill_panel)(b + k * p->b_stride, p->b_stride, depth, p->width, panel);
         FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
     }
 }
@@ -216,10 +217,10 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
     }
     for (ptrdiff_t piece = 0; piece < pieces; ++piece) {
         const ptrdiff_t k = p->n * piece / pieces, depth = p->n * (piece + 1) / pieces - k;
-        FN(pack_panel_transposed)(a + k * p->a_stride, p->a_stride, p->m, depth, aT, SA_SUMMED);
+        FN(fill_panel_transposed)(a + k * p->a_stride, p->a_stride, p->m, depth, aT, SA_SUMMED);
         for (ptrdiff_t at = 0; at < p->width; at += SA_PANEL) {
             const ptrdiff_t width = p->width - at < SA_PANEL ? p->width - at : SA_PANEL;
-            FN(pack_panel)(b + k * p->b_stride + at, p->b_stride, depth, width, panel);
+            FN(fill_panel)(b + k * p->b_stride + at, p->b_stride, depth, width, panel);
             FN(outer)(aT, SA_SUMMED, panel, SA_PANEL, depth, p->m, c + at, p->c_stride, width);
         }
     }
@@ -228,4 +229,4 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
 #undef SA_PANEL_DEPTH
 #undef SA_SUMMED
 #undef SA_FAR_ROWS
-#undef SA_STEPS_BETWEEN
+#undef SA_ROUNDS_BETWEEN

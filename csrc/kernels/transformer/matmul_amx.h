@@ -1,5 +1,5 @@
 /* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Operands are split into three terms
- * (products/amx_tiles.h), which is dear: a task should take many rows and columns. Pairs are half a step apart, so rows
+ * (products/amx_tiles.h), which is dear: a task should take many rows and columns. Pairs are half a slice apart, so rows
  * are split as they lie.
  *
  * Subnormals are lost: numbers below 2^−100 are off by up to 2^−126. If a number is NaN, infinite or about to overflow,
@@ -24,8 +24,8 @@ static size_t FN(lay_out_product)(char *base, ptrdiff_t rows, ptrdiff_t d, FN(pr
     size_t used = (sizeof *s + 63) / 64 * 64;
     const size_t width = (size_t)(FN(tiles_in)(d, SA_SIDE) * SA_SIDE), most = (size_t)(rows > SA_SUM_ROWS ? rows : SA_SUM_ROWS);
     const size_t depth = width > SA_SUM_ROWS ? width : SA_SUM_ROWS, side = SA_WEIGHT_ROWS;
-    SA_TAKE(same, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
-    SA_TAKE(other, char, side *depth *SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_STEP));
+    SA_TAKE(same, char, (most + SA_SIDE) * width * SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_SLICE));
+    SA_TAKE(other, char, side *depth *SA_SPLIT_TILE / (SA_TILE_ROWS * SA_TILE_SLICE));
     SA_TAKE(sums, real, SA_SIDE * SA_SIDE);
     SA_TAKE(plain, char, FN(matmul_scratch)(rows, d));
     if (base) {
@@ -38,8 +38,8 @@ SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return d < SA_AMX(splits_from) ? FN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
-/* A block of at most SA_LANES × SA_LANES, padded with zeros. */
-SA_ONCE void FN(pad_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int columns, real *to) {
+/* A square of at most SA_LANES × SA_LANES, padded with zeros. */
+SA_ONCE void FN(pad_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int columns, real *to) {
     for (int i = 0; i < SA_LANES; ++i) {
         vec row = V(set1)(0);
         if (i < rows) {
@@ -49,11 +49,11 @@ SA_ONCE void FN(pad_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int 
     }
 }
 
-SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, const bool transposed,
-                              vec *to) {
+SA_INLINE void FN(load_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, const bool transposed,
+                               vec *to) {
     real padded[SA_LANES * SA_LANES];
     if (rows < SA_LANES || columns < SA_LANES) {
-        FN(pad_block)(x, stride, rows, columns > 0 ? (int)(columns < SA_LANES ? columns : SA_LANES) : 0, padded);
+        FN(pad_square)(x, stride, rows, columns > 0 ? (int)(columns < SA_LANES ? columns : SA_LANES) : 0, padded);
         x = padded;
         stride = SA_LANES;
     }
@@ -66,15 +66,15 @@ SA_INLINE void FN(load_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
     }
 }
 
-/* Splits a step of x[rows][columns]; its second half lies `below` or to the right. Adds NaN to `wrong` on failure. */
-SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t term_bytes,
-                              vec wrong, const bool below, const bool transposed) {
+/* Splits a slice of x[rows][columns]; its second half lies `below` or to the right. Adds NaN to `wrong` on failure. */
+SA_INLINE vec FN(split_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t term_bytes,
+                               vec wrong, const bool below, const bool transposed) {
     vec a[SA_LANES], b[SA_LANES];
-    FN(load_block)(x, stride, rows, columns, transposed, a);
+    FN(load_square)(x, stride, rows, columns, transposed, a);
     if (below) {
-        FN(load_block)(x + SA_LANES * stride, stride, rows - SA_LANES, columns, transposed, b);
+        FN(load_square)(x + SA_LANES * stride, stride, rows - SA_LANES, columns, transposed, b);
     } else {
-        FN(load_block)(x + SA_LANES, stride, rows, columns - SA_LANES, transposed, b);
+        FN(load_square)(x + SA_LANES, stride, rows, columns - SA_LANES, transposed, b);
     }
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
@@ -83,50 +83,50 @@ SA_INLINE vec FN(split_block)(const real *x, ptrdiff_t stride, ptrdiff_t rows, p
     return wrong;
 }
 
-#define SA_SPLIT_BLOCK(name, below, transposed)                                                                                \
+#define SA_SPLIT_SQUARE(name, below, transposed)                                                                               \
     SA_LEAF vec FN(name)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t term_bytes,      \
                          vec wrong) {                                                                                          \
-        return FN(split_block)(x, stride, rows, columns, to, term_bytes, wrong, below, transposed);                            \
+        return FN(split_square)(x, stride, rows, columns, to, term_bytes, wrong, below, transposed);                           \
     }
-SA_SPLIT_BLOCK(split_block_beside, false, false)
-SA_SPLIT_BLOCK(split_block_beside_transposed, false, true)
-SA_SPLIT_BLOCK(split_block_below, true, false)
-SA_SPLIT_BLOCK(split_block_below_transposed, true, true)
-#undef SA_SPLIT_BLOCK
+SA_SPLIT_SQUARE(split_square_beside, false, false)
+SA_SPLIT_SQUARE(split_square_beside_transposed, false, true)
+SA_SPLIT_SQUARE(split_square_below, true, false)
+SA_SPLIT_SQUARE(split_square_below_transposed, true, true)
+#undef SA_SPLIT_SQUARE
 
-/* A[m][n], or the transpose of A[n][m], as tiles [row tile][term][step]. False if it cannot be split. */
+/* A[m][n], or the transpose of A[n][m], as tiles [row tile][term][slice]. False if it cannot be split. */
 SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
-    const size_t term_bytes = (size_t)FN(steps_of)(n) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)FN(slices_of)(n) * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
     for (ptrdiff_t r = 0; r < m; r += SA_TILE_ROWS, to += 3 * term_bytes) {
         char *tile = to;
-        for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, tile += SA_TILE_BYTES) {
+        for (ptrdiff_t k = 0; k < n; k += SA_TILE_SLICE, tile += SA_TILE_BYTES) {
             sa_tiles_stay_awake();
             if (transposed) {
-                wrong = FN(split_block_below_transposed)(x + k * stride + r, stride, n - k, m - r, tile, term_bytes, wrong);
+                wrong = FN(split_square_below_transposed)(x + k * stride + r, stride, n - k, m - r, tile, term_bytes, wrong);
             } else {
-                wrong = FN(split_block_beside)(x + r * stride + k, stride, m - r, n - k, tile, term_bytes, wrong);
+                wrong = FN(split_square_beside)(x + r * stride + k, stride, m - r, n - k, tile, term_bytes, wrong);
             }
         }
     }
     return FN(is_finite)(wrong);
 }
 
-/* B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, as tiles [step][term][lane tile]. */
+/* B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, as tiles [slice][term][lane tile]. */
 SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     const size_t term_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
-    for (ptrdiff_t k = 0; k < n; k += SA_TILE_STEP, to += 3 * term_bytes) {
+    for (ptrdiff_t k = 0; k < n; k += SA_TILE_SLICE, to += 3 * term_bytes) {
         for (ptrdiff_t v = 0; v < lane_tiles; ++v) {
             const ptrdiff_t c = v * SA_LANES;
             char *tile = to + v * SA_TILE_BYTES;
             sa_tiles_stay_awake();
             if (transposed) {
                 wrong =
-                    FN(split_block_beside_transposed)(x + c * stride + k, stride, width - c, n - k, tile, term_bytes, wrong);
+                    FN(split_square_beside_transposed)(x + c * stride + k, stride, width - c, n - k, tile, term_bytes, wrong);
             } else {
-                wrong = FN(split_block_below)(x + k * stride + c, stride, n - k, width - c, tile, term_bytes, wrong);
+                wrong = FN(split_square_below)(x + k * stride + c, stride, n - k, width - c, tile, term_bytes, wrong);
             }
         }
     }
@@ -149,15 +149,15 @@ SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)
 /* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; nothing behind them counts. */
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
-    const ptrdiff_t steps = FN(steps_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
-    const size_t term_bytes = (size_t)steps * SA_TILE_BYTES;
+    const ptrdiff_t slices = FN(slices_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
+    const size_t term_bytes = (size_t)slices * SA_TILE_BYTES;
     const FN(operands) o = {.left = left + (size_t)(r / SA_TILE_ROWS) * 3 * term_bytes,
                             .right = right,
                             .left_term = term_bytes,
                             .left_row = 3 * term_bytes,
                             .right_term = (size_t)lane_tiles * SA_TILE_BYTES,
-                            .right_step = (size_t)lane_tiles * SA_SPLIT_TILE,
-                            .steps = steps};
+                            .right_slice = (size_t)lane_tiles * SA_SPLIT_TILE,
+                            .slices = slices};
     if (rows > SA_TILE_ROWS) {
         FN(product)(&o, sums, SA_SIDE * sizeof(real), 3, 3, (int)lane_tiles);
     } else if (lane_tiles == 2) {
@@ -254,7 +254,7 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
         return;
     }
     FN(lay_out_product)(scratch, 0, p->width, &s);
-    const size_t panel_bytes = (size_t)FN(steps_of)(p->n) * 2 * SA_SPLIT_TILE;
+    const size_t panel_bytes = (size_t)FN(slices_of)(p->n) * 2 * SA_SPLIT_TILE;
     sa_tiles_open();
     const unsigned before = sa_flush_subnormals();
     if (!p->again) {

@@ -1,4 +1,4 @@
-/* What the blocks of a GGUF file stand for, in float32. Little-endian; d and m are float16, q what is left of 4, 6 or 8 bits.
+/* What the quants of a GGUF file stand for, in float32. Little-endian; d and m are float16, q what is left of 4, 6 or 8 bits.
  *
  *     Q4_0   d, 16 bytes               d·(q − 8)        the low halves of the bytes are numbers 0 … 15, the high ones 16 … 31
  *     Q4_1   d, m, 16 bytes            d·q + m          likewise
@@ -30,7 +30,7 @@ SA_INLINE void FN(expand_low_and_high)(const uint8_t *q, float d, float zero, fl
     FN(expand_bits)(q, 16, 4, d, zero, m, to + 16);
 }
 
-/* Scale and least of the eight groups of a block of Q4_K, from their 12 bytes. */
+/* Scale and least of the eight groups of a quant of Q4_K, from their 12 bytes. */
 SA_INLINE void FN(scales_of_q4_k)(const uint8_t *s, uint8_t *scale, uint8_t *least) {
     for (int i = 0; i < 4; ++i) {
         scale[i] = s[i] & 63;
@@ -66,11 +66,11 @@ SA_INLINE void FN(expand_q6_k)(const uint8_t *p, float *to) {
     }
 }
 
-SA_KERNEL void FN(expand_blocks)(sa_block_type type, const void *from, ptrdiff_t n, float *to) {
+SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to) {
     const uint8_t *p = from;
     const float *end = to + n;
     switch (type) {
-    case SA_BLOCKS_F16:
+    case SA_QUANT_F16:
 #if defined(SA_HAS_F16_LOADS)
         for (; to + SA_LANES <= end; to += SA_LANES, p += 2 * SA_LANES) {
             V(store)(to, V(load_f16)(p));
@@ -80,24 +80,24 @@ SA_KERNEL void FN(expand_blocks)(sa_block_type type, const void *from, ptrdiff_t
             *to = FN(half_at)(p);
         }
         break;
-    case SA_BLOCKS_BF16:
+    case SA_QUANT_BF16:
         for (; to < end; ++to, p += 2) {
             uint16_t h;
             memcpy(&h, p, sizeof h);
             *to = sa_float_of_bf16(h);
         }
         break;
-    case SA_BLOCKS_Q4_0:
+    case SA_QUANT_Q4_0:
         for (; to < end; to += 32, p += 18) {
             FN(expand_low_and_high)(p + 2, FN(half_at)(p), 8, 0, to);
         }
         break;
-    case SA_BLOCKS_Q4_1:
+    case SA_QUANT_Q4_1:
         for (; to < end; to += 32, p += 20) {
             FN(expand_low_and_high)(p + 4, FN(half_at)(p), 0, FN(half_at)(p + 2), to);
         }
         break;
-    case SA_BLOCKS_Q8_0:
+    case SA_QUANT_Q8_0:
         for (; to < end; to += 32, p += 34) {
             const float d = FN(half_at)(p);
             for (int i = 0; i < 32; ++i) {
@@ -105,12 +105,12 @@ SA_KERNEL void FN(expand_blocks)(sa_block_type type, const void *from, ptrdiff_t
             }
         }
         break;
-    case SA_BLOCKS_Q4_K:
+    case SA_QUANT_Q4_K:
         for (; to < end; to += 256, p += 144) {
             FN(expand_q4_k)(p, to);
         }
         break;
-    case SA_BLOCKS_Q6_K:
+    case SA_QUANT_Q6_K:
         for (; to < end; to += 256, p += 210) {
             FN(expand_q6_k)(p, to);
         }

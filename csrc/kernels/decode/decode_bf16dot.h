@@ -62,8 +62,8 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
     }
 
 /* sum[r][c] += p[r] times C vectors of columns of two rows. Fetches ahead of `next`, or, if that is 0, of the rows. */
-SA_INLINE void FN(decode_pair_step)(const real *p, const char *row, const char *second, uintptr_t next, FN(decode_ahead) ahead,
-                                    ptrdiff_t left, vec sum[SA_DECODE_ROWS][8], const int R, const int C, const bool far) {
+SA_INLINE void FN(decode_pair_slice)(const real *p, const char *row, const char *second, uintptr_t next, FN(decode_ahead) ahead,
+                                     ptrdiff_t left, vec sum[SA_DECODE_ROWS][8], const int R, const int C, const bool far) {
     vec p_r[SA_DECODE_ROWS];
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
@@ -98,7 +98,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
         for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a key without partner is its own, with weight 0 */
-            FN(decode_pair_step)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
+            FN(decode_pair_slice)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
     }

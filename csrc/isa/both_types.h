@@ -17,5 +17,5 @@ const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
     .f32 = SA_FILL_REAL(f32, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
     .f64 = SA_FILL_REAL(f64, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
     SA_FILL_REST(SA_ISA),
-    SA_COMPACT_PRODUCTS,
+    SA_COMPACT_UNITS,
 };

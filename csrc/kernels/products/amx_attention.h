@@ -1,4 +1,4 @@
-/* A wide block's products (products.h) on the matrix unit (amx_tiles.h). A tile of keys is a cell: keys and values are
+/* A wide block's products (unit.h) on the matrix unit (amx_tiles.h). A tile of keys is a cell: keys and values are
  * split when first asked for, and kept for the head's next blocks. */
 
 #include "kernels/products/amx_tiles.h"
@@ -25,10 +25,10 @@ SA_ONCE bool FN(amx_take)(const sa_attention *a) {
 }
 
 SA_INLINE ptrdiff_t FN(tiles_in)(ptrdiff_t n, ptrdiff_t size) { return (n + size - 1) / size; }
-SA_INLINE ptrdiff_t FN(steps_of)(ptrdiff_t n) { return FN(tiles_in)(n, SA_TILE_STEP); }
+SA_INLINE ptrdiff_t FN(slices_of)(ptrdiff_t n) { return FN(tiles_in)(n, SA_TILE_SLICE); }
 SA_INLINE ptrdiff_t FN(row_tiles_of)(ptrdiff_t n) { return FN(tiles_in)(n, 2 * SA_TILE_ROWS) * 2; }
 
-enum { FN(key_tiles) = SA_KEYS_PER_TILE / 16, FN(key_steps) = SA_KEYS_PER_TILE / 32 };
+enum { FN(key_tiles) = SA_KEYS_PER_TILE / 16, FN(key_slices) = SA_KEYS_PER_TILE / 32 };
 
 SA_ONCE size_t FN(amx_lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s) {
     const int terms = FN(terms_of_call)(a);
@@ -37,12 +37,12 @@ SA_ONCE size_t FN(amx_lay_out)(const sa_attention *a, char *base, size_t used, F
     s->of_16_bits = FN(is_of_16_bits)(a);
     s->query_terms = s->of_16_bits ? terms : SA_RIGHT_TERMS;
     s->weight_terms = terms == 1 ? 2 : SA_RIGHT_TERMS;
-    const size_t of_keys = (size_t)(FN(key_tiles) * FN(steps_of)(a->E)) * SA_TILE_BYTES;
-    const size_t of_values = (size_t)(FN(row_tiles_of)(a->Dv) * FN(key_steps)) * SA_TILE_BYTES;
+    const size_t of_keys = (size_t)(FN(key_tiles) * FN(slices_of)(a->E)) * SA_TILE_BYTES;
+    const size_t of_values = (size_t)(FN(row_tiles_of)(a->Dv) * FN(key_slices)) * SA_TILE_BYTES;
     used = FN(lay_out_cells)(&s->keys, of_keys, terms, cells, base, used);
     used = FN(lay_out_cells)(&s->values, of_values, terms, cells, base, used);
-    SA_TAKE(queries, char, right *(size_t)FN(steps_of)(a->E));
-    SA_TAKE(weights, char, right *FN(key_steps));
+    SA_TAKE(queries, char, right *(size_t)FN(slices_of)(a->E));
+    SA_TAKE(weights, char, right *FN(key_slices));
     SA_TAKE(product, real, 2 * SA_TILE_ROWS * 2 * SA_LANES);
     return used;
 }
@@ -78,19 +78,19 @@ SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cel
         const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
         const ptrdiff_t width = of_values ? a->Dv : a->E;
         const ptrdiff_t row_tiles = transposed ? FN(row_tiles_of)(width) : FN(key_tiles);
-        const ptrdiff_t steps = transposed ? FN(key_steps) : FN(steps_of)(width);
+        const ptrdiff_t slices = transposed ? FN(key_slices) : FN(slices_of)(width);
         const sa_matrix *m = of_values ? &b->value : &b->key;
         const int terms = s->wide.terms;
         bool fits;
         if (FN(is_taken)(m, terms)) {
             const char *x = m->data + first * m->row_stride;
-            fits = transposed ? FN(take_columns)(x, m->row_stride, n, width, row_tiles, steps, tiles, terms)
-                              : FN(take_rows)(x, m->row_stride, n, width, row_tiles, steps, tiles, terms);
+            fits = transposed ? FN(take_columns)(x, m->row_stride, n, width, row_tiles, slices, tiles, terms)
+                              : FN(take_rows)(x, m->row_stride, n, width, row_tiles, slices, tiles, terms);
         } else {
             ptrdiff_t stride;
             const real *x = FN(tile_rows)(b, m, of_values ? &s->value : &s->key, first, n, width, &stride);
-            fits = transposed ? FN(split_columns)(x, stride, n, width, row_tiles, steps, tiles, terms)
-                              : FN(split_rows)(x, stride, n, width, row_tiles, steps, tiles, terms);
+            fits = transposed ? FN(split_columns)(x, stride, n, width, row_tiles, slices, tiles, terms)
+                              : FN(split_rows)(x, stride, n, width, row_tiles, slices, tiles, terms);
         }
         if (at >= cells->room) {
             return fits ? tiles : NULL;
@@ -119,16 +119,16 @@ SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* For each step of keys the first open vector, rounded down to even. */
-SA_ONCE void FN(open_steps)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int *from) {
+/* For each slice of keys the first open vector, rounded down to even. */
+SA_ONCE void FN(open_slices)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int *from) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_SLICE) {
         int v = 0;
         while (v < nv - 1 && end[v] <= j) {
             ++v;
         }
-        from[j / SA_TILE_STEP] = v & ~1;
+        from[j / SA_TILE_SLICE] = v & ~1;
     }
 }
 
@@ -136,19 +136,19 @@ SA_ONCE void FN(open_steps)(const sa_block *b, const FN(scratch) * s, ptrdiff_t 
 SA_ONCE void FN(amx_rows)(const sa_block *b, const FN(scratch) * s, const FN(cells) * cells, const char *cell,
                           const char *right, int right_terms, ptrdiff_t width, ptrdiff_t first, ptrdiff_t n, real *to,
                           bool exact, int nv) {
-    const ptrdiff_t steps = FN(steps_of)(width);
-    int from[FN(key_steps)];
-    FN(open_steps)(b, s, first, n, nv, from);
+    const ptrdiff_t slices = FN(slices_of)(width);
+    int from[FN(key_slices)];
+    FN(open_slices)(b, s, first, n, nv, from);
     FN(operands)
     o = {.left_term = cells->row_bytes,
-         .left_row = (size_t)steps * SA_TILE_BYTES,
-         .right_term = (size_t)(steps * nv) * SA_TILE_BYTES,
-         .right_step = (size_t)nv * SA_TILE_BYTES,
-         .steps = steps,
+         .left_row = (size_t)slices * SA_TILE_BYTES,
+         .right_term = (size_t)(slices * nv) * SA_TILE_BYTES,
+         .right_slice = (size_t)nv * SA_TILE_BYTES,
+         .slices = slices,
          .exact = exact};
-    for (ptrdiff_t j = 0; j < n; j += SA_TILE_STEP) {
+    for (ptrdiff_t j = 0; j < n; j += SA_TILE_SLICE) {
         o.left = cell + (size_t)(j / SA_TILE_ROWS) * o.left_row;
-        for (int v = from[j / SA_TILE_STEP]; v < nv; v += 2) {
+        for (int v = from[j / SA_TILE_SLICE]; v < nv; v += 2) {
             o.right = right + v * SA_TILE_BYTES;
             FN(product)(&o, to + (j * nv + v) * SA_LANES, (size_t)nv * SA_LANES * sizeof(real), s->wide.terms, right_terms,
                         v + 1 < nv ? 2 : 1);
@@ -198,8 +198,8 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t t
     }
 }
 
-SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes, real unit,
-                              const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
+SA_INLINE void FN(split_slice)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes, real unit,
+                               const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
     const vec factor = V(set1)(unit);
     vec m[SA_VECS], more[SA_VECS];
     SA_UNROLL
@@ -207,7 +207,7 @@ SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_
         m[v] = V(load)(maximum + v * SA_LANES);
         more[v] = V(load)(sum + v * SA_LANES);
     }
-    for (ptrdiff_t j = 0; j < SA_TILE_STEP; j += 2, P += 2 * lanes, to += 64) {
+    for (ptrdiff_t j = 0; j < SA_TILE_SLICE; j += 2, P += 2 * lanes, to += 64) {
         if (j % (terms == 3 ? 16 : 32) == 0) {
             sa_tiles_stay_awake();
         }
@@ -226,12 +226,12 @@ SA_INLINE void FN(split_step)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_
 }
 
 #define SA_SPLIT_LEAF(vectors, terms)                                                                                          \
-    SA_LEAF void FN(split_step##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes,      \
-                                                real unit, const real *maximum, real *sum, bool scores) {                      \
+    SA_LEAF void FN(split_slice##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes,     \
+                                                 real unit, const real *maximum, real *sum, bool scores) {                     \
         if (scores) {                                                                                                          \
-            FN(split_step)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, true, terms);                             \
+            FN(split_slice)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, true, terms);                            \
         } else {                                                                                                               \
-            FN(split_step)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, false, terms);                            \
+            FN(split_slice)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, false, terms);                           \
         }                                                                                                                      \
     }
 SA_SPLIT_LEAF(1, 2)
@@ -241,29 +241,29 @@ SA_SPLIT_LEAF(1, 3)
 SA_SPLIT_LEAF(2, 3)
 SA_SPLIT_LEAF(4, 3)
 #undef SA_SPLIT_LEAF
-_Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_step");
+_Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_slice");
 
 /* P as the right operand. `scores`: weights are 2^(P·factor − maximum), P stays, s->tile_sum takes the sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
-    const size_t term_bytes = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES;
+    const size_t term_bytes = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
         FN(clear_rows)(s->tile_sum);
     }
-    for (ptrdiff_t step = 0; step < FN(steps_of)(n); ++step) {
-        const ptrdiff_t here = n - step * SA_TILE_STEP;
-        for (int v = s->wide.from[step], now; v < nv; v += now) {
-            const real *P = s->P + step * SA_TILE_STEP * lanes + v * SA_LANES, *m = s->maximum + v * SA_LANES;
-            char *to = s->wide.weights + (step * nv + v) * SA_TILE_BYTES;
+    for (ptrdiff_t slice = 0; slice < FN(slices_of)(n); ++slice) {
+        const ptrdiff_t here = n - slice * SA_TILE_SLICE;
+        for (int v = s->wide.from[slice], now; v < nv; v += now) {
+            const real *P = s->P + slice * SA_TILE_SLICE * lanes + v * SA_LANES, *m = s->maximum + v * SA_LANES;
+            char *to = s->wide.weights + (slice * nv + v) * SA_TILE_BYTES;
             real *sum = s->tile_sum + v * SA_LANES;
             now = nv - v == 4 ? 4 : nv - v >= 2 ? 2 : 1;
             switch (10 * now + terms) {
-            case 12: FN(split_step12)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 22: FN(split_step22)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 42: FN(split_step42)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 13: FN(split_step13)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 23: FN(split_step23)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            default: FN(split_step43)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 12: FN(split_slice12)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 22: FN(split_slice22)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 42: FN(split_slice42)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 13: FN(split_slice13)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            case 23: FN(split_slice23)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
+            default: FN(split_slice43)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
             }
         }
     }
@@ -274,7 +274,7 @@ SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     if (!(s->wide.values_now = FN(cell_of)(b, s, &s->wide.values, first, true, true))) {
         return false;
     }
-    FN(open_steps)(b, s, first, n, nv, s->wide.from);
+    FN(open_slices)(b, s, first, n, nv, s->wide.from);
     const unsigned before = sa_flush_subnormals();
     FN(split_weights)(s, n, nv, scores, s->wide.weight_terms);
     sa_restore_subnormals(before);
@@ -310,7 +310,7 @@ SA_INLINE bool FN(all_one)(const real *alpha, int vectors) {
 
 SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     (void)first;
-    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_steps = FN(steps_of)(n), odd = Dv % (2 * SA_TILE_ROWS);
+    const ptrdiff_t Dv = b->a->Dv, lanes = nv * SA_LANES, all_slices = FN(slices_of)(n), odd = Dv % (2 * SA_TILE_ROWS);
     const bool empty = s->empty;
     s->empty = false;
     if (empty) {
@@ -318,16 +318,16 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     }
     FN(operands)
     o = {.left_term = s->wide.values.row_bytes,
-         .left_row = FN(key_steps) * SA_TILE_BYTES,
-         .right_term = (size_t)(FN(key_steps) * nv) * SA_TILE_BYTES,
-         .right_step = (size_t)nv * SA_TILE_BYTES};
+         .left_row = FN(key_slices) * SA_TILE_BYTES,
+         .right_term = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES,
+         .right_slice = (size_t)nv * SA_TILE_BYTES};
     for (int v = 0; v < nv; v += 2) { /* outside: weights stay in L1 */
         const int vectors = v + 1 < nv ? 2 : 1;
         const real *alpha = s->alpha + v * SA_LANES;
         /* Sums of 64 products from zero are more exact; 16 bits do without. */
         const bool adds = s->wide.of_16_bits && FN(all_one)(alpha, vectors);
-        for (o.steps = 0; o.steps < all_steps && s->wide.from[o.steps] <= v;) {
-            ++o.steps;
+        for (o.slices = 0; o.slices < all_slices && s->wide.from[o.slices] <= v;) {
+            ++o.slices;
         }
         o.right = s->wide.weights + v * SA_TILE_BYTES;
         for (ptrdiff_t d = 0; d < Dv; d += 2 * SA_TILE_ROWS) {

@@ -1,4 +1,4 @@
-/* What both passes share: the rows of a tile, and what causal leaves open of it. packing.h has what is compiled once. */
+/* What both passes share: the rows of a tile, and what causal leaves open of it. copies.h has what is compiled once. */
 
 /* Not memcpy: with nv unknown that calls the C library. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
@@ -26,8 +26,8 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
 /* The queries of vector v, in place or in s->row. Returns their number. */
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
-/* The tile's rows as real[n][width], packed if they are not yet. */
-const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+/* The tile's rows as real[n][width], copied if they are not yet. */
+const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 
 /* As real[n][*stride], in place where that is possible and fast. */
@@ -38,7 +38,7 @@ SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(ca
         return (const real *)(const void *)(m->data + first * m->row_stride);
     }
     *stride = width;
-    return FN(packed_rows)(b, m, cache, first, n, width);
+    return FN(copied_rows)(b, m, cache, first, n, width);
 }
 
 /* The key relative to the tile, clamped to 0 … n. */

@@ -1,4 +1,4 @@
-/* Packs queries into lanes and tiles into rows, and finds what the bounds of rows leave open to each vector. */
+/* Copies queries into lanes and tiles into rows, and finds what the bounds of rows leave open to each vector. */
 
 SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q) {
     const sa_matrix *m = &b->a->query.m;
@@ -15,7 +15,7 @@ SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool dir
 }
 
 /* Queries times scale·log2 e to s->q, rows as lanes. */
-SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
+SA_ONCE void FN(copy_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t E = b->a->E;
     const sa_matrix *q = &b->a->query.m;
@@ -59,32 +59,32 @@ SA_ONCE void FN(pack_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-SA_ONCE void FN(pack_tile)(real *packed, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
+SA_ONCE void FN(copy_tile)(real *copied, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (!FN(is_direct)(m)) {
-        FN(load_rows)(packed, m, first, n, width);
+        FN(load_rows)(copied, m, first, n, width);
         return;
     }
     for (ptrdiff_t r = 0; r < n; ++r) {
         const real *from = (const real *)(const void *)(m->data + (first + r) * m->row_stride);
-        real *to = packed + r * width;
+        real *to = copied + r * width;
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
             FN(store_up_to)(to + i, FN(load_up_to)(from + i, width - i), width - i);
         }
     }
 }
 
-SA_SHARED const real *FN(packed_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
                                       ptrdiff_t width) {
     const ptrdiff_t at = first - b->cache_from, S = b->a->S;
     if (at + n > cache->room) {
-        real *packed = cache->rows + cache->room * width;
-        FN(pack_tile)(packed, m, first, n, width);
-        return packed;
+        real *copied = cache->rows + cache->room * width;
+        FN(copy_tile)(copied, m, first, n, width);
+        return copied;
     }
     for (ptrdiff_t cell = at / SA_KEYS_PER_TILE; cell * SA_KEYS_PER_TILE < at + n; ++cell) {
         if (!cache->filled[cell]) {
             const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->cache_from + row;
-            FN(pack_tile)(cache->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE, width);
+            FN(copy_tile)(cache->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE, width);
             cache->filled[cell] = 1;
         }
     }
@@ -98,7 +98,7 @@ SA_INLINE void FN(open_cache)(FN(cache) * cache) {
     }
 }
 
-/* Forgets tiles packed for other keys. */
+/* Forgets tiles copied for other keys. */
 SA_INLINE void FN(open_caches)(const sa_block *b, FN(scratch) * s) {
     if (!b->cache_holds) {
         FN(open_cache)(&s->key);

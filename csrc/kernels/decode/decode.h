@@ -1,13 +1,13 @@
 /* A block of few queries (decoding): forward.h's pass with features as lanes. */
 
 /* q[R][width] times the factor, in the order in which keys are read. Other products take them as they are. */
-SA_ONCE void FN(pack_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
+SA_ONCE void FN(copy_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
     const sa_matrix *m = &b->a->query.m;
     const vec factor = V(set1)(FN(factor_of)(b->a));
     const ptrdiff_t E = b->a->E, width = FN(decode_width)(E);
     const bool in_pairs = SA_DECODE_VECS(FN(decode_reads)(&b->key)) == 2;
     memset(s->q, 0, (size_t)(R * width) * sizeof(real));
-    if (s->products && s->products->decode_queries && s->products->decode_queries(b, s)) {
+    if (s->unit && s->unit->decode_queries && s->unit->decode_queries(b, s)) {
         return;
     }
     for (int r = 0; r < R && r < b->rows->count; ++r) {
@@ -27,8 +27,8 @@ SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
     if (SA_DECODE_VECS(FN(decode_reads)(&b->value)) != 2) {
         return;
     }
-    if (FN(decode_by_products)(s)) {
-        s->products->decode_order(s->O, count);
+    if (FN(decode_by_unit)(s)) {
+        s->unit->decode_order(s->O, count);
         return;
     }
     for (real *O = s->O; O < s->O + count; O += 2 * SA_LANES) {
@@ -118,10 +118,10 @@ SA_ONCE bool FN(decode_sums_hold)(const sa_block *b, const FN(scratch) * s) {
 
 /* A tile of n keys, or a longer one. Returns its keys. */
 SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R) {
-    const FN(products) *products = s->products;
-    const ptrdiff_t longer = products && products->decode_keys ? products->decode_keys(b, s, first) : 0;
+    const FN(unit) *unit = s->unit;
+    const ptrdiff_t longer = unit && unit->decode_keys ? unit->decode_keys(b, s, first) : 0;
     if (longer > 0 && FN(decode_plain)(b, first, longer)) {
-        products->decode_tile(b, s, first, longer, R);
+        unit->decode_tile(b, s, first, longer, R);
         return longer;
     }
     FN(scores_of_decode)(b, s, first, n, R, R);
@@ -148,7 +148,7 @@ SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_
 SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s) {
     const int count = b->rows->count, R = count <= 2 ? count : count <= 4 ? 4 : 8;
     bool masked = false;
-    FN(pack_decode_queries)(b, s, R);
+    FN(copy_decode_queries)(b, s, R);
     memset(s->O, 0, (size_t)(R * FN(decode_width)(b->a->Dv)) * sizeof(real));
     memset(s->P, 0, FN(round_up)(b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE) * SA_LANES * sizeof(real));
     FN(start_rows)(b, s, 1);

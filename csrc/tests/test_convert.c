@@ -86,7 +86,7 @@ static void read_integers(sa_dtype dtype, double least, double most, unsigned la
     case_free(&c);
 }
 
-void test_pack(void) {
+void test_convert(void) {
     static const unsigned layouts[] = {0, SWAPPED, STEPPED_COLS, UNALIGNED, FLIPPED_COLS | SWAPPED | UNALIGNED};
     for (int n = 0; n < 5; ++n) {
         for (sa_dtype dtype = SA_F16; dtype <= SA_BF16; ++dtype) {

@@ -7,7 +7,7 @@
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 
-/* The most keys of a tile. Its steps wait for one another: longer tiles wait less often. */
+/* The most keys of a tile. Its slices wait for one another: longer tiles wait less often. */
 #define SA_DECODE_KEYS 256
 
 /* Weights are this much larger: no term is subnormal, nor its product with an ordinary value. */
@@ -17,7 +17,7 @@ enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd col
 
 SA_ONCE bool FN(amx_takes_decode)(const sa_attention *a) {
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_DECODE_KEYS &&
-           a->E > 0 && a->Dv > 0 && a->E % SA_TILE_STEP == 0 && a->Dv % SA_TILE_STEP == 0 && FN(factor_is_ordinary)(a);
+           a->E > 0 && a->Dv > 0 && a->E % SA_TILE_SLICE == 0 && a->Dv % SA_TILE_SLICE == 0 && FN(factor_is_ordinary)(a);
 }
 
 SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s) {
@@ -78,7 +78,7 @@ SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     }
 }
 
-/* P[n][R] = factor·k[j]·q[r], n a multiple of 16; vectors stay a step behind the unit. Returns the maxima of lanes. A
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16; vectors stay a slice behind the unit. Returns the maxima of lanes. A
  * score of +inf or NaN makes the output so. */
 SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
                                     real *P, const int R) {
@@ -89,7 +89,7 @@ SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) *
     SA_TILE_FENCE();
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, k += SA_TILE_ROWS * stride) {
         SA_TILE_ZERO(0);
-        for (ptrdiff_t e = 0; e < E; e += SA_TILE_STEP) {
+        for (ptrdiff_t e = 0; e < E; e += SA_TILE_SLICE) {
             SA_TILE_LOAD(1, queries + e * 2 * R, 4 * R);
             SA_TILE_LOAD(3, k + 2 * e, stride);
             FN(decode_fetch)(k + 2 * e + ahead, stride);
@@ -191,12 +191,12 @@ SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, 
                                      const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha,
                                      const int R) {
     const ptrdiff_t own = FN(decode_weight_rows);
-    for (ptrdiff_t d = 0; d < Dv; d += 4 * SA_TILE_STEP) {
-        const ptrdiff_t left = (Dv - d) / SA_TILE_STEP, tiles = left < 4 ? left : 4;
+    for (ptrdiff_t d = 0; d < Dv; d += 4 * SA_TILE_SLICE) {
+        const ptrdiff_t left = (Dv - d) / SA_TILE_SLICE, tiles = left < 4 ? left : 4;
         FN(decode_products)(s, d == 0 ? P : NULL, maximum, sum, rows->at + 2 * d, rows->stride, rows->ahead.soon, n, tiles, R);
         for (ptrdiff_t u = 0; u < tiles; ++u) {
             const real *x = s->product + u * R * own * SA_LANES, *y = x + 2 * R * own * SA_LANES;
-            real *o = O + d + u * SA_TILE_STEP;
+            real *o = O + d + u * SA_TILE_SLICE;
             SA_UNROLL
             for (int r = 0; r < R; ++r) {
                 SA_UNROLL

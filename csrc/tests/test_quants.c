@@ -1,31 +1,31 @@
-/* Weights in the blocks of a GGUF file: what they stand for, element by element from the bits; products and rows of decoding
- * against double, in any cut. Weights have exactly their bytes; blocks may hold any bits. */
+/* Weights in the quants of a GGUF file: what they stand for, element by element from the bits; products and rows of decoding
+ * against double, in any cut. Weights have exactly their bytes; quants may hold any bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "drivers/blocks.h"
+#include "drivers/quants.h"
 #include "tests/test.h"
 
 #define U 0x1p-24 /* what a rounding to float32 adds, relatively */
 
 static double half_at(const uint8_t *p) { return element_get((const char *)p, SA_F16, false); }
 
-/* Number i of a block, and in *size the sum of what was added up to it. */
-static double number_of_block(sa_block_type type, const uint8_t *p, int i, double *size) {
-    const double d = half_at(type == SA_BLOCKS_Q6_K ? p + 208 : p);
+/* Number i of a quant, and in *size the sum of what was added up to it. */
+static double number_of_quant(sa_quant_type type, const uint8_t *p, int i, double *size) {
+    const double d = half_at(type == SA_QUANT_Q6_K ? p + 208 : p);
     double q, m = 0;
     switch (type) {
-    case SA_BLOCKS_F32: return element_get((const char *)p, SA_F32, false);
-    case SA_BLOCKS_F16: return d;
-    case SA_BLOCKS_BF16: return element_get((const char *)p, SA_BF16, false);
-    case SA_BLOCKS_Q4_0: q = (i < 16 ? p[2 + i] & 15 : p[2 + i - 16] >> 4) - 8; break;
-    case SA_BLOCKS_Q4_1:
+    case SA_QUANT_F32: return element_get((const char *)p, SA_F32, false);
+    case SA_QUANT_F16: return d;
+    case SA_QUANT_BF16: return element_get((const char *)p, SA_BF16, false);
+    case SA_QUANT_Q4_0: q = (i < 16 ? p[2 + i] & 15 : p[2 + i - 16] >> 4) - 8; break;
+    case SA_QUANT_Q4_1:
         q = i < 16 ? p[4 + i] & 15 : p[4 + i - 16] >> 4;
         m = half_at(p + 2);
         break;
-    case SA_BLOCKS_Q8_0: q = (int8_t)p[2 + i]; break;
-    case SA_BLOCKS_Q4_K: {
+    case SA_QUANT_Q8_0: q = (int8_t)p[2 + i]; break;
+    case SA_QUANT_Q4_K: {
         const int g = i / 32, byte = p[16 + g / 2 * 32 + i % 32];
         const int scale = g < 4 ? p[4 + g] & 63 : (p[8 + g] & 15) + 16 * (p[g] >> 6);
         const int least = g < 4 ? p[8 + g] & 63 : (p[8 + g] >> 4) + 16 * (p[4 + g] >> 6);
@@ -50,33 +50,33 @@ typedef struct {
 } weights;
 
 /* hostile: any float16 too. */
-static void weights_make(weights *w, sa_block_type type, ptrdiff_t out, ptrdiff_t blocks, bool hostile, random_source *random) {
-    const sa_block_shape *s = sa_block_shape_of(type);
-    const ptrdiff_t in = blocks * s->numbers;
-    w->bytes = malloc((size_t)(out * blocks * s->bytes) + 1);
+static void weights_make(weights *w, sa_quant_type type, ptrdiff_t out, ptrdiff_t quants, bool hostile, random_source *random) {
+    const sa_quant_shape *s = sa_quant_shape_of(type);
+    const ptrdiff_t in = quants * s->numbers;
+    w->bytes = malloc((size_t)(out * quants * s->bytes) + 1);
     w->number = malloc((size_t)(out * in + 1) * sizeof *w->number);
     w->size = calloc((size_t)(out * in + 1), sizeof *w->size);
-    w->w = sa_blocks_at(type, out, in, w->bytes + 1); /* of no alignment */
-    for (ptrdiff_t b = 0; b < out * blocks; ++b) {
+    w->w = sa_quants_at(type, out, in, w->bytes + 1); /* of no alignment */
+    for (ptrdiff_t b = 0; b < out * quants; ++b) {
         uint8_t *p = w->bytes + 1 + b * s->bytes;
         for (ptrdiff_t i = 0; i < s->bytes; ++i) {
             p[i] = (uint8_t)random_bits(random);
         }
         if (!hostile && s->numbers == 1) {
             element_set((char *)p,
-                        type == SA_BLOCKS_F32   ? SA_F32
-                        : type == SA_BLOCKS_F16 ? SA_F16
-                                                : SA_BF16,
+                        type == SA_QUANT_F32   ? SA_F32
+                        : type == SA_QUANT_F16 ? SA_F16
+                                               : SA_BF16,
                         false, random_between(random, -1, 1));
         } else if (!hostile) {
-            element_set((char *)p + (type == SA_BLOCKS_Q6_K ? 208 : 0), SA_F16, false, random_between(random, -0.01, 0.01));
-            if (type == SA_BLOCKS_Q4_1 || type == SA_BLOCKS_Q4_K) {
+            element_set((char *)p + (type == SA_QUANT_Q6_K ? 208 : 0), SA_F16, false, random_between(random, -0.01, 0.01));
+            if (type == SA_QUANT_Q4_1 || type == SA_QUANT_Q4_K) {
                 element_set((char *)p + 2, SA_F16, false, random_between(random, -0.01, 0.01));
             }
         }
         for (int i = 0; i < s->numbers; ++i) {
             double size = 0;
-            w->number[b * s->numbers + i] = number_of_block(type, p, i, &size);
+            w->number[b * s->numbers + i] = number_of_quant(type, p, i, &size);
             w->size[b * s->numbers + i] = size > 0 ? size : fabs(w->number[b * s->numbers + i]);
         }
     }
@@ -90,27 +90,27 @@ static void weights_free(weights *w) {
 
 static bool same(double got, double want) { return got == want || (isnan(got) && isnan(want)); }
 
-static void try_numbers(sa_block_type type, bool hostile) {
+static void try_numbers(sa_quant_type type, bool hostile) {
     random_source random = {(uint64_t)type + 1};
     const ptrdiff_t out = 5;
     weights w;
-    weights_make(&w, type, out, sa_block_shape_of(type)->numbers == 1 ? 96 : 3, hostile, &random);
+    weights_make(&w, type, out, sa_quant_shape_of(type)->numbers == 1 ? 96 : 3, hostile, &random);
     const ptrdiff_t in = w.w.in;
     float *row = dirty_memory((size_t)in * sizeof *row), *rows = dirty_memory((size_t)(2 * in) * sizeof *rows);
     ptrdiff_t wrong = 0;
     for (ptrdiff_t c = 0; c < out; ++c) {
-        sa_blocks_row(&w.w, c, row);
+        sa_quants_row(&w.w, c, row);
         for (ptrdiff_t i = 0; i < in; ++i) {
             wrong += !same((double)row[i], (double)(float)w.number[c * in + i]);
         }
     }
-    CHECK(wrong == 0, "%s, hostile %d: %td wrong numbers", sa_block_shape_of(type)->name, hostile, wrong);
+    CHECK(wrong == 0, "%s, hostile %d: %td wrong numbers", sa_quant_shape_of(type)->name, hostile, wrong);
     const int64_t ids[2] = {out - 1, 0};
-    sa_blocks_look_up(&w.w, row, NULL, ids, 2, rows); /* row is the last one */
+    sa_quants_look_up(&w.w, row, NULL, ids, 2, rows); /* row is the last one */
     for (ptrdiff_t i = 0; i < in; ++i) {
         wrong += !same((double)rows[i], (double)(row[i] + row[i]));
     }
-    CHECK(wrong == 0, "%s: %td wrong numbers looked up", sa_block_shape_of(type)->name, wrong);
+    CHECK(wrong == 0, "%s: %td wrong numbers looked up", sa_quant_shape_of(type)->name, wrong);
     free(row);
     free(rows);
     weights_free(&w);
@@ -126,22 +126,22 @@ static float *multiply(const sa_linear *l, int threads) {
     return y;
 }
 
-/* Of decoding: numbers are off by two units of 2^−22 of the largest of 32 (kernels/transformer/blocks.h). */
-static void try_product(sa_block_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t blocks, bool steps, bool hostile) {
+/* Of decoding: numbers are off by two units of 2^−22 of the largest of 32 (kernels/transformer/quants.h). */
+static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, bool gemv, bool hostile) {
     random_source random = {(uint64_t)(rows * 1000 + out + type)};
     weights w;
-    weights_make(&w, type, out, blocks, hostile, &random);
+    weights_make(&w, type, out, quants, hostile, &random);
     const ptrdiff_t in = w.w.in;
     float *x = dirty_memory((size_t)(rows * in + 1) * sizeof *x);
     for (ptrdiff_t i = 0; i < rows * in; ++i) {
         x[i] = (float)random_between(&random, -1, 1);
     }
     x[0] = hostile ? NAN : 100;
-    const sa_linear l = {.weights = SA_WEIGHTS_BLOCKS,
-                         .steps = steps,
+    const sa_linear l = {.weights = SA_WEIGHTS_QUANTS,
+                         .gemv = gemv,
                          .rows = rows,
                          .in = in,
-                         .parts = 1,
+                         .count = 1,
                          .out = {out},
                          .weight = {(const char *)&w.w},
                          .x = (const char *)x};
@@ -156,7 +156,7 @@ static void try_product(sa_block_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         double *off = calloc((size_t)in + 1, sizeof *off); /* what each number's factor may add */
         for (ptrdiff_t i = 0; i < in; ++i) {
             double largest = 0; /* of 32 */
-            for (ptrdiff_t k = i / 32 * 32; steps && k < in && k < i / 32 * 32 + 32; ++k) {
+            for (ptrdiff_t k = i / 32 * 32; gemv && k < in && k < i / 32 * 32 + 32; ++k) {
                 largest = fmax(largest, fabs((double)x[r * in + k]));
             }
             off[i] = (double)(in + 8) * U * fabs((double)x[r * in + i]) + 0x1p-21 * largest;
@@ -177,17 +177,17 @@ static void try_product(sa_block_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         free(off);
     }
     CHECK(bad == 0 && worst <= 1, "%s, %td x %td x %td, decoding %d, hostile %d: %td wrong bits, off by %g bounds",
-          sa_block_shape_of(type)->name, rows, out, in, steps, hostile, bad, worst);
+          sa_quant_shape_of(type)->name, rows, out, in, gemv, hostile, bad, worst);
     free(y);
     free(shared);
     free(x);
     weights_free(&w);
 }
 
-void test_blocks(void) {
+void test_quants(void) {
     static const ptrdiff_t shapes[][3] = {{1, 1, 1}, {1, 37, 3}, {2, 16, 2}, {7, 33, 5}};
-    for (sa_block_type type = 0; type < SA_BLOCK_TYPES; ++type) {
-        const ptrdiff_t times = sa_block_shape_of(type)->numbers == 1 ? 32 : 1;
+    for (sa_quant_type type = 0; type < SA_QUANT_TYPES; ++type) {
+        const ptrdiff_t times = sa_quant_shape_of(type)->numbers == 1 ? 32 : 1;
         for (int hostile = 0; hostile < 2; ++hostile) {
             try_numbers(type, hostile);
             for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {

@@ -1,18 +1,18 @@
-/* The interface of products beside multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx.h (a matrix
+/* The interface of multiply units other than multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx_attention.h (a matrix
  * unit), float32 on AVX-512. A block points to one, or to NULL. A tile's numbers alone decide its way: what bfloat16
  * cannot hold goes by fma.h.
  *
  * Functions that return bool tell whether they did it; if not, nothing has changed. (1) to (6):
  * docs/theory/backward.md. */
 
-/* Rows of Q and dO, in place or packed, and their factors: of Q the scale. NULL is a row of zeros. */
+/* Rows of Q and dO, in place or copied, and their factors: of Q the scale. NULL is a row of zeros. */
 typedef struct {
     const real *query[FN(backward_rows)], *grad_out[FN(backward_rows)];
     real query_factor[FN(backward_rows)], grad_factor[FN(backward_rows)];
 } FN(gradient_rows);
 
-struct FN(products) {
-    bool replace_rows; /* cells replace packed keys and values; dK and dV grow by whole lines */
+struct FN(unit) {
+    bool replace_rows; /* cells replace copied keys and values; dK and dV grow by whole lines */
     bool know_top;     /* scores come with their maxima */
     int decode_rows;   /* the most rows of a decoded block */
 
@@ -21,7 +21,7 @@ struct FN(products) {
     size_t (*lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s);
     void (*open)(const sa_block *b, FN(wide_state) * s); /* sets s->terms if the block does */
     void (*close)(void);                                 /* after such a block, or a decoded one */
-    void (*pack_queries)(const sa_block *b, FN(scratch) * s, int nv);
+    void (*copy_queries)(const sa_block *b, FN(scratch) * s, int nv);
     /* Products of keys and queries to s->P; times s->factor they are scores. */
     bool (*scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
     bool (*may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first); /* the running maximum, or NULL */
@@ -34,7 +34,7 @@ struct FN(products) {
     size_t (*lay_out_gradients)(const sa_attention_gradients *g, char *base, size_t used, FN(gradient_state) * s);
     /* Forgets another block's cells, even if this block goes by multiply-adds. */
     void (*open_gradients)(const sa_block *b, FN(gradient_state) * g);
-    void (*pack_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g, FN(gradient_rows) * x,
+    void (*copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g, FN(gradient_rows) * x,
                            real *q_rows, real *do_rows, int nv);
     bool (*dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n, real *dS,
                      int nv); /* (2), to dS */

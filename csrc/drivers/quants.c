@@ -1,0 +1,114 @@
+/* Driver of weights in quants. Rows are expanded to float32, a few columns at a time, in the thread's scratch, and thrown away. */
+#include "drivers/quants.h"
+
+#include <string.h>
+
+/* Numbers of a row that are expanded at once, a multiple of all quants' and of the depth in which matmul_nt adds up: the bits
+ * are those of whole rows. Where operands are split, A stays split from one call to the next: whole rows. */
+#define SA_EXPANDED 512
+
+static const sa_quant_shape shapes[SA_QUANT_TYPES] = {
+    [SA_QUANT_F32] = {"F32", 1, 4},       [SA_QUANT_F16] = {"F16", 1, 2},       [SA_QUANT_BF16] = {"BF16", 1, 2},
+    [SA_QUANT_Q4_0] = {"Q4_0", 32, 18},   [SA_QUANT_Q4_1] = {"Q4_1", 32, 20},   [SA_QUANT_Q8_0] = {"Q8_0", 32, 34},
+    [SA_QUANT_Q4_K] = {"Q4_K", 256, 144}, [SA_QUANT_Q6_K] = {"Q6_K", 256, 210},
+};
+
+const sa_quant_shape *sa_quant_shape_of(sa_quant_type type) { return &shapes[type]; }
+
+static ptrdiff_t bytes_of(const sa_compact *w, ptrdiff_t numbers) {
+    return numbers / shapes[w->type].numbers * shapes[w->type].bytes;
+}
+
+sa_compact sa_quants_at(sa_quant_type type, ptrdiff_t out, ptrdiff_t in, const void *rows) {
+    sa_compact w = {.kind = SA_WEIGHTS_QUANTS, .out = out, .in = in, .type = type, .panels = rows};
+    w.row_bytes = bytes_of(&w, in);
+    return w;
+}
+
+void sa_quants_row(const sa_compact *w, ptrdiff_t row, float *to) {
+    sa_kernels_active()->expand_quants(w->type, w->panels + row * w->row_bytes, w->in, to);
+}
+
+void sa_quants_look_up(const sa_compact *w, const float *always, const float *positions, const int64_t *ids, ptrdiff_t rows,
+                       float *x) {
+    const sa_real_kernels *kernels = sa_kernels_for(false);
+    for (ptrdiff_t r = 0; r < rows; ++r, x += w->in) {
+        sa_quants_row(w, (ptrdiff_t)ids[r], x);
+        if (always != NULL) {
+            kernels->add_row(always, w->in, x);
+        }
+        if (positions != NULL) {
+            kernels->add_row(positions + r * w->in, w->in, x);
+        }
+    }
+}
+
+static ptrdiff_t depth_of(ptrdiff_t in) { return in >= sa_kernels_for(false)->splits_from ? in : sa_smaller(in, SA_EXPANDED); }
+
+size_t sa_quants_scratch(ptrdiff_t columns, ptrdiff_t in) {
+    return sa_whole_lines((size_t)(columns * depth_of(in)) * sizeof(float));
+}
+
+void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, void *matmul_scratch, float *scratch) {
+    const sa_real_kernels *kernels = sa_kernels_for(false);
+    const float *a = p->a;
+    const ptrdiff_t most = depth_of(w->in);
+    p->b = scratch;
+    for (ptrdiff_t k = 0; k < w->in; k += most) {
+        p->n = sa_smaller(w->in - k, most);
+        p->a = a + k;
+        p->b_stride = p->n;
+        for (ptrdiff_t c = 0; c < p->width; ++c) {
+            const char *from = w->panels + (column + c) * w->row_bytes + bytes_of(w, k);
+            sa_kernels_active()->expand_quants(w->type, from, p->n, scratch + c * p->n);
+        }
+        kernels->matmul_nt(p, matmul_scratch);
+    }
+}
+
+/* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
+
+bool sa_quants_have_gemv(const sa_compact *w) { return shapes[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL; }
+
+static size_t digits_bytes(ptrdiff_t rows, ptrdiff_t in) {
+    return sa_whole_lines((size_t)(rows * (in / SA_PIECE)) * sizeof(sa_digits));
+}
+
+static size_t sums_bytes(ptrdiff_t rows) { return (size_t)(rows * SA_GEMV_COLUMNS) * sizeof(float); }
+
+size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, ptrdiff_t row_bytes) {
+    return digits_bytes(rows, in) + sums_bytes(rows) + sa_whole_lines((size_t)(SA_GEMV_COLUMNS * row_bytes));
+}
+
+sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool again, void *scratch) {
+    sa_gemv_rows r = {.rows = rows, .x = scratch};
+    r.sums = (float *)(void *)((char *)scratch + digits_bytes(rows, in));
+    r.weights = (char *)r.sums + sums_bytes(rows);
+    if (!again) {
+        sa_kernels_active()->split_digits(x, rows, in, r.x);
+    }
+    return r;
+}
+
+void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p) {
+    sa_gemv_tile t = {
+        .type = w->type, .rows = r->rows, .pieces = w->in / SA_PIECE, .x = r->x, .row_bytes = w->row_bytes, .sums = r->sums};
+    for (ptrdiff_t c = 0; c < p->width; c += SA_GEMV_COLUMNS) {
+        const ptrdiff_t columns = sa_smaller(p->width - c, SA_GEMV_COLUMNS);
+        t.weights = w->panels + (column + c) * w->row_bytes;
+        if (columns < SA_GEMV_COLUMNS) { /* a leaf reads all of them */
+            const size_t bytes = (size_t)(columns * w->row_bytes);
+            memcpy(r->weights, t.weights, bytes);
+            memset(r->weights + bytes, 0, (size_t)(SA_GEMV_COLUMNS * w->row_bytes) - bytes);
+            t.weights = r->weights;
+        }
+        sa_gemv_active()->leaf(&t);
+        for (ptrdiff_t row = 0; row < r->rows; ++row) {
+            float *y = (float *)p->c + row * p->c_stride + c;
+            const float *sums = r->sums + row * SA_GEMV_COLUMNS;
+            for (ptrdiff_t i = 0; i < columns && !sa_gemv_spoiled(r, row, w->in); ++i) {
+                y[i] += sums[i];
+            }
+        }
+    }
+}
