@@ -72,7 +72,7 @@ def test_weights_that_are_packed():
         (
             (_core._bfloat16_panels(np.zeros((2, 32), np.uint16)), np.array([0])),
             TypeError,
-            "what _blocks made",
+            "what _quants made",
         ),
         ((None, np.array([0])), TypeError, "what _quants made"),
         ((BLOCKS,), TypeError, "_expand_quants"),
