@@ -40,6 +40,9 @@ if sysconfig.get_platform().endswith("x86_64"):
     compile_args += ["-march=x86-64", "-mno-mmx"]
 compile_args.append("-pthread")
 link_args = ["-pthread"]
+if sys.platform != "darwin":
+    # OpenMP's functions are bound together, at import: else some could be one library's, and some that of a PyTorch imported since.
+    link_args += ["-Wl,-z,now", "-ldl"]
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
 if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
@@ -47,6 +50,16 @@ if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
     compile_args += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
     compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
     link_args.append(f"-fsanitize={sanitizers}")
+
+# Compiler and linker flags that give OpenMP. The sanitizer of threads does not understand its library.
+OPENMP = [(["-fopenmp"], ["-fopenmp"])]
+if sys.platform == "darwin":  # Apple's compiler knows the pragmas, and Homebrew has the library
+    OPENMP += [
+        (["-Xpreprocessor", "-fopenmp", f"-I{prefix}/include"], [f"-L{prefix}/lib", "-lomp"])
+        for prefix in ("/opt/homebrew/opt/libomp", "/usr/local/opt/libomp")
+    ]
+if os.environ.get("SELFATTN_OPENMP") == "0" or "thread" in (sanitizers or ""):
+    OPENMP = []
 
 # One extension for every CPython from 3.11 on, but for free-threaded ones, which have no stable ABI.
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -80,6 +93,7 @@ class BuildExt(build_ext):
 
     def build_extensions(self) -> None:
         self.say_what_is_missing()
+        self.use_openmp()
         compile_files = self.compiler.compile
 
         def compile_side_by_side(files: list[str], **options: object) -> list[str]:
@@ -110,6 +124,22 @@ class BuildExt(build_ext):
                 check = [*command, *compile_args, *include, str(source), "-fsyntax-only"]
                 if subprocess.run(check, capture_output=True, check=False).returncode != 0:
                     raise SystemExit(f"selfattn cannot be built: {message.format(**known)}.")
+
+    def use_openmp(self) -> None:
+        """Build with OpenMP if a program with it can be compiled and linked; say so in one line if not."""
+        with tempfile.TemporaryDirectory() as directory:
+            source, program = Path(directory, "openmp.c"), Path(directory, "openmp")
+            source.write_text(
+                "#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n", encoding="ascii"
+            )
+            for compiling, linking in OPENMP:
+                build = [*self.compiler.compiler_so, *compiling, str(source), "-o", str(program), *linking]
+                if subprocess.run(build, capture_output=True, check=False).returncode == 0:
+                    for extension in self.extensions:
+                        extension.extra_compile_args += compiling
+                        extension.extra_link_args += linking
+                    return
+        print("selfattn is built without OpenMP: POSIX threads run its loops", file=sys.stderr)
 
     def run(self) -> None:
         super().run()

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _core
 
-_ENVIRONMENT = ("SELFATTN_ISA", "OMP_NUM_THREADS")
+_ENVIRONMENT = ("SELFATTN_ISA", "OMP_", "GOMP_", "KMP_")  # how the names begin
 
 
 def cpu_model() -> str:
@@ -47,7 +47,7 @@ def _collect() -> dict[str, Any]:
         "available_isas": list(_core.available_isas()),
         "threads": _core.get_num_threads(),
         "build": dict(_core.build_info()),
-        "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)},
     }
 
 
@@ -61,7 +61,7 @@ def format_config(config: dict[str, Any]) -> str:
         "CPU": f"{config['cpu']} ({config['cpus']} usable)",
         "ISA": f"{config['isa']} (available: {', '.join(config['available_isas'])})",
         "threads": config["threads"],
-        **{name.replace("_", " "): value for name, value in config["build"].items()},
+        **{name.replace("_", " "): value for name, value in config["build"].items() if value},
         **config["environment"],
     }
     width = max(map(len, lines))
@@ -85,7 +85,9 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     dict or None
         With 'dicts': versions (``selfattn``, ``python``, ``numpy``), ``system``, ``cpu`` and the number of
         usable ``cpus``, the ``isa`` in use, ``available_isas`` (best first), ``threads``, ``build`` (the
-        compiler of the extension), ``environment``: the variables that selfattn reads and that are set.
+        ``compiler`` of the extension; the ``team`` that runs its loops, ``'OpenMP'`` or ``'POSIX threads'``,
+        and ``team_library``, its file, or None), ``environment``: the variables that selfattn or OpenMP reads
+        and that are set.
 
     Examples
     --------

@@ -78,13 +78,14 @@ static PyObject *keep_arena(PyObject *module, PyObject *keep) {
 
 static PyObject *build_info(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
-    return Py_BuildValue("{s:s}", "compiler",
 #if defined(__clang__)
-                         "Clang " __clang_version__
+    static const char compiler[] = "Clang " __clang_version__;
 #else
-                         "GCC " __VERSION__
+    static const char compiler[] = "GCC " __VERSION__;
 #endif
-    );
+    const char *library = sa_team_library();
+    return Py_BuildValue("{s:s,s:s,s:z}", "compiler", compiler, "team", sa_team_name(), "team_library",
+                         *library ? library : NULL);
 }
 
 static PyObject *fma_peak(PyObject *module, PyObject *args) {
@@ -141,14 +142,15 @@ PyMethodDef sa_runtime_methods[] = {
     {"get_num_threads", get_num_threads, METH_NOARGS,
      "get_num_threads($module, /)\n--\n\n"
      "How many threads a call may use that does not say so itself.\n\n"
-     "The number given to `set_num_threads`; without one ``OMP_NUM_THREADS``, as it was at import;\n"
-     "without that the CPUs that the process may use.\n\n"
+     "The number given to `set_num_threads`; without one OpenMP's for the calling thread, which is\n"
+     "``OMP_NUM_THREADS`` at import, without that the CPUs that the process may use. If OpenMP's was\n"
+     "lowered since, as by threadpoolctl, no more than that. Results do not depend on it.\n\n"
      "Returns\n-------\nint\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.get_num_threads() >= 1\nTrue\n"},
     {"set_num_threads", set_num_threads, METH_O,
      "set_num_threads($module, n, /)\n--\n\n"
      "Set how many threads calls may use, for the whole process.\n\n"
-     "Results do not depend on it, to the last bit. Small calls use fewer.\n\n"
+     "Results do not depend on it, to the last bit. Small calls use fewer, and so do calls at once.\n\n"
      "Parameters\n----------\nn : int or None\n    1 to 1024; None goes back to the number at import.\n\n"
      "Examples\n--------\n>>> import selfattn as sa\n>>> sa.set_num_threads(1)\n>>> sa.get_num_threads()\n1\n"
      ">>> sa.set_num_threads(None)\n"},

@@ -44,6 +44,14 @@ static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
     return (sa_share){from, from + each + (thread < more)};
 }
 
+/* As many as the calling thread may have at most: OpenMP's number, if that was lowered after the library was loaded, as threadpoolctl
+ * and PyTorch do. */
+int sa_most_threads(void);
+
+/* What runs teams, and the library's file ("": none). */
+const char *sa_team_name(void);
+const char *sa_team_library(void);
+
 /* Whether this thread is one of the team's helpers, not the one that called. */
 bool sa_is_helper(void);
 

@@ -61,6 +61,8 @@ def needs(module):
 
 
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted in /proc")
+OPENMP = sa.show_config("dicts")["build"]["team"] == "OpenMP"
+needs_openmp = pytest.mark.skipif(not OPENMP, reason="this build has no OpenMP")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
 
@@ -176,27 +178,125 @@ def as_tuple(result):
 
 
 @needs_proc
-def test_python_threads_that_come_and_go_and_those_at_once_share_the_same_helpers():
+def test_python_threads_that_come_and_go_leave_no_helpers():
+    """POSIX threads help whoever computes; OpenMP's belong to the thread that computes and end with it."""
     script = """
-    def some(times):
-        for _ in range(times): attend()
     for _ in range(40):
-        thread = threading.Thread(target=some, args=(1,)); thread.start(); thread.join()
-    cpus = len(os.sched_getaffinity(0))
+        thread = threading.Thread(target=attend); thread.start(); thread.join()
     for _ in range(200):
-        if tasks() == 4: break
+        if tasks() == int(sys.argv[1]): break # a thread that has ended may still be listed
         time.sleep(0.05)
-    print(tasks() - 1)
-    threads = [threading.Thread(target=some, args=(50,)) for _ in range(8)]
-    for thread in threads: thread.start()
-    for thread in threads: thread.join()
-    for _ in range(200): # a thread that has ended may still be listed
-        if tasks() - 1 <= max(3, cpus - 1): break
-        time.sleep(0.05)
-    print(tasks() - 1 <= max(3, cpus - 1))
+    print(tasks())
     """
-    # the interpreter's own thread; NumPy's BLAS was told to have none
-    assert run(script, OPENBLAS_NUM_THREADS="1").split("\n") == ["3", "True"]
+    ours = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}
+    expected = "1" if OPENMP else "4"
+    assert run_script(script, expected, prelude=PRELUDE, **ours) == expected
+
+
+@needs_proc
+def test_python_threads_that_compute_at_once_have_no_more_helpers_than_cpus():
+    script = """
+    sa.set_num_threads(None)
+    stop, python = threading.Event(), {os.getpid()}
+    def compute():
+        python.add(threading.get_native_id())
+        while not stop.is_set(): attend()
+    threads = [threading.Thread(target=compute) for _ in range(16)]
+    for thread in threads: thread.start()
+    def running(task):
+        try:
+            with open(f"/proc/self/task/{task}/stat") as stat: return stat.read().rpartition(")")[2].split()[0] == "R"
+        except OSError: return False
+    found = []
+    for _ in range(100):
+        found.append(sum(running(task) for task in os.listdir("/proc/self/task") if int(task) not in python))
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads: thread.join()
+    print(sum(found) / len(found) <= len(os.sched_getaffinity(0)))
+    """
+    assert run(script, OMP_NUM_THREADS=None, OPENBLAS_NUM_THREADS="1") == "True"
+
+
+@needs_proc
+def test_calls_of_many_sizes_have_the_same_threads():
+    """OpenMP would end threads that a smaller team does not need; after many calls that need few, it does."""
+    script = """
+    def helpers(): return set(os.listdir("/proc/self/task"))
+    small = x[:, :, :60] # two threads
+    attend(num_threads=6)
+    before = helpers()
+    for _ in range(5):
+        sa.scaled_dot_product_attention(small, small, small)
+        attend(num_threads=6)
+    print(len(before), helpers() == before)
+    for _ in range(300): attend(num_threads=2)
+    print(tasks())
+    """
+    ours = {"OMP_NUM_THREADS": "6", "OPENBLAS_NUM_THREADS": "1"}
+    assert run(script, **ours).split("\n") == ["6 True", "2" if OPENMP else "6"]
+
+
+@needs_proc
+def test_signals_are_not_for_helpers():
+    script = """
+    import signal
+    attend()
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/status") as status:
+            mask = int(next(line for line in status if line.startswith("SigBlk")).split()[1], 16)
+        print(task == str(os.getpid()), mask >> (signal.SIGINT - 1) & 1)
+    """
+    lines = run(script, OPENBLAS_NUM_THREADS="1").split("\n")
+    assert sorted(lines) == ["False 1"] * 3 + ["True 0"]
+
+
+@needs_openmp
+@needs("threadpoolctl")
+def test_threadpoolctl_limits_all_calls():
+    script = """
+    from threadpoolctl import threadpool_info, threadpool_limits
+    names = [pool["filepath"] for pool in threadpool_info() if pool["user_api"] == "openmp"]
+    assert any(os.path.samefile(name, sa.show_config("dicts")["build"]["team_library"]) for name in names), names
+    numbers = [sa.get_num_threads()]
+    with threadpool_limits(1, user_api="openmp"):
+        numbers.append(sa.get_num_threads())
+        sa.set_num_threads(3)
+        numbers.append(sa.get_num_threads())
+        attend(); attend(num_threads=4)
+        numbers.append(tasks())
+    numbers.append(sa.get_num_threads())
+    with threadpool_limits(2, user_api="openmp"):
+        numbers.append(sa.get_num_threads())
+        attend(num_threads=4)
+        numbers.append(tasks())
+    attend()
+    print(*numbers, tasks())
+    """
+    assert run(script, OPENBLAS_NUM_THREADS="1") == "4 1 1 1 3 2 2 3"
+
+
+@needs_openmp
+def test_openmps_other_variables_count():
+    numbers = "print(sa.get_num_threads()); attend(num_threads=8); print(tasks())"
+    ours = {"OPENBLAS_NUM_THREADS": "1"}
+    assert run(numbers, **ours).split("\n") == ["4", "8"]
+    assert run(numbers, OMP_THREAD_LIMIT="2", **ours).split("\n") == ["2", "2"]
+    assert run(numbers, OMP_MAX_ACTIVE_LEVELS="0", **ours).split("\n") == ["4", "1"]
+    most = sa.config.usable_cpus()
+    if most < 8:  # OpenMP takes no more than there are CPUs, less those that are busy
+        assert int(run(numbers, OMP_DYNAMIC="true", **ours).split("\n")[1]) <= most
+    # How long helpers look for work after a call, in seconds of CPU time.
+    script = """
+    attend(num_threads=2)
+    before = time.process_time()
+    for _ in range(20):
+        attend(num_threads=2)
+        time.sleep(0.02)
+    print(time.process_time() - before)
+    """
+    active, passive = (float(run(script, OMP_WAIT_POLICY=policy, **ours)) for policy in ("active", "passive"))
+    assert passive < 0.5 * active
 
 
 @needs_proc
@@ -382,6 +482,49 @@ def test_beside_torch(prelude):
     assert run(script, prelude=prelude + TORCH + BESIDE) == "2"
 
 
+@needs("torch")
+@needs_openmp
+@pytest.mark.parametrize(
+    "prelude", ["import torch\n" + PRELUDE, PRELUDE + "attend()\nimport torch\n"], ids=["first", "last"]
+)
+def test_torch_has_the_same_pool(prelude):
+    script = """
+    expected = attend()
+    other()
+    before = tasks()
+    for _ in range(5):
+        assert (attend() == expected).all()
+        other()
+    with open("/proc/self/maps") as maps:
+        libraries = {line.split()[-1] for line in maps if "libgomp" in line}
+    print(tasks() - before, len(libraries))
+    torch.set_num_threads(1)
+    print(sa.get_num_threads())
+    """
+    lines = run(script, prelude=prelude + TORCH).split("\n")
+    assert lines == ["0 1", "1"]
+
+
+@needs("torch")
+@needs_fork
+def test_fork_while_torch_computes():
+    script = """
+    expected = attend()
+    stop = threading.Event()
+    def compute():
+        while not stop.is_set(): other()
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for thread in threads: thread.start()
+    for _ in range(20):
+        other()
+        wait(child(lambda: (attend(), attend(num_threads=3))))
+        assert (attend() == expected).all()
+    stop.set()
+    for thread in threads: thread.join()
+    """
+    run(script, prelude="import torch\n" + PRELUDE + TORCH)
+
+
 def test_all_operations_in_many_threads():
     """The script that tools/check_threads.sh runs under ThreadSanitizer, once."""
     script = Path(__file__).parents[1] / "support" / "races.py"
@@ -455,7 +598,8 @@ def test_where_no_more_threads_are_to_be_had(room):
 def test_where_other_libraries_have_taken_all_keys():
     """There is nowhere to say in which team a thread is, so each call has one thread, and the same bits."""
     script = """
-    import ctypes, hashlib, ssl, numpy as np, numpy.random
+    import ctypes, hashlib, ssl, numpy as np, numpy.random, sys
+    if sys.argv[1]: ctypes.CDLL(sys.argv[1]) # OpenMP's own library needs a key as it is loaded
     while ctypes.CDLL(None).pthread_key_create(ctypes.byref(ctypes.c_uint()), None) == 0: pass
     import selfattn as sa
     x = np.random.default_rng(0).standard_normal((2, 4, 256, 32), dtype=np.float32)
@@ -463,7 +607,8 @@ def test_where_other_libraries_have_taken_all_keys():
     """
     x = np.random.default_rng(0).standard_normal((2, 4, 256, 32), dtype=np.float32)
     expected = sa.scaled_dot_product_attention(x, x, x)
-    assert run(script, prelude="") == hashlib.sha256(expected).hexdigest()
+    library = sa.show_config("dicts")["build"]["team_library"] or ""
+    assert run_script(script, library) == hashlib.sha256(expected).hexdigest()
 
 
 def test_a_program_ends_while_its_threads_compute():
