@@ -187,6 +187,13 @@ def checked_pullback(
     return pullback
 
 
+def quoted(value: Any) -> str:
+    """Quote what was given, a long thing only in part."""
+    long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    text = repr(value[:50] if long else value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 class Unchanged:
     """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from selfattn import _core
 from selfattn._check import Array, as_integers
 from selfattn.engine import transformer
+from selfattn.engine.packing import Ids, check_ids, pack, vectors
 from selfattn.engine.weights import Compact, Quants, Weight, float_type
 
 LEAST_CAPACITY = 64  # tokens
@@ -199,7 +200,7 @@ class Decoder:
 
     def _run(
         self, core: tuple[object, object, object], ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
-    ) -> tuple[Array, npt.NDArray[np.int64]]:
+    ) -> tuple[Array, Ids]:
         packed, starts = self._packed(ids, cache)
         if cache is None:
             return _core._transformer_forward(packed, starts, core, False), starts
@@ -211,17 +212,12 @@ class Decoder:
         cache.lengths = lengths
         return rows, starts
 
-    def _packed(
-        self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Put sequences one after the other."""
-        given = [as_integers(f"ids of sequence {n}", own) for n, own in enumerate(ids)]
+    def _packed(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None) -> tuple[Ids, Ids]:
+        """Check the ids of sequences, and pack them."""
+        given = vectors("ids", ids)
         if cache is not None and len(given) != len(cache):
             raise ValueError(f"the cache has {len(cache)} sequences, and there are ids of {len(given)}")
-        starts = np.zeros(len(given) + 1, np.int64)
         for n, own in enumerate(given):
-            if own.ndim != 1:
-                raise ValueError(f"ids of sequence {n} must have shape (L,), not {own.shape}")
             past = 0 if cache is None else int(cache.lengths[n])
             if not len(own):
                 raise ValueError(f"sequence {n} is empty; it must have at least one id")
@@ -230,8 +226,5 @@ class Decoder:
                 raise ValueError(
                     f"sequence {n} would have {past + len(own)} tokens{of_which}; max_seq_len is {self.max_seq_len}"
                 )
-            if own.min() < 0 or own.max() >= self.vocab_size:
-                wrong = own[(own < 0) | (own >= self.vocab_size)][0]
-                raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, sequence {n} has {wrong}")
-            starts[n + 1] = starts[n] + len(own)
-        return np.concatenate(given) if given else np.zeros(0, np.int64), starts
+            check_ids(own, self.vocab_size, f"sequence {n} has")
+        return pack(given)

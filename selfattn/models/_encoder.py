@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from selfattn._check import Array, Gradients, checked_pullback
 from selfattn.engine import transformer
+from selfattn.engine.packing import check_ids, pack
 from selfattn.engine.transformer import Norm, Projection, Transformer
 from selfattn.engine.weights import (
     KINDS,
@@ -27,7 +28,7 @@ from selfattn.engine.weights import (
 )
 from selfattn.models._config import Config, check_quantization
 from selfattn.models._pipeline import IN_CORE, normalized
-from selfattn.models._text import Cut, Piece, TextModel, one_or_many, pack
+from selfattn.models._text import Cut, Piece, TextModel, one_or_many
 from selfattn.models._weights import fit
 from selfattn.nn import init
 from selfattn.nn.module import IncompatibleKeys, Module
@@ -490,11 +491,7 @@ class TextEncoder(TextModel, Encoder):
             raise ValueError(
                 f"a sequence has {longest} tokens; this model takes {self.max_positions} at most"
             )
-        if ids.size and (ids.min() < 0 or ids.max() >= self.vocab_size):
-            wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]
-            raise ValueError(
-                f"ids must be in 0...{self.vocab_size - 1}, the vocabulary of this model; one is {wrong}"
-            )
+        check_ids(ids, self.vocab_size, "the vocabulary of this model; one is")
 
     def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
         """Compute the last hidden states of packed sequences, or one row for each."""

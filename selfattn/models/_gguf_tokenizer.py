@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from selfattn._check import quoted
 from selfattn._extras import import_extra
 from selfattn.models._gguf import GGUF
-from selfattn.nn.embedding_model import quoted
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

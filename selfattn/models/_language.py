@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, check_size
+from selfattn._check import Array, check_size, quoted
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
 from selfattn.models._text import one_or_many
-from selfattn.nn.embedding_model import quoted
 
 GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"

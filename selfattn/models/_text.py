@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, check_size
+from selfattn._check import Array, check_size, quoted
 from selfattn._extras import progress_bar
+from selfattn.engine.packing import pack
 from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._pipeline import Pipeline, pools, read_pipeline, transformer_folder
-from selfattn.nn.embedding_model import quoted
 
 if TYPE_CHECKING:
     from selfattn.engine.transformer import Transformer
@@ -612,14 +612,6 @@ def groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         tokens += lengths[n]
     if group:
         yield group
-
-
-def pack(lists: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Put ids one behind the other; also return where each begins, and the end."""
-    cu_seqlens = np.zeros(len(lists) + 1, np.int64)
-    np.cumsum([len(each) for each in lists], out=cu_seqlens[1:])
-    ids = np.fromiter(itertools.chain.from_iterable(lists), np.int64, int(cu_seqlens[-1]))
-    return ids, cu_seqlens
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from selfattn import _disk
+from selfattn._check import quoted
 from selfattn._extras import import_extra
-from selfattn.nn.embedding_model import quoted
+from selfattn.engine.packing import check_ids
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 OTHER_FORMS = (
@@ -209,11 +210,7 @@ def checked_ids(
         raise ValueError(f"{what} {number} has no ids")
     if longest is not None and found.size > longest:
         raise ValueError(f"{what} {number} has {found.size} ids; the model has {longest} positions")
-    wrong = found[(found < 0) | (found >= vocab_size)]
-    if wrong.size:
-        raise ValueError(
-            f"ids must be in 0...{vocab_size - 1}, as vocab_size is {vocab_size}; {what} {number} has {wrong[0]}"
-        )
+    check_ids(found, vocab_size, f"as vocab_size is {vocab_size}; {what} {number} has")
     listed: list[int] = found.tolist()
     return listed
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback, layer_dtype
 from selfattn._docs import documented_vjp
+from selfattn.engine.packing import check_ids
 from selfattn.functional._products import as_rows, widened
 from selfattn.nn import init
 from selfattn.nn.module import Module
@@ -104,9 +105,7 @@ class Embedding(Module):
             array = array.astype(np.intp)  # an empty list is float64
         if array.dtype.kind not in "iu":
             raise TypeError(f"ids must be integers, not {array.dtype}")
-        wrong = (array < 0) | (array >= self.num_embeddings)
-        if wrong.any():
-            raise ValueError(f"ids must be in 0...{self.num_embeddings - 1}, not {array[wrong].flat[0]}")
+        check_ids(array, self.num_embeddings)
         return array.astype(np.intp, copy=False)
 
     def forward(self, ids: npt.ArrayLike) -> Array:
@@ -120,7 +119,7 @@ class Embedding(Module):
         Returns
         -------
         ndarray, shape (*ids.shape, embedding_dim)
-            Copies of the as_rows, in the dtype of ``weight``.
+            Copies of the rows, in the dtype of ``weight``.
 
         Raises
         ------

@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback
+from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback, quoted
 from selfattn._docs import documented_vjp
 from selfattn._extras import progress_bar
+from selfattn.engine.packing import check_ids, pack
 from selfattn.engine.transformer import POOLINGS, attention_layer
 from selfattn.functional._products import widened
 from selfattn.nn import init
@@ -302,10 +303,11 @@ class EmbeddingModel(Module):
         packed = _core._pack_ids(lists, self.vocab_size)
         if packed is not None:
             return packed
-        parts = []
-        for n, (ids, sentence) in enumerate(zip(given, sentences, strict=True), first):
-            parts.append(self._checked(ids, sentence, f"sentence {n}, " if first or len(given) > 1 else ""))
-        return np.concatenate(parts), _offsets(parts)
+        named = enumerate(zip(given, sentences, strict=True), first)
+        several = first or len(given) > 1
+        return pack(
+            [self._checked(ids, own, f"sentence {n}, " if several else "") for n, (ids, own) in named]
+        )
 
     def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
         """Return the ids of a sentence, after a check of what the tokenizer returned.
@@ -341,12 +343,7 @@ class EmbeddingModel(Module):
             raise TypeError(f"expected a str or a sequence of integers, {what}{name}{quoted(sentence)}")
         if found.size == 0:
             raise ValueError(f"{name}{quoted(sentence)} has no tokens")
-        if found.min() < 0 or found.max() >= self.vocab_size:
-            wrong = found[(found < 0) | (found >= self.vocab_size)]
-            raise ValueError(
-                f"ids must be in 0...{self.vocab_size - 1}, as vocab_size is {self.vocab_size}; "
-                f"{name}{quoted(sentence)} has {wrong[0]}"
-            )
+        check_ids(found, self.vocab_size, f"as vocab_size is {self.vocab_size}; {name}{quoted(sentence)} has")
         return found.astype(np.intp, copy=False)
 
     def _core_model(self) -> tuple[Any, Any, Any]:
@@ -398,11 +395,6 @@ def _names(num_layers: int) -> list[str]:
     return ["embedding_layer.weight", *blocks]
 
 
-def _offsets(parts: Sequence[Sized]) -> npt.NDArray[np.intp]:
-    """Return where each part starts when they stand one after the other, and the end."""
-    return np.array([0, *itertools.accumulate(map(len, parts))], np.intp)
-
-
 def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
     """Tell one sentence, which may itself be a list of ids, from many; return a sequence of them."""
     if isinstance(sentences, str):
@@ -422,10 +414,3 @@ def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
     if hasattr(first, "__index__") and not getattr(first, "ndim", 0):
         return True, [sentences]
     return False, sentences if isinstance(sentences, list) else list(sentences)
-
-
-def quoted(value: Any) -> str:
-    """Quote what was given, a long thing only in part."""
-    long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
-    text = repr(value[:50] if long else value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -20,9 +20,9 @@ from selfattn._check import (
     check_size,
     checked_pullback,
 )
-from selfattn._docs import documented_vjp
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
+from selfattn.engine.packing import Ids, check_ids, pack, vectors
 from selfattn.engine.sampling import generate
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
@@ -32,8 +32,8 @@ from selfattn.nn.embedding import Embedding
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.losses import CrossEntropyLoss
-from selfattn.nn.module import Module
-from selfattn.nn.transformer_encoder import TransformerEncoderLayer, core_norm, core_settings, parts_of_layer
+from selfattn.nn.module import Module, named_gradients
+from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
 
 IGNORED = -100  # a target that is not to be predicted, as CrossEntropyLoss has it
 STD = 0.02  # of new weights
@@ -214,22 +214,25 @@ class GPT(Module):
             A sequence is empty or longer than ``max_seq_len``, or an id is not in 0 … vocab_size − 1.
         """
         call = _Call(self, ids)
-        rows = transformer.forward(call.model, call.ids, call.starts)
-        return call.unpacked(multiply(rows, self.head._operand("weight"), None))
+        return call.unpacked(multiply(call.rows(), self.head._operand("weight"), None))
 
-    @documented_vjp(
-        result="y : ndarray or list of ndarray",
-        pullback="""\
-``grads = pullback(dy)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and dtypes. ``dy`` is like
-    ``y``.""",
-    )
     def vjp(self, ids: npt.ArrayLike | Sequence[npt.ArrayLike]) -> tuple[Any, Pullback]:
-        """Compute the logits and their pullback, ``dy -> grads``: ids have no gradient. It drops what was dropped."""
+        """Compute the logits and their pullback, ``dy -> grads``: ids have no gradient. It drops what was dropped.
+
+        Parameters
+        ----------
+        ids : array_like of int, shape (L,) or (N, L), or a list of N of different lengths
+
+        Returns
+        -------
+        y : ndarray or list of ndarray
+            What :meth:`forward` returns.
+        pullback : callable
+            ``grads = pullback(dy)``, as :class:`Module` says; ``dy`` is like ``y``.
+        """
         call = _Call(self, ids)
-        rows, back = call.vjp()
-        logits = linear(rows, call.head)
+        logits, back = call.vjp()
         y = call.unpacked(logits)
-        unchanged = checked_pullback(self, logits, call.parameters, back)
 
         def pullback(dy: Any) -> Gradients:
             if isinstance(y, list):
@@ -238,8 +241,8 @@ class GPT(Module):
                         f"dy must have a gradient for each of {len(y)} sequences, in a list, not {dy!r:.80}"
                     )
                 each = [as_gradient(own, of) for own, of in zip(dy, y, strict=True)]
-                return dict(unchanged(np.concatenate(each) if each else logits))
-            return dict(unchanged(as_gradient(dy, y).reshape(logits.shape)))
+                return dict(back(np.concatenate(each) if each else logits))
+            return dict(back(as_gradient(dy, y).reshape(logits.shape)))
 
         return y, pullback
 
@@ -267,8 +270,7 @@ class GPT(Module):
             As for :meth:`forward`; or ``targets`` do not fit ``ids``.
         """
         call, wanted = self._loss_call(ids, targets)
-        rows = transformer.forward(call.model, call.ids, call.starts)
-        logits = multiply(rows, self.head._operand("weight"), None)
+        logits = multiply(call.rows(), self.head._operand("weight"), None)
         return float(CrossEntropyLoss(ignore_index=IGNORED)(logits, wanted))
 
     def loss_vjp(
@@ -298,13 +300,11 @@ class GPT(Module):
             In the pullback: a parameter that it needs has changed.
         """
         call, wanted = self._loss_call(ids, targets)
-        rows, back = call.vjp()
-        logits = linear(rows, call.head)
+        logits, back = call.vjp()
         value, loss_back = CrossEntropyLoss(ignore_index=IGNORED).vjp(logits, wanted)
-        unchanged = checked_pullback(self, logits, call.parameters, back)
 
         def pullback(d_value: Any = 1.0) -> Gradients:
-            return dict(unchanged(loss_back(d_value)))
+            return dict(back(loss_back(d_value)))
 
         return float(value), pullback
 
@@ -376,9 +376,7 @@ class GPT(Module):
         """
         prompts = _sequences("prompt", prompt)
         for n, own in enumerate(prompts):
-            wrong = own[(own < 0) | (own >= self.vocab_size)]
-            if wrong.size:
-                raise ValueError(f"ids must be in 0...{self.vocab_size - 1}, prompt {n} has {wrong[0]}")
+            check_ids(own, self.vocab_size, f"prompt {n} has")
         steps = generate(
             self._decoder(), prompts, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             stop_ids=_stop_ids(stop), rng=rng, context=self.max_seq_len,
@@ -393,28 +391,28 @@ class GPT(Module):
 
     def _decoder(self) -> Decoder:
         """Return the model without dropout as it generates."""
-        model = self._settings()
+        model = self._settings(Description(widest(self.token_embedding.weight)))
         layers = tuple(layer._replace(dropout=(0.0, 0.0, 0.0, 0.0)) for layer in model.layers)
         head = self.head._operand("weight")
         if isinstance(head, np.ndarray):
             head = plain(head, widest(head))
         return Decoder(model._replace(layers=layers), head, max_seq_len=self.max_seq_len)
 
-    def _settings(self) -> transformer.Transformer:
-        """Describe the model to the core: 16-bit parameters as float32."""
-        table = self.token_embedding.weight
-        kind = widest(table)
-        rotary = None
-        if self.positions == "rotary":
-            rotary = _rotary(self.max_seq_len, self.d_model // self.num_heads, self.rope_theta, kind)
-        positions = None if self.position_embedding is None else plain(self.position_embedding.weight, kind)
+    def _settings(self, described: Description) -> transformer.Transformer:
         every: Any = self.layers
-        layers = (core_settings(parts_of_layer(layer), layer, True, kind) for layer in every)
+        for layer in every:
+            check_layer(layer)
+        layers = [described.layer(layer, is_causal=True) for layer in every]
+        if self.positions == "rotary":
+            width = self.d_model // self.num_heads
+            rotary = _rotary(self.max_seq_len, width, self.rope_theta, described.dtype)
+            layers = [layer._replace(rotary=rotary) for layer in layers]
+        learned = self.position_embedding
         return transformer.Transformer(
-            tuple(layer if rotary is None else layer._replace(rotary=rotary) for layer in layers),
-            table=plain(table, kind),
-            positions=positions,
-            final_norm=None if self.norm is None else core_norm(self.norm, kind),
+            tuple(layers),
+            table=described.array(self.token_embedding.weight),
+            positions=None if learned is None else plain(learned.weight, described.dtype),
+            final_norm=None if self.norm is None else described.norm(self.norm),
         )
 
 
@@ -429,17 +427,16 @@ class _Call:
                 raise ValueError(
                     f"sequence {n} has {len(own)} tokens; there must be 1 to {model.max_seq_len}, max_seq_len"
                 )
-        self.ids = np.concatenate(given) if given else np.zeros(0, np.int64)
-        if self.ids.size and not 0 <= self.ids.min() <= self.ids.max() < model.vocab_size:
-            wrong = (self.ids < 0) | (self.ids >= model.vocab_size)
-            raise ValueError(f"ids must be in 0...{model.vocab_size - 1}, not {self.ids[wrong][0]}")
-        self.lengths = [len(own) for own in given]
-        self.starts = np.cumsum([0, *self.lengths], dtype=np.int64)
+        self.ids, self.starts = pack(given)
+        check_ids(self.ids, model.vocab_size)
         self.one = _is_one(ids)
         self.shape = None if isinstance(ids, list | tuple) else np.shape(ids)
-        self.model = model._settings()
-        self.named = dict(model._all_parameters())
-        self.parameters = list({id(array): array for array in self.named.values()}.values())
+        self.described = Description(widest(model.token_embedding.weight))
+        self.model = model._settings(self.described)
+
+    def rows(self) -> Array:
+        """Compute the rows that enter the head."""
+        return transformer.forward(self.model, self.ids, self.starts)
 
     def unpacked(self, rows: Array) -> Any:
         """See the logits of packed tokens as those of the given sequences."""
@@ -449,55 +446,36 @@ class _Call:
             return rows.reshape(*self.shape, rows.shape[1])
         return np.split(rows, self.starts[1:-1])
 
-    def vjp(self) -> tuple[Array, Any]:
-        """Compute the rows that enter the head, and the way from the logits' gradient to those of the parameters."""
-        owner = self.owner
-        for parameter in self.parameters:
+    def vjp(self) -> tuple[Array, Pullback]:
+        """Compute packed logits and the way back from their gradient to those of the parameters."""
+        parameters = self.owner.parameters()
+        for parameter in parameters.values():
             refuse_gradients(parameter)
-        rows, core_back = transformer.vjp(self.model, self.ids, self.starts)
-        self.head = plain(owner.head.weight, widest(owner.head.weight))
+        rows, core_back = self.described.vjp(self.model, self.ids, self.starts)
+        weight, positions = self.owner.head.weight, self.owner.position_embedding
+        head = plain(weight, widest(weight))
+        logits = linear(rows, head)
 
         def back(d_logits: Array) -> Gradients:
-            d_rows, d_head, _ = linear_backward(d_logits, rows, self.head)
-            dx, grads, _ = core_back(d_rows)
-            found = dict(zip(self._names(), grads, strict=True)) | {"head.weight": d_head}
-            if owner.position_embedding is not None:
-                found["position_embedding.weight"] = self._of_positions(dx)
-            return self._gathered(found)
+            d_rows, d_head, _ = linear_backward(d_logits, rows, head)
+            dx, pairs = core_back(d_rows)
+            pairs.append((weight, d_head))
+            if positions is not None:
+                pairs.append((positions.weight, self._of_positions(dx, positions.weight.shape)))
+            return named_gradients(parameters, pairs)
 
-        return rows, back
+        return logits, checked_pullback(self.owner, logits, parameters.values(), back)
 
-    def _of_positions(self, dx: Array) -> Array:
+    def _of_positions(self, dx: Array, shape: tuple[int, ...]) -> Array:
         """Sum the gradients of what enters the layers over sequences."""
-        weights: Any = self.owner.position_embedding
-        d_weight = np.zeros(weights.weight.shape, dx.dtype)
-        if len(set(self.lengths)) == 1:
-            length = self.lengths[0]
-            dx.reshape(-1, length, dx.shape[1]).sum(axis=0, out=d_weight[:length])
+        d_weight = np.zeros(shape, dx.dtype)
+        lengths = np.diff(self.starts)
+        if len(set(lengths.tolist())) == 1:
+            dx.reshape(-1, lengths[0], dx.shape[1]).sum(axis=0, out=d_weight[: lengths[0]])
             return d_weight
-        for begin, length in zip(self.starts[:-1], self.lengths, strict=True):
+        for begin, length in zip(self.starts[:-1], lengths, strict=True):
             d_weight[:length] += dx[begin : begin + length]
         return d_weight
-
-    def _names(self) -> list[str]:
-        """Return the names of parameters in the order of the core's gradients."""
-        parts: dict[str, list[str]] = {}
-        for name in self.named:
-            parts.setdefault(".".join(name.split(".")[:3]), []).append(name)
-        names = ["token_embedding.weight"]
-        for n in range(len(self.model.layers)):
-            for part in ("self_attn", "norm1", "linear1", "linear2", "norm2"):
-                names += parts[f"layers.{n}.{part}"]
-        return names + [name for name in self.named if name.startswith("norm.")]
-
-    def _gathered(self, found: Gradients) -> Gradients:
-        """Add up the gradients of shared parameters, and round them, as :meth:`Module.gather_gradients` names them."""
-        first: dict[int, str] = {}
-        gathered: Gradients = {}
-        for name, array in self.named.items():
-            owner = first.setdefault(id(array), name)
-            gathered[owner] = gathered[owner] + found[name] if owner in gathered else found[name]
-        return {name: grad.astype(self.named[name].dtype, copy=False) for name, grad in gathered.items()}
 
 
 @functools.lru_cache(8)
@@ -521,14 +499,10 @@ def _is_one(ids: Any) -> bool:
     return np.ndim(ids) == 1
 
 
-def _sequences(name: str, ids: Any) -> list[npt.NDArray[np.int64]]:
+def _sequences(name: str, ids: Any) -> list[Ids]:
     """Take one sequence or many as vectors of int64."""
     if isinstance(ids, list | tuple) and not _is_one(ids):
-        found = [as_integers(f"{name} of sequence {n}", own) for n, own in enumerate(ids)]
-        for n, own in enumerate(found):
-            if own.ndim != 1:
-                raise ValueError(f"{name} of sequence {n} must have shape (L,), not {own.shape}")
-        return found
+        return vectors(name, ids)
     array = as_integers(name, ids)
     if array.ndim not in (1, 2):
         raise ValueError(

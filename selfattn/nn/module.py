@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -59,9 +59,11 @@ class Module:
     promote to. Arrays of another dtype, masked arrays and matrices are a TypeError; so is float16 in a layer of bfloat16,
     or the other way round. Shapes that do not fit are a ValueError.
 
-    ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``grads`` is keyed like
-    :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called again. Once a
-    parameter has changed that its gradients depend on it raises, because what it kept belongs to the old one.
+    ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``y`` is what ``forward`` returns; ``dx`` has the shape
+    and dtype of ``x``; ``grads`` is keyed like :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called
+    again; until its last call, arguments must stay as they are. A ``dy`` of another shape than ``y`` is a ValueError, one that
+    holds neither floats nor integers a TypeError. Once a parameter has changed that the gradients depend on, a pullback raises a
+    RuntimeError, because what it kept belongs to the old one.
 
     Examples
     --------
@@ -241,7 +243,7 @@ class Module:
         values: Array = self.__dict__[name]
         scale: Array | None = self.__dict__.get(name + SCALE)
         if not is_compact(values):
-            return values[rows]
+            return values if rows == slice(None) else values[rows]
         kept: dict[Any, Compact] = self.__dict__.setdefault("_compacts", {})
         if any(array.flags.writeable for array in (values, scale) if array is not None):  # new, or written to
             kept.clear()
@@ -463,6 +465,24 @@ def add_gradients(total: Gradients, more: Gradients) -> Gradients:
     for name, gradient in more.items():
         total[name] = total[name] + gradient if name in total else gradient
     return total
+
+
+def named_gradients(parameters: Mapping[str, Array], pairs: Iterable[tuple[Array, Array]]) -> Gradients:
+    """Name gradients, given with the parameter of each, and round them to its dtype; those of a shared one are added up."""
+    names = {id(array): name for name, array in parameters.items()}
+    found: Gradients = {}
+    for parameter, gradient in pairs:
+        add_gradients(found, {names[id(parameter)]: gradient})
+    return {
+        name: found[name].astype(array.dtype, copy=False)
+        for name, array in parameters.items()
+        if name in found
+    }
+
+
+def run(module: Any, keep: bool, *inputs: Any, **options: Any) -> tuple[Any, Any]:
+    """Call a module: ``(y, pullback)``, or where nothing is to be kept for gradients ``(y, None)``."""
+    return module.vjp(*inputs, **options) if keep else (module(*inputs, **options), None)
 
 
 def _owner(array: Any) -> Any:

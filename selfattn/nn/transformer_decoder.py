@@ -9,25 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, Gradients, Pullback, as_features, as_gradient, check_size
-from selfattn._docs import documented_vjp
 from selfattn.engine.weights import float_type
 from selfattn.nn import init
 from selfattn.nn.activations import GELU, Activation, ReLU
-from selfattn.nn.containers import ModuleList, Sequential
+from selfattn.nn.containers import Sequential
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Module
+from selfattn.nn.module import Module, run
 from selfattn.nn.multihead_attention import MultiheadAttention
-from selfattn.nn.transformer_encoder import copied
+from selfattn.nn.transformer_encoder import Stack
 
-# From the gradient of a part's output to those of its input, of the memory, and of parameters by the names of submodules.
+# From the gradient of what is added to those of its input, of the memory, and of parameters by the names of submodules.
 Back: TypeAlias = Callable[[Array], tuple[Array, Array | None, dict[str, Gradients]]]
-Part: TypeAlias = Callable[[Array], tuple[Array, Back]]
+Added: TypeAlias = Callable[[Array], tuple[Array, Back]]
 ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU()}
-_PULLBACK = """\
-``(d_tgt, d_memory), grads = pullback(dy)``, as often as wanted: the gradients of both in the shape and dtype of each,
-    and ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes."""
 
 
 class TransformerDecoderLayer(Module):
@@ -174,25 +170,10 @@ class TransformerDecoderLayer(Module):
         TypeError, ValueError
             Inputs or masks that do not fit.
         """
-        x, memory = self._checked(tgt, memory)
         own = _options(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
         cross = _options(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
+        return self._run(False, tgt, memory, own, cross)[0]
 
-        def attend_to_itself(x: Array) -> Any:
-            return self.dropout1(self.self_attn(x, x, x, **own)[0])
-
-        def attend_to_memory(x: Array) -> Any:
-            return self.dropout2(self.multihead_attn(x, memory, memory, **cross)[0])
-
-        def feed_forward(x: Array) -> Any:
-            return self.dropout3(self.linear2(self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))))
-
-        parts = (self.norm1, attend_to_itself), (self.norm2, attend_to_memory), (self.norm3, feed_forward)
-        for norm, part in parts:
-            x = x + part(norm(x)) if self.norm_first else norm(x + part(x))
-        return x
-
-    @documented_vjp(result="y : ndarray, in the shape of ``tgt``", pullback=_PULLBACK)
     def vjp(
         self,
         tgt: npt.ArrayLike,
@@ -207,97 +188,113 @@ class TransformerDecoderLayer(Module):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. It drops what was dropped."""
-        x, memory = self._checked(tgt, memory)
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. It drops what was dropped.
+
+        Parameters
+        ----------
+        tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
+        key_lengths, memory_key_lengths
+            As :meth:`forward` takes them.
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``tgt``
+        pullback : callable
+            ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says.
+        """
         own = _options(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
         cross = _options(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
-        first = self._attention("self_attn", "dropout1", None, own)
-        second = self._attention("multihead_attn", "dropout2", memory, cross)
+        return self._run(True, tgt, memory, own, cross)
+
+    def _run(
+        self,
+        keep: bool,
+        tgt: npt.ArrayLike,
+        memory: npt.ArrayLike,
+        own: dict[str, Any],
+        cross: dict[str, Any],
+    ) -> tuple[Array, Pullback]:
+        dtype = float_type(self.linear1.weight)
+        x = as_features(tgt, self.d_model, dtype, "tgt")
+        memory = as_features(memory, self.d_model, dtype, "memory")
+
+        def attend(name: str, dropout: Dropout, to: Array | None, options: dict[str, Any]) -> Added:
+            """Attend to the memory, or without one to x itself."""
+
+            def added(x: Array) -> tuple[Array, Back]:
+                keys = x if to is None else to
+                (y, _), attention_back = run(getattr(self, name), keep, x, keys, keys, **options)
+                y, drop_back = run(dropout, keep, y)
+
+                def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
+                    (dq, dk, dv), grads = attention_back(drop_back(dy)[0])
+                    return (dq + dk + dv, None, {name: grads}) if to is None else (dq, dk + dv, {name: grads})
+
+                return y, back
+
+            return added
+
+        def feed_forward(x: Array) -> tuple[Array, Back]:
+            layers = self.linear1, ACTIVATIONS[self.activation], self.dropout, self.linear2, self.dropout3
+            y, chain_back = run(Sequential(*layers), keep, x)
+
+            def back(dy: Array) -> tuple[Array, None, dict[str, Gradients]]:
+                dx, grads = chain_back(dy)
+                named: dict[str, Gradients] = {"linear1": {}, "linear2": {}}
+                for key, gradient in grads.items():
+                    number, name = key.split(".")
+                    named["linear1" if number == "0" else "linear2"][name] = gradient
+                return dx, None, named
+
+            return y, back
+
         backs = []
-        for norm, part in (("norm1", first), ("norm2", second), ("norm3", self._feed_forward)):
-            x, back = self._residual(norm, part, x)
+        for norm, added in (
+            ("norm1", attend("self_attn", self.dropout1, None, own)),
+            ("norm2", attend("multihead_attn", self.dropout2, memory, cross)),
+            ("norm3", feed_forward),
+        ):
+            x, back = self._residual(keep, norm, added, x)
             backs.append(back)
 
         def pullback(dy: npt.ArrayLike) -> tuple[tuple[Array, Array], Gradients]:
             d: Any = dy
-            parts: dict[str, Gradients] = {}
-            d_memory = None
+            d_memory: Any = None
+            found: dict[str, Gradients] = {}
             for back in reversed(backs):
                 d, d_other, grads = back(d)
                 d_memory = d_other if d_memory is None else d_memory
-                parts |= grads
-            assert d_memory is not None
-            ordered = {name: parts[name] for name, _ in self.named_children() if name in parts}
+                found |= grads
+            ordered = {name: found[name] for name, _ in self.named_children() if name in found}
             return (d, d_memory), self.gather_gradients(ordered)
 
         return x, pullback
 
-    # ---------------------------------------------------------------------------------------- their parts
-
-    def _checked(self, tgt: npt.ArrayLike, memory: npt.ArrayLike) -> tuple[Array, Array]:
-        dtype = float_type(self.linear1.weight)
-        return as_features(tgt, self.d_model, dtype, "tgt"), as_features(
-            memory, self.d_model, dtype, "memory"
-        )
-
-    def _residual(self, name: str, part: Part, x: Array) -> tuple[Array, Back]:
-        """Add a part to x, with the norm before or behind; ``dy -> (dx, d_memory or None, grads)``."""
+    def _residual(self, keep: bool, name: str, added: Added, x: Array) -> tuple[Array, Back]:
+        """Add what is made of x to it, with the norm before or after; ``dy -> (dx, d_memory or None, grads)``."""
         norm: LayerNorm = getattr(self, name)
         if self.norm_first:
-            normed, norm_back = norm.vjp(x)
-            added, part_back = part(normed)
-            y = x + added
+            normed, norm_back = run(norm, keep, x)
+            more, added_back = added(normed)
+            y = x + more
         else:
-            added, part_back = part(x)
-            y, norm_back = norm.vjp(x + added)
+            more, added_back = added(x)
+            y, norm_back = run(norm, keep, x + more)
 
         def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
             if self.norm_first:
                 dy = as_gradient(dy, y)
-                d_normed, d_memory, grads = part_back(dy)
-                d_added, norm_grads = norm_back(d_normed)
-                return dy + d_added, d_memory, {**grads, name: norm_grads}
+                d_normed, d_memory, grads = added_back(dy)
+                d_more, norm_grads = norm_back(d_normed)
+                return dy + d_more, d_memory, {**grads, name: norm_grads}
             d_sum, norm_grads = norm_back(dy)
-            d_part, d_memory, grads = part_back(d_sum)
-            return d_sum + d_part, d_memory, {**grads, name: norm_grads}
-
-        return y, back
-
-    def _attention(self, name: str, dropout: str, memory: Array | None, options: dict[str, Any]) -> Part:
-        """Attend to the memory, or without one to x itself."""
-        attention, drop = getattr(self, name), getattr(self, dropout)
-
-        def part(x: Array) -> tuple[Array, Back]:
-            keys = x if memory is None else memory
-            (attended, _), attention_back = attention.vjp(x, keys, keys, **options)
-            y, drop_back = drop.vjp(attended)
-
-            def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
-                (dq, dk, dv), grads = attention_back(drop_back(dy)[0])
-                if memory is None:
-                    return dq + dk + dv, None, {name: grads}
-                return dq, dk + dv, {name: grads}
-
-            return y, back
-
-        return part
-
-    def _feed_forward(self, x: Array) -> tuple[Array, Back]:
-        layers = self.linear1, ACTIVATIONS[self.activation], self.dropout, self.linear2, self.dropout3
-        y, chain_back = Sequential(*layers).vjp(x)
-
-        def back(dy: Array) -> tuple[Array, None, dict[str, Gradients]]:
-            dx, grads = chain_back(dy)
-            named: dict[str, Gradients] = {"linear1": {}, "linear2": {}}
-            for key, gradient in grads.items():
-                number, name = key.split(".")
-                named["linear1" if number == "0" else "linear2"][name] = gradient
-            return dx, None, named
+            d_more, d_memory, grads = added_back(d_sum)
+            return d_sum + d_more, d_memory, {**grads, name: norm_grads}
 
         return y, back
 
 
-class TransformerDecoder(Module):
+class TransformerDecoder(Stack):
     """Decoder layers one after the other, and a norm at the end if there is one.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerDecoder``. As there, the layers are
@@ -336,13 +333,7 @@ class TransformerDecoder(Module):
     """
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
-        if not isinstance(decoder_layer, Module):
-            raise TypeError(f"decoder_layer must be a Module, not {type(decoder_layer).__name__}")
-        if not isinstance(norm, Module | None):
-            raise TypeError(f"norm must be a Module or None, not {type(norm).__name__}")
-        self.num_layers = check_size("num_layers", num_layers)
-        self.layers = ModuleList([copied(decoder_layer) for _ in range(num_layers)])
-        self.norm = norm
+        super().__init__("decoder_layer", decoder_layer, num_layers, norm)
 
     def forward(
         self,
@@ -377,21 +368,12 @@ class TransformerDecoder(Module):
         TypeError, ValueError
             Inputs or masks that do not fit.
         """
-        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal)
-        x: Any = tgt
-        for layer in self.layers:
-            x = layer(
-                x,
-                memory,
-                *masks,
-                memory_is_causal,
-                key_lengths=key_lengths,
-                memory_key_lengths=memory_key_lengths,
-            )
-        y: Array = x if self.norm is None else self.norm(x)
+        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+        causal = bool(tgt_is_causal), memory_is_causal
+        lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}
+        y: Array = self._run(False, tgt, memory, *masks, *causal, **lengths)[0]
         return y
 
-    @documented_vjp(result="y : ndarray, in the shape of ``tgt``", pullback=_PULLBACK)
     def vjp(
         self,
         tgt: npt.ArrayLike,
@@ -406,38 +388,24 @@ class TransformerDecoder(Module):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. It drops what was dropped."""
-        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, bool(tgt_is_causal)
-        x: Any = tgt
-        pullbacks = []
-        for layer in self.layers:
-            x, layer_pullback = layer.vjp(
-                x,
-                memory,
-                *masks,
-                memory_is_causal,
-                key_lengths=key_lengths,
-                memory_key_lengths=memory_key_lengths,
-            )
-            pullbacks.append(layer_pullback)
-        norm_pullback = None
-        if self.norm is not None:
-            x, norm_pullback = self.norm.vjp(x)
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. It drops what was dropped.
 
-        def pullback(dy: npt.ArrayLike) -> tuple[tuple[Array, Array], Gradients]:
-            d: Any = dy
-            last: dict[str, Gradients] = {}
-            if norm_pullback is not None:
-                d, last["norm"] = norm_pullback(d)
-            parts: list[tuple[str, Gradients]] = []
-            d_memory: Any = None
-            for n in reversed(range(len(pullbacks))):
-                (d, more), grads = pullbacks[n](d)
-                d_memory = more if d_memory is None else d_memory + more
-                parts.append((f"layers.{n}", grads))
-            return (d, d_memory), self.gather_gradients({**dict(reversed(parts)), **last})
+        Parameters
+        ----------
+        tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
+        key_lengths, memory_key_lengths
+            As :meth:`forward` takes them.
 
-        return x, pullback
+        Returns
+        -------
+        y : ndarray, in the shape of ``tgt``
+        pullback : callable
+            ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says.
+        """
+        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+        causal = bool(tgt_is_causal), memory_is_causal
+        lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}
+        return self._run(True, tgt, memory, *masks, *causal, **lengths)
 
 
 def _options(

@@ -19,7 +19,6 @@ from selfattn._check import (
     checked_pullback,
     seed_from_rng,
 )
-from selfattn._docs import documented_vjp
 from selfattn.engine import transformer
 from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
 from selfattn.functional._products import plain, widest
@@ -29,7 +28,7 @@ from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Module
+from selfattn.nn.module import Module, named_gradients, run
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.rms_norm import RMSNorm
 
@@ -163,10 +162,10 @@ class TransformerEncoderLayer(Module):
         ndarray, in the shape of ``src``
             What stands in the places of ignored tokens has no meaning.
         """
-        call = _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths)
-        return call.unpacked(transformer.forward(call.model, call.rows, call.cu_seqlens))
+        return _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths).run(
+            False
+        )[0]
 
-    @documented_vjp(result="y : ndarray, in the shape of ``src``")
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -176,12 +175,70 @@ class TransformerEncoderLayer(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
-        call = _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths)
-        return call.vjp()
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+
+        Parameters
+        ----------
+        src, src_mask, src_key_padding_mask, is_causal, key_lengths
+            As :meth:`forward` takes them.
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``src``
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
+        return _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths).run(
+            True
+        )
 
 
-class TransformerEncoder(Module):
+class Stack(Module):
+    """Copies of a layer one after the other, and a norm at the end if there is one.
+
+    With copies of the generators that its dropout draws from, every layer would drop the same places: they share these.
+    """
+
+    layers: ModuleList
+    norm: Module | None
+
+    def __init__(self, name: str, layer: Module, num_layers: int, norm: Module | None) -> None:
+        if not isinstance(layer, Module):
+            raise TypeError(f"{name} must be a Module, not {type(layer).__name__}")
+        if not isinstance(norm, Module | None):
+            raise TypeError(f"norm must be a Module or None, not {type(norm).__name__}")
+        self.num_layers = check_size("num_layers", num_layers)
+        generators = [vars(module)["rng"] for module in layer.modules() if "rng" in vars(module)]
+        shared = {id(generator): generator for generator in generators}
+        self.layers = ModuleList([copy.deepcopy(layer, dict(shared)) for _ in range(self.num_layers)])
+        self.norm = norm
+
+    def _run(self, keep: bool, x: Any, *inputs: Any, **options: Any) -> tuple[Any, Pullback]:
+        """Call one after the other; the gradients of a second input, a memory, are added up."""
+        pullbacks = []
+        for n, layer in enumerate(self.layers):
+            x, back = run(layer, keep, x, *inputs, **options)
+            pullbacks.append((f"layers.{n}", back))
+        if self.norm is not None:
+            x, back = run(self.norm, keep, x)
+            pullbacks.append(("norm", back))
+
+        def pullback(dy: npt.ArrayLike) -> tuple[Any, Gradients]:
+            d: Any = dy
+            d_memory: Any = None
+            grads: dict[str, Gradients] = {}
+            for name, back in reversed(pullbacks):
+                d, grads[name] = back(d)
+                if isinstance(d, tuple):
+                    d, more = d
+                    d_memory = more if d_memory is None else d_memory + more
+            gathered = self.gather_gradients(dict(reversed(grads.items())))
+            return (d if d_memory is None else (d, d_memory)), gathered
+
+        return x, pullback
+
+
+class TransformerEncoder(Stack):
     """Encoder layers one after the other, and a norm at the end if there is one.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoder``. As there, the layers are
@@ -232,27 +289,30 @@ class TransformerEncoder(Module):
         mask_check: bool = True,
     ) -> None:
         del enable_nested_tensor, mask_check  # they change no result
-        if not isinstance(encoder_layer, Module):
-            raise TypeError(f"encoder_layer must be a Module, not {type(encoder_layer).__name__}")
-        if not isinstance(norm, Module | None):
-            raise TypeError(f"norm must be a Module or None, not {type(norm).__name__}")
-        self.num_layers = check_size("num_layers", num_layers)
-        self.layers = ModuleList([copied(encoder_layer) for _ in range(self.num_layers)])
-        self.norm = norm
+        super().__init__("encoder_layer", encoder_layer, num_layers, norm)
 
-    def _call(self, src: npt.ArrayLike, *masks: Any) -> _Call | None:
-        """Return the call of the core, or None if a layer or the norm is of another kind."""
+    def _encode(
+        self,
+        keep: bool,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None,
+        padding_mask: npt.ArrayLike | None,
+        is_causal: bool | None,
+        key_lengths: npt.ArrayLike | None,
+    ) -> tuple[Array, Pullback]:
+        """Run the layers, in one call of the core if all of them and the norm are of the kinds that it has."""
         layers: Any = list(self.layers)
-        if any(type(layer) is not TransformerEncoderLayer for layer in layers):
-            return None
-        norm: Any = self.norm
-        whole = norm is None or (
-            type(norm) in (LayerNorm, RMSNorm) and norm.normalized_shape == (layers[0].d_model,)
-        )
-        shapes = {(layer.d_model, layer.self_attn.num_heads, layer.self_attn.batch_first) for layer in layers}
-        if not whole or len(shapes) > 1 or (norm is not None and norm.weight is None):
-            return None
-        return _Call(self, layers, norm, src, *masks)
+        whole = all(type(layer) is TransformerEncoderLayer for layer in layers)
+        if whole and self.norm is not None:
+            norm: Any = self.norm
+            shaped = type(norm) in (LayerNorm, RMSNorm) and norm.normalized_shape == (layers[0].d_model,)
+            whole = shaped and norm.weight is not None
+        if whole:
+            shapes = {(own.d_model, own.self_attn.num_heads, own.self_attn.batch_first) for own in layers}
+            whole = len(shapes) == 1
+        if whole:
+            return _Call(self, layers, self.norm, src, mask, padding_mask, is_causal, key_lengths).run(keep)
+        return self._run(keep, src, mask, padding_mask, bool(is_causal), key_lengths=key_lengths)
 
     def forward(
         self,
@@ -276,15 +336,8 @@ class TransformerEncoder(Module):
         -------
         ndarray, in the shape of ``src``
         """
-        if (call := self._call(src, mask, src_key_padding_mask, is_causal, key_lengths)) is not None:
-            return call.unpacked(transformer.forward(call.model, call.rows, call.cu_seqlens))
-        x: Any = src
-        for layer in self.layers:
-            x = layer(x, mask, src_key_padding_mask, bool(is_causal), key_lengths=key_lengths)
-        y: Array = x if self.norm is None else self.norm(x)
-        return y
+        return self._encode(False, src, mask, src_key_padding_mask, is_causal, key_lengths)[0]
 
-    @documented_vjp(result="y : ndarray, in the shape of ``src``")
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -294,42 +347,33 @@ class TransformerEncoder(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
-        if (call := self._call(src, mask, src_key_padding_mask, is_causal, key_lengths)) is not None:
-            return call.vjp()
-        x: Any = src
-        pullbacks = []
-        for n, layer in enumerate(self.layers):
-            x, layer_pullback = layer.vjp(
-                x, mask, src_key_padding_mask, bool(is_causal), key_lengths=key_lengths
-            )
-            pullbacks.append((f"layers.{n}", layer_pullback))
-        if self.norm is not None:
-            x, norm_pullback = self.norm.vjp(x)
-            pullbacks.append(("norm", norm_pullback))
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
 
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            dx: Any = dy
-            parts: list[tuple[str, Gradients]] = []
-            for name, part_pullback in reversed(pullbacks):
-                dx, grads = part_pullback(dx)
-                parts.append((name, grads))
-            return dx, self.gather_gradients(dict(reversed(parts)))
+        Parameters
+        ----------
+        src, mask, src_key_padding_mask, is_causal, key_lengths
+            As :meth:`forward` takes them.
 
-        return x, pullback
+        Returns
+        -------
+        y : ndarray, in the shape of ``src``
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
+        return self._encode(True, src, mask, src_key_padding_mask, is_causal, key_lengths)
 
 
 class _Call:
     """A call of layers one after the other, as the core takes it: packed rows, settings, the masks as one.
 
-    Tokens that ``key_lengths`` says do not exist are left out. In their places stand zeros, in results and in gradients.
+    Tokens that ``key_lengths`` says do not exist are left out. In their places are zeros, in results and in gradients.
     """
 
     def __init__(
         self,
         owner: Module,
         layers: Sequence[TransformerEncoderLayer],
-        norm: LayerNorm | RMSNorm | None,
+        norm: Any,
         src: npt.ArrayLike,
         mask: npt.ArrayLike | None,
         padding_mask: npt.ArrayLike | None,
@@ -337,16 +381,17 @@ class _Call:
         key_lengths: npt.ArrayLike | None,
     ) -> None:
         first = layers[0]
-        x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
+        self.x = x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
         self.batch_first = first.self_attn.batch_first
         if x.ndim not in (2, 3):
             axes = "(N, L, d_model)" if self.batch_first else "(L, N, d_model)"
             raise ValueError(f"src must have shape {axes} or (L, d_model), not {x.shape}")
-        self.owner, self.layers, self.norm = owner, layers, norm
-        self.parts = [parts_of_layer(layer) for layer in layers] + ([] if norm is None else [{"": norm}])
-        parameters = [p for own in self.parts for part in own.values() for p in part.parameters().values()]
-        self.parameters = parameters
-        self.x, self.dtype = x, np.result_type(x, *{p.dtype for p in parameters})
+        for layer in layers:
+            check_layer(layer)
+        self.owner = owner
+        self.named = owner.parameters()
+        parameters = self.named.values()
+        self.dtype = np.result_type(x, *{p.dtype for p in parameters})
         self.compute = widest(x, *parameters)
         for parameter in parameters:
             if is_compact(parameter):
@@ -355,24 +400,18 @@ class _Call:
         lead, length = by_sequence.shape[:-2], by_sequence.shape[-2]
         self.shape = (lead[0] if lead else 1, length, x.shape[-1])
         self.exists = _existing(key_lengths, lead, length)
-        rows = by_sequence.reshape(self.shape)
+        self.rows = self._packed(by_sequence)
         lengths = np.full(self.shape[0], length) if self.exists is None else self.exists.sum(axis=1)
-        self.rows = plain(
-            rows.reshape(-1, x.shape[-1]) if self.exists is None else rows[self.exists], self.compute
-        )
         present = np.flatnonzero(lengths)
-        self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
-        heads, pairs = first.self_attn.num_heads, (length, length)
-        allowed, key_bias = mask_from_ignored(mask, padding_mask, lead, heads, pairs, self.compute)
+        self.starts = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
+        heads = first.self_attn.num_heads
+        allowed, key_bias = mask_from_ignored(mask, padding_mask, lead, heads, (length, length), self.compute)
         if key_bias is not None:
             key_bias = key_bias.reshape(self.shape[:2])[present]
-        settings = tuple(
-            core_settings(own, layer, bool(is_causal), self.compute)
-            for own, layer in zip(self.parts, layers, strict=False)
-        )
+        self.described = Description(self.compute)
         self.model = transformer.Transformer(
-            settings,
-            final_norm=None if norm is None else core_norm(norm, self.compute),
+            tuple(self.described.layer(layer, bool(is_causal)) for layer in layers),
+            final_norm=None if norm is None else self.described.norm(norm),
             mask=self._mask(allowed, present),
             key_bias=key_bias if len(present) else None,
         )
@@ -390,7 +429,13 @@ class _Call:
         mask = np.broadcast_to(mask, (*mask.shape[:2], length, length))
         return mask if len(mask) in (1, len(present)) else mask[present]
 
-    def unpacked(self, rows: Array) -> Array:
+    def _packed(self, by_sequence: Array) -> Array:
+        """Return the rows of the tokens that exist, as the core takes them."""
+        every = by_sequence.reshape(self.shape)
+        rows = every.reshape(-1, self.shape[-1]) if self.exists is None else every[self.exists]
+        return plain(rows, self.compute)
+
+    def _unpacked(self, rows: Array) -> Array:
         """Put rows back in the places of the tokens, in the shape of the input."""
         if self.exists is None:
             every = rows.reshape(self.shape)
@@ -400,41 +445,92 @@ class _Call:
         y = self._by_sequence(every.reshape(self._by_sequence(self.x).shape))
         return np.ascontiguousarray(y, self.dtype)
 
-    def vjp(self) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback."""
-        rows, core_pullback = transformer.vjp(self.model, self.rows, self.cu_seqlens)
-        y = self.unpacked(rows)
+    def run(self, keep: bool) -> tuple[Array, Any]:
+        """Compute the output, and its pullback if it is to be kept."""
+        if not keep:
+            return self._unpacked(transformer.forward(self.model, self.rows, self.starts)), None
+        rows, core_back = self.described.vjp(self.model, self.rows, self.starts)
+        y = self._unpacked(rows)
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
-            by_sequence = self._by_sequence(dy).reshape(self.shape)
-            flat = by_sequence.reshape(-1, dy.shape[-1]) if self.exists is None else by_sequence[self.exists]
-            dx, grads, _ = core_pullback(plain(flat, self.compute))
-            found = dict(zip(self._names(), grads, strict=True))
-            named = {
-                name: found[name].astype(array.dtype, copy=False)
-                for name, array in self.owner._all_parameters()
-                if name in found
-            }
-            return self.unpacked(dx).astype(self.x.dtype, copy=False), self.owner.gather_gradients(
-                {"": named}
-            )
+            dx, pairs = core_back(self._packed(self._by_sequence(dy)))
+            return self._unpacked(dx).astype(self.x.dtype, copy=False), named_gradients(self.named, pairs)
 
-        return y, checked_pullback(self.owner, y, self.parameters, backward)
-
-    def _names(self) -> list[str]:
-        """Return the names of the parameters in the order of the core's gradients."""
-        alone = self.owner is self.layers[0]
-        names = [
-            f"{part}.{name}" if alone else f"layers.{n}.{part}.{name}"
-            for n, own in enumerate(self.parts[: len(self.layers)])
-            for part, module in own.items()
-            for name in module.parameters()
-        ]
-        return names + ([] if self.norm is None else [f"norm.{name}" for name in self.norm.parameters()])
+        return y, checked_pullback(self.owner, y, self.named.values(), backward)
 
 
-def parts_of_layer(layer: TransformerEncoderLayer) -> dict[str, Module]:
-    """Return the parts with parameters in the order of the core, which computes with these alone."""
+class Description:
+    """Layers as the core takes them; remembers which parameter each of its arrays is, for the gradients."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.origins: dict[
+            int, tuple[Array, Array]
+        ] = {}  # by the id of what the core reads: that, and the parameter
+
+    def array(self, parameter: Any) -> Any:
+        """Return a parameter as the core reads it; 16 bits as float32."""
+        if parameter is None or isinstance(parameter, Compact):
+            return parameter
+        taken = plain(parameter, self.dtype)
+        self.origins[id(taken)] = taken, parameter
+        return taken
+
+    def projection(self, weight: Any, bias: Array | None) -> transformer.Projection:
+        """Describe a product."""
+        return transformer.Projection(self.array(weight), self.array(bias))
+
+    def norm(self, norm: Any) -> transformer.Norm:
+        """Describe a LayerNorm or RMSNorm with a weight."""
+        if isinstance(norm, RMSNorm):
+            eps = np.finfo(self.dtype).eps if norm.eps is None else norm.eps
+            return transformer.Norm(self.array(norm.weight), None, float(eps), "rms")
+        return transformer.Norm(self.array(norm.weight), self.array(norm.bias), norm.eps)
+
+    def layer(self, layer: TransformerEncoderLayer, is_causal: bool) -> transformer.Layer:
+        """Describe a layer in its mode: what it drops has a new seed."""
+        attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
+        first, wide, last = (
+            own.p if own.training else 0.0 for own in (layer.dropout1, layer.dropout, layer.dropout2)
+        )
+        drops = (attention.dropout if attention.training else 0.0, first, wide, last)
+        # The core wants query, key and value apart where they are rounded.
+        inputs: list[tuple[Any, Array | None]] = [(attention.in_proj_weight, attention.in_proj_bias)]
+        if is_compact(inputs[0][0]):
+            inputs = attention._projections()
+        query, *others = [self.projection(weight, bias) for weight, bias in inputs]
+        key, value = others or (None, None)
+        return transformer.Layer(
+            attention.num_heads,
+            query,
+            key,
+            value,
+            output=self.projection(attention.out_proj._operand("weight"), attention.out_proj.bias),
+            attention_norm=self.norm(layer.norm1),
+            up=self.projection(linear1._operand("weight"), linear1.bias),
+            down=self.projection(linear2._operand("weight"), linear2.bias),
+            feed_forward_norm=self.norm(layer.norm2),
+            norm_first=layer.norm_first,
+            activation="relu" if layer.activation == "relu" else "gelu",
+            causal=is_causal,
+            dropout=drops,
+            seed=seed_from_rng(attention.rng) if any(drops) else 0,
+        )
+
+    def vjp(self, model: transformer.Transformer, inputs: Array, starts: Array) -> tuple[Array, Any]:
+        """Compute the rows of a model, and ``dy -> (dx, pairs of a parameter and its gradient)``."""
+        rows, core_back = transformer.vjp(model, inputs, starts)
+
+        def back(dy: Array) -> tuple[Array, list[tuple[Array, Array]]]:
+            dx, grads, _ = core_back(dy)
+            taken = zip(transformer.arrays(model), grads, strict=True)
+            return dx, [(self.origins[id(array)][1], grad) for array, grad in taken]
+
+        return rows, back
+
+
+def check_layer(layer: TransformerEncoderLayer) -> None:
+    """Refuse a layer that has been given other modules than the core computes with."""
     kinds = {
         "self_attn": MultiheadAttention, "norm1": LayerNorm, "linear1": Linear, "linear2": Linear, "norm2": LayerNorm,
         "dropout": Dropout, "dropout1": Dropout, "dropout2": Dropout,
@@ -454,55 +550,6 @@ def parts_of_layer(layer: TransformerEncoderLayer) -> dict[str, Module]:
         )
     if layer.activation not in ACTIVATIONS:
         raise ValueError(f'activation must be "relu" or "gelu", not {layer.activation!r}')
-    return {name: getattr(layer, name) for name in ("self_attn", "norm1", "linear1", "linear2", "norm2")}
-
-
-def core_settings(
-    parts: dict[str, Module], layer: TransformerEncoderLayer, is_causal: bool, dtype: np.dtype[Any]
-) -> transformer.Layer:
-    """Describe a layer of these parts to the core, in its mode: what it drops has a new seed."""
-    attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
-    first, wide, last = (
-        part.p if part.training else 0.0 for part in (layer.dropout1, layer.dropout, layer.dropout2)
-    )
-    drops = (attention.dropout if attention.training else 0.0, first, wide, last)
-    # The core wants query, key and value apart where they are rounded.
-    inputs: list[tuple[Any, Array | None]] = [(attention.in_proj_weight, attention.in_proj_bias)]
-    if is_compact(inputs[0][0]):
-        inputs = attention._projections()
-    query, *others = [_projection(weight, bias, dtype) for weight, bias in inputs]
-    key, value = others or (None, None)
-    return transformer.Layer(
-        attention.num_heads,
-        query,
-        key,
-        value,
-        output=_projection(attention.out_proj._operand("weight"), attention.out_proj.bias, dtype),
-        attention_norm=core_norm(layer.norm1, dtype),
-        up=_projection(linear1._operand("weight"), linear1.bias, dtype),
-        down=_projection(linear2._operand("weight"), linear2.bias, dtype),
-        feed_forward_norm=core_norm(layer.norm2, dtype),
-        norm_first=layer.norm_first,
-        activation="relu" if layer.activation == "relu" else "gelu",
-        causal=is_causal,
-        dropout=drops,
-        seed=seed_from_rng(attention.rng) if any(drops) else 0,
-    )
-
-
-def _projection(weight: Any, bias: Array | None, dtype: np.dtype[Any]) -> transformer.Projection:
-    own = weight if isinstance(weight, Compact) else plain(weight, dtype)
-    return transformer.Projection(own, None if bias is None else plain(bias, dtype))
-
-
-def core_norm(norm: Any, dtype: np.dtype[Any]) -> transformer.Norm:
-    """Describe a LayerNorm or RMSNorm with a weight to the core."""
-    bias = getattr(norm, "bias", None)
-    weight = plain(norm.weight, dtype)
-    if isinstance(norm, RMSNorm):
-        eps = np.finfo(dtype).eps if norm.eps is None else norm.eps
-        return transformer.Norm(weight, None, float(eps), "rms")
-    return transformer.Norm(weight, None if bias is None else plain(bias, dtype), norm.eps)
 
 
 def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: int) -> Array | None:
@@ -518,12 +565,3 @@ def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: 
         np.arange(length) < lengths.reshape(-1, 1), (lead[0] if lead else 1, length)
     )
     return exist
-
-
-def copied(layer: Module) -> Module:
-    """Copy a layer with its parameters, but not the generators that its dropout draws from.
-
-    With copies of those, every layer would drop the same places.
-    """
-    generators = [vars(module)["rng"] for module in layer.modules() if "rng" in vars(module)]
-    return copy.deepcopy(layer, {id(generator): generator for generator in generators})
