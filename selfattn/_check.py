@@ -1,4 +1,4 @@
-"""What arguments may be: plain arrays and their dtypes, sizes, numbers, seeds, settings by name; and what a pullback still finds.
+"""What arguments may be: plain arrays and their dtypes, sizes, numbers, seeds, settings by name.
 
 The C core checks what it is given itself. This is for what works in NumPy, and for the layers.
 """
@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn import _core
-
 Array: TypeAlias = npt.NDArray[Any]
-Gradients: TypeAlias = dict[str, Array]
-Pullback: TypeAlias = Callable[..., Any]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -169,56 +165,11 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
     return array.astype(y.dtype, copy=False)
 
 
-def checked_pullback(
-    owner: Any,
-    y: Array,
-    parameters: Iterable[Array | None],
-    backward: Callable[[Array], Any],
-    name: str = "dy",
-) -> Pullback:
-    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward."""
-    unchanged = Unchanged(type(owner).__name__, *parameters)
-
-    def pullback(dy: npt.ArrayLike) -> Any:
-        dy = as_gradient(dy, y, name)
-        unchanged.check()
-        return backward(dy)
-
-    return pullback
-
-
 def quoted(value: Any) -> str:
     """Quote what was given, a long thing only in part."""
     long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
     text = repr(value[:50] if long else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-class Unchanged:
-    """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
-
-    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with
-    new weights. A checksum of their memory costs a fraction of the product that the weights take part in, and unlike
-    a counter it also notices ``weight[...] = 0``.
-    """
-
-    def __init__(self, owner: str, *arrays: Array | None) -> None:
-        self.owner = owner
-        self.arrays = tuple(array for array in arrays if array is not None)
-        self.before = _core._checksum(self.arrays)
-
-    def check(self) -> None:
-        """Raise when a parameter has changed.
-
-        Raises
-        ------
-        RuntimeError
-            The gradient that was asked for can no longer be had.
-        """
-        if _core._checksum(self.arrays) != self.before:
-            raise RuntimeError(
-                f"the parameters of {self.owner} have changed since vjp was called; call vjp again"
-            )
 
 
 class Entries:

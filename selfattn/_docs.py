@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 
 def described(function: Callable[..., Any], names: Iterable[str] | None = None) -> str:
@@ -28,67 +28,3 @@ def put(function: Callable[..., Any], place: str, text: str) -> None:
 
     if function.__doc__:
         function.__doc__ = re.sub(rf"^( *){place}", in_place, function.__doc__, count=1, flags=re.MULTILINE)
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-_SECTIONS = """
-
-Parameters
-----------
-{names}
-    As :meth:`forward` takes {them}.{stay}
-
-Returns
--------
-{result}
-    What :meth:`forward` returns.
-pullback : callable
-    {pullback}
-
-Raises
-------
-TypeError, ValueError
-    As for :meth:`forward`. In the pullback: the gradient has another shape than its result, or holds neither
-    floats nor integers.
-"""
-_CHANGED = """\
-RuntimeError
-    In the pullback: {changed} has changed.
-"""
-_PULLBACK = """\
-``dx, grads = pullback(dy)``, as often as wanted: ``dx`` in the shape and dtype of ``{first}``, ``grads`` keyed
-    like :meth:`parameters`, in their shapes and dtypes."""
-
-
-def documented_vjp(
-    changed: str | None = "a parameter that it needs",
-    *,
-    keeps: bool = True,
-    result: str = "y : ndarray",
-    pullback: str = _PULLBACK,
-) -> Callable[[Method], Method]:
-    """Put the sections of a `vjp` behind what its docstring says.
-
-    ``changed`` says what must not change before the pullback is called, if there is such a thing, ``keeps`` whether
-    that holds for the arguments; ``result`` and ``pullback`` are entries of the section Returns.
-    """
-
-    def documented(method: Method) -> Method:
-        parameters = list(inspect.signature(method).parameters.values())[1:]
-        names = [str(p).split(":")[0].split("=")[0] for p in parameters]
-        they, are = ("they", "are") if len(names) > 1 else ("it", "is")
-        stay = f" Until the last call of the pullback, {they} must stay as {they} {are}." if keeps else ""
-        text = _SECTIONS.format(
-            names="\n".join(textwrap.wrap(", ".join(names), 100)),
-            them="them" if len(names) > 1 else "it",
-            stay=stay,
-            result=result,
-            pullback=pullback.format(first=names[0]),
-        )
-        text += "" if changed is None else _CHANGED.format(changed=changed)
-        if method.__doc__:  # none under -OO
-            method.__doc__ = method.__doc__.rstrip() + textwrap.indent(text, " " * 8) + " " * 8
-        return method
-
-    return documented

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from selfattn._check import Array, Gradients
+from selfattn._check import Array
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
 from selfattn.models._encoder import Pulled, Shapes, add, linear
+from selfattn.nn.module import Gradients
 
 
 class Classifier:

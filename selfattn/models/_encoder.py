@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, checked_pullback
+from selfattn._check import Array
 from selfattn.engine import transformer
 from selfattn.engine.packing import check_ids, pack
 from selfattn.engine.transformer import Norm, Projection, Transformer
@@ -31,7 +31,7 @@ from selfattn.models._pipeline import IN_CORE, normalized
 from selfattn.models._text import Cut, Piece, TextModel, one_or_many
 from selfattn.models._weights import fit
 from selfattn.nn import init
-from selfattn.nn.module import IncompatibleKeys, Module
+from selfattn.nn.module import Gradients, IncompatibleKeys, Module, checked_pullback
 
 Shapes = dict[str, tuple[int, ...]]
 Pulled = Callable[[Array], Gradients]

@@ -7,11 +7,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from selfattn._check import Array, Gradients
+from selfattn._check import Array
 from selfattn.engine.transformer import Transformer
 from selfattn.models._config import Config
 from selfattn.models._encoder import Parameters, Shapes, linear, norm
 from selfattn.models._post_norm import PostNormEncoder
+from selfattn.nn.module import Gradients
 
 BUCKETS, MOST_DISTANCE = 32, 128
 

@@ -7,13 +7,14 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, as_array, checked_pullback
+from selfattn._check import Array, as_array
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
 from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
+from selfattn.nn.module import Gradients, checked_pullback
 
 Grid: TypeAlias = tuple[int, int]
 

@@ -18,14 +18,13 @@ from selfattn.nn.dropout import Dropout
 from selfattn.nn.embedding import Embedding
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.gpt import GPT
-from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
 from selfattn.nn.multihead_attention import MultiheadAttention
+from selfattn.nn.norms import LayerNorm, RMSNorm
 from selfattn.nn.positions import LearnedPositions, RotaryEmbedding, SinusoidalPositions
 from selfattn.nn.proxy_task import ProxyTask
-from selfattn.nn.rms_norm import RMSNorm
 from selfattn.nn.scaled_dot_product_attention import ScaledDotProductAttention
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
 from selfattn.nn.transformer_decoder import TransformerDecoder, TransformerDecoderLayer

@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn import _core
-from selfattn._check import Array, Gradients, Pullback, as_gradient, as_input, layer_dtype
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, as_gradient, as_input, layer_dtype
 from selfattn.functional._products import widened
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback
 
 
 class Activation(Module):
@@ -44,9 +43,20 @@ class Activation(Module):
         array = as_input(x, self.dtype)
         return np.asarray(self._apply(widened(array)), array.dtype)
 
-    @documented_vjp(None)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``."""
+        """Compute the output and its pullback, ``dy -> (dx, {})``.
+
+        Parameters
+        ----------
+        x : array_like
+            Of any shape.
+
+        Returns
+        -------
+        y : ndarray, in the shape and dtype of ``x``
+        pullback : callable
+            ``dx, {} = pullback(dy)``, as :class:`Module` says.
+        """
         array = as_input(x, self.dtype)
         y = self.forward(array)
 

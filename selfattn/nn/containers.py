@@ -8,8 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, SupportsIndex
 
-from selfattn._check import Pullback
-from selfattn.nn.module import Module
+from selfattn.nn.module import Module, Pullback
 
 
 class ModuleList(Module):

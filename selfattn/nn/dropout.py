@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, Pullback, as_gradient, as_input, check_probability, layer_dtype
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, as_gradient, as_input, check_probability, layer_dtype
 from selfattn.nn import init
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback
 
 
 class Dropout(Module):
@@ -61,9 +60,19 @@ class Dropout(Module):
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
-    @documented_vjp(None, keeps=False)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places."""
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places.
+
+        Parameters
+        ----------
+        x : array_like
+
+        Returns
+        -------
+        y : ndarray, in the shape and dtype of ``x``
+        pullback : callable
+            ``dx, {} = pullback(dy)``, as :class:`Module` says.
+        """
         x = as_input(x, self.dtype)
         factors = self._factors(x)
         y = _times(x, factors)

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback, layer_dtype
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, check_size, layer_dtype
 from selfattn.engine.packing import check_ids
 from selfattn.functional._products import as_rows, widened
 from selfattn.nn import init
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 
 class Embedding(Module):
@@ -128,15 +127,20 @@ class Embedding(Module):
         """
         return self.weight[self.check_ids(ids)]
 
-    @documented_vjp(
-        "``weight``",
-        result="y : ndarray, shape (*ids.shape, embedding_dim)",
-        pullback="""\
-``grads = pullback(dy)``, as often as wanted: ``{{"weight": gradient}}``, in the shape and dtype of ``weight``.
-    Each row is the sum of ``dy`` over the places of its id; that of ``padding_idx`` is 0.""",
-    )
     def vjp(self, ids: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Look up ids; the pullback is ``dy -> grads``."""
+        """Look up ids; the pullback is ``dy -> grads``.
+
+        Parameters
+        ----------
+        ids : array_like of int
+
+        Returns
+        -------
+        y : ndarray, shape (*ids.shape, embedding_dim)
+        pullback : callable
+            ``{"weight": gradient} = pullback(dy)``, as :class:`Module` says. Each row is the sum of ``dy`` over the places of its
+            id; that of ``padding_idx`` is 0.
+        """
         ids = self.check_ids(ids)
         y = self.weight[ids]
 

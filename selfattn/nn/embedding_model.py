@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, Gradients, Pullback, check_size, checked_pullback, quoted
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, check_size, quoted
 from selfattn._extras import progress_bar
 from selfattn.engine.packing import check_ids, pack
 from selfattn.engine.transformer import POOLINGS, attention_layer
@@ -24,7 +23,7 @@ from selfattn.functional._products import widened
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.self_attention import SelfAttentionBlock
 from selfattn.text import as_tokenizer
@@ -170,16 +169,19 @@ class EmbeddingModel(Module):
         y = self._embed(ids, cu_seqlens, self._core_model())
         return y[0] if alone else y
 
-    @documented_vjp(
-        "a parameter of a block",
-        keeps=False,
-        result="y : ndarray, shape (embedding_dim,) or (n, embedding_dim)",
-        pullback="""\
-``grads = pullback(dy)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and dtypes; of n
-    sentences the sums.""",
-    )
     def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
-        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``."""
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``.
+
+        Parameters
+        ----------
+        sentence : str, sequence of int, or an iterable of such
+
+        Returns
+        -------
+        y : ndarray, shape (embedding_dim,) or (n, embedding_dim)
+        pullback : callable
+            ``grads = pullback(dy)``, as :class:`Module` says; of n sentences the sums.
+        """
         alone, given = as_batch(sentence)
         ids, cu_seqlens = self.pack(given)
         computed, saved = _core._transformer_forward(ids, cu_seqlens, self._core_model(), True)

@@ -10,16 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import (
-    Array,
-    Gradients,
-    Pullback,
-    as_gradient,
-    as_integers,
-    check_number,
-    check_size,
-    checked_pullback,
-)
+from selfattn._check import Array, as_gradient, as_integers, check_number, check_size
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.packing import Ids, check_ids, pack, vectors
@@ -29,10 +20,10 @@ from selfattn.functional._products import linear, linear_backward, plain, widest
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
-from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
 from selfattn.nn.losses import CrossEntropyLoss
-from selfattn.nn.module import Module, named_gradients
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
+from selfattn.nn.norms import LayerNorm
 from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
 
 IGNORED = -100  # a target that is not to be predicted, as CrossEntropyLoss has it

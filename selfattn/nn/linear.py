@@ -7,12 +7,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, Pullback, as_features, check_size, checked_pullback, layer_dtype
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, as_features, check_size, layer_dtype
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward
 from selfattn.nn import init
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 
 class Linear(Module):
@@ -98,9 +97,19 @@ class Linear(Module):
         weight = self._operand("weight")
         return multiply(as_features(x, self.in_features, weight.dtype), weight, self.bias)
 
-    @documented_vjp("``weight``", result="y : ndarray, shape (..., out_features)")
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., in_features)
+
+        Returns
+        -------
+        y : ndarray, shape (..., out_features)
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
         refuse_gradients(self.weight)
         x = as_features(x, self.in_features, self.weight.dtype)
         y = linear(x, self.weight, self.bias)

@@ -10,18 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import (
-    Array,
-    Pullback,
-    as_array,
-    as_input,
-    check_probability,
-    is_float,
-    layer_dtype,
-    promoted,
-)
+from selfattn._check import Array, as_array, as_input, check_probability, is_float, layer_dtype, promoted
 from selfattn.functional._products import widened, widest
-from selfattn.nn.module import Module
+from selfattn.nn.module import Module, Pullback
 
 WIDE = np.dtype(np.float64)
 Reduction: TypeAlias = Literal["mean", "sum", "none"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, Pullback, as_array
+from selfattn import _core
+from selfattn._check import Array, as_array, as_gradient
 from selfattn.engine.weights import (
     BITS,
     SCALE,
@@ -21,6 +22,9 @@ from selfattn.engine.weights import (
     kind_of,
     rounded,
 )
+
+Gradients: TypeAlias = dict[str, Array]
+Pullback: TypeAlias = Callable[..., Any]
 
 
 class IncompatibleKeys(NamedTuple):
@@ -483,6 +487,51 @@ def named_gradients(parameters: Mapping[str, Array], pairs: Iterable[tuple[Array
 def run(module: Any, keep: bool, *inputs: Any, **options: Any) -> tuple[Any, Any]:
     """Call a module: ``(y, pullback)``, or where nothing is to be kept for gradients ``(y, None)``."""
     return module.vjp(*inputs, **options) if keep else (module(*inputs, **options), None)
+
+
+def checked_pullback(
+    owner: Any,
+    y: Array,
+    parameters: Iterable[Array | None],
+    backward: Callable[[Array], Any],
+    name: str = "dy",
+) -> Pullback:
+    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward."""
+    unchanged = Unchanged(type(owner).__name__, *parameters)
+
+    def pullback(dy: npt.ArrayLike) -> Any:
+        dy = as_gradient(dy, y, name)
+        unchanged.check()
+        return backward(dy)
+
+    return pullback
+
+
+class Unchanged:
+    """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
+
+    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with
+    new weights. A checksum of their memory costs a fraction of the product that the weights take part in, and unlike
+    a counter it also notices ``weight[...] = 0``.
+    """
+
+    def __init__(self, owner: str, *arrays: Array | None) -> None:
+        self.owner = owner
+        self.arrays = tuple(array for array in arrays if array is not None)
+        self.before = _core._checksum(self.arrays)
+
+    def check(self) -> None:
+        """Raise when a parameter has changed.
+
+        Raises
+        ------
+        RuntimeError
+            The gradient that was asked for can no longer be had.
+        """
+        if _core._checksum(self.arrays) != self.before:
+            raise RuntimeError(
+                f"the parameters of {self.owner} have changed since vjp was called; call vjp again"
+            )
 
 
 def _owner(array: Any) -> Any:

@@ -8,18 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import (
-    Array,
-    Gradients,
-    Pullback,
-    as_features,
-    check_probability,
-    check_size,
-    checked_pullback,
-    layer_dtype,
-    seed_from_rng,
-)
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, as_features, check_probability, check_size, layer_dtype, seed_from_rng
 from selfattn.engine.weights import float_type, refuse_gradients
 from selfattn.functional._gradients import WRT, take_gradients
 from selfattn.functional._products import widened, widest
@@ -34,7 +23,7 @@ from selfattn.nn._attention import (
     with_key_bias,
 )
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 if TYPE_CHECKING:
     from selfattn.steps.layers import LayerSteps
@@ -221,12 +210,6 @@ class MultiheadAttention(Module):
         averaged = _averaged(weights[0] if need_weights else None, average_attn_weights)
         return self.out_proj(self._merge(attended)), averaged
 
-    @documented_vjp(
-        result="result : tuple, (output, weights)",
-        pullback="""\
-``(dq, dk, dv), grads = pullback(d_output)``, as often as wanted: the gradients of query, key and value in the
-    shape and dtype of each, and ``grads`` keyed like :meth:`parameters`, in their shapes and dtypes.""",
-    )
     def vjp(
         self,
         query: npt.ArrayLike,
@@ -244,6 +227,17 @@ class MultiheadAttention(Module):
 
         The weights are to look at: no gradient flows back through them. In self-attention, where one array
         is query, key and value, its gradient is ``dq + dk + dv``. The pullback drops what was dropped.
+
+        Parameters
+        ----------
+        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal, key_lengths
+            As :meth:`forward` takes them.
+
+        Returns
+        -------
+        result : tuple, (output, weights)
+        pullback : callable
+            ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says.
         """
         refuse_gradients(self.out_proj.weight)
         inputs = self._inputs(query, key, value)

@@ -13,24 +13,83 @@ import selfattn as sa
 from selfattn._check import (
     Array,
     Entries,
-    Gradients,
-    Pullback,
     as_gradient,
     as_integers,
     as_sequence,
     check_number,
     check_size,
-    checked_pullback,
     layer_dtype,
 )
-from selfattn._docs import documented_vjp
 from selfattn.engine.rope import read_rope
 from selfattn.functional._products import widened
 from selfattn.nn import init
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 
-class SinusoidalPositions(Module):
+class AddedPositions(Module):
+    """What is added to the rows of a sequence: row t of a table to row t. A subclass makes the table, (max_len, d_model)."""
+
+    d_model: int
+    max_len: int
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"d_model={self.d_model}, max_len={self.max_len}"
+
+    def _rows(self) -> Array:
+        raise NotImplementedError
+
+    def forward(self, x: npt.ArrayLike) -> Array:
+        """Add the positions to (..., L, d_model).
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_model)
+
+        Returns
+        -------
+        ndarray, shape (..., L, d_model)
+            A new array, in the dtype to which ``x`` and the table promote.
+
+        Raises
+        ------
+        ValueError
+            L is above ``max_len``, or the width is another.
+        """
+        table = self._rows()
+        x = as_sequence(x, self.d_model, table.dtype)
+        _check_length(x, self.max_len)
+        y: Array = x + table[: x.shape[-2]]
+        return y
+
+    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``; ``dx`` is a copy of ``dy``.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., L, d_model)
+
+        Returns
+        -------
+        y : ndarray, shape (..., L, d_model)
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
+        x = as_sequence(x, self.d_model, self._rows().dtype)
+        y, kind, parameters = self(x), x.dtype, self.parameters()
+
+        def backward(dy: Array) -> tuple[Array, Gradients]:
+            grads = {}
+            for name, weight in parameters.items():  # the table, or nothing
+                d_weight = np.zeros_like(widened(weight))
+                d_weight[: dy.shape[-2]] = widened(dy).reshape(-1, *dy.shape[-2:]).sum(axis=0)
+                grads[name] = d_weight.astype(weight.dtype, copy=False)
+            return dy.astype(kind), grads
+
+        return y, checked_pullback(self, y, parameters.values(), backward)
+
+
+class SinusoidalPositions(AddedPositions):
     """Add to row t of a sequence: sin(t·10000^(−i/d)) in column i = 0, 2, …, and the cosine in the next.
 
     Parameters
@@ -70,45 +129,11 @@ class SinusoidalPositions(Module):
         table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(max_len, d_model)
         self.table: Array = table.astype(kind)
 
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"d_model={self.d_model}, max_len={self.max_len}"
-
-    def forward(self, x: npt.ArrayLike) -> Array:
-        """Add the positions to (..., L, d_model).
-
-        Parameters
-        ----------
-        x : array_like, shape (..., L, d_model)
-
-        Returns
-        -------
-        ndarray, shape (..., L, d_model)
-            A new array, in the dtype to which ``x`` and ``table`` promote.
-
-        Raises
-        ------
-        ValueError
-            L is above ``max_len``, or the width is another.
-        """
-        x = as_sequence(x, self.d_model, self.table.dtype)
-        _check_length(x, self.max_len)
-        y: Array = x + self.table[: x.shape[-2]]
-        return y
-
-    @documented_vjp(None, keeps=False)
-    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``; ``dx`` is a copy of ``dy``."""
-        x = as_sequence(x, self.d_model, self.table.dtype)
-        y = self(x)
-
-        def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
-            return as_gradient(dy, y).astype(x.dtype), {}
-
-        return y, pullback
+    def _rows(self) -> Array:
+        return self.table
 
 
-class LearnedPositions(Module):
+class LearnedPositions(AddedPositions):
     """Add to row t of a sequence the row t of a table that is learned, as BERT and GPT-2 do.
 
     Parameters
@@ -154,44 +179,8 @@ class LearnedPositions(Module):
         weight = np.empty((self.max_len, self.d_model), layer_dtype(dtype))
         self.register_parameter("weight", init.normal_(weight, rng=rng))
 
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"d_model={self.d_model}, max_len={self.max_len}"
-
-    def forward(self, x: npt.ArrayLike) -> Array:
-        """Add the positions to (..., L, d_model).
-
-        Parameters
-        ----------
-        x : array_like, shape (..., L, d_model)
-
-        Returns
-        -------
-        ndarray, shape (..., L, d_model)
-            A new array, in the dtype to which ``x`` and ``weight`` promote.
-
-        Raises
-        ------
-        ValueError
-            L is above ``max_len``, or the width is another.
-        """
-        x = as_sequence(x, self.d_model, self.weight.dtype)
-        _check_length(x, self.max_len)
-        y: Array = x + self.weight[: x.shape[-2]]
-        return y
-
-    @documented_vjp("``weight``", keeps=False)
-    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``; ``dx`` is a copy of ``dy``."""
-        x = as_sequence(x, self.d_model, self.weight.dtype)
-        y, kind = self(x), x.dtype
-
-        def backward(dy: Array) -> tuple[Array, Gradients]:
-            d_weight = np.zeros_like(widened(self.weight))
-            d_weight[: dy.shape[-2]] = widened(dy).reshape(-1, *dy.shape[-2:]).sum(axis=0)
-            return dy.astype(kind), {"weight": d_weight.astype(self.weight.dtype, copy=False)}
-
-        return y, checked_pullback(self, y, [self.weight], backward)
+    def _rows(self) -> Array:
+        return self.weight
 
 
 class RotaryEmbedding(Module):
@@ -312,9 +301,20 @@ class RotaryEmbedding(Module):
         x = as_sequence(x, self.dim, self.cos.dtype)
         return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
 
-    @documented_vjp(None)
     def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which turns back."""
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which turns back.
+
+        Parameters
+        ----------
+        x, positions
+            As :meth:`forward` takes them.
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``x``
+        pullback : callable
+            ``dx, {} = pullback(dy)``, as :class:`Module` says.
+        """
         x = as_sequence(x, self.dim, self.cos.dtype)
         y, rotary_pullback = sa.apply_rotary_emb_vjp(
             x, *self._tables(x, positions), self.interleaved, wrt="x"

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, Gradients, Pullback, as_input
+from selfattn._check import Array, as_input
 from selfattn.functional._products import widened
 from selfattn.nn.embedding_model import EmbeddingModel, Sentence, as_batch
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback
 
 Sentences: TypeAlias = Sentence | Sequence[Sentence]
 

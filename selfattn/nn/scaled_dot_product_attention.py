@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import FLOATS, Array, Gradients, Pullback, as_array, as_gradient, as_input, layer_dtype
+from selfattn._check import FLOATS, Array, as_array, as_gradient, as_input, layer_dtype
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
 from selfattn.nn._attention import weighted_sum
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback
 
 Inputs = tuple[Array, Array, Array]
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import Array, Gradients, Pullback, as_sequence, check_size, checked_pullback, layer_dtype
-from selfattn._docs import documented_vjp
+from selfattn._check import Array, as_sequence, check_size, layer_dtype
 from selfattn.nn import init
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
@@ -24,9 +23,9 @@ from selfattn.nn._attention import (
     project_backward,
     split_heads,
 )
-from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
+from selfattn.nn.norms import LayerNorm
 
 if TYPE_CHECKING:
     from selfattn.steps.layers import LayerSteps
@@ -231,11 +230,22 @@ class SelfAttention(Module):
             attn_mask=attn_mask, **options,
         )  # fmt: skip
 
-    @documented_vjp("a parameter", result="y : ndarray, shape (..., L, d_v)")
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+
+        Parameters
+        ----------
+        x, attn_mask, **options
+            As :meth:`forward` takes them.
+
+        Returns
+        -------
+        y : ndarray, shape (..., L, d_v)
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
         x = as_sequence(x, self.d_in, self.W_query.dtype)
         self._check_options(options)
         if self.v is not None:
@@ -402,7 +412,6 @@ class SelfAttentionBlock(Module):
             attn_mask=attn_mask, key_lengths=key_lengths, **options,
         )  # fmt: skip
 
-    @documented_vjp(result="y : ndarray, shape (..., L, d_model)")
     def vjp(
         self,
         x: npt.ArrayLike,
@@ -411,7 +420,19 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped."""
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+
+        Parameters
+        ----------
+        x, attn_mask, key_lengths, **options
+            As :meth:`forward` takes them.
+
+        Returns
+        -------
+        y : ndarray, shape (..., L, d_model)
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         projected, pullbacks = [], []
         for name in PROJECTIONS:

@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, Gradients, Pullback, as_features, as_gradient, check_size
+from selfattn._check import Array, as_features, as_gradient, check_size
 from selfattn.engine.weights import float_type
 from selfattn.nn import init
 from selfattn.nn.activations import GELU, Activation, ReLU
 from selfattn.nn.containers import Sequential
 from selfattn.nn.dropout import Dropout
-from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Module, run
+from selfattn.nn.module import Gradients, Module, Pullback, run
 from selfattn.nn.multihead_attention import MultiheadAttention
+from selfattn.nn.norms import LayerNorm
 from selfattn.nn.transformer_encoder import Stack
 
 # From the gradient of what is added to those of its input, of the memory, and of parameters by the names of submodules.

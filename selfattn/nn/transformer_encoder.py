@@ -9,16 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import (
-    Array,
-    Gradients,
-    Pullback,
-    as_features,
-    as_integers,
-    check_size,
-    checked_pullback,
-    seed_from_rng,
-)
+from selfattn._check import Array, as_features, as_integers, check_size, seed_from_rng
 from selfattn.engine import transformer
 from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
 from selfattn.functional._products import plain, widest
@@ -26,11 +17,10 @@ from selfattn.nn import init
 from selfattn.nn._attention import mask_from_ignored
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.dropout import Dropout
-from selfattn.nn.layer_norm import LayerNorm
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Module, named_gradients, run
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients, run
 from selfattn.nn.multihead_attention import MultiheadAttention
-from selfattn.nn.rms_norm import RMSNorm
+from selfattn.nn.norms import LayerNorm, RMSNorm
 
 ACTIVATIONS = ("relu", "gelu")
 

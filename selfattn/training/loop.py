@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from selfattn._check import Array, Gradients
+from selfattn._check import Array
 from selfattn._interrupt import DelayedInterrupt
 from selfattn.functional._products import widened
 from selfattn.nn import init
-from selfattn.nn.module import add_gradients
+from selfattn.nn.module import Gradients, add_gradients
 from selfattn.optim import Optimizer, clip_grad_norm_
 from selfattn.optim.lr_scheduler import LRScheduler
 from selfattn.training import checkpoint as checkpoints

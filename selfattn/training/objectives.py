@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from selfattn._check import Array, Gradients, as_array
+from selfattn._check import Array, as_array
 from selfattn.nn.embedding_model import EmbeddingModel
-from selfattn.nn.module import Module
+from selfattn.nn.module import Gradients, Module
 
 
 class Objective(Protocol):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from selfattn import _core
-from selfattn._check import Unchanged
+from selfattn.nn.module import Unchanged
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])

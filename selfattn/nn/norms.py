@@ -1,0 +1,182 @@
+"""LayerNorm and RMSNorm: mean 0 and variance 1, or mean square 1, over the last axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+import selfattn as sa
+from selfattn._check import Array, as_input, check_number, check_size, layer_dtype
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
+
+
+class Norm(Module):
+    """A function of the last axes with a weight, and perhaps a bias, for each place in them.
+
+    A subclass names the function and its vjp, which take x, the shape, the parameters of these names and eps.
+    """
+
+    _function: ClassVar[Callable[..., Any]]
+    _function_vjp: ClassVar[Callable[..., Any]]
+    weight: Array | None
+    _names: ClassVar[tuple[str, ...]]  # a subclass of a norm may have more parameters
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None,
+        dtype: npt.DTypeLike,
+        at_birth: tuple[float | None, ...],
+    ) -> None:
+        sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+        self.normalized_shape = tuple(check_size("normalized_shape", size) for size in sizes)
+        self.eps = eps
+        self.dtype = layer_dtype(dtype)
+        for name, number in zip(self._names, at_birth, strict=True):
+            filled = None if number is None else np.full(self.normalized_shape, number, self.dtype)
+            self.register_parameter(name, filled)
+
+    def extra_repr(self) -> str:
+        """Return shape and eps."""
+        return f"{self.normalized_shape}, eps={self.eps}"
+
+    def _arguments(self, x: npt.ArrayLike) -> tuple[Any, ...]:
+        parameters = (getattr(self, name) for name in self._names)
+        return as_input(x, self.dtype), self.normalized_shape, *parameters, self.eps
+
+    def forward(self, x: npt.ArrayLike) -> Array:
+        """Normalise.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., *normalized_shape)
+
+        Returns
+        -------
+        ndarray, in the shape of ``x``
+            In the dtype to which ``x`` and the parameters promote.
+
+        Raises
+        ------
+        ValueError
+            The shape of ``x`` does not end in ``normalized_shape``.
+        """
+        y: Array = self._function(*self._arguments(x))
+        return y
+
+    def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
+        """Compute the output and its pullback, ``dy -> (dx, grads)``.
+
+        Parameters
+        ----------
+        x : array_like, shape (..., *normalized_shape)
+
+        Returns
+        -------
+        y : ndarray, in the shape of ``x``
+        pullback : callable
+            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        """
+        y, norm_pullback = self._function_vjp(*self._arguments(x))
+
+        def backward(dy: Array) -> tuple[Array, Gradients]:
+            grads = norm_pullback(dy)
+            found = {name: getattr(grads, name) for name in self._names}
+            return grads.x, {name: gradient for name, gradient in found.items() if gradient is not None}
+
+        return y, checked_pullback(self, y, [self.weight], backward)
+
+
+class LayerNorm(Norm):
+    """``(x − mean) / sqrt(variance + eps) * weight + bias`` over the last axes.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of the input.
+    eps : float, default 1e-5
+    elementwise_affine : bool, default True
+        Without it there are no parameters.
+    bias : bool, default True
+    dtype : dtype, default float32
+
+    Attributes
+    ----------
+    weight, bias : ndarray, shape normalized_shape, or None
+        1 and 0 at birth.
+
+    References
+    ----------
+    Ba, Kiros and Hinton, "Layer Normalization", 2016, equations 3 and 4.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> nn.LayerNorm(3)([[1.0, 2.0, 3.0]]).round(4)
+    array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
+    """
+
+    eps: float
+    bias: Array | None
+
+    _function, _function_vjp = staticmethod(sa.layer_norm), staticmethod(sa.layer_norm_vjp)
+    _names = ("weight", "bias")
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        weight, shift = (1.0 if elementwise_affine else None, 0.0 if elementwise_affine and bias else None)
+        super().__init__(normalized_shape, check_number("eps", eps), dtype, (weight, shift))
+
+
+class RMSNorm(Norm):
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last axes.
+
+    Parameters
+    ----------
+    normalized_shape : int or sequence of int
+        The last axes of the input.
+    eps : float, optional
+        The machine epsilon of the precision that is computed in, by default.
+    elementwise_affine : bool, default True
+        Without it there are no parameters.
+    dtype : dtype, default float32
+
+    Attributes
+    ----------
+    weight : ndarray, shape normalized_shape, or None
+        1 at birth.
+
+    References
+    ----------
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equation 4.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> nn.RMSNorm(2)([[3.0, 4.0]]).round(4)
+    array([[0.8485, 1.1314]], dtype=float32)
+    """
+
+    _function, _function_vjp = staticmethod(sa.rms_norm), staticmethod(sa.rms_norm_vjp)
+    _names = ("weight",)
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        eps = None if eps is None else check_number("eps", eps)
+        super().__init__(normalized_shape, eps, dtype, (1.0 if elementwise_affine else None,))
