@@ -39,17 +39,8 @@ class LayerParameters:
 
     Attributes
     ----------
-    W_query, W_key, W_value : ndarray, shape (d_in, d_k), (d_in, d_k) and (d_in, d_v)
-        They stand to the right of the inputs, ``x @ W_query``; ``weight.T`` of a Linear.
-    b_query, b_key, b_value : ndarray or None, shape (d_k,), (d_k,) and (d_v,)
-    num_heads : int
-    v : ndarray or None, shape (d_k,)
-        Of an additive score, ``v @ tanh(query[i] + key[j])``.
-    W_out, b_out : ndarray or None, shape (d_v, d_out) and (d_out,)
-    residual : bool
-        Whether the inputs are added to what attention gives.
-    norm : (weight, bias, eps) or None
-        The LayerNorm at the end; weight and bias may be None.
+    W_query, W_key, W_value, b_query, b_key, b_value, num_heads, v, W_out, b_out, residual, norm
+        As :func:`layer_steps` takes them, with arrays for lists; None for what the layer does not have.
     """
 
     W_query: Array
@@ -291,7 +282,36 @@ def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) 
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ModelSteps(Shown):
+class StackSteps:
+    """What the steps of all models have that are a stack of layers."""
+
+    _layers_are: ClassVar[str] = "layers"  # the name of the attribute
+
+    embeddings: Array
+    positions: Array | None
+    inputs: Array
+    output: Array
+    tokens: tuple[str, ...] | None = None
+
+    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
+        """Return all steps by name, in order; those of layer n are called ``layers.n.scores`` (``blocks.n.…``) and so on."""
+        names = ("embeddings", "positions", "inputs")
+        steps: dict[str, Array] = {name: getattr(self, name) for name in names}
+        if self.positions is None:
+            del steps["positions"]
+        for n, layer in enumerate(getattr(self, self._layers_are)):
+            inner = layer.to_dict(weighted_values=weighted_values)
+            steps |= {f"{self._layers_are}.{n}.{name}": array for name, array in inner.items()}
+        return {**steps, "output": self.output}
+
+    def __repr__(self) -> str:
+        (length, width), layers = self.inputs.shape, getattr(self, self._layers_are)
+        head = f"{type(self).__name__}: {length} tokens, width {width}, {len(layers)} {self._layers_are}"
+        return "\n".join([head, *(f"{self._layers_are}[{n}] {layer!r}" for n, layer in enumerate(layers))])
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ModelSteps(StackSteps, Shown):
     """The intermediate results of an embedding model, as :func:`model_steps` returns them.
 
     Attributes
@@ -308,25 +328,10 @@ class ModelSteps(Shown):
         The words or pieces, where the model's tokenizer tells them; pages label rows with them.
     """
 
-    embeddings: Array
+    _layers_are: ClassVar[str] = "blocks"
+
     positions: Array
-    inputs: Array
     blocks: tuple[LayerSteps, ...]
-    output: Array
-    tokens: tuple[str, ...] | None = None
-
-    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return all steps by name, in order; those of block n are called ``blocks.n.scores`` and so on."""
-        steps = {"embeddings": self.embeddings, "positions": self.positions, "inputs": self.inputs}
-        for n, block in enumerate(self.blocks):
-            inner = block.to_dict(weighted_values=weighted_values)
-            steps |= {f"blocks.{n}.{name}": array for name, array in inner.items()}
-        return {**steps, "output": self.output}
-
-    def __repr__(self) -> str:
-        length, width = self.inputs.shape
-        head = f"ModelSteps: {length} tokens, width {width}, {len(self.blocks)} blocks"
-        return "\n".join([head, *(f"blocks[{n}] {block!r}" for n, block in enumerate(self.blocks))])
 
 
 def model_steps(

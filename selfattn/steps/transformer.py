@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from selfattn.reference.transformer import Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
+from selfattn.steps.layers import StackSteps
 
 if TYPE_CHECKING:
     from selfattn.engine.transformer import Transformer
@@ -117,7 +118,7 @@ class TransformerLayerSteps:
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TransformerSteps:
+class TransformerSteps(StackSteps):
     """The intermediate results of a transformer, as :func:`transformer_steps` returns them.
 
     Attributes
@@ -136,28 +137,7 @@ class TransformerSteps:
         The pieces of the text, as its tokenizer tells them.
     """
 
-    embeddings: Array
-    positions: Array | None
-    inputs: Array
     layers: tuple[TransformerLayerSteps, ...]
-    output: Array
-    tokens: tuple[str, ...] | None = None
-
-    def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return all steps by name, in order; those of layer n are called ``layers.n.scores`` and so on."""
-        steps = {"embeddings": self.embeddings}
-        if self.positions is not None:
-            steps["positions"] = self.positions
-        steps["inputs"] = self.inputs
-        for n, layer in enumerate(self.layers):
-            inner = layer.to_dict(weighted_values=weighted_values)
-            steps |= {f"layers.{n}.{name}": array for name, array in inner.items()}
-        return {**steps, "output": self.output}
-
-    def __repr__(self) -> str:
-        length, width = self.inputs.shape
-        head = f"TransformerSteps: {length} tokens, width {width}, {len(self.layers)} layers"
-        return "\n".join([head, *(f"layers[{n}] {layer!r}" for n, layer in enumerate(self.layers))])
 
 
 def transformer_steps(

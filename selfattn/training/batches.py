@@ -85,16 +85,29 @@ class Items:
         self.done, self.order = done, order
 
 
-class Stream:
-    """An iterable of batches: each epoch iterates over it again. Its order is its own."""
+class _Counted:
+    """Batches in an order of their own: a place among them is a count."""
 
     batch_size: int | None = None
     shuffle = endless = False
     order = None
 
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.source = batches
+    def __init__(self) -> None:
         self.done = 0
+
+    def restore(self, done: Any, order: Any) -> None:
+        """Go to a place, or say why there is none."""
+        if type(done) is not int or done < 0 or order is not None:
+            raise ValueError(f"its place is batch {done!r}")
+        self.done = done
+
+
+class Stream(_Counted):
+    """An iterable of batches: each epoch iterates over it again."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        super().__init__()
+        self.source = batches
         self.iterator: Iterator[Any] | None = None
         self.ahead: list[Any] = []  # the next batch, or nothing at the end
 
@@ -140,24 +153,16 @@ class Stream:
         """Go to the beginning of the next epoch."""
         self.done, self.iterator, self.ahead = 0, None, []
 
-    def restore(self, done: Any, order: Any) -> None:
-        """Go to a place, or say why there is none."""
-        _check_count(done, order)
-        self.done = done
 
-
-class Draws:
+class Draws(_Counted):
     """Batches that a function of a generator draws: there are no epochs."""
 
-    batch_size: int | None = None
-    shuffle = False
-    order = None
     batches: int | None = None
     endless, ended = True, False
 
     def __init__(self, draw: Callable[[Generator], Any]) -> None:
+        super().__init__()
         self.draw = draw
-        self.done = 0
 
     def begin(self, generator: Generator) -> None:
         """Do nothing: every batch is drawn when it is taken."""
@@ -171,18 +176,8 @@ class Draws:
     def reset(self) -> None:
         """Do nothing: there is no end."""
 
-    def restore(self, done: Any, order: Any) -> None:
-        """Go to a place, or say why there is none."""
-        _check_count(done, order)
-        self.done = done
-
 
 Source = Items | Stream | Draws
-
-
-def _check_count(done: Any, order: Any) -> None:
-    if type(done) is not int or done < 0 or order is not None:
-        raise ValueError(f"its place is batch {done!r}")
 
 
 def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Source:
@@ -199,11 +194,10 @@ def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Sou
         if not len(batches):
             raise ValueError("batches is empty; at least one is needed")
         return Items(batches, batch_size, shuffle is None or shuffle, stacked)
+    kind = "a function" if inspect.isroutine(batches) else type(batches).__name__
     for name, given in {"batch_size": batch_size, "shuffle": shuffle or None}.items():
         if given is not None:
-            raise ValueError(
-                f"{name}={given} needs batches in a sequence, such as a list; not {_kind(batches)}"
-            )
+            raise ValueError(f"{name}={given} needs batches in a sequence, such as a list; not {kind}")
     if callable(batches):
         try:
             inspect.signature(batches).bind("rng")
@@ -218,19 +212,14 @@ def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Sou
     if isinstance(batches, Iterable) and not isinstance(batches, str | bytes | Mapping):
         return Stream(batches)
     raise TypeError(
-        f"batches must be a sequence or an iterable of batches, or a function that draws one, not {_kind(batches)}"
+        f"batches must be a sequence or an iterable of batches, or a function that draws one, not {kind}"
     )
 
 
 def is_sequence(batches: Any) -> bool:
     """Tell whether items can be taken in any order."""
-    if isinstance(batches, str | bytes | Mapping):
-        return False
-    return hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
-
-
-def _kind(batches: Any) -> str:
-    return "a function" if inspect.isroutine(batches) else type(batches).__name__
+    is_indexed = hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
+    return is_indexed and not isinstance(batches, str | bytes | Mapping)
 
 
 def stacked(examples: list[Any]) -> Any:
@@ -249,8 +238,8 @@ def stacked(examples: list[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(stacked(list(column)) for column in zip(*examples, strict=True))
     arrays = [np.asarray(as_array("an example", example)) for example in examples]
-    if len({array.shape for array in arrays}) > 1:
-        shapes = sorted({array.shape for array in arrays})
+    shapes = sorted({array.shape for array in arrays})
+    if len(shapes) > 1:
         raise ValueError(
             f"examples of one batch differ in shape: {shapes}; pad them, or make the batches yourself"
         )

@@ -23,24 +23,18 @@ FORMAT = "selfattn.training checkpoint 1"
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a tree of dicts and lists whose leaves are arrays, numbers, texts and None."""
-    tree, arrays = _parts(state)
-    content = _disk.to_safetensors(arrays, {"format": FORMAT, "tree": tree})
-    _disk.write_file(path, content)
+    tree, arrays = parts(state)
+    _disk.write_file(path, _disk.to_safetensors(arrays, {"format": FORMAT, "tree": tree}))
 
 
-def check(state: Mapping[str, Any]) -> None:
-    """Find out whether :func:`save` can write this.
+def parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Take the arrays out of a state; the rest is JSON.
 
     Raises
     ------
     TypeError
         A leaf is something that no file can hold.
     """
-    _parts(state)
-
-
-def _parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Take the arrays out of a state; the rest is JSON."""
     arrays: dict[str, Any] = {}
     return json.dumps(_without_arrays(state, "", arrays)), arrays
 
@@ -102,9 +96,7 @@ def generators(rng: Generator, task: Any) -> list[Generator]:
     found = [rng]
     for module in task.modules() if hasattr(task, "modules") else ():
         found += [
-            value
-            for value in vars(module).values()
-            if isinstance(value, np.random.Generator | TorchGenerator)
+            each for each in vars(module).values() if isinstance(each, np.random.Generator | TorchGenerator)
         ]
     return list({id(generator): generator for generator in found}.values())
 

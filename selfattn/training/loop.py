@@ -256,7 +256,7 @@ class Training:
 
     def check_saving(self) -> None:
         """Find out before the first step whether a checkpoint can hold the state."""
-        checkpoints.check(self._state())
+        checkpoints.parts(self._state())
 
     def _state(self) -> dict[str, Any]:
         scheduler = {} if self.scheduler is None else {"scheduler": self.scheduler.state_dict()}
