@@ -32,9 +32,9 @@ from selfattn._core import (
     softmax,
 )
 from selfattn.config import show_config
+from selfattn.functional._gradients import AttentionGradients
 from selfattn.functional.additive import AdditiveGradients, additive_attention, additive_attention_vjp
 from selfattn.functional.attention import (
-    AttentionGradients,
     scaled_dot_product_attention_backward,
     scaled_dot_product_attention_forward,
     scaled_dot_product_attention_vjp,

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn import nn, reference
+from selfattn._check import Array
 
-Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 
 _exact_attention = partial(reference.scaled_dot_product_attention, compute_dtype=np.float64)

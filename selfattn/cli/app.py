@@ -23,6 +23,7 @@ import numpy as np
 
 import selfattn as sa
 from selfattn import _timing, config, tutorials
+from selfattn._check import Array
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
 
@@ -83,7 +84,7 @@ class Style:
         return self.paint(self.yes, "32") if agrees else self.paint(self.no, "1;31")
 
 
-def _format_rows(array: tutorials.Array, style: str) -> list[str]:
+def _format_rows(array: Array, style: str) -> list[str]:
     """Write an array row by row, columns aligned; an empty row sets the matrices of a higher one apart."""
     array = np.atleast_2d(array)
     text = np.array([format(float(x) + 0.0, style) for x in array.ravel()], dtype=object).reshape(array.shape)

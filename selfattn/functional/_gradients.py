@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import as_array, float_dtype, seed_from_rng
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn._check import Array, as_array, float_dtype, seed_from_rng
 
 WRT = ("query", "key", "value")
 

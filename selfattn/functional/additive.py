@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import as_array, compute_dtype, float_dtype, promoted
+from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
 from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
 from selfattn.functional._options import AdditiveOptions, takes
 from selfattn.functional._products import linear, linear_backward
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
-
-__all__ = ["AdditiveGradients", "additive_attention", "additive_attention_vjp"]
-
-Array: TypeAlias = npt.NDArray[Any]
 
 # Elements of a tile of tangents and of a tile of scores; rows at a time.
 TILE, SCORES, ROWS = 2**18, 2**21, 64

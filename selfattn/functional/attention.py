@@ -7,12 +7,13 @@ here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._check import Array
 from selfattn.functional._gradients import (
     WRT,
     AttentionGradients,
@@ -27,14 +28,6 @@ from selfattn.functional._gradients import (
 )
 from selfattn.functional._options import AttentionOptions, takes
 
-__all__ = [
-    "AttentionGradients",
-    "scaled_dot_product_attention_backward",
-    "scaled_dot_product_attention_forward",
-    "scaled_dot_product_attention_vjp",
-]
-
-Array: TypeAlias = npt.NDArray[Any]
 HEADS = slice(None, -2)
 
 _OVERLAP_WORK = 10_000  # as for `out` in the core

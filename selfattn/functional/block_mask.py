@@ -13,11 +13,8 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, as_integers, check_size
+from selfattn._check import Array, as_array, as_integers, check_size
 
-__all__ = ["BlockMask"]
-
-Array: TypeAlias = npt.NDArray[Any]
 Lead: TypeAlias = tuple[int, ...]
 Table: TypeAlias = tuple[Any, ...]  # read by csrc/python/block_mask.c
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, check_number, float_dtype
-
-__all__ = ["check_vjp"]
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn._check import Array, as_array, check_number, float_dtype
 
 EPS = float(np.finfo(np.float64).eps)
 

@@ -12,13 +12,9 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, as_integers, check_size, is_float
+from selfattn._check import Array, as_array, as_integers, check_size, is_float
 from selfattn._core import _cached_attention
 from selfattn.functional._options import CacheOptions, takes
-
-__all__ = ["KVCache"]
-
-Array = npt.NDArray[Any]
 
 
 class KVCache:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, compute_dtype, float_dtype, promoted
+from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
 from selfattn.functional._gradients import as_fitting_gradient, like
-
-__all__ = ["MergeGradients", "merge_attention", "merge_attention_vjp"]
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 class MergeGradients(NamedTuple):

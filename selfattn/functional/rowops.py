@@ -15,22 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import as_array, compute_dtype
+from selfattn._check import Array, as_array, compute_dtype
 from selfattn.functional._gradients import as_fitting_gradient, check_wrt, like, sum_to_shape
 
-__all__ = [
-    "LayerNormGradients",
-    "RMSNormGradients",
-    "RotaryGradients",
-    "apply_rotary_emb_vjp",
-    "gelu_vjp",
-    "layer_norm_vjp",
-    "log_softmax_vjp",
-    "rms_norm_vjp",
-    "softmax_vjp",
-]
-
-Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
 

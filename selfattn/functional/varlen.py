@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._check import Array
 from selfattn.functional._gradients import (
     WRT,
     AttentionGradients,
@@ -20,10 +21,6 @@ from selfattn.functional._gradients import (
     take_gradients,
 )
 from selfattn.functional._options import VarlenOptions, takes
-
-__all__ = ["varlen_attention", "varlen_attention_vjp"]
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 @takes(VarlenOptions)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import check_number
+from selfattn._check import Array, check_number
 from selfattn.optim.optimizers import is_writable_kind
-
-Array: TypeAlias = npt.NDArray[Any]
 
 CHUNK = 4096  # elements that are summed up in their own precision; their sums are in float64
 

@@ -12,15 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import as_array, check_number
+from selfattn._check import Array, as_array, check_number
+from selfattn.functional._products import FLOAT32, FLOAT64, plain
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
 
-Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = list[Array]
 Targets: TypeAlias = list[Array | None] | None
 
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Dtypes of parameters, and of their updates.
 COMPUTED_IN: dict[str, np.dtype[Any]] = {
     "float16": FLOAT32,
@@ -136,8 +135,8 @@ class Optimizer:
                 )
             if array.dtype.kind in "bcOSTUmM":
                 raise TypeError(f"the gradient of {name} must hold floats, not {array.dtype}")
-            gradients[i] = _plain(array, self._computed_in[name])
-            parameters[i] = _plain(parameter, self._computed_in[name])
+            gradients[i] = plain(array, self._computed_in[name])
+            parameters[i] = plain(parameter, self._computed_in[name])
             targets.append(None if parameters[i] is parameter else np.asarray(parameter))
         return targets
 
@@ -405,14 +404,6 @@ def is_writable_kind(array: Any) -> bool:
     """Tell an ndarray of floats, such as can be changed in place, from what only counts as one."""
     is_array = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_array and array.dtype.name in COMPUTED_IN
-
-
-def _plain(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the array itself if it is what the C core reads, of this dtype, else a copy that is."""
-    flags = array.flags
-    if array.dtype == dtype and flags.c_contiguous and flags.aligned:
-        return array
-    return array.astype(dtype, order="C")
 
 
 def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn.reference.arguments import as_array, dtypes, like, prepare
 from selfattn.reference.attention import Attended, attend, weighted_sum
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn.reference.dropout import Array
 
 
 class AdditiveGradients(NamedTuple):

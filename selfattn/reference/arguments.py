@@ -6,14 +6,12 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.dropout import check_seed, dropout_keep_mask, seed_from_rng
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn.reference.dropout import Array, check_seed, dropout_keep_mask, seed_from_rng
 
 
 @dataclass(frozen=True)

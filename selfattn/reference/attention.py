@@ -6,14 +6,13 @@ Shape letters, precision, NaN: see :mod:`selfattn.reference`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn.reference.arguments import Call, as_array, dtypes, prepare
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn.reference.dropout import Array
 
 
 @np.errstate(all="ignore")

@@ -6,15 +6,14 @@ Shape letters, precision, NaN: see :mod:`selfattn.reference`. The derivation is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn.reference.arguments import like, prepare
 from selfattn.reference.attention import attend, dot_products, drop_weights, weighted_sum
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn.reference.dropout import Array
 
 
 class AttentionGradients(NamedTuple):

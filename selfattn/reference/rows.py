@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn.reference.arguments import as_array, dtypes, norm_arguments, rotary_table
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn.reference.dropout import Array
 
 
 @np.errstate(all="ignore")

@@ -25,9 +25,9 @@ from selfattn.reference.arguments import (
     sum_to_shape,
 )
 from selfattn.reference.attention import merge_attention
+from selfattn.reference.dropout import Array
 from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
 
-Array: TypeAlias = npt.NDArray[Any]
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
 

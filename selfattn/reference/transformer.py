@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.dropout import philox4x32
+from selfattn.reference.dropout import Array, philox4x32
 from selfattn.reference.rows import apply_rotary_emb
 from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
 from selfattn.reference.varlen import varlen_attention_vjp
 
-Array: TypeAlias = npt.NDArray[Any]
 # Gives the gradient of what a step took, and those of its parameters, weights before biases.
 Back: TypeAlias = Callable[[Array], tuple[Array, list[Array]]]
 

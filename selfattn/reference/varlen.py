@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ import numpy.typing as npt
 from selfattn.reference.arguments import as_array, dtypes, sum_to_shape
 from selfattn.reference.attention import scaled_dot_product_attention
 from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
-from selfattn.reference.dropout import seed_from_rng
-
-Array: TypeAlias = npt.NDArray[Any]
+from selfattn.reference.dropout import Array, seed_from_rng
 
 
 def varlen_attention(

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, TypeAlias, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 import selfattn
 from selfattn import reference
+from selfattn._check import Array
 from selfattn.functional._options import StepsOptions, takes
 
 __all__ = ["AttentionSteps", "attention_steps"]
 
-Array: TypeAlias = npt.NDArray[Any]
 
 STEPS = {
     "scores": "query @ key.T",

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
+from selfattn._check import Array
 from selfattn.steps.attention import STEPS, AttentionSteps, Shown, attention_steps, steps_from_scores
 
 __all__ = ["AdditiveSteps", "LayerParameters", "LayerSteps", "ModelSteps", "layer_steps", "model_steps"]
 
-Array: TypeAlias = npt.NDArray[Any]
 
 LAYER_STEPS = {
     "inputs": "x",

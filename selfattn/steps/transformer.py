@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from selfattn._check import Array
 from selfattn.reference.transformer import Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import StackSteps
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from selfattn.engine.transformer import Transformer
 
 __all__ = ["TransformerLayerSteps", "TransformerSteps", "transformer_steps"]
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
