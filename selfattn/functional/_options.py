@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
@@ -16,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._docs import described, put
 from selfattn.functional.block_mask import BlockMask
 from selfattn.random import TorchGenerator
 
@@ -81,6 +82,17 @@ _PARAMETERS = inspect.signature(_core.scaled_dot_product_attention).parameters
 _PLACES = {name: place for place, name in enumerate(_PARAMETERS)}
 
 
+def _descriptions() -> dict[str, str]:
+    """Return what the docstring of `scaled_dot_product_attention` says of each parameter; nothing under -OO."""
+    doc = inspect.cleandoc(_core.scaled_dot_product_attention.__doc__ or "")
+    section = re.search(r"^Parameters\n-+\n(.*?)\n\n(?=\S.*\n---)", doc, re.MULTILINE | re.DOTALL)
+    entries = re.findall(r"^\S.*(?:\n .*)*", section[1] if section else "", re.MULTILINE)
+    return {name: entry for entry in entries for name in entry.partition(" : ")[0].split(", ")}
+
+
+_DESCRIPTIONS = _descriptions()
+
+
 def takes(options: type[Any]) -> Callable[[Function], Function]:
     """Show the options of a class above in the signature and in the docstring of a function, and refuse others.
 
@@ -102,8 +114,15 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
         function.__signature__ = signature.replace(parameters=own[:first] + rest)  # type: ignore[attr-defined]
         positional = [p.name for p in own[:first] if p.name in optional and p.default is not p.empty]
         names = sorted([*positional, *types], key=_PLACES.__getitem__)
-        text = described(_core.scaled_dot_product_attention, names)
-        put(function, r"\*\*options$", text)
+        text = "\n".join(dict.fromkeys(_DESCRIPTIONS.get(name, name) for name in names))
+        if function.__doc__:
+            function.__doc__ = re.sub(
+                r"^( *)\*\*options$",
+                lambda place: textwrap.indent(text, place[1]),
+                function.__doc__,
+                count=1,
+                flags=re.MULTILINE,
+            )
         known = {p.name for p in own} | types.keys()
 
         @functools.wraps(function)

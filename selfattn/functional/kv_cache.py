@@ -177,10 +177,7 @@ class KVCache:
         array([3, 1])
         """
         keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
-        if keys.shape[2] != values.shape[2]:
-            raise ValueError(
-                f"key {keys.shape} and value {values.shape} differ in how many tokens they bring"
-            )
+        _bring_alike(key=keys, value=values)
         self._append(keys, values, self._counts(lengths, keys.shape[2]))
 
     def _append(self, keys: Array, values: Array, counts: npt.NDArray[np.int64]) -> None:
@@ -337,7 +334,10 @@ class KVCache:
         counts = self._counts(lengths, queries.shape[2])
         before = self._lengths
         try:
-            self._append_for(queries, key, value, counts)
+            if key is not None and value is not None:
+                keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
+                _bring_alike(query=queries, key=keys, value=values)
+                self._append(keys, values, counts)
             out, lse = _cached_attention(
                 queries, self.key, self.value, attn_mask=attn_mask, causal="lower_right",
                 enable_gqa=queries.shape[1] != self._key.shape[1], key_lengths=self._lengths[:, None],
@@ -349,23 +349,6 @@ class KVCache:
             self._lengths = before
             raise
         return (out, lse) if return_lse else out
-
-    def _append_for(
-        self,
-        queries: Array,
-        key: npt.ArrayLike | None,
-        value: npt.ArrayLike | None,
-        counts: npt.NDArray[np.int64],
-    ) -> None:
-        """Append what the queries bring along."""
-        if key is None or value is None:
-            return
-        keys, values = self._new("key", key, self._key), self._new("value", value, self._value)
-        if not queries.shape[2] == keys.shape[2] == values.shape[2]:
-            raise ValueError(
-                f"query {queries.shape}, key {keys.shape} and value {values.shape} differ in how many tokens they bring"
-            )
-        self._append(keys, values, counts)
 
     # ------------------------------------------------------------------------------------------ arguments
 
@@ -397,6 +380,13 @@ class KVCache:
         if ((counts < 0) | (counts > most)).any():
             raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
         return counts
+
+
+def _bring_alike(**arrays: Array) -> None:
+    """See that queries, keys and values are of as many tokens."""
+    if len({array.shape[2] for array in arrays.values()}) > 1:
+        *others, last = (f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"{', '.join(others)} and {last} differ in how many tokens they bring")
 
 
 def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:

@@ -19,7 +19,6 @@ True
 """
 
 from selfattn.optim import lr_scheduler
-from selfattn.optim.clipping import clip_grad_norm_
-from selfattn.optim.optimizers import SGD, Adam, AdamW, Optimizer
+from selfattn.optim.optimizers import SGD, Adam, AdamW, Optimizer, clip_grad_norm_
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "clip_grad_norm_", "lr_scheduler"]
