@@ -181,13 +181,13 @@ def fit(
     )
     if epochs is not None:
         epochs = check_size("epochs", epochs, 0)
+    source: Source
+    checked: Source | None = None
     if of_triplets:
-        source: Source = _triplets(
-            model, "triplets", batches, batch_size or 1, shuffle is None or bool(shuffle)
-        )
-        checked: Source | None = (
-            None if validation is None else _triplets(model, "validation", validation, batch_size or 1, False)
-        )
+        batch_size = batch_size or 1
+        source = _triplets(model, "triplets", batches, batch_size, shuffle is None or bool(shuffle))
+        if validation is not None:
+            checked = _triplets(model, "validation", validation, batch_size, False)
     else:
         source = source_of(batches, batch_size, shuffle)
         checked = None if validation is None else _validation(validation, batch_size)
@@ -242,11 +242,10 @@ def _open(training: Training, file: Path, resume: bool) -> None:
 def _fixed(training: Training, of_triplets: bool) -> dict[str, Any]:
     """Return what has to be the same for a place in the training to mean anything."""
     source, scheduler = training.source, training.scheduler
-    fixed: dict[str, Any] = {}
     if isinstance(source, Items):
         name = "triplets" if of_triplets else "batches"
         digest = checkpoints.fingerprint if of_triplets else checkpoints.digest
-        fixed = {name: len(source.items), f"digest of the {name}": digest(source.items)}
+        fixed: dict[str, Any] = {name: len(source.items), f"digest of the {name}": digest(source.items)}
     else:
         fixed = {"batches": "a function" if isinstance(source, Draws) else "an iterable"}
     fixed |= {
@@ -324,9 +323,8 @@ def _checked_optimizer(
         raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
     if lr is not None and lr != optimizer.lr:
         raise ValueError(f"lr={lr} and an optimizer with lr={optimizer.lr} were given: which one is meant?")
-    if {name: id(array) for name, array in optimizer.params.items()} != {
-        name: id(array) for name, array in parameters.items()
-    }:
+    moved, own = ({name: id(x) for name, x in of.items()} for of in (optimizer.params, parameters))
+    if moved != own:
         raise ValueError("optimizer must be made of the parameters() of this model; it moves other arrays")
     return optimizer
 
@@ -336,9 +334,8 @@ def _checked_scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | No
         return None
     made = scheduler(optimizer) if callable(scheduler) else scheduler
     if not isinstance(made, LRScheduler):
-        raise TypeError(
-            f"scheduler must be one of selfattn.optim.lr_scheduler, or a function that makes one, not {type(made).__name__}"
-        )
+        wants = "scheduler must be one of selfattn.optim.lr_scheduler, or a function that makes one"
+        raise TypeError(f"{wants}, not {type(made).__name__}")
     if made.optimizer is not optimizer:
         raise ValueError("scheduler is of another optimizer than the one that is given")
     return made

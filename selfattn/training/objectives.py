@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +14,19 @@ from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.module import Gradients, Module
 
 
-class Objective(Protocol):
+class Objective:
     """A loss of batches."""
 
     def gradients(self, batch: Any) -> tuple[float, Gradients]:
         """Compute the loss of a batch and the gradients of the model's parameters."""
+        raise NotImplementedError
 
     def value(self, batch: Any) -> float:
         """Compute the loss alone."""
+        return self.gradients(batch)[0]
 
 
-class OfTriplets:
+class OfTriplets(Objective):
     """−confidence of a task; a batch is a list of triplets, and its loss the mean."""
 
     def __init__(self, task: Any) -> None:
@@ -32,20 +34,22 @@ class OfTriplets:
 
     def gradients(self, batch: Sequence[Sequence[Any]]) -> tuple[float, Gradients]:
         """Compute the mean of −confidence over a batch, and its gradients."""
-        if len(batch) == 1:
-            confidence, pullback = self.task.vjp(*batch[0])
-            return -float(confidence), gradients_in(pullback(-1.0))
-        confidences, pullback = self.task.vjp(*map(list, zip(*batch, strict=True)))
-        return -float(np.mean(confidences, dtype=np.float64)), gradients_in(pullback(-1.0 / len(batch)))
+        loss, pullback = self._forward(batch)
+        return loss, gradients_in(pullback(-1.0 / len(batch)))
 
     def value(self, batch: Sequence[Sequence[Any]]) -> float:
         """Compute the mean of −confidence over a batch."""
-        one = len(batch) == 1
-        confidences, _ = self.task.vjp(*(batch[0] if one else map(list, zip(*batch, strict=True))))
-        return -float(np.mean(confidences, dtype=np.float64))
+        return self._forward(batch)[0]
+
+    def _forward(self, batch: Sequence[Sequence[Any]]) -> tuple[float, Callable[[float], Any]]:
+        if len(batch) == 1:
+            confidence, pullback = self.task.vjp(*batch[0])
+            return -float(confidence), pullback
+        confidences, pullback = self.task.vjp(*map(list, zip(*batch, strict=True)))
+        return -float(np.mean(confidences, dtype=np.float64)), pullback
 
 
-class OfOutput:
+class OfOutput(Objective):
     """A loss of what the model makes of inputs, and a target; a batch is both, and perhaps options of the model."""
 
     def __init__(self, model: Any, loss: Any) -> None:
@@ -64,7 +68,7 @@ class OfOutput:
         return one_number(self.loss(self.model(*inputs, **options), target))
 
 
-class OfModel:
+class OfModel(Objective):
     """The model's own loss, ``loss_vjp``; a batch is its argument, or a tuple of them."""
 
     def __init__(self, model: Any) -> None:
@@ -77,12 +81,11 @@ class OfModel:
 
     def value(self, batch: Any) -> float:
         """Go forward."""
-        forward = getattr(self.model, "loss", None)
-        arguments = _tuple(batch)
+        forward, arguments = getattr(self.model, "loss", None), _tuple(batch)
         return one_number(forward(*arguments) if callable(forward) else self.model.loss_vjp(*arguments)[0])
 
 
-class OfFunction:
+class OfFunction(Objective):
     """What a function of model and batch returns: loss and gradients."""
 
     def __init__(self, model: Any, function: Callable[[Any, Any], Any]) -> None:
@@ -97,10 +100,6 @@ class OfFunction:
                 f"not {type(found).__name__}"
             )
         return one_number(found[0]), gradients_in(found[1])
-
-    def value(self, batch: Any) -> float:
-        """Call the function."""
-        return self.gradients(batch)[0]
 
 
 def objective_of(model: Any, loss: Any) -> Objective:
@@ -172,10 +171,11 @@ def _tuple(inputs: Any) -> tuple[Any, ...]:
 
 def _split(batch: Any) -> tuple[tuple[Any, ...], Any, Mapping[str, Any]]:
     """Return the model's arguments, the target and the model's options."""
-    if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
+    is_list = isinstance(batch, tuple | list)
+    if not is_list or len(batch) not in (2, 3):
         raise TypeError(
             "a batch must be (inputs, target), or (inputs, target, options of the model), for this loss; not "
-            + (f"{len(batch)} things" if isinstance(batch, tuple | list) else type(batch).__name__)
+            + (f"{len(batch)} things" if is_list else type(batch).__name__)
         )
     inputs, target, options = batch if len(batch) == 3 else (*batch, {})
     if not isinstance(options, Mapping):
