@@ -11,13 +11,6 @@
 
 #define SA_MANY_NUMBERS ((ptrdiff_t)1 << 20)
 
-bool sa_multiply(size_t a, size_t b, size_t *product) { return !__builtin_mul_overflow(a, b, product); }
-
-size_t sa_itemsize(sa_dtype dtype) {
-    static const size_t sizes[SA_DTYPES] = {2, 2, 4, 8, 1, 1, 1, 2, 2, 4, 4, 8, 8};
-    return sizes[dtype];
-}
-
 ptrdiff_t sa_group_size(const sa_attention *a) {
     ptrdiff_t group = a->gqa;
     int axis = a->n_lead - 1;
@@ -174,20 +167,6 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
     b.partial_rows = partial_rows(plan);
     kernels->attention_merge(&b, partial + (size_t)(t * plan->chunks) * partial_bytes(a, plan), plan->chunks, scratch);
 }
-
-static bool stopped(const sa_watch *watch) { return __atomic_load_n(&watch->cancelled, __ATOMIC_RELAXED) != 0; }
-
-bool sa_stops(sa_watch *watch) {
-    if (watch == NULL || stopped(watch)) {
-        return watch != NULL;
-    }
-    if (watch->poll != NULL && !sa_is_helper()) {
-        watch->poll(watch);
-    }
-    return stopped(watch);
-}
-
-bool sa_cancelled(const sa_attention *a) { return sa_stops(a->watch); }
 
 typedef struct {
     const sa_attention *a;

@@ -4,16 +4,6 @@
 
 #include "drivers/common.h"
 
-/* With axes no longer than this, diagonals and window bounds cannot overflow. Products are checked one by one. */
-#define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
-#define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
-
-/* A tiny call would feel the division. */
-static inline ptrdiff_t sa_divide(ptrdiff_t a, ptrdiff_t b, ptrdiff_t *rest) {
-    *rest = b == 1 ? 0 : a % b;
-    return b == 1 ? a : a / b;
-}
-
 /* False on overflow. */
 bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 

@@ -252,3 +252,44 @@ sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdif
     }
     return all;
 }
+
+void sa_describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
+                                sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64);
+    *b = (sa_backward_block){.g = g, .rows = grads, .with_mask = g->dmask.m.data != NULL};
+    sa_describe_block(a, G, group, from, most, rows, &b->b);
+    b->dkey_stride = g->dkey.m.row_stride / size;
+    b->dvalue_stride = g->dvalue.m.row_stride / size;
+    if (g->dkey.m.data) {
+        b->dkey = g->dkey.m.data + sa_lead_offset(a, &g->dkey, group * G, a->gqa);
+    }
+    if (g->dvalue.m.data) {
+        b->dvalue = g->dvalue.m.data + sa_lead_offset(a, &g->dvalue, group * G, a->gqa);
+    }
+    for (int first = 0; first < rows->count && first < G; ++first) {
+        const ptrdiff_t head = group * G + (from + first) % G;
+        const char *grad_out = sa_at_head(a, &g->grad_out, head), *grad_lse = sa_at_head(a, &g->grad_lse, head);
+        char *dquery = sa_at_head(a, &g->dquery, head), *dmask = sa_at_head(a, &g->dmask, head);
+        char *dslope = sa_at_head(a, &g->dslope_rows, head), *dsink = sa_at_head(a, &g->dsink_rows, head);
+        for (ptrdiff_t r = first; r < rows->count; r += G) {
+            const ptrdiff_t i = rows->index[r];
+            grads->grad_out[r] = grad_out ? grad_out + i * g->grad_out.m.row_stride : NULL;
+            grads->grad_lse[r] = grad_lse ? grad_lse + i * g->grad_lse.m.row_stride : NULL;
+            grads->dquery[r] = dquery ? dquery + i * g->dquery.m.row_stride : NULL;
+            grads->dmask[r] = dmask ? dmask + i * g->dmask.m.row_stride : NULL;
+            grads->dslope[r] = dslope ? dslope + i * g->dslope_rows.m.row_stride : NULL;
+            grads->dsink[r] = dsink ? dsink + i * g->dsink_rows.m.row_stride : NULL;
+            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size;
+        }
+    }
+}
+
+void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
+    b->begin = sa_larger(b->begin, from);
+    b->end = sa_smaller(b->end, to);
+    if (b->rows->gaps > 0) {
+        ptrdiff_t n;
+        b->begin = sa_next_open_tile(b, b->begin, &n);
+    }
+}

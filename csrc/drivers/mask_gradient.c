@@ -5,7 +5,7 @@
 #include "drivers/attention.h"
 
 /* So many blocks of rows are summed in scratch first, which loses fewer digits. */
-#define SA_QUANT_IN_A_SUM 64
+#define SA_BLOCKS_IN_A_SUM 64
 
 bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     return g->dmask.m.data && plan->mask_apart && g->dmask.m.row_stride == 0;
@@ -56,7 +56,7 @@ static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_
 static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head, ptrdiff_t key,
                          ptrdiff_t end, char *scratch) {
     const sa_attention *a = g->a;
-    const ptrdiff_t step = g->dmask.m.col_stride, elements = step != 0 ? end - key : 1;
+    const ptrdiff_t stride = g->dmask.m.col_stride, elements = stride != 0 ? end - key : 1;
     const bool apart = sa_sums_mask_apart(g, plan);
     char *sums = scratch + plan->mask_sums_at;
     bool held = false; /* scratch has copied keys of this head */
@@ -66,7 +66,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         sa_row_gradients grads;
         sa_backward_block b;
         sa_describe_backward_block(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
-        char *to = grads.dmask[0] + key * step;
+        char *to = grads.dmask[0] + key * stride;
         if (apart && summed == 0) {
             memset(sums, 0, (size_t)elements * sa_element_size(a->f64));
         }
@@ -82,7 +82,7 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
             held = true;
             sa_kernels_for(a->f64)->attention_backward(&b, scratch);
         }
-        if (apart && (++summed == SA_QUANT_IN_A_SUM || row + plan->block_rows >= a->L)) {
+        if (apart && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
             add_sums(a, to, sums, elements);
             summed = 0;
         }

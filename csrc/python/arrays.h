@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_ARRAYS_H
 #define SA_PYTHON_ARRAYS_H
 
-#include "python/module.h"
+#include "python/state.h"
 
 static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtype < SA_DTYPES; }
 

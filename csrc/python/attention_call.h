@@ -6,7 +6,9 @@
 
 #include "drivers/varlen.h"
 
-/* Functions of sa_attention_family. */
+extern const sa_family sa_attention_family;
+
+/* Its functions. */
 enum {
     SA_FN_ATTENTION,
     SA_FN_CACHED,
@@ -70,13 +72,6 @@ int sa_call_read_seed(sa_call *c);
 
 /* Takes over a reference. */
 void sa_call_own(sa_call *c, PyArrayObject *array, const char *name);
-
-int sa_call_read_mask(sa_call *c, PyObject *value, const char *name);
-
-/* Packed sequences: shapes and offsets first, masks later. */
-int sa_call_read_packed(sa_call *c);
-int sa_call_read_packed_masks(sa_call *c, PyObject *value);
-void sa_call_release_packed(sa_call *c);
 
 int sa_call_read_block_mask(sa_call *c, PyObject *value);
 

@@ -101,7 +101,7 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
                     sa_shape_of(array), hint);
 }
 
-int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
+static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
     if (PyBool_Check(value)) { /* one bool would open or close all */
@@ -130,10 +130,65 @@ int sa_call_read_mask(sa_call *c, PyObject *value, const char *name) {
     return 0;
 }
 
+/* Reads the mask as in a call of its own. */
+static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
+    char name[40];
+    PyOS_snprintf(name, sizeof name, "attn_mask[%zd]", (Py_ssize_t)s);
+    c->a.L = (ptrdiff_t)(c->v.begin_q[s + 1] - c->v.begin_q[s]);
+    c->a.S = (ptrdiff_t)(c->v.begin_k[s + 1] - c->v.begin_k[s]);
+    const int status = read_one_mask(c, value, name);
+    if (c->mask != NULL) {
+        c->mask_arrays[s] = c->mask;
+        c->mask = NULL;
+        --c->owned_count;
+    }
+    c->masks[s] = c->a.mask;
+    return status;
+}
+
+static int read_masks(sa_call *c, PyObject *value) {
+    sa_attention *a = &c->a;
+    const ptrdiff_t n = c->v.sequences, L = a->L, S = a->S;
+    if (!PyList_Check(value) && !PyTuple_Check(value)) {
+        return sa_error(PyExc_TypeError,
+                        "attn_mask must be a list with a mask or None for each of the %zd sequences, since their shapes "
+                        "differ; got %s",
+                        (Py_ssize_t)n, sa_type_name(value));
+    }
+    PyObject *list = PySequence_Tuple(value); /* a copy: reading a mask might change the list */
+    if (list == NULL) {
+        return -1;
+    }
+    int status = -1;
+    c->mask_arrays = PyMem_RawCalloc((size_t)n + 1, sizeof(PyArrayObject *)); /* never 0 bytes */
+    c->masks = PyMem_RawCalloc((size_t)n + 1, sizeof(sa_tensor));
+    if (c->mask_arrays == NULL || c->masks == NULL) {
+        PyErr_NoMemory();
+    } else if (PyTuple_GET_SIZE(list) != n) {
+        sa_error(PyExc_ValueError, "attn_mask must have a mask or None for each of the %zd sequences, got %zd", (Py_ssize_t)n,
+                 PyTuple_GET_SIZE(list));
+    } else {
+        status = 0;
+    }
+    a->lead[0] = c->lead[0] = 1;
+    for (ptrdiff_t s = 0; status == 0 && s < n; ++s) {
+        if (PyTuple_GET_ITEM(list, s) != Py_None) {
+            status = read_mask_of(c, s, PyTuple_GET_ITEM(list, s));
+        }
+    }
+    c->v.masks = c->masks;
+    a->mask.m.data = NULL;
+    a->lead[0] = c->lead[0] = n;
+    a->L = L;
+    a->S = S;
+    Py_DECREF(list);
+    return status;
+}
+
 static int read_mask(void *call, PyObject *value, const char *name, void *to) {
     (void)to;
     sa_call *c = call;
-    return c->packed ? sa_call_read_packed_masks(c, value) : sa_call_read_mask(c, value, name);
+    return c->packed ? read_masks(c, value) : read_one_mask(c, value, name);
 }
 
 static int read_block_mask(void *call, PyObject *value, const char *name, void *to) {

@@ -1,5 +1,5 @@
 /* Owns the checksum of arrays in memory (kernels/transformer/checksum.h). */
-#include "python/module.h"
+#include "python/state.h"
 
 #include "kernels/kernels.h"
 

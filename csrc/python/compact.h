@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_COMPACT_H
 #define SA_PYTHON_COMPACT_H
 
-#include "python/module.h"
+#include "python/state.h"
 
 #include "drivers/attention.h"
 #include "drivers/compact.h"

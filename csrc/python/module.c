@@ -1,54 +1,16 @@
-/* Owns the extension module: state, initialisation, method table. */
-#define SA_IMPORTS_NUMPY
-#include "python/module.h"
-
+/* Owns the extension module: its functions, its initialisation and end. */
 #include "python/run.h"
 
-int sa_error(PyObject *type, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    PyErr_FormatV(type, format, arguments);
-    va_end(arguments);
-    return -1;
-}
-
-const char *sa_type_name(PyObject *value) {
-    static _Thread_local char text[200];
-    PyErr_Clear();
-    PyObject *type = (PyObject *)Py_TYPE(value), *name = PyObject_GetAttrString(type, "__qualname__");
-    PyObject *module = name ? PyObject_GetAttrString(type, "__module__") : NULL;
-    PyObject *whole = module == NULL ? NULL
-                      : PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, "builtins") != 0
-                          ? PyUnicode_FromFormat("%U.%S", module, name)
-                          : PyObject_Str(name);
-    const char *found = whole ? PyUnicode_AsUTF8AndSize(whole, NULL) : NULL;
-    PyErr_Clear();
-    PyOS_snprintf(text, sizeof text, "%s", found ? found : "an object of a type without a name");
-    Py_XDECREF(whole);
-    Py_XDECREF(module);
-    Py_XDECREF(name);
-    return text;
-}
+extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_checksum_methods[], sa_compact_methods[],
+    sa_linear_methods[], sa_transformer_methods[], sa_narrow_methods[], sa_proxy_methods[], sa_rows_methods[],
+    sa_runtime_methods[], sa_update_methods[];
+extern const sa_family sa_attention_family, sa_row_family;
 
 static int exec_module(PyObject *module) {
     sa_state *state = sa_state_of(module);
-    static const char *const of_numpy[SA_FROM_NUMPY][2] = {[SA_MASKED_ARRAY] = {"numpy.ma", "MaskedArray"},
-                                                           [SA_MATRIX] = {"numpy", "matrix"},
-                                                           [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
-                                                           [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
-                                                           [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
-    /* Not import_array(), which makes an ImportError of whatever comes up, of Ctrl-C too. */
-    if (_import_array() < 0 || sa_family_start(&state->attention, &sa_attention_family) < 0 ||
+    if (sa_state_start(state) < 0 || sa_family_start(&state->attention, &sa_attention_family) < 0 ||
         sa_family_start(&state->rows, &sa_row_family) < 0) {
         return -1;
-    }
-    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
-        PyObject *from = PyImport_ImportModule(of_numpy[i][0]);
-        state->numpy[i] = from ? PyObject_GetAttrString(from, of_numpy[i][1]) : NULL;
-        Py_XDECREF(from);
-        if (state->numpy[i] == NULL) {
-            return -1;
-        }
     }
     PyMethodDef *const tables[] = {sa_attention_methods,   sa_attention_backward_methods,
                                    sa_checksum_methods,    sa_linear_methods,

@@ -1,6 +1,6 @@
 /* Owns the sorting of arguments into parameters; readers say what values mean. Loops run over given arguments only, so
  * plain calls stay cheap. */
-#include "python/module.h"
+#include "python/state.h"
 
 int sa_family_start(sa_family_state *state, const sa_family *family) {
     state->family = family;

@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_RUN_H
 #define SA_PYTHON_RUN_H
 
-#include "python/module.h"
+#include "python/state.h"
 
 #define SA_SMALL_ELEMENTS 2048 /* below: too little work to let go of the GIL */
 

@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_SCALARS_H
 #define SA_PYTHON_SCALARS_H
 
-#include "python/module.h"
+#include "python/state.h"
 
 /* NULL without an exception: a bool, or no integer. */
 PyObject *sa_as_index(PyObject *value);

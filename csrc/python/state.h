@@ -1,8 +1,8 @@
 /* Shared by the binding's files: module state, functions, NumPy's C API. Only this folder includes Python.h.
  * Everywhere here, −1 or NULL means that an exception is set, and objects returned are new references, unless said
  * otherwise. */
-#ifndef SA_PYTHON_MODULE_H
-#define SA_PYTHON_MODULE_H
+#ifndef SA_PYTHON_STATE_H
+#define SA_PYTHON_STATE_H
 
 #include "python/stable.h"
 
@@ -34,6 +34,9 @@ typedef struct {
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }
 
+/* Imports NumPy, and from it what the state holds. */
+int sa_state_start(sa_state *state);
+
 /* As PyErr_Format, but returns −1. */
 int sa_error(PyObject *type, const char *format, ...);
 
@@ -41,19 +44,14 @@ int sa_error(PyObject *type, const char *format, ...);
  * set, since the message is for another. */
 const char *sa_type_name(PyObject *value);
 
+/* Messages start with `what`. */
+int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
+
 /* A method that calls `call(module, number, …)`. */
 #define SA_FUNCTION(name, call, number)                                                                                        \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {                      \
         return call(module, number, args, nargs, kwnames);                                                                     \
     }
 #define SA_METHOD(name, function, doc) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS, doc}
-
-extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_checksum_methods[], sa_compact_methods[],
-    sa_linear_methods[], sa_transformer_methods[], sa_narrow_methods[], sa_proxy_methods[], sa_rows_methods[],
-    sa_runtime_methods[], sa_update_methods[];
-extern const sa_family sa_attention_family, sa_row_family;
-
-/* Messages start with `what`. */
-int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
 
 #endif
