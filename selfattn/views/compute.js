@@ -8,9 +8,7 @@ const LEVELS = 8; // of colour, for each sign; as in draw.py
 
 /**
  * A number with so many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
- * @param {number} x
- * @param {number} decimals
- * @param {"toFixed" | "toExponential"} [form]
+ * @type {(x: number, decimals: number, form?: "toFixed" | "toExponential") => string}
  */
 function fixed(x, decimals, form = "toFixed") {
   const [long, power] = x[form](decimals + 40).split("e");
@@ -19,11 +17,7 @@ function fixed(x, decimals, form = "toFixed") {
   return power ? `${down}e${power}` : down;
 }
 
-/**
- * @param {number} value
- * @param {number} decimals
- * @param {number} precision
- */
+/** @type {(value: number, decimals: number, precision: number) => string} */
 function write(value, decimals, precision) {
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
   const size = Math.abs(value);
@@ -35,8 +29,7 @@ function write(value, decimals, precision) {
 
 /**
  * How many decimals show every number exactly; `precision` if that many do not suffice.
- * @param {Float64Array} data
- * @param {number} precision
+ * @type {(data: Float64Array, precision: number) => number}
  */
 function decimalsOf(data, precision) {
   for (let decimals = 0; decimals < precision; decimals++) {
@@ -49,8 +42,7 @@ function decimalsOf(data, precision) {
 
 /**
  * A sentence with values where it names them in braces, as texts.py fills it.
- * @param {string} sentence
- * @param {Record<string, string | number>} values
+ * @type {(sentence: string, values: Record<string, string | number>) => string}
  */
 function filled(sentence, values) {
   return sentence.replace(/\{(\w+)\}/g, (braces, name) => (Object.hasOwn(values, name) ? String(values[name]) : braces));
@@ -88,18 +80,11 @@ class Matrix {
     this.columns = columns;
     this.data = data;
   }
-  /**
-   * @param {number} i
-   * @param {number} j
-   */
+  /** @type {(i: number, j: number) => number} */
   at(i, j) {
     return this.data[i * this.columns + j];
   }
-  /**
-   * @param {number} rows
-   * @param {number} columns
-   * @param {(i: number, j: number) => number} number
-   */
+  /** @type {(rows: number, columns: number, number: (i: number, j: number) => number) => Matrix} */
   static of(rows, columns, number) {
     const data = new Float64Array(rows * columns);
     for (let i = 0; i < rows; i++) for (let j = 0; j < columns; j++) data[i * columns + j] = number(i, j);
@@ -109,10 +94,7 @@ class Matrix {
 
 const range = (/** @type {number} */ n) => Array.from({ length: n }, (_, k) => k);
 
-/**
- * @param {number} n
- * @param {(k: number) => number} term
- */
+/** @type {(n: number, term: (k: number) => number) => number} */
 function dot(n, term) {
   let sum = 0;
   for (let k = 0; k < n; k++) sum += term(k);
@@ -121,11 +103,7 @@ function dot(n, term) {
 
 /**
  * The exponentials of a row less its maximum, and their sum; masked keys take no part.
- * @param {Matrix} scores
- * @param {Matrix} mask
- * @param {number | undefined} sink
- * @param {number} i
- * @returns {[number[], number]}
+ * @type {(scores: Matrix, mask: Matrix, sink: number | undefined, i: number) => [number[], number]}
  */
 function exponentials(scores, mask, sink, i) {
   const open = (/** @type {number} */ k) => mask.at(i, k) !== 0;
@@ -152,9 +130,7 @@ function softmax(scores, mask, sink) {
 
 /**
  * Whether two numbers are the same but for a tolerance; NaN is the same as NaN.
- * @param {number} x
- * @param {number} y
- * @param {number} tolerance
+ * @type {(x: number, y: number, tolerance: number) => boolean}
  */
 function same(x, y, tolerance) {
   return Object.is(x, y) || x === y || Math.abs(x - y) <= tolerance;
@@ -162,8 +138,7 @@ function same(x, y, tolerance) {
 
 /**
  * As in draw.py: p1 to p8 for positive numbers, n1 to n8 for negative ones, x for what is not finite.
- * @param {number} value
- * @param {number} size
+ * @type {(value: number, size: number) => string}
  */
 function shade(value, size) {
   if (!Number.isFinite(value)) return "x";

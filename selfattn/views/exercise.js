@@ -42,11 +42,7 @@ class Exercise {
 
   /**
    * Right is what rounds to the answer, with two decimals at least where the answer has them.
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
-   * @param {HTMLInputElement} field
-   * @param {HTMLTableCellElement} td
+   * @type {(node: NodeOfPage, i: number, j: number, field: HTMLInputElement, td: HTMLTableCellElement) => void}
    */
   check(node, i, j, field, td) {
     const { view } = this;
@@ -69,11 +65,7 @@ class Exercise {
     for (const node of nodes) if (node.blanks) for (const i of node.blanks.keys()) this.uncover(node, i, "sa-revealed");
   }
 
-  /**
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {string} mark
-   */
+  /** @type {(node: NodeOfPage, i: number, mark: string) => void} */
   uncover(node, i, mark) {
     if (node.revealed.has(i) || !node.blanks) return;
     node.revealed.add(i);

@@ -63,18 +63,12 @@ class ExplorerPage {
     this.draw(false);
   }
 
-  /**
-   * @param {number} side
-   * @param {number} i
-   */
+  /** @type {(side: number, i: number) => HTMLElement} */
   word(side, i) {
     return wordOf(this.texts[side].stored.queries[i]);
   }
 
-  /**
-   * @param {number} side
-   * @param {number} j
-   */
+  /** @type {(side: number, j: number) => HTMLElement} */
   key(side, j) {
     return wordOf(this.texts[side].stored.keys[j]);
   }
@@ -115,10 +109,7 @@ class ExplorerPage {
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
   }
 
-  /**
-   * @param {string} name
-   * @param {number} side
-   */
+  /** @type {(name: string, side: number) => string} */
   label(name, side) {
     return filled(this.captions[name], { name: LETTERS[side], text: LETTERS[side] });
   }
@@ -162,8 +153,7 @@ class ExplorerPage {
 
   /**
    * A word is chosen; the other text's follows it.
-   * @param {number} side
-   * @param {number} i
+   * @type {(side: number, i: number) => void}
    */
   take(side, i) {
     const token = this.texts[side].stored.queries[i];
@@ -179,11 +169,7 @@ class ExplorerPage {
     announce(this.root, { text: side, layer: this.head.layer, head: this.head.head, place: this.words[side], token: this.texts[side].stored.queries[this.words[side]] });
   }
 
-  /**
-   * @param {number} side
-   * @param {Chosen | null} chosen
-   * @param {boolean} pin
-   */
+  /** @type {(side: number, chosen: Chosen | null, pin: boolean) => void} */
   point(side, chosen, pin) {
     if (pin && chosen?.kind === "to") return this.take(side, chosen.index);
     this.pointed = chosen && { side, chosen };
@@ -242,8 +228,7 @@ class ExplorerPage {
 
   /**
    * The head in which a word takes most from another word: not one beside it, nor the first, where attention parks.
-   * @param {number} side
-   * @param {number} i
+   * @type {(side: number, i: number) => { head: Head; weight: number; j: number; }}
    */
   most(side, i) {
     const { marks, crossed } = this.texts[side].stored;
@@ -337,9 +322,7 @@ class ExplorerPage {
 
   /**
    * "bank takes 0.71 from river, 0.07 from he"
-   * @param {number} side
-   * @param {Matrix} weights
-   * @param {Chosen} selected
+   * @type {(side: number, weights: Matrix, selected: Chosen) => Child[]}
    */
   takes(side, weights, { kind, index }) {
     const to = kind === "to", n = to ? weights.columns : weights.rows;
@@ -348,11 +331,7 @@ class ExplorerPage {
     return phrase(this.captions[to ? "takes" : "give"], { word: to ? this.word(side, index) : this.key(side, index), list: parts.flatMap((part, n) => (n ? [", ", ...part] : part)) });
   }
 
-  /**
-   * @param {number} i
-   * @param {number} j
-   * @param {number} which
-   */
+  /** @type {(i: number, j: number, which: number) => void} */
   sayCell(i, j, which) {
     if (i < 0) return this.line.replaceChildren(this.captions.point);
     const sides = this.alike ? range(this.texts.length) : [which];
@@ -360,11 +339,7 @@ class ExplorerPage {
       ...phrase(this.captions.cell, { word: this.word(side, i), from: this.key(side, j), weight: fixed(this.texts[side].row(this.head, i)[j], 3) })]));
   }
 
-  /**
-   * @param {number} side
-   * @param {number} j
-   * @param {number} layer
-   */
+  /** @type {(side: number, j: number, layer: number) => Child[]} */
   sayWay(side, j, layer) {
     const share = this.texts[side].way(this.words[side])?.at(layer, j) ?? 0;
     return phrase(this.captions[layer ? "way cell" : "way cell in"], { layer, share: fixed(share, 3), word: this.word(side, this.words[side]), from: this.key(side, j) });

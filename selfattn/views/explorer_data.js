@@ -22,11 +22,7 @@
  */
 /** @typedef {{ layer: number, head: number, n: number }} Head n counts all heads */
 
-/**
- * @param {ArrayBuffer} bytes
- * @param {Stored} stored
- * @returns {StoredNumbers}
- */
+/** @type {(bytes: ArrayBuffer, stored: Stored) => StoredNumbers} */
 function numbersOf(bytes, { type, at, shape }) {
   const kinds = { u1: Uint8Array, i2: Int16Array, u2: Uint16Array, f4: Float32Array };
   return new kinds[type](bytes, at, shape.reduce((a, b) => a * b, 1));
@@ -64,9 +60,7 @@ class TextData {
 
   /**
    * What one word takes.
-   * @param {Head} at
-   * @param {number} i
-   * @returns {Float64Array}
+   * @type {(at: Head, i: number) => Float64Array}
    */
   row({ layer, head, n }, i) {
     const known = this.kept.get(n);
@@ -118,8 +112,7 @@ class TextData {
 
   /**
    * Where a word comes from: row l says it of what layer l − 1 gave, back to what goes in.
-   * @param {number} i
-   * @returns {Matrix | null}
+   * @type {(i: number) => Matrix | null}
    */
   way(i) {
     if (!this.stored.means) return null;
@@ -141,8 +134,7 @@ class TextData {
 
   /**
    * The token of the same spelling that is nearest to a place; that place, as far as there is one, if there is none.
-   * @param {string} token
-   * @param {number} place
+   * @type {(token: string, place: number) => number}
    */
   nearest(token, place) {
     const same = range(this.rows).filter((i) => this.stored.queries[i] === token);

@@ -94,13 +94,7 @@ class HeadGrid {
     });
   }
 
-  /**
-   * @param {Head} head
-   * @param {HTMLCanvasElement} canvas
-   * @param {Mode} mode
-   * @param {number[]} words
-   * @param {PixelColours} colours
-   */
+  /** @type {(head: Head, canvas: HTMLCanvasElement, mode: Mode, words: number[], colours: PixelColours) => void} */
   draw(head, canvas, mode, words, colours) {
     if (mode === "word") {
       const rows = this.texts.map((text, side) => text.row(head, words[side]));
@@ -149,10 +143,7 @@ class WayMap {
       element("div", { className: "sa-ways" }, ...texts.map((text, side) => element("div", { className: "sa-one-way" }, ends(), this.canvases[side], ...names(text)))), this.line);
   }
 
-  /**
-   * @param {number[]} words
-   * @param {PixelColours} colours
-   */
+  /** @type {(words: number[], colours: PixelColours) => void} */
   update(words, colours) {
     if (!this.there) return;
     const word = wordOf(this.texts[0].stored.queries[words[0]]);

@@ -77,10 +77,7 @@ class FirstScreen {
     return found ?? heads.filter((each) => each.side === side)[0];
   }
 
-  /**
-   * @param {number} side
-   * @param {string} role
-   */
+  /** @type {(side: number, role: string) => NodeOfPage | null} */
   nodeOf(side, role) {
     const id = this.current(side).nodes[role];
     return id === undefined ? null : this.view.numbers.node(id);
@@ -92,10 +89,7 @@ class FirstScreen {
     return texts[side ? "second" : "first"] || labels[`t${side}`].join(" ");
   }
 
-  /**
-   * @param {number} side
-   * @param {boolean} small
-   */
+  /** @type {(side: number, small: boolean) => Ribbons} */
   makeRibbons(side, small) {
     const { labels } = this.view;
     const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
@@ -111,10 +105,7 @@ class FirstScreen {
     return made;
   }
 
-  /**
-   * @param {Chosen | null} chosen
-   * @param {boolean} pin
-   */
+  /** @type {(chosen: Chosen | null, pin: boolean) => void} */
   point(chosen, pin) {
     if (pin && chosen) this.pinned = chosen;
     this.hovered = chosen;
@@ -189,11 +180,7 @@ class FirstScreen {
     }, name, element("small", {}, this.texts[role === "output" && !this.nodeOf(0, "weights") ? "strip linear" : `strip ${role}`]));
   }
 
-  /**
-   * @param {number} side
-   * @param {string} role
-   * @param {boolean} first
-   */
+  /** @type {(side: number, role: string, first: boolean) => HTMLSpanElement} */
   stripMatrix(side, role, first) {
     const node = this.nodeOf(side, role);
     if (!node) return element("span");
@@ -220,10 +207,7 @@ class FirstScreen {
     return made.node;
   }
 
-  /**
-   * @param {number} side
-   * @param {string} role
-   */
+  /** @type {(side: number, role: string) => HTMLSpanElement} */
   thumb(side, role) {
     const node = this.nodeOf(side, role);
     if (!node) return element("span");
@@ -263,10 +247,7 @@ class FirstScreen {
     this.knobs.replaceChildren(...kids);
   }
 
-  /**
-   * @param {"block" | "head"} what
-   * @param {string[]} names
-   */
+  /** @type {(what: "block" | "head", names: string[]) => HTMLSpanElement[]} */
   tabs(what, names) {
     if (names.length < 2) return [];
     const buttons = names.map((name) => {
@@ -304,9 +285,7 @@ class FirstScreen {
 
   /**
    * A number with few decimals; ? where it is to be guessed.
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
+   * @type {(node: NodeOfPage, i: number, j: number) => string}
    */
   short(node, i, j) {
     const { numbers } = this.view;
@@ -342,10 +321,7 @@ class FirstScreen {
     if (!this.explained) this.explainRow();
   }
 
-  /**
-   * @param {number} side
-   * @param {Chosen} chosen
-   */
+  /** @type {(side: number, chosen: Chosen) => void} */
   drawRibbons(side, chosen) {
     const node = this.nodeOf(side, "weights"), weights = this.weights(side);
     const limit = chosen.kind === "to" ? weights.rows : weights.columns;
@@ -361,10 +337,7 @@ class FirstScreen {
 
   /**
    * Who takes what from whom, as a sentence.
-   * @param {number} side
-   * @param {Chosen} chosen
-   * @param {Matrix} weights
-   * @param {NodeOfPage | null} node
+   * @type {(side: number, chosen: Chosen, weights: Matrix, node: NodeOfPage | null) => Child[]}
    */
   caption(side, { kind, index }, weights, node) {
     const { texts, view } = this;
@@ -432,9 +405,7 @@ class FirstScreen {
 
   /**
    * What a word hands over, as rings, if there is one text.
-   * @param {number} i
-   * @param {number} c
-   * @returns {Mark[]}
+   * @type {(i: number, c: number) => Mark[]}
    */
   parts(i, c) {
     const value = this.nodeOf(0, "value")?.now, weights = this.nodeOf(0, "weights")?.now;
@@ -442,11 +413,7 @@ class FirstScreen {
     return range(value.rows).filter((j) => weights.at(i, j) > 0).map((j) => ({ value: value.at(j, c), look: "sa-mark-part", size: 2 + 9 * Math.sqrt(weights.at(i, j)) }));
   }
 
-  /**
-   * @param {number} i
-   * @param {number[]} shown
-   * @returns {Child[]}
-   */
+  /** @type {(i: number, shown: number[]) => Child[]} */
   difference(i, shown) {
     const { texts } = this;
     const [a, b] = this.sides.map((side) => /** @type {NodeOfPage} */ (this.nodeOf(side, "output")).now);
@@ -459,9 +426,7 @@ class FirstScreen {
 
   /**
    * A number of the strip is pointed at: outline what it is made of, and spell it.
-   * @param {number} side
-   * @param {string} role
-   * @param {Place | null} place
+   * @type {(side: number, role: string, place: Place | null) => void}
    */
   explain(side, role, place) {
     for (const made of this.matrices?.values() ?? []) if (made instanceof Heat) made.mark(null);
@@ -489,9 +454,7 @@ class FirstScreen {
 
   /**
    * What a number is made of, as far as the strip shows it: through matrices that it does not show.
-   * @param {NodeOfPage} node
-   * @param {Place} place
-   * @returns {[string, NodeOfPage, number, number][]}
+   * @type {(node: NodeOfPage, place: Place) => [string, NodeOfPage, number, number][]}
    */
   reached(node, { i, j }) {
     const { numbers } = this.view, visible = new Set(this.sides.flatMap((side) => ROLES.filter((role) => role !== "mask").map((role) => this.nodeOf(side, role))));
@@ -564,8 +527,7 @@ function largest(nodes) {
 
 /**
  * A number in little room: no -0.00, a true minus is left to the tables.
- * @param {number} x
- * @param {number} decimals
+ * @type {(x: number, decimals: number) => string}
  */
 function brief(x, decimals) {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : x > 0 ? "∞" : "-∞";

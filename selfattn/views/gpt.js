@@ -175,10 +175,7 @@ class GPTView {
     this.changed();
   }
 
-  /**
-   * @param {number} layer
-   * @param {number} head
-   */
+  /** @type {(layer: number, head: number) => void} */
   chooseHead(layer, head) {
     this.chosen = { layer, head };
     this.drawWay();

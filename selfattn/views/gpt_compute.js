@@ -69,12 +69,8 @@ class GPTModel {
     this.off.clear();
   }
 
-  /**
-   * @param {string} name
-   * @param {Float64Array} x
-   * @param {string} [bias]
-   */
-  linear(name, x, bias) {
+  /** @type {(name: string, x: Float64Array, bias?: string) => Float64Array} */
+  linear(name, x, bias = "") {
     const { shape: [rows, columns], data } = this.get(name), b = bias ? this.parameters.get(bias)?.data : undefined;
     const y = new Float64Array(rows);
     for (let i = 0, at = 0; i < rows; i++) {
@@ -92,10 +88,7 @@ class GPTModel {
     return found;
   }
 
-  /**
-   * @param {string} name
-   * @param {Float64Array} x
-   */
+  /** @type {(name: string, x: Float64Array) => Float64Array} */
   norm(name, x) {
     const n = x.length, mean = dot(n, (i) => x[i]) / n, variance = dot(n, (i) => (x[i] - mean) ** 2) / n;
     const scale = 1 / Math.sqrt(variance + this.settings.eps);
@@ -115,10 +108,7 @@ class Pass {
     this.joined = range(model.settings.layers).map(() => []);
   }
 
-  /**
-   * @param {number} id
-   * @returns {Trace}
-   */
+  /** @type {(id: number) => Trace} */
   push(id) {
     const { model } = this, { layers, width, activation } = model.settings, place = this.traces.length;
     const row = (/** @type {string} */ name, /** @type {number} */ n) => model.get(name).data.subarray(n * width, (n + 1) * width);
@@ -145,8 +135,7 @@ class Pass {
 
   /**
    * What the heads of a layer find for the letter at a place; heads that are off find nothing.
-   * @param {number} layer
-   * @param {number} place
+   * @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }}
    */
   attend(layer, place) {
     const { width, heads } = this.model.settings, each = width / heads, joined = this.joined[layer];

@@ -51,10 +51,7 @@ class Lesson {
     return this.views[Number(this.root.dataset.opens ?? 0)] ?? this.views[0];
   }
 
-  /**
-   * @param {View} view
-   * @param {number} n
-   */
+  /** @type {(view: View, n: number) => HTMLButtonElement} */
   tab(view, n) {
     const name = view.texts.tab || view.texts.title;
     const made = element("button", { type: "button", role: "tab", title: view.texts.title, onclick: () => this.show(view) },
@@ -101,8 +98,7 @@ class Lesson {
 
   /**
    * Set the stage for a stop of the tour; null: as it was.
-   * @param {(Stop & LessonStop) | null} stop
-   * @param {boolean} open
+   * @type {(stop: (Stop & LessonStop) | null, open: boolean) => void}
    */
   visit(stop, open) {
     if (stop && !open) this.toTop();

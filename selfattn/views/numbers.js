@@ -55,10 +55,7 @@ class Numbers {
     this.count = this.nodes.reduce((n, node) => n + node.kernel.data.length, 0);
   }
 
-  /**
-   * @param {NodeData} node
-   * @returns {NodeOfPage}
-   */
+  /** @type {(node: NodeData) => NodeOfPage} */
   prepare(node) {
     const kernel = new Matrix(...node.shape, decode(node.data));
     return { ...node, kernel, now: kernel, mine: kernel, edits: new Map(), digits: node.decimals, range: node.size, revealed: new Set() };
@@ -82,37 +79,25 @@ class Numbers {
 
   /**
    * Whether a number is still to be guessed.
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
+   * @type {(node: NodeOfPage, i: number, j: number) => boolean}
    */
   hidden(node, i, j) {
     return node.blanks !== null && node.blanks[i] === j && !node.revealed.has(i);
   }
 
-  /**
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
-   */
+  /** @type {(node: NodeOfPage, i: number, j: number) => string} */
   text(node, i, j) {
     return this.hidden(node, i, j) ? "?" : write(node.now.at(i, j), node.digits, this.precision);
   }
 
-  /**
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
-   */
+  /** @type {(node: NodeOfPage, i: number, j: number) => boolean} */
   moved(node, i, j) {
     return !same(node.now.at(i, j), node.kernel.at(i, j), 0);
   }
 
   /**
    * Second minus first; what differs by rounding alone is 0, as in draw.py.
-   * @param {Difference} difference
-   * @param {number} i
-   * @param {number} j
+   * @type {(difference: Difference, i: number, j: number) => number}
    */
   minus({ a, b }, i, j) {
     const value = b.now.at(i, j) - a.now.at(i, j);
@@ -177,8 +162,7 @@ class Numbers {
 
   /**
    * The number itself and what it is made of.
-   * @param {Cell} cell
-   * @returns {Origin[]}
+   * @type {(cell: Cell) => Origin[]}
    */
   sources({ node, difference, i, j }) {
     if (difference) return [["a", difference.a, i, j], ["b", difference.b, i, j]];
@@ -194,8 +178,7 @@ class Numbers {
 
   /**
    * What the sources are made of in turn, back to what is given; on a large page that would be too much to light.
-   * @param {Origin[]} sources
-   * @returns {Generator<[NodeOfPage, number]>}
+   * @type {(sources: Origin[]) => Generator<[NodeOfPage, number]>}
    */
   *ancestors(sources) {
     if (this.count > MAX_FAR) return;

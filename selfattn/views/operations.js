@@ -5,8 +5,7 @@
 
 /**
  * Mean and variance of a row, in two passes.
- * @param {Matrix} x
- * @param {number} i
+ * @type {(x: Matrix, i: number) => number[]}
  */
 function moments(x, i) {
   const mean = dot(x.columns, (k) => x.at(i, k)) / x.columns;
@@ -165,8 +164,7 @@ const OPS = {
 
 /**
  * A number in parentheses; when `negative`, only if it has a sign.
- * @param {string} text
- * @param {boolean} [negative]
+ * @type {(text: string, negative?: boolean) => string}
  */
 function paren(text, negative = false) {
   if (text.startsWith("(")) return text;

@@ -67,9 +67,7 @@ class View {
 
   /**
    * The cells that show a number.
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
+   * @type {(node: NodeOfPage, i: number, j: number) => HTMLTableCellElement[]}
    */
   shownAs(node, i, j) {
     return this.shown.get(node)?.get(i * node.shape[1] + j) ?? [];
@@ -132,10 +130,7 @@ class View {
     this.lineOf(stageOf(td)).replaceChildren(...this.words.sentence(cell));
   }
 
-  /**
-   * @param {HTMLElement} td
-   * @param {string} name
-   */
+  /** @type {(td: HTMLElement, name: string) => void} */
   add(td, name) {
     if (td.classList.contains(name)) return;
     td.classList.add(name);
@@ -151,10 +146,7 @@ class View {
     return /** @type {HTMLElement} */ (this.lines.get(stage));
   }
 
-  /**
-   * @param {HTMLElement | undefined} stage
-   * @param {Child} message
-   */
+  /** @type {(stage: HTMLElement | undefined, message: Child) => void} */
   tell(stage, message) {
     this.light(null);
     if (stage) this.lineOf(stage).replaceChildren(message);
@@ -203,8 +195,7 @@ class View {
 
   /**
    * Open or close the details of a stage.
-   * @param {HTMLElement} stage
-   * @param {boolean} open
+   * @type {(stage: HTMLElement, open: boolean) => void}
    */
   open(stage, open) {
     stage.toggleAttribute("data-closed", !open);

@@ -34,11 +34,7 @@ class Walk {
     this.count();
   }
 
-  /**
-   * @param {HTMLElement} stage
-   * @param {string} token
-   * @returns {Step[]}
-   */
+  /** @type {(stage: HTMLElement, token: string) => Step[]} */
   stepsOf(stage, token) {
     /** @type {HTMLTableCellElement[]} */
     const found = [];
@@ -59,8 +55,7 @@ class Walk {
 
   /**
    * Whether a number belongs to a token: its row, or the query of a table of weighted values.
-   * @param {HTMLTableCellElement} td
-   * @param {string} token
+   * @type {(td: HTMLTableCellElement, token: string) => boolean}
    */
   concerns(td, token) {
     const { node, i } = this.view.cellOf(td);
@@ -129,8 +124,7 @@ class Walk {
 
   /**
    * Let the address lead here; in a notebook stages have no ids, and the address is left alone.
-   * @param {HTMLElement} stage
-   * @param {HTMLTableCellElement | null} td
+   * @type {(stage: HTMLElement, td: HTMLTableCellElement | null) => void}
    */
   link(stage, td) {
     if (!stage.id) return;
@@ -160,13 +154,10 @@ class Walk {
     if (stage) this.goTo(stage, row);
   }
 
-  /**
-   * @param {HTMLElement} stage
-   * @param {string} [row]
-   */
-  goTo(stage, row) {
+  /** @type {(stage: HTMLElement, row?: string) => void} */
+  goTo(stage, row = "") {
     this.stop();
-    const fits = (/** @type {Step} */ s) => s.stage === stage && (!s.td || row === undefined || this.view.cellOf(s.td).i === Number(row));
+    const fits = (/** @type {Step} */ s) => s.stage === stage && (!s.td || row === "" || this.view.cellOf(s.td).i === Number(row));
     const found = this.steps.findIndex(fits);
     this.at = found >= 0 ? found : this.steps.findIndex((s) => s.stage === stage);
     this.show(this.steps[this.at]);

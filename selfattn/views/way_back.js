@@ -83,18 +83,12 @@ class WayBackPage {
     this.draw();
   }
 
-  /**
-   * @param {Stage} stage
-   * @returns {string[]}
-   */
+  /** @type {(stage: Stage) => string[]} */
   rowLabels(stage) {
     return stage === "K" || stage === "V" ? this.data.keys : this.data.queries;
   }
 
-  /**
-   * @param {Stage} stage
-   * @returns {string[]}
-   */
+  /** @type {(stage: Stage) => string[]} */
   columnLabels(stage) {
     return stage === "S" || stage === "P" ? this.data.keys : range(this.forward[stage].columns).map(String);
   }
@@ -139,13 +133,7 @@ class WayBackPage {
     return strip;
   }
 
-  /**
-   * @param {boolean} gradient
-   * @param {Stage} stage
-   * @param {number} i
-   * @param {number} j
-   * @param {number} value
-   */
+  /** @type {(gradient: boolean, stage: Stage, i: number, j: number, value: number) => void} */
   edit(gradient, stage, i, j, value) {
     const target = gradient ? this.model.wish : this.model.inputs[stage];
     if (Number.isFinite(value)) target.data[i * target.columns + j] = value;
@@ -153,21 +141,14 @@ class WayBackPage {
     this.draw();
   }
 
-  /**
-   * @param {Stage} stage
-   * @param {number} i
-   * @param {number} j
-   */
+  /** @type {(stage: Stage, i: number, j: number) => void} */
   look(stage, i, j) {
     this.cell = { stage, i, j };
     this.drawCheck();
     announce(this.root, { stage, row: i, column: j });
   }
 
-  /**
-   * @param {(Stop & { stage: number }) | null} stop
-   * @param {boolean} open
-   */
+  /** @type {(stop: (Stop & { stage: number }) | null, open: boolean) => void} */
   stop(stop, open) {
     this.now = stop ? stop.stage : -1;
     this.shown = stop ? stop.stage + (open ? 1 : 0) : WAY.length;
@@ -224,9 +205,7 @@ class WayBackPage {
 
   /**
    * How a gradient is made, in figures.
-   * @param {Stage} stage
-   * @param {number} i
-   * @param {number} j
+   * @type {(stage: Stage, i: number, j: number) => string}
    */
   sum(stage, i, j) {
     const { forward: { Q, K, V, P }, back: { gradients: g, means }, model } = this;
@@ -245,19 +224,13 @@ class WayBackPage {
   }
 }
 
-/**
- * @param {number} x
- * @param {number} decimals
- */
+/** @type {(x: number, decimals: number) => string} */
 function figure(x, decimals) {
   const plain = fixed(x, decimals);
   return (Number(plain) === 0 ? plain.replace("-", "") : plain).replace("-", "−");
 }
 
-/**
- * @param {number} x
- * @param {number} decimals
- */
+/** @type {(x: number, decimals: number) => string} */
 function signedFigure(x, decimals) {
   const plain = figure(x, decimals);
   return plain.startsWith("−") ? plain : `+${plain}`;

@@ -48,8 +48,7 @@ class WayBackModel {
 
   /**
    * All stages; those that are given take the place of what would be computed.
-   * @param {Stages} [given]
-   * @returns {Record<string, Matrix>}
+   * @type {(given?: Stages) => Record<string, Matrix>}
    */
   forward(given = {}) {
     const x = given.x ?? this.inputs.x;
@@ -67,10 +66,7 @@ class WayBackModel {
     return { ...(x ? { x } : {}), Q, K, V, S, P, O: given.O ?? product(P, V) };
   }
 
-  /**
-   * @param {Record<string, Matrix>} f
-   * @returns {{ gradients: Record<string, Matrix>, means: number[] }}
-   */
+  /** @type {(f: Record<string, Matrix>) => { gradients: Record<string, Matrix>, means: number[] }} */
   backward({ Q, K, V, P }) {
     const O = this.wish, dV = product(transposed(P), O), dP = product(O, transposed(V));
     const means = range(P.rows).map((i) => dot(P.columns, (j) => P.at(i, j) * dP.at(i, j)));
@@ -84,8 +80,7 @@ class WayBackModel {
 
   /**
    * What comes back to x through one projection.
-   * @param {Record<string, Matrix>} gradients
-   * @param {string} name
+   * @type {(gradients: Record<string, Matrix>, name: string) => Matrix}
    */
   way(gradients, name) {
     const { weight } = /** @type {Record<string, Projection>} */ (this.projections)[name];
@@ -102,11 +97,7 @@ class WayBackModel {
 
   /**
    * The slope at one number, measured: the wish a little above it, less a little below.
-   * @param {Record<string, Matrix>} f
-   * @param {Stage} stage
-   * @param {number} i
-   * @param {number} j
-   * @param {number} step
+   * @type {(f: Record<string, Matrix>, stage: Stage, i: number, j: number, step: number) => number}
    */
   slope(f, stage, i, j, step) {
     const moved = (/** @type {number} */ by) => this.value(this.forward({ [stage]: Matrix.of(f[stage].rows, f[stage].columns, (r, c) => f[stage].at(r, c) + (r === i && c === j ? by : 0)) }));

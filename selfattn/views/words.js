@@ -16,26 +16,19 @@ class Words {
     this.numbers = numbers;
   }
 
-  /**
-   * @param {string} key
-   * @param {Record<string, string | number>} values
-   */
+  /** @type {(key: string, values: Record<string, string | number>) => string} */
   fill(key, values) {
     return filled(this.texts[key], values);
   }
 
-  /**
-   * @param {string} list
-   * @param {number} index
-   */
+  /** @type {(list: string, index: number) => string} */
   label(list, index) {
     return list && this.labels[list] ? this.labels[list][index] : String(index);
   }
 
   /**
    * The name of a number, such as head 0: scores[bank, river], as elements; without the head where that goes without saying.
-   * @param {Cell} cell
-   * @returns {Child[]}
+   * @type {(cell: Cell, head?: boolean) => Child[]}
    */
   name({ node, difference, i, j }, head = true) {
     const first = node ?? difference?.a, second = node ?? difference?.b;
@@ -64,10 +57,7 @@ class Words {
     return write(value, digits, this.numbers.precision);
   }
 
-  /**
-   * @param {number} n
-   * @param {(k: number) => string} term
-   */
+  /** @type {(n: number, term: (k: number) => string) => string} */
   sum(n, term) {
     if (n === 0) return "0";
     if (n <= MAX_TERMS) return range(n).map(term).join(" + ");

@@ -32,12 +32,7 @@ class NumberLines {
     this.node.replaceChildren(...lines.flatMap(({ name, marks }, n) => this.line(name, marks.filter(({ value }) => Number.isFinite(value)), TOP + n * step + step - 13, at)));
   }
 
-  /**
-   * @param {string} name
-   * @param {Mark[]} marks
-   * @param {number} y
-   * @param {(value: number) => number} at
-   */
+  /** @type {(name: string, marks: Mark[], y: number, at: (value: number) => number) => SVGElement[]} */
   line(name, marks, y, at) {
     /** @type {SVGElement[]} */
     const drawn = [
@@ -57,9 +52,7 @@ class NumberLines {
 
   /**
    * The numbers; two that are near each other step aside, and stay inside.
-   * @param {Mark[]} marks
-   * @param {number} y
-   * @param {(value: number) => number} at
+   * @type {(marks: Mark[], y: number, at: (value: number) => number) => SVGTextElement[]}
    */
   texts(marks, y, at) {
     if (marks.length === 2 && marks[0].text === marks[1].text) { // the same number: once

@@ -8,10 +8,7 @@
 
 /**
  * Colour an element by a number: the whole hue at `size`.
- * @param {HTMLElement} target
- * @param {number} value
- * @param {number} size
- * @param {Kind} kind
+ * @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void}
  */
 function tint(target, value, size, kind) {
   const strength = Number.isFinite(value) && size > 0 ? Math.min(1, Math.abs(value) / size) : 0;
@@ -19,10 +16,7 @@ function tint(target, value, size, kind) {
   target.dataset.tone = toneOf(value, kind);
 }
 
-/**
- * @param {number} value
- * @param {Kind} kind
- */
+/** @type {(value: number, kind: Kind) => "share" | "none" | "closed" | "open" | "minus" | "plus"} */
 function toneOf(value, kind) {
   if (!Number.isFinite(value)) return "none";
   if (kind === "share") return "share";

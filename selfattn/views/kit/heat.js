@@ -51,10 +51,7 @@ class Heat {
     this.listen();
   }
 
-  /**
-   * @param {number} i
-   * @param {number} j
-   */
+  /** @type {(i: number, j: number) => HTMLTableCellElement} */
   cell(i, j) {
     const td = element("td", { className: "sa-tinted", tabIndex: -1 });
     this.places.set(td, { i, j });
@@ -140,10 +137,7 @@ class Heat {
     field.select();
   }
 
-  /**
-   * @param {PointerEvent} event
-   * @param {Place} place
-   */
+  /** @type {(event: PointerEvent, place: Place) => void} */
   drag(event, { i, j }) {
     const { edit } = this.options;
     if (!edit || !this.matrix || event.target instanceof HTMLInputElement) return;
@@ -183,8 +177,7 @@ class Heat {
 
   /**
    * Outline a number, and dashed what it is made of.
-   * @param {Place | null} place
-   * @param {Place[]} [sources]
+   * @type {(place: Place | null, sources?: Place[]) => void}
    */
   mark(place, sources = []) {
     for (const td of this.cells.flat()) td.classList.remove("sa-is", "sa-from");

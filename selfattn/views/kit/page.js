@@ -42,9 +42,7 @@ const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
 
 /**
  * A sentence of ours as nodes: *word* stands out, {name} is replaced by a value, which is text or a node.
- * @param {string} sentence
- * @param {Record<string, Child | Child[] | number>} [values]
- * @returns {Child[]}
+ * @type {(sentence: string, values?: Record<string, Child | Child[] | number>) => Child[]}
  */
 function phrase(sentence, values = {}) {
   return sentence.split(/(\*[^*]+\*)/).flatMap((part) => {
@@ -61,9 +59,7 @@ function phrase(sentence, values = {}) {
 
 /**
  * Parts of a list with a comma between them, and the last one after `and`.
- * @param {Child[][]} parts
- * @param {string} and
- * @returns {Child[]}
+ * @type {(parts: Child[][], and: string) => Child[]}
  */
 function listed(parts, and) {
   return parts.flatMap((part, n) => [n === 0 ? "" : n === parts.length - 1 ? ` ${and} ` : ", ", ...part]);
@@ -71,12 +67,7 @@ function listed(parts, and) {
 
 /**
  * Where a key leads from row i and column j; null for keys that do not move.
- * @param {string} key
- * @param {number} i
- * @param {number} j
- * @param {number} rows
- * @param {number} columns
- * @returns {[number, number] | null}
+ * @type {(key: string, i: number, j: number, rows: number, columns: number) => [number, number] | null}
  */
 function destination(key, i, j, rows, columns) {
   /** @type {Record<string, [number, number]>} */
@@ -90,8 +81,7 @@ function destination(key, i, j, rows, columns) {
 
 /**
  * Give the group's stop to one of its elements, and focus it.
- * @param {Iterable<HTMLElement>} group
- * @param {HTMLElement} target
+ * @type {(group: Iterable<HTMLElement>, target: HTMLElement) => void}
  */
 function moveFocus(group, target) {
   for (const other of group) other.tabIndex = -1;
@@ -111,11 +101,7 @@ function isForeign(event) {
 
 /**
  * The number of a picture at which a pointer is.
- * @param {MouseEvent} event
- * @param {HTMLElement} picture
- * @param {number} rows
- * @param {number} columns
- * @returns {Place}
+ * @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place}
  */
 function placeIn({ clientX, clientY }, picture, rows, columns) {
   const box = picture.getBoundingClientRect();
@@ -125,10 +111,7 @@ function placeIn({ clientX, clientY }, picture, rows, columns) {
 
 /**
  * A list to choose from, with its name before it.
- * @param {string} name
- * @param {string[]} options
- * @param {number} first
- * @param {(n: number) => void} choose
+ * @type {(name: string, options: string[], first: number, choose: (n: number) => void) => HTMLLabelElement}
  */
 function chooser(name, options, first, choose) {
   const list = element("select", { onchange: () => choose(list.selectedIndex) }, ...options.map((text, n) => element("option", { selected: n === first }, text)));
@@ -169,8 +152,7 @@ function topOf(root, texts, look, more, changed) {
 
 /**
  * Say what was chosen to whoever listens outside of the page: the widget, or a script around a fragment.
- * @param {HTMLElement} root
- * @param {Record<string, string | number>} chosen
+ * @type {(root: HTMLElement, chosen: Record<string, string | number>) => void}
  */
 function announce(root, chosen) {
   root.dispatchEvent(new CustomEvent("sa-chosen", { bubbles: true, detail: chosen }));
@@ -178,8 +160,7 @@ function announce(root, chosen) {
 
 /**
  * The bytes of a page, from base64 and deflated.
- * @param {string} base64
- * @returns {Promise<ArrayBuffer>}
+ * @type {(base64: string) => Promise<ArrayBuffer>}
  */
 async function inflate(base64) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));

@@ -73,11 +73,7 @@ function layout(weights, unit, gap, least) {
   return { total, ribbons, left, right, sums, ends };
 }
 
-/**
- * @param {Ribbon} ribbon
- * @param {number} left
- * @param {number} right
- */
+/** @type {(ribbon: Ribbon, left: number, right: number) => string} */
 function outline({ from, to, height }, left, right) {
   const middle = (left + right) / 2;
   const p = (/** @type {number} */ x, /** @type {number} */ y) => `${x.toFixed(1)},${y.toFixed(1)}`;
@@ -119,11 +115,7 @@ class Ribbons {
     new ResizeObserver(() => this.shown && this.field.clientWidth !== this.width && this.paint(this.shown)).observe(this.field);
   }
 
-  /**
-   * @param {string} word
-   * @param {"to" | "from"} kind
-   * @param {number} index
-   */
+  /** @type {(word: string, kind: "to" | "from", index: number) => HTMLButtonElement} */
   word(word, kind, index) {
     const { point, ends } = this.options, selection = { kind, index };
     return element("button", {
@@ -133,10 +125,7 @@ class Ribbons {
     }, element("bdi", {}, word));
   }
 
-  /**
-   * @param {string} key
-   * @param {EventTarget | null} target
-   */
+  /** @type {(key: string, target: EventTarget | null) => boolean} */
   key(key, target) {
     const columns = [this.left, this.right];
     const j = columns.findIndex((words) => words.some((word) => word === target));
@@ -207,12 +196,7 @@ class Ribbons {
     this.label(laid, weights, m.type, left, right);
   }
 
-  /**
-   * @param {HTMLElement} word
-   * @param {number} y
-   * @param {{ left?: number, right?: number }} x
-   * @param {Chosen} selected
-   */
+  /** @type {(word: HTMLElement, y: number, x: { left?: number, right?: number }, selected: Chosen) => void} */
   put(word, y, { left, right }, { kind, index }) {
     word.style.top = `${y.toFixed(1)}px`;
     if (left !== undefined) word.style.left = `${left.toFixed(1)}px`;
@@ -240,11 +224,7 @@ class Ribbons {
 
   /**
    * Numbers on the ribbons that stand out, at the end of the word that was chosen; small ones only where there is room.
-   * @param {Layout} laid
-   * @param {Matrix} weights
-   * @param {number} type
-   * @param {number} left
-   * @param {number} right
+   * @type {(laid: Layout, weights: Matrix, type: number, left: number, right: number) => void}
    */
   label(laid, weights, type, left, right) {
     const { selected, write: say = (/** @type {number} */ w) => fixed(w, 2) } = /** @type {RibbonsState} */ (this.state);
