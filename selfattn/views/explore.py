@@ -14,7 +14,7 @@ import numpy as np
 from selfattn.views.document import KIT, Document, drawn_by_script
 from selfattn.views.heads import (
     HABITS,
-    Heads,
+    Habit,
     Store,
     TextHeads,
     habits,
@@ -259,7 +259,7 @@ def _plain_case(token: str) -> str:
     return token.strip("␣ ") or token
 
 
-def _habit(head: Heads) -> dict[str, Any]:
+def _habit(head: Habit) -> dict[str, Any]:
     return {
         "shares": [round(head.shares[name], 4) for name in HABITS],
         "entropy": round(head.entropy, 4),
@@ -284,7 +284,7 @@ def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
 
 
 def _body(
-    title: str, data: dict[str, Any], found: list[list[Heads]], texts: Sequence[TextHeads], store: Store
+    title: str, data: dict[str, Any], found: list[list[Habit]], texts: Sequence[TextHeads], store: Store
 ) -> str:
     """Return what is there without a script, and what the script reads."""
     names = data["captions"]
@@ -306,7 +306,7 @@ def _body(
 
 def _picture(
     texts: Sequence[TextHeads],
-    found: list[list[Heads]],
+    found: list[list[Habit]],
     chosen: Sequence[int],
     title: str,
     captions: dict[str, str],

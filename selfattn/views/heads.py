@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HABITS", "Heads", "TextHeads", "habits", "read_steps"]
+__all__ = ["HABITS", "Habit", "TextHeads", "habits", "read_steps"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -32,50 +32,26 @@ _MARK = re.compile(r"[^\w]+", re.UNICODE)
 
 @dataclass(frozen=True)
 class TextHeads:
-    """The attention of all heads to one text.
+    """The attention of all heads to one text."""
 
-    Attributes
-    ----------
-    queries, keys : list of str
-        Tokens, as they are shown.
-    layers : tuple of ndarray, each of shape (H, L, S)
-        Weights.
-    closed : tuple of ndarray or None, one for each layer
-        Where no head looks, (L, S); None: nowhere.
-    made_of : tuple of (query, key) or None, one for each layer
-        Queries (H, L, D), scaled, and keys (H, S, D).
-    crossed : bool
-        Queries and keys are different texts.
-    """
-
-    queries: list[str]
+    queries: list[str]  # tokens, as they are shown
     keys: list[str]
-    layers: tuple[Array, ...]
-    closed: tuple[Array | None, ...]
-    made_of: tuple[tuple[Array, Array] | None, ...]
-    crossed: bool
+    layers: tuple[Array, ...]  # weights of each layer, (H, L, S)
+    closed: tuple[Array | None, ...]  # of each layer where no head looks, (L, S); None: nowhere
+    made_of: tuple[
+        tuple[Array, Array] | None, ...
+    ]  # of each layer queries (H, L, D), scaled, and keys (H, S, D)
+    crossed: bool  # queries and keys are different texts
 
 
 @dataclass(frozen=True)
-class Heads:
-    """A head's habit, over all texts of a page.
+class Habit:
+    """A head's habit, over all texts of a page."""
 
-    Attributes
-    ----------
-    shares : dict
-        Of the attention of words, by :data:`HABITS`; they add up to 1.
-    entropy : float
-        Of a row, as a part of a plain mean's; the mean of all rows.
-    kind : str
-        The habit with the largest share; "broad" if attention is nearly a plain mean, "mixed" if no habit has much.
-    clear : bool
-        That habit has at least half.
-    """
-
-    shares: dict[str, float]
-    entropy: float
-    kind: str
-    clear: bool
+    shares: dict[str, float]  # of the attention of words, by HABITS; they add up to 1
+    entropy: float  # of a row, as a part of a plain mean's; the mean of all rows
+    kind: str  # habit with the largest share; "broad" for nearly a plain mean, "mixed" if no habit has much
+    clear: bool  # that habit has at least half
 
 
 def read_steps(steps: Any, queries: Sequence[str], keys: Sequence[str]) -> TextHeads:
@@ -133,7 +109,8 @@ def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Arra
         largest = np.unravel_index(np.argmax(np.abs(scores)), scores.shape)
         scaled = np.asarray(attention.scaled_scores).reshape(weights.shape)
         query = query * np.float32(scaled[largest] / scores[largest])
-        again = softmax(_rounded(query) @ _rounded(key).swapaxes(1, 2), closed)
+        q, k = (values * size for values, size in map(_sixteen, (query, key)))
+        again = softmax(q @ k.swapaxes(1, 2), closed)
         good = np.abs(again - weights).max(initial=0) <= CLOSE
     return (query, key) if good else None
 
@@ -150,7 +127,7 @@ def softmax(scores: Array, closed: Array | None) -> Array:
 # ------------------------------------------------------------------------------------------------- habits
 
 
-def habits(texts: Sequence[TextHeads]) -> list[list[Heads]]:
+def habits(texts: Sequence[TextHeads]) -> list[list[Habit]]:
     """Say what each head does with the words of these texts, layer by layer.
 
     Words are tokens that are neither special nor punctuation; those beside such a token do not count, as the token before or
@@ -175,12 +152,12 @@ def habits(texts: Sequence[TextHeads]) -> list[list[Heads]]:
     return found
 
 
-def _named(shares: Array, entropy: float) -> Heads:
+def _named(shares: Array, entropy: float) -> Habit:
     top = HABITS[int(shares.argmax())]
     most = float(shares.max())
     kind = "broad" if entropy >= BROAD else top if most >= SOME else "mixed"
     named = {name: float(share) for name, share in zip(HABITS, shares, strict=True)}
-    return Heads(named, entropy, kind, kind in ("broad", "mixed") or most >= MOST)
+    return Habit(named, entropy, kind, kind in ("broad", "mixed") or most >= MOST)
 
 
 def is_special(token: str) -> bool:
@@ -264,7 +241,11 @@ def _layer(text: TextHeads, n: int, store: Store) -> dict[str, Any]:
         query, key = made_of
         groups, band = _key_heads(key), _band(text.closed[n])
         if band is not None and 2 * (query.size + key[::groups].size) < 2 * weights.size:
-            return {"query": _sixteen(query, store), "key": _sixteen(key[::groups], store), "band": band}
+            return {
+                "query": _stored_rows(query, store),
+                "key": _stored_rows(key[::groups], store),
+                "band": band,
+            }
     return {"weights": store.add(_shares(weights, 65535), "u2")}
 
 
@@ -293,30 +274,25 @@ def _band(closed: Array | None) -> list[int | None] | None:
     return [left, right]
 
 
-def _rounded(rows: Array) -> Array:
-    """Return rows as they come out of :func:`_sixteen`."""
+def _sixteen(rows: Array) -> tuple[Array, Array]:
+    """Return rows as integers of 16 bits, and what each row is multiplied by."""
     size = np.abs(rows).max(axis=-1, keepdims=True, initial=0) / np.float32(32767)
-    again: Array = np.rint(rows / np.where(size == 0, 1, size)) * size
-    return again
+    return np.rint(rows / np.where(size == 0, 1, size)), size
 
 
-def _sixteen(rows: Array, store: Store) -> dict[str, Any]:
-    size = np.abs(rows).max(axis=-1, keepdims=True, initial=0) / np.float32(32767)
-    values = np.rint(rows / np.where(size == 0, 1, size))
+def _stored_rows(rows: Array, store: Store) -> dict[str, Any]:
+    values, size = _sixteen(rows)
     return {"values": store.add(values, "i2"), "size": store.add(size[..., 0], "f4")}
 
 
 def _small(weights: Array) -> Array:
-    """Shrink maps (H, L, S) to at most so many pixels a side; a pixel is the largest weight within it."""
-    return _pooled(_pooled(weights, 1), 2)
-
-
-def _pooled(weights: Array, axis: int) -> Array:
-    count = weights.shape[axis]
-    if count <= SMALL:
-        return weights
-    pooled: Array = np.maximum.reduceat(weights, [count * n // SMALL for n in range(SMALL)], axis=axis)
-    return pooled
+    """Shrink maps (H, L, S) to at most SMALL pixels a side; a pixel is the largest weight within it."""
+    for axis in (1, 2):
+        count = weights.shape[axis]
+        if count > SMALL:
+            starts = [count * n // SMALL for n in range(SMALL)]
+            weights = np.maximum.reduceat(weights, starts, axis=axis)
+    return weights
 
 
 TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)

@@ -15,44 +15,21 @@ Change: TypeAlias = tuple[str, int, int, float]  # node, row, column, value
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop.
-
-    Attributes
-    ----------
-    name : str
-    ask, reveal : str
-        Sentences; a ``*word*`` stands out.
-    options : tuple of str
-        Answers to choose from.
-    right : int
-        Which of them is right.
-    view : int
-        Which view of the page shows it.
-    word : int
-        The word whose ribbons stand out.
-    block, head : str
-        Which of them, if there are several.
-    before, after : tuple of (node, row, column, value)
-        Numbers that are changed while it is asked, and more of them once the answer is open.
-    hide : {"", "scores", "weights", "output"}
-        What must not be seen until then.
-    stage : int
-        How far the way back is shown.
-    """
+    """One stop; in its sentences a ``*word*`` stands out."""
 
     name: str
     ask: str
-    options: tuple[str, ...]
-    right: int
+    options: tuple[str, ...]  # answers to choose from
+    right: int  # which of them is right
     reveal: str
-    view: int = 0
-    word: int = 0
-    block: str = ""
+    view: int = 0  # which view of the page shows it
+    word: int = 0  # whose ribbons stand out
+    block: str = ""  # which of them, if there are several
     head: str = ""
-    before: tuple[Change, ...] = ()
-    after: tuple[Change, ...] = ()
-    hide: str = ""
-    stage: int = 0
+    before: tuple[Change, ...] = ()  # numbers that are changed while it is asked
+    after: tuple[Change, ...] = ()  # more of them once the answer is open
+    hide: str = ""  # what must not be seen until then: "scores", "weights" or "output"
+    stage: int = 0  # how far the way back is shown
 
 
 def tour_data(stops: Sequence[Stop]) -> str:
