@@ -7,7 +7,7 @@
  * @property {string[]} queries
  * @property {string[]} keys
  * @property {Record<string, number[][]>} forward
- * @property {Record<string, { weight: number[][], bias: number[] | null }> | null} weights
+ * @property {Record<string, { weight: number[][], bias: number[] }> | null} weights
  * @property {number} scale
  * @property {number[][]} closed
  * @property {number[][]} added

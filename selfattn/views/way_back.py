@@ -96,7 +96,9 @@ def way_back_page(
             f"the way back is shown of scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
         )
     queries, keys = check_tokens(steps, tokens, key_tokens)
-    forward = _forward(steps, head)
+    projections = _projections(steps)
+    forward = _forward(steps, head, bool(projections))
+    added = _added(steps, head)
     output = forward["O"]
     wish = np.zeros(output.shape)
     if grad_output is None:
@@ -105,18 +107,19 @@ def way_back_page(
         wish = np.asarray(grad_output, np.float64)
     if wish.shape != output.shape or not np.isfinite(wish).all():
         raise ValueError(f"grad_output must be finite, of shape {output.shape}, not {wish.shape}")
-    backward = _backward(steps, forward, wish, head)
+    scale = steps._call.scale
+    backward = _backward(forward, projections, added, scale, wish)
     rows = np.abs(wish).sum(axis=1)
     row = int(rows.argmax()) if rows.size else 0
-    scale = steps._call.scale
     data = {
         "queries": queries,
         "keys": keys,
         "forward": {name: array.tolist() for name, array in forward.items() if name in ("x", "Q", "K", "V")},
-        "weights": _weights(steps),
+        "weights": {name: {"weight": w.tolist(), "bias": b.tolist()} for name, (w, b) in projections.items()}
+        or None,
         "scale": scale,
-        "closed": (~np.isfinite(_of(steps.masked_scores, steps, head))).astype(int).tolist(),
-        "added": _added(steps, head).tolist(),
+        "closed": (~np.isfinite(forward["S"])).astype(int).tolist(),
+        "added": added.tolist(),
         "wish": wish.tolist(),
         "row": row,
         "stops": [asdict(stop) for stop in _stops(queries, keys, forward, backward, wish, row)],
@@ -130,9 +133,6 @@ def way_back_page(
     return WayBack(title, _body(title, data, forward, backward, queries, keys), picture)
 
 
-# ------------------------------------------------------------------------------------------------ numbers
-
-
 def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
     """Return one head's matrix, in float64."""
     matrices = array.reshape(-1, *array.shape[-2:])
@@ -143,28 +143,27 @@ def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
     return matrix
 
 
-def _forward(steps: AttentionSteps, head: int) -> dict[str, Array]:
+def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> dict[str, Array]:
     call = steps._call
+    given = not np.array_equal(steps.dropped_weights, steps.weights, equal_nan=True)
     for name, there in (
         ("a softcap", call.softcap not in (None, 0)),
         ("sinks", call.sinks is not None),
-        (
-            "dropout, or weights that are given",
-            not np.array_equal(steps.dropped_weights, steps.weights, equal_nan=True),
-        ),
+        ("dropout, or weights that are given", given),
     ):
         if there:
             raise ValueError(f"the way back is not shown with {name}")
-    found = {
-        "Q": _of(steps.query, steps, head),
-        "K": _of(steps.key, steps, head),
-        "V": _of(steps.value, steps, head),
-        "S": _of(steps.masked_scores, steps, head),
-        "P": _of(steps.weights, steps, head),
-        "O": _of(steps.output, steps, head),
+    arrays = {
+        "Q": steps.query,
+        "K": steps.key,
+        "V": steps.value,
+        "S": steps.masked_scores,
+        "P": steps.weights,
+        "O": steps.output,
     }
-    if isinstance(steps, LayerSteps) and _has_inputs(steps):
-        found = {"x": steps.inputs.astype(np.float64), **found}
+    if has_inputs and isinstance(steps, LayerSteps):
+        arrays = {"x": steps.inputs, **arrays}
+    found = {name: _of(array, steps, head) for name, array in arrays.items()}
     for name, matrix in found.items():
         if matrix.shape[0] > MOST_ROWS or matrix.shape[1] > MOST_COLUMNS:
             raise ValueError(
@@ -173,28 +172,23 @@ def _forward(steps: AttentionSteps, head: int) -> dict[str, Array]:
     return found
 
 
-def _has_inputs(steps: LayerSteps) -> bool:
-    """Tell whether dx can be shown: self-attention of one head, with its projections."""
-    return (
+def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
+    """Return weight and bias of each projection, if dx can be shown: in self-attention of one head."""
+    if not isinstance(steps, LayerSteps) or not (
         steps.inputs.ndim == 2
         and steps.parameters.num_heads == 1
         and steps.key_inputs is steps.inputs
         and steps.value_inputs is steps.inputs
         and steps.query.ndim == 2
-    )
-
-
-def _weights(steps: AttentionSteps) -> dict[str, Any] | None:
-    """Return the projections as the script multiplies by them."""
-    if not isinstance(steps, LayerSteps) or not _has_inputs(steps):
-        return None
+    ):
+        return {}
     p = steps.parameters
     pairs = {"Q": (p.W_query, p.b_query), "K": (p.W_key, p.b_key), "V": (p.W_value, p.b_value)}
     return {
-        name: {
-            "weight": np.float64(weight).tolist(),
-            "bias": None if bias is None else np.float64(bias).ravel().tolist(),
-        }
+        name: (
+            weight.astype(np.float64),
+            np.zeros(weight.shape[1]) if bias is None else bias.astype(np.float64).ravel(),
+        )
         for name, (weight, bias) in pairs.items()
     }
 
@@ -208,29 +202,24 @@ def _added(steps: AttentionSteps, head: int) -> Array:
     return added
 
 
-def _backward(steps: AttentionSteps, forward: dict[str, Array], wish: Array, head: int) -> dict[str, Array]:
+def _backward(
+    forward: dict[str, Array],
+    projections: dict[str, tuple[Array, Array]],
+    added: Array,
+    scale: float,
+    wish: Array,
+) -> dict[str, Array]:
     """Return the gradients: those of inputs from the kernels, those of scores and weights from what is between them."""
     query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
-    mask = np.where(np.isfinite(forward["S"]), _added(steps, head), -np.inf)
-    _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=steps._call.scale)
-    d_query, d_key, d_value = pullback(wish)[:3]
-    d_weights = wish @ forward["V"].T
-    mean = (forward["P"] * d_weights).sum(axis=1, keepdims=True)
-    found = {
-        "Q": d_query,
-        "K": d_key,
-        "V": d_value,
-        "S": forward["P"] * (d_weights - mean),
-        "P": d_weights,
-        "O": wish,
-    }
-    projections = _weights(steps)
-    if projections is not None:
-        found = {"x": sum(found[name] @ np.array(projections[name]["weight"]).T for name in "QKV"), **found}
+    mask = np.where(np.isfinite(forward["S"]), added, -np.inf)
+    _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=scale)
+    found: dict[str, Any] = dict(zip("QKV", pullback(wish)[:3], strict=True))
+    says = wish @ value.T
+    mean = (forward["P"] * says).sum(axis=1, keepdims=True)
+    found |= {"S": forward["P"] * (says - mean), "P": says, "O": wish}
+    if projections:
+        found["x"] = sum(found[name] @ weight.T for name, (weight, _) in projections.items())
     return found
-
-
-# --------------------------------------------------------------------------------------------------- tour
 
 
 def _stops(
@@ -279,9 +268,6 @@ def signed(x: float, decimals: int) -> str:
     """Write a number with its sign."""
     plain = said(x, decimals)
     return plain if plain.startswith("−") else f"+{plain}"
-
-
-# --------------------------------------------------------------------------------------------------- HTML
 
 
 def _body(

@@ -6,7 +6,7 @@
 
 /** @typedef {"x" | "Q" | "K" | "V" | "S" | "P" | "O"} Stage */
 /** @typedef {Partial<Record<Stage, Matrix>>} Stages */
-/** @typedef {{ weight: Matrix, bias: number[] | null }} Projection */
+/** @typedef {{ weight: Matrix, bias: number[] }} Projection */
 
 /** @param {number[][]} rows */
 const matrixOf = (rows) => Matrix.of(rows.length, rows[0]?.length ?? 0, (i, j) => rows[i][j]);
@@ -24,7 +24,7 @@ class WayBackModel {
   /**
    * @param {object} given
    * @param {Record<string, number[][]>} given.forward x or Q, K and V
-   * @param {Record<string, { weight: number[][], bias: number[] | null }> | null} given.weights of projections
+   * @param {Record<string, { weight: number[][], bias: number[] }> | null} given.weights of projections
    * @param {number} given.scale
    * @param {number[][]} given.closed
    * @param {number[][]} given.added to the scores
@@ -57,7 +57,7 @@ class WayBackModel {
       if (replaced) return replaced;
       if (!this.projections) return this.inputs[name];
       const { weight, bias } = this.projections[name];
-      return Matrix.of(x.rows, weight.columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * weight.at(k, j)) + (bias ? bias[j] : 0));
+      return Matrix.of(x.rows, weight.columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * weight.at(k, j)) + bias[j]);
     };
     const Q = projected("Q"), K = projected("K"), V = projected("V");
     const S = given.S ?? Matrix.of(Q.rows, K.rows, (i, j) => this.closed.at(i, j) ? -Infinity : this.scale * dot(Q.columns, (k) => Q.at(i, k) * K.at(j, k)) + this.added.at(i, j));
