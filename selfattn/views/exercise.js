@@ -30,13 +30,13 @@ class Exercise {
 
   addButtons() {
     const { texts, stages, bar, numbers } = this.view;
-    const button = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) => element("button", { type: "button", data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
-    bar?.append(button("reveal all", numbers.nodes));
+    const named = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) => button({ data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
+    bar?.append(named("reveal all", numbers.nodes));
     stages[0]?.before(element("p", { className: "sa-hint" }, texts.exercise));
     for (const stage of stages) {
       const tables = /** @type {NodeListOf<HTMLTableElement>} */ (stage.querySelectorAll("table.sa-result"));
       const nodes = [...tables].flatMap((table) => numbers.byId.get(table.dataset.node ?? "") ?? []).filter(({ blanks }) => blanks);
-      if (nodes.length) this.view.lineOf(stage).before(button("reveal", nodes));
+      if (nodes.length) this.view.lineOf(stage).before(named("reveal", nodes));
     }
   }
 

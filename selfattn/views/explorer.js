@@ -41,9 +41,9 @@ class ExplorerPage {
     const { captions } = data;
     const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.drawn);
     this.lists = this.texts.map((text, side) => text.stored.queries.map((token, i) =>
-      element("button", { type: "button", tabIndex: i === this.words[side] ? 0 : -1, onclick: () => this.take(side, i) }, element("bdi", {}, token))));
+      button({ tabIndex: i === this.words[side] ? 0 : -1, onclick: () => this.take(side, i) }, element("bdi", {}, token))));
     this.look = element("p", { className: "sa-lede" });
-    this.modes = new Map(this.modeNames().map((mode) => [mode, element("button", { type: "button", onclick: () => {
+    this.modes = new Map(this.modeNames().map((mode) => [mode, button({ onclick: () => {
       this.mode = mode;
       this.draw(false);
     } })]));
@@ -125,19 +125,10 @@ class ExplorerPage {
    */
   map(which) {
     const side = which === 2 ? 0 : which, text = this.texts[side];
-    const canvas = element("canvas", { role: "img" });
-    const line = element("i", { className: "sa-map-row" });
-    const box = element("div", { className: "sa-map-box" }, canvas, line);
-    box.style.aspectRatio = `${Math.max(1, text.columns)} / ${Math.max(1, text.rows)}`;
-    const placeOf = (/** @type {MouseEvent} */ event) => placeIn(event, canvas, text.rows, text.columns);
-    canvas.addEventListener("pointermove", (event) => {
-      const { i, j } = placeOf(event);
-      this.sayCell(i, j, which);
-    });
-    canvas.addEventListener("pointerleave", () => this.sayCell(-1, -1, which));
-    canvas.addEventListener("click", (event) => this.take(side, placeOf(event).i));
+    const picture = new Picture({ name: "", rows: text.rows, columns: text.columns, point: (place) => this.sayCell(place, which) });
+    picture.canvas.addEventListener("click", (event) => this.take(side, placeIn(event, picture.canvas, text.rows, text.columns).i));
     const name = which === 2 ? this.captions.difference : this.texts.length > 1 ? LETTERS[side] : "";
-    return { node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name), box), canvas, line };
+    return { picture, node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name), picture.node) };
   }
 
   /* -------------------------------------------------------------------------------------------- what happens */
@@ -264,7 +255,7 @@ class ExplorerPage {
     if (!texts[0].stored.crossed) {
       found.push([this.grid.all[clearest.n], phrase(captions.clearest, { habit: captions[`habit.${this.data.names[clearest.k]}`], share: fixed(clearest.shares[clearest.k], 2) }), captions["the clearest"]]);
     }
-    this.finds.replaceChildren(...found.map(([head, says, why]) => element("button", { type: "button", onclick: () => this.choose(head) },
+    this.finds.replaceChildren(...found.map(([head, says, why]) => button({ onclick: () => this.choose(head) },
       element("b", {}, ...says), element("small", {}, filled(why, { head: this.nameOf(head) })))));
   }
 
@@ -294,30 +285,22 @@ class ExplorerPage {
       const selected = pointed ?? { kind: "to", index: this.words[side] };
       this.ribbons[side]?.update({ weights: weights[side], selected });
       this.captionsOf[side].replaceChildren(...this.takes(side, weights[side], selected));
-      this.drawMap(side, weights[side].rows, weights[side].columns, (i, j) => this.colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, weights[side].at(i, j))))),
-        filled(captions.map, { text: LETTERS[side], head: this.nameOf(head) }), this.words[side]);
+      this.drawMap(side, (i, j) => this.colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, weights[side].at(i, j))))),
+        filled(captions.map, { text: LETTERS[side], head: this.nameOf(head) }));
     });
     if (this.alike) {
       const [a, b] = weights;
-      this.drawMap(2, a.rows, a.columns, (i, j) => this.colours.difference(b.at(i, j) - a.at(i, j)), filled(captions["map of difference"], { head: this.nameOf(head) }), this.words[0]);
+      this.drawMap(2, (i, j) => this.colours.difference(b.at(i, j) - a.at(i, j)), filled(captions["map of difference"], { head: this.nameOf(head) }));
     }
-    this.sayCell(-1, -1, 0);
+    this.sayCell(null, 0);
   }
 
-  /**
-   * @param {number} which
-   * @param {number} rows
-   * @param {number} columns
-   * @param {(i: number, j: number) => number} colour
-   * @param {string} name
-   * @param {number} row
-   */
-  drawMap(which, rows, columns, colour, name, row) {
-    const { canvas, line } = this.maps[which];
-    paint(canvas, rows, columns, colour);
-    canvas.ariaLabel = name;
-    line.style.top = `${(100 * row) / rows}%`;
-    line.style.height = `${100 / rows}%`;
+  /** @type {(which: number, colour: (i: number, j: number) => number, name: string) => void} */
+  drawMap(which, colour, name) {
+    const { picture } = this.maps[which], { rows, columns } = picture.options;
+    paint(picture.canvas, rows, columns, colour);
+    picture.canvas.ariaLabel = name;
+    picture.outline(this.words[which % 2]);
   }
 
   /**
@@ -331,9 +314,10 @@ class ExplorerPage {
     return phrase(this.captions[to ? "takes" : "give"], { word: to ? this.word(side, index) : this.key(side, index), list: parts.flatMap((part, n) => (n ? [", ", ...part] : part)) });
   }
 
-  /** @type {(i: number, j: number, which: number) => void} */
-  sayCell(i, j, which) {
-    if (i < 0) return this.line.replaceChildren(this.captions.point);
+  /** @type {(place: Place | null, which: number) => void} */
+  sayCell(place, which) {
+    if (!place) return this.line.replaceChildren(this.captions.point);
+    const { i, j } = place;
     const sides = this.alike ? range(this.texts.length) : [which];
     this.line.replaceChildren(...sides.flatMap((side, n) => [...(n ? [" · "] : []), ...(this.texts.length > 1 ? [element("b", { data: { side: String(side) } }, `${LETTERS[side]} `)] : []),
       ...phrase(this.captions.cell, { word: this.word(side, i), from: this.key(side, j), weight: fixed(this.texts[side].row(this.head, i)[j], 3) })]));

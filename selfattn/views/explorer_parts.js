@@ -28,7 +28,7 @@ class HeadGrid {
     this.canvases = this.all.map(() => element("canvas", { ariaHidden: "true" }));
     this.buttons = this.all.map((head, n) => {
       const name = filled(captions.head, { layer: head.layer + 1, head: head.head + 1 }), kind = this.kindOf(n);
-      return element("button", { type: "button", className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: `${name}: ${kind}`, title: `${name}: ${kind}`,
+      return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: `${name}: ${kind}`, title: `${name}: ${kind}`,
         onclick: () => choose(head), onfocus: () => choose(head) }, this.canvases[n], element("span", {}, kind));
     });
     const axis = (/** @type {string} */ text) => element("span", { className: "sa-axis-name", ariaHidden: "true" }, text);
@@ -66,12 +66,11 @@ class HeadGrid {
     kinds.sort((a, b) => count(b, true) + count(b, false) - count(a, true) - count(a, false));
     const buttons = kinds.map((kind) => {
       const partly = count(kind, false);
-      const button = element("button", { type: "button", ariaPressed: "false", title: this.captions[`means.${kind}`], onclick: () => {
+      return button({ ariaPressed: "false", title: this.captions[`means.${kind}`], onclick: () => {
         this.only = this.only === kind ? null : kind;
         buttons.forEach((each, n) => (each.ariaPressed = String(kinds[n] === this.only)));
         changed();
       } }, `${this.captions[`kind.${kind}`]} ${count(kind, true)}`, ...(partly ? [element("small", {}, ` ~${partly}`)] : []));
-      return button;
     });
     return element("div", { className: "sa-kinds", role: "group", ariaLabel: this.captions["show only"] }, element("span", {}, this.captions["show only"]), ...buttons);
   }
@@ -184,7 +183,7 @@ class NextTokens {
     };
     this.said = element("p", { className: "sa-next-say" });
     this.bars = element("ol", { className: "sa-bars-list", data: { side: String(side) } });
-    const step = (/** @type {string} */ name, /** @type {number} */ by) => element("button", { type: "button", onclick: () => choose(this.place + by) }, captions[name]);
+    const step = (/** @type {string} */ name, /** @type {number} */ by) => button({ onclick: () => choose(this.place + by) }, captions[name]);
     this.back = step("back", -1);
     this.forth = step("step", 1);
     this.count = element("span", { className: "sa-soft" });

@@ -174,8 +174,8 @@ class FirstScreen {
   stripHead(role) {
     const { stages } = this.current(0);
     const name = NAMES[role];
-    return element("button", {
-      type: "button", className: "sa-strip-head", title: filled(this.texts["open stage"], { name }),
+    return button({
+      className: "sa-strip-head", title: filled(this.texts["open stage"], { name }),
       onclick: () => this.view.openStage(stages[role]),
     }, name, element("small", {}, this.texts[role === "output" && !this.nodeOf(0, "weights") ? "strip linear" : `strip ${role}`]));
   }
@@ -230,7 +230,7 @@ class FirstScreen {
     const scale = this.nodeOf(0, "scale");
     if (scale) {
       const given = scale.kernel.at(0, 0), stops = [...new Set([0, given, 1, 8])].filter((x) => given > 0 && given <= 8 ? true : x === given);
-      const jumps = stops.map((x) => element("button", { type: "button", onclick: () => this.view.change(scale, 0, 0, x) }, this.scaleText(x)));
+      const jumps = stops.map((x) => button({ onclick: () => this.view.change(scale, 0, 0, x) }, this.scaleText(x)));
       kids.push(element("span", { className: "sa-set" }, this.slider(scale, stops), ...jumps));
       this.dockKnob.append(this.slider(scale, stops));
     }
@@ -239,10 +239,10 @@ class FirstScreen {
     this.switches = [];
     if (use) {
       this.switches = [["as given", 1], ["as computed", 0]].map(([text, value]) =>
-        element("button", { type: "button", data: { value: String(value) }, onclick: () => this.view.change(use, 0, 0, Number(value)) }, this.texts[text]));
+        button({ data: { value: String(value) }, onclick: () => this.view.change(use, 0, 0, Number(value)) }, this.texts[text]));
       kids.push(element("span", { className: "sa-tabs", role: "group" }, ...this.switches));
     }
-    this.resetButton = element("button", { type: "button", data: { do: "reset" }, onclick: () => this.view.reset() }, this.texts.reset);
+    this.resetButton = button({ data: { do: "reset" }, onclick: () => this.view.reset() }, this.texts.reset);
     kids.push(this.resetButton);
     this.knobs.replaceChildren(...kids);
   }
@@ -251,7 +251,7 @@ class FirstScreen {
   tabs(what, names) {
     if (names.length < 2) return [];
     const buttons = names.map((name) => {
-      const made = element("button", { type: "button", onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
+      const made = button({ onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
       made.ariaPressed = String(this[what] === name);
       return made;
     });
@@ -316,7 +316,7 @@ class FirstScreen {
       output.textContent = `× ${brief(now, SHORT)}${text.startsWith("1/") ? ` = ${text}` : ""}`;
     }
     const use = this.nodeOf(0, "switch");
-    for (const button of this.switches ?? []) button.ariaPressed = String(use?.now.at(0, 0) === Number(button.dataset.value));
+    for (const each of this.switches ?? []) each.ariaPressed = String(use?.now.at(0, 0) === Number(each.dataset.value));
     if (this.resetButton) this.resetButton.disabled = !this.view.numbers.edited;
     if (!this.explained) this.explainRow();
   }

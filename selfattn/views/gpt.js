@@ -40,10 +40,10 @@ class GPTView {
     this.field = element("input", { value: data.prompt, ariaLabel: captions.prompt, spellcheck: false, maxLength: 4 * data.context, oninput: () => this.begin() });
     this.note = element("small", { className: "sa-soft", role: "status" });
     this.text = element("div", { className: "sa-written", role: "group", ariaLabel: captions.text });
-    const button = (/** @type {string} */ name, /** @type {() => void} */ act) => element("button", { type: "button", onclick: act }, captions[name]);
-    this.stepButton = button("step", () => this.step());
-    this.backButton = button("back", () => this.undo());
-    this.writeButton = button("write", () => this.toggle());
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ onclick: act }, captions[name]);
+    this.stepButton = named("step", () => this.step());
+    this.backButton = named("back", () => this.undo());
+    this.writeButton = named("write", () => this.toggle());
     const set = (/** @type {{ temperature?: number, topK?: number }} */ chosen) => {
       Object.assign(this, chosen);
       this.drawNext();
@@ -79,7 +79,7 @@ class GPTView {
         element("section", {}, this.nextHeading, this.bars,
           element("h2", {}, captions.compare), element("small", {}, captions.trained), this.before, element("small", {}, captions.now), this.after, this.parted,
           element("h2", {}, captions.weights), this.weights.node,
-          element("div", { className: "sa-bar" }, element("button", { type: "button", onclick: () => this.reset() }, captions.reset), this.counted))));
+          element("div", { className: "sa-bar" }, button({ onclick: () => this.reset() }, captions.reset), this.counted))));
     this.begin();
   }
 
@@ -95,8 +95,8 @@ class GPTView {
   head(layer, head) {
     const name = filled(this.captions.head, { layer: layer + 1, head: head + 1 });
     const canvas = element("canvas", { ariaHidden: "true" });
-    const look = element("button", { type: "button", className: "sa-thumb", ariaLabel: name, onclick: () => this.chooseHead(layer, head), onfocus: () => this.chooseHead(layer, head) }, canvas);
-    const power = element("button", { type: "button", className: "sa-switch", ariaPressed: "true", ariaLabel: filled(this.captions.switch, { head: name }), onclick: () => {
+    const look = button({ className: "sa-thumb", ariaLabel: name, onclick: () => this.chooseHead(layer, head), onfocus: () => this.chooseHead(layer, head) }, canvas);
+    const power = button({ className: "sa-switch", ariaPressed: "true", ariaLabel: filled(this.captions.switch, { head: name }), onclick: () => {
       const key = `${layer}.${head}`;
       if (!this.model.off.delete(key)) this.model.off.add(key);
       this.changed();
@@ -190,7 +190,7 @@ class GPTView {
   /* ------------------------------------------------------------------------------------------------- drawing */
 
   draw() {
-    this.text.replaceChildren(...this.ids.map((id, n) => element("button", { type: "button", className: n >= this.given ? "sa-added" : "", ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
+    this.text.replaceChildren(...this.ids.map((id, n) => button({ className: n >= this.given ? "sa-added" : "", ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
       onclick: () => this.goTo(n), onkeydown: (/** @type {KeyboardEvent} */ event) => {
         const to = destination(event.key, 0, n, 1, this.ids.length);
         if (!to || isForeign(event)) return;
@@ -211,8 +211,8 @@ class GPTView {
   goTo(place) {
     this.place = place;
     this.draw();
-    const button = this.text.children[place];
-    if (button instanceof HTMLElement) button.focus();
+    const letter = this.text.children[place];
+    if (letter instanceof HTMLElement) letter.focus();
     announce(this.root, { place, token: this.data.alphabet[this.ids[place]] });
   }
 
@@ -321,7 +321,7 @@ class WeightEditor {
     } });
     this.node = element("div", { className: "sa-weight-editor" }, this.choice, this.canvas,
       element("div", { className: "sa-bar" }, "[", this.row, ", ", this.column, "] ", this.says, this.value,
-        element("button", { type: "button", onclick: () => this.set() }, captions.set), element("button", { type: "button", onclick: () => this.zero() }, captions.zero)));
+        button({ onclick: () => this.set() }, captions.set), button({ onclick: () => this.zero() }, captions.zero)));
     requestAnimationFrame(() => this.show());
   }
 

@@ -54,7 +54,7 @@ class Lesson {
   /** @type {(view: View, n: number) => HTMLButtonElement} */
   tab(view, n) {
     const name = view.texts.tab || view.texts.title;
-    const made = element("button", { type: "button", role: "tab", title: view.texts.title, onclick: () => this.show(view) },
+    const made = button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) },
       this.views.length > 1 ? `${n + 1} ` : "", name);
     made.addEventListener("keydown", (event) => {
       const to = isForeign(event) ? null : destination(event.key, 0, n, 1, this.views.length);

@@ -156,7 +156,7 @@ class View {
 
   addControls() {
     const { texts, labels, walk } = this;
-    const button = (/** @type {string} */ name, /** @type {() => void} */ act) => element("button", { type: "button", data: { do: name }, onclick: act }, texts[name]);
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ data: { do: name }, onclick: act }, texts[name]);
     const others = labels.t1 ?? labels.t0;
     const tokens = labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
     const chooser = element(
@@ -170,11 +170,11 @@ class View {
     );
     this.places = places;
     this.counter = element("span", { className: "sa-count" });
-    this.playButton = button("play", () => walk.toggle());
-    this.openButton = button("open all", () => this.openAll(this.stages.some((stage) => "closed" in stage.dataset)));
+    this.playButton = named("play", () => walk.toggle());
+    this.openButton = named("open all", () => this.openAll(this.stages.some((stage) => "closed" in stage.dataset)));
     this.bar = element(
       "div", { className: "sa-bar", role: "group", ariaLabel: texts.title },
-      this.openButton, button("previous", () => walk.step(-1)), this.playButton, button("next", () => walk.step(1)), this.counter,
+      this.openButton, named("previous", () => walk.step(-1)), this.playButton, named("next", () => walk.step(1)), this.counter,
       element("label", {}, texts["go to"], " ", places), element("label", {}, texts.follow, " ", chooser),
     );
     this.stages[0]?.before(this.bar, element("p", { className: "sa-hint" }, texts.hint));
@@ -184,7 +184,7 @@ class View {
   /** @param {HTMLElement} stage */
   addControlsTo(stage) {
     const heading = stage.querySelector("h3");
-    const fold = element("button", { type: "button", className: "sa-fold", onclick: () => this.open(stage, "closed" in stage.dataset) }, ...(heading?.childNodes ?? []));
+    const fold = button({ className: "sa-fold", onclick: () => this.open(stage, "closed" in stage.dataset) }, ...(heading?.childNodes ?? []));
     heading?.replaceChildren(fold);
     if (stage.id) heading?.append(" ", element("a", { href: `#${stage.id}`, ariaLabel: `# ${fold.textContent}` }, "#"));
     const line = element("p", { className: "sa-say", ariaLive: "polite" });

@@ -50,7 +50,7 @@ class WayBackPage {
     this.heads = {};
     this.zeros = data.queries.map(() => element("span", {}, "Σ = 0"));
     this.balance = new Balance(this.captions);
-    this.rows = data.queries.map((token, i) => element("button", { type: "button", onclick: () => {
+    this.rows = data.queries.map((token, i) => button({ onclick: () => {
       this.row = i;
       this.draw();
     } }, element("bdi", {}, token)));
@@ -71,7 +71,7 @@ class WayBackPage {
           element("div", { className: "sa-top" }, this.balance.heading, element("span", { className: "sa-tabs", role: "group", ariaLabel: this.captions.row }, ...this.rows)), this.balance.art, this.balance.caption),
         element("div", {}, this.check,
           element("div", { className: "sa-bar" }, element("label", {}, element("strong", {}, this.captions.scale), " ", this.slider, " ", this.scaleText),
-            element("button", { type: "button", onclick: () => this.reset() }, this.captions.reset)),
+            button({ onclick: () => this.reset() }, this.captions.reset)),
           element("p", { className: "sa-soft" }, this.captions.try))));
     this.draw();
     new ResizeObserver(() => this.drawBalance()).observe(root);
@@ -108,27 +108,19 @@ class WayBackPage {
         },
         ...(given ? { edit: (/** @type {number} */ i, /** @type {number} */ j, /** @type {number} */ value) => this.edit(gradient, stage, i, j, value) } : {}) });
     };
-    /** @type {Child[]} */
-    const parts = [element("span")];
-    for (const stage of stages) parts.push(...arrow(stage, ""), element("div", { className: "sa-stage-name" }, captions[`name.${stage}`]));
-    parts.push(element("span", { className: "sa-side" }, captions.in));
-    for (const stage of stages) {
-      this.above[stage] = heat(stage, false);
-      parts.push(...arrow(stage, "→"), this.above[stage].node);
-    }
-    parts.push(element("span"));
-    for (const stage of stages) {
-      this.heads[stage] = element("div", { className: "sa-stage-name" }, captions[`gradient.${stage}`], element("small", {}, captions[`formula.${stage}`]));
-      parts.push(...arrow(stage, ""), this.heads[stage]);
-    }
-    parts.push(element("span", { className: "sa-side" }, captions.back));
-    for (const stage of stages) {
-      this.below[stage] = heat(stage, true);
-      const node = stage === "S" ? element("div", { className: "sa-with-zeros" }, this.below.S.node, element("div", { className: "sa-zeros" }, ...this.zeros)) : this.below[stage].node;
-      parts.push(...arrow(stage, "←"), element("div", { className: "sa-gradient", data: { stage } }, node));
-    }
+    /** @type {(lead: HTMLElement, sign: string, make: (stage: Stage) => HTMLElement) => HTMLElement[]} */
+    const row = (lead, sign, make) => [lead, ...stages.flatMap((stage) => [...arrow(stage, sign), make(stage)])];
     const arrows = stages.filter((stage) => GROUPS.includes(stage) && stage !== stages[0]).length;
-    const strip = element("div", { className: "sa-strip", role: "group", ariaLabel: captions.strip }, ...parts);
+    const strip = element("div", { className: "sa-strip", role: "group", ariaLabel: captions.strip },
+      ...row(element("span"), "", (stage) => element("div", { className: "sa-stage-name" }, captions[`name.${stage}`])),
+      ...row(element("span", { className: "sa-side" }, captions.in), "→", (stage) => (this.above[stage] = heat(stage, false)).node),
+      ...row(element("span"), "", (stage) =>
+        (this.heads[stage] = element("div", { className: "sa-stage-name" }, captions[`gradient.${stage}`], element("small", {}, captions[`formula.${stage}`])))),
+      ...row(element("span", { className: "sa-side" }, captions.back), "←", (stage) => {
+        const { node } = (this.below[stage] = heat(stage, true));
+        const zeros = () => element("div", { className: "sa-with-zeros" }, node, element("div", { className: "sa-zeros" }, ...this.zeros));
+        return element("div", { className: "sa-gradient", data: { stage } }, stage === "S" ? zeros() : node);
+      }));
     strip.style.setProperty("--columns", String(1 + stages.length + arrows));
     return strip;
   }

@@ -11,10 +11,12 @@
  * @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void}
  */
 function tint(target, value, size, kind) {
-  const strength = Number.isFinite(value) && size > 0 ? Math.min(1, Math.abs(value) / size) : 0;
-  target.style.setProperty("--strength", strength.toFixed(3));
+  target.style.setProperty("--strength", strengthOf(value, size).toFixed(3));
   target.dataset.tone = toneOf(value, kind);
 }
+
+/** @type {(value: number, size: number) => number} */
+const strengthOf = (value, size) => (Number.isFinite(value) && size > 0 ? Math.min(1, Math.abs(value) / size) : 0);
 
 /** @type {(value: number, kind: Kind) => "share" | "none" | "closed" | "open" | "minus" | "plus"} */
 function toneOf(value, kind) {
@@ -95,7 +97,7 @@ function paint(canvas, rows, columns, colour) {
 }
 
 /**
- * @typedef {object} HeatMapOptions
+ * @typedef {object} PictureOptions
  * @property {string} name for screen readers
  * @property {number} rows
  * @property {number} columns
@@ -104,41 +106,50 @@ function paint(canvas, rows, columns, colour) {
  * @property {(place: Place | null) => void} [point]
  */
 
-class HeatMap {
-  /** @param {HeatMapOptions} options */
+/** A canvas with a square for each number of a matrix, and an outline of a row. */
+class Picture {
+  /** @param {PictureOptions} options */
   constructor(options) {
-    this.options = options;
-    this.canvas = element("canvas", { width: Math.max(1, options.columns), height: Math.max(1, options.rows), role: "img", ariaLabel: options.name });
+    const { name, rows, columns, side = 0, point } = (this.options = options);
+    this.canvas = element("canvas", { width: Math.max(1, columns), height: Math.max(1, rows), role: "img", ariaLabel: name });
     this.line = element("i", { className: "sa-map-row" });
-    this.node = element("div", { className: "sa-map", data: { side: String(options.side ?? 0) } }, this.canvas, this.line);
-    /** @type {unknown[]} what is painted */
-    this.painted = [];
-    this.node.style.aspectRatio = `${Math.max(1, options.columns)} / ${Math.max(1, options.rows)}`;
-    if (!options.point) return;
-    this.canvas.addEventListener("pointermove", (event) => options.point?.(placeIn(event, this.canvas, options.rows, options.columns)));
-    this.canvas.addEventListener("pointerleave", () => options.point?.(null));
+    this.node = element("div", { className: "sa-map", data: { side: String(side) } }, this.canvas, this.line);
+    this.node.style.aspectRatio = `${Math.max(1, columns)} / ${Math.max(1, rows)}`;
+    if (!point) return;
+    this.canvas.addEventListener("pointermove", (event) => point(placeIn(event, this.canvas, rows, columns)));
+    this.canvas.addEventListener("pointerleave", () => point(null));
   }
+
+  /** @param {number} row -1: none */
+  outline(row) {
+    this.line.hidden = row < 0;
+    this.line.style.top = `${(100 * row) / this.options.rows}%`;
+    this.line.style.height = `${100 / this.options.rows}%`;
+  }
+}
+
+/** A matrix that is too large for numbers, or small multiples, in the colours of `tint`. */
+class HeatMap extends Picture {
+  /** @type {unknown[]} what is painted */
+  painted = [];
 
   /**
    * @param {object} state
-   * @param {{ at: (i: number, j: number) => number }} state.matrix another one whenever its numbers are others
+   * @param {Matrix} state.matrix another one whenever its numbers are others
    * @param {number} state.size
    * @param {number} [state.row] stands out
    * @param {Record<string, string[]>} [state.colours] of `palette`, if many maps share them
    */
   update({ matrix, size, row = -1, colours = palette(this.node) }) {
     const { rows, columns, kind = "signed" } = this.options;
-    this.line.hidden = row < 0;
-    this.line.style.top = `${(100 * row) / rows}%`;
-    this.line.style.height = `${100 / rows}%`;
+    this.outline(row);
     const context = this.canvas.getContext("2d"), wanted = [matrix, size, colours];
     if (!context || wanted.every((each, n) => each === this.painted[n])) return;
     this.painted = wanted;
     for (let i = 0; i < rows; i++) {
       for (let j = 0; j < columns; j++) {
         const value = matrix.at(i, j);
-        const strength = Number.isFinite(value) && size > 0 ? Math.min(1, Math.abs(value) / size) : 0;
-        context.fillStyle = colours[toneOf(value, kind)][Math.round(strength * STRENGTHS)];
+        context.fillStyle = colours[toneOf(value, kind)][Math.round(strengthOf(value, size) * STRENGTHS)];
         context.fillRect(j, i, 1, 1);
       }
     }

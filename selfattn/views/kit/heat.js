@@ -3,7 +3,6 @@
  * dragging sideways, + and -, or Enter and typing; cells of a mask by a click. Larger ones are pictures: see map.js.
  */
 
-/** @typedef {{ i: number, j: number }} Place */
 /**
  * @typedef {object} HeatOptions
  * @property {string} name for screen readers

@@ -3,6 +3,7 @@
  * one stop for Tab; light or dark; what starts it.
  */
 
+/** @typedef {{ i: number, j: number }} Place a number of a matrix */
 /** @typedef {string | Node} Child */
 /** @typedef {Record<string, any> & { data?: Record<string, string> }} Properties */
 
@@ -21,6 +22,9 @@ function element(tag, options = {}, ...children) {
   made.append(...children);
   return made;
 }
+
+/** @type {(properties: Properties, ...children: Child[]) => HTMLButtonElement} */
+const button = (properties, ...children) => element("button", { type: "button", ...properties }, ...children);
 
 /**
  * An SVG element with attributes.
@@ -124,11 +128,11 @@ function chooser(name, options, first, choose) {
  * @param {() => void} changed colours or sizes are others now
  */
 function tools(root, texts, changed) {
-  const theme = element("button", { type: "button", data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
+  const theme = button({ data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
     root.dataset.theme = getComputedStyle(root).getPropertyValue("--dark").trim() === "1" ? "light" : "dark";
     changed();
   } }, "◐");
-  const larger = element("button", { type: "button", data: { do: "projector" }, title: texts.projector, ariaLabel: texts.projector, ariaPressed: "false", onclick: () => {
+  const larger = button({ data: { do: "projector" }, title: texts.projector, ariaLabel: texts.projector, ariaPressed: "false", onclick: () => {
     larger.ariaPressed = String(root.toggleAttribute("data-projector"));
     changed();
   } }, "A", element("small", {}, "A"));

@@ -118,8 +118,8 @@ class Ribbons {
   /** @type {(word: string, kind: "to" | "from", index: number) => HTMLButtonElement} */
   word(word, kind, index) {
     const { point, ends } = this.options, selection = { kind, index };
-    return element("button", {
-      type: "button", className: `sa-token sa-${kind}`, tabIndex: -1, title: word, ariaDescription: ends?.[kind] ?? null,
+    return button({
+      className: `sa-token sa-${kind}`, tabIndex: -1, title: word, ariaDescription: ends?.[kind] ?? null,
       onclick: () => point(selection, true), onfocus: () => point(selection, false), onblur: () => point(null, false),
       onpointerenter: () => point(selection, false), onpointerleave: () => point(null, false),
     }, element("bdi", {}, word));

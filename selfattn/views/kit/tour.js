@@ -22,21 +22,20 @@ const SECONDS = { slow: 10, normal: 6, fast: 3 }; // between two steps of Play
 class Tour {
   /** @param {TourOptions} options */
   constructor({ stops, texts, show }) {
-    Object.assign(this, { stops, texts, show });
     this.stops = stops;
     this.texts = texts;
     this.show = show;
     this.at = -1; // before the first
     this.open = true;
     this.timer = 0;
-    const button = (/** @type {string} */ name, /** @type {() => void} */ act) => element("button", { type: "button", data: { do: name }, onclick: act });
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ data: { do: name }, onclick: act });
     this.place = element("span", { className: "sa-tour-at" });
     this.words = element("span", { className: "sa-tour-say", ariaLive: "polite" });
     this.guesses = element("span", { className: "sa-guesses", role: "group", ariaLabel: texts["tour guess"] });
-    this.dots = stops.map((stop, n) => element("button", { type: "button", title: stop.name, ariaLabel: `${n + 1}: ${stop.name}`, onclick: () => this.go(n) }));
-    this.back = button("tour back", () => this.go(this.at - 1));
-    this.next = button("tour next", () => this.forward());
-    this.playButton = button("tour play", () => this.toggle());
+    this.dots = stops.map((stop, n) => button({ title: stop.name, ariaLabel: `${n + 1}: ${stop.name}`, onclick: () => this.go(n) }));
+    this.back = named("tour back", () => this.go(this.at - 1));
+    this.next = named("tour next", () => this.forward());
+    this.playButton = named("tour play", () => this.toggle());
     this.back.append(texts.previous);
     this.speed = element("select", { ariaLabel: texts["tour speed"], title: texts["tour speed"], onchange: () => this.pace() },
       ...Object.keys(SECONDS).map((name) => element("option", { value: name }, texts[`tour ${name}`])));
@@ -106,7 +105,7 @@ class Tour {
     this.guesses.hidden = !stop;
     this.guesses.replaceChildren(...(stop?.options ?? []).map((option, n) => {
       const look = !open ? "" : n === stop.right ? "sa-yes" : n === guess ? "sa-no" : "";
-      const made = element("button", { type: "button", className: look, onclick: () => this.reveal(n) }, open && n === stop.right ? "✓ " : "", ...phrase(option));
+      const made = button({ className: look, onclick: () => this.reveal(n) }, open && n === stop.right ? "✓ " : "", ...phrase(option));
       made.ariaDisabled = String(open);
       return made;
     }));
