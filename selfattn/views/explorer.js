@@ -18,19 +18,15 @@ const LISTED = 3; // words that a caption names
 const RIBBONS_HIGH = 290; // pixels
 
 class ExplorerPage {
-  /**
-   * @param {HTMLElement} root
-   * @param {ExplorerData} data
-   * @param {ArrayBuffer} bytes
-   */
+  /** @type {{ side: number, chosen: Chosen } | null} */ pointed = null;
+
+  /** @param {HTMLElement} root @param {ExplorerData} data @param {ArrayBuffer} bytes */
   constructor(root, data, bytes) {
     this.root = root;
     this.data = data;
     this.captions = data.captions;
     this.texts = data.texts.map((text) => new TextData(text, bytes, data.heads));
     this.words = data.texts.map(({ chosen }) => chosen);
-    /** @type {{ side: number, chosen: Chosen } | null} */
-    this.pointed = null;
     const [first, second] = this.texts;
     this.alike = second !== undefined && first.rows === second.rows && first.columns === second.columns;
     /** @type {Mode} */

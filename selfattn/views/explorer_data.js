@@ -31,6 +31,8 @@ function numbersOf(bytes, { type, at, shape }) {
 const REMEMBERED = 12; // heads whose weights are kept
 
 class TextData {
+  /** @type {Map<number, Matrix>} */ kept = new Map();
+
   /**
    * @param {StoredText} stored
    * @param {ArrayBuffer} bytes
@@ -43,8 +45,6 @@ class TextData {
     this.rows = stored.queries.length;
     this.columns = stored.keys.length;
     this.small = numbersOf(bytes, stored.small);
-    /** @type {Map<number, Matrix>} */
-    this.kept = new Map();
   }
 
   /** @param {Head} head */

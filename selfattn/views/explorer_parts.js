@@ -7,6 +7,8 @@
 
 /** All heads as small maps, a row for each layer: choosing one, showing only some. */
 class HeadGrid {
+  /** @type {string | null} */ only = null;
+
   /**
    * @param {object} options
    * @param {number[]} options.heads of each layer
@@ -23,8 +25,6 @@ class HeadGrid {
     this.all = heads.flatMap((count, layer) => range(count).map((head) => ({ layer, head, n: 0 })));
     this.all.forEach((head, n) => (head.n = n));
     this.habits = habits.flat();
-    /** @type {string | null} */
-    this.only = null;
     this.canvases = this.all.map(() => element("canvas", { ariaHidden: "true" }));
     this.buttons = this.all.map((head, n) => {
       const name = filled(captions.head, { layer: head.layer + 1, head: head.head + 1 }), kind = this.kindOf(n);

@@ -20,10 +20,10 @@ const HIGH = 235; // pixels for the words of one text, until each has the least 
 const SHORT = 2; // decimals
 
 class FirstScreen {
-  /**
-   * @param {View} view
-   * @param {HeadData[]} heads
-   */
+  /** @type {Chosen | null} */ hovered = null;
+  /** @type {Record<string, string[]>[] | undefined} of both sides */ colours = undefined;
+
+  /** @param {View} view @param {HeadData[]} heads */
   constructor(view, heads) {
     this.view = view;
     this.texts = view.texts;
@@ -31,10 +31,6 @@ class FirstScreen {
     this.block = heads[0].block;
     this.head = heads[0].head;
     this.sides = heads.some(({ side }) => side === 1) ? [0, 1] : [0];
-    /** @type {Chosen | null} */
-    this.hovered = null;
-    /** @type {Record<string, string[]>[] | undefined} of both sides */
-    this.colours = undefined;
     /** @type {Chosen} */
     this.pinned = { kind: "to", index: this.first() };
     this.ribbons = this.sides.map((side) => this.makeRibbons(side, false));

@@ -14,11 +14,9 @@ const PACE = 60; // milliseconds a letter
 const SEED = 1;
 
 class GPTView {
-  /**
-   * @param {HTMLElement} root
-   * @param {GPTData} data
-   * @param {ArrayBuffer} bytes
-   */
+  /** @type {number[]} */ ids = [];
+
+  /** @param {HTMLElement} root @param {GPTData} data @param {ArrayBuffer} bytes */
   constructor(root, data, bytes) {
     this.root = root;
     this.data = data;
@@ -26,8 +24,6 @@ class GPTView {
     this.model = new GPTModel(data, bytes);
     this.trained = new GPTModel(data, bytes);
     this.pass = new Pass(this.model);
-    /** @type {number[]} */
-    this.ids = [];
     this.given = 0; // letters of the prompt
     this.place = 0;
     this.chosen = { layer: 0, head: 0 };

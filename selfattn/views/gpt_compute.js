@@ -46,15 +46,12 @@ function erf(x) {
 const ACTIVATIONS = { gelu: (/** @type {number} */ x) => 0.5 * x * (1 + erf(x / Math.SQRT2)), relu: (/** @type {number} */ x) => Math.max(x, 0) };
 
 class GPTModel {
-  /**
-   * @param {GPTSettings} settings
-   * @param {ArrayBuffer} bytes
-   */
+  /** @type {Map<string, Parameter>} */ parameters = new Map();
+
+  /** @param {GPTSettings} settings @param {ArrayBuffer} bytes */
   constructor(settings, bytes) {
     this.settings = settings;
     this.bytes = bytes;
-    /** @type {Map<string, Parameter>} */
-    this.parameters = new Map();
     this.off = new Set(); // heads, as "layer.head"
     this.reset();
   }
@@ -99,11 +96,11 @@ class GPTModel {
 
 /** Letters that went through a model, one after the other. */
 class Pass {
+  /** @type {Trace[]} */ traces = [];
+
   /** @param {GPTModel} model */
   constructor(model) {
     this.model = model;
-    /** @type {Trace[]} */
-    this.traces = [];
     /** @type {Float64Array[][]} by layer */
     this.joined = range(model.settings.layers).map(() => []);
   }

@@ -42,14 +42,14 @@ class Node:
     id: str
     name: str  # such as "scores"
     data: Array  # (rows, columns), float64
-    rows: str = ""  # list of labels; "" counts from 0
-    columns: str = ""
-    op: str = "given"
-    args: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    editable: bool = False
-    block: str = ""  # if there are several
-    head: str = ""
+    rows: str  # list of labels; "" counts from 0
+    columns: str
+    op: str
+    args: tuple[str, ...]
+    options: dict[str, Any]
+    editable: bool
+    block: str  # if there are several
+    head: str
 
 
 @dataclass
@@ -129,22 +129,26 @@ class Graph:
         self.block = self.head = ""  # of the nodes being added
         self.numbers = 0
 
-    def add(self, node: Node, *, shared: bool = False) -> str:
-        """Add a node to this side; a shared one that the other side already has is that one."""
-        if self.numbers + node.data.size > MAX_NUMBERS:
+    def add(
+        self, node: str, name: str, data: Array, rows: str = "", columns: str = "", op: str = "given",
+        args: tuple[str, ...] = (), options: dict[str, Any] | None = None, *, editable: bool = False, shared: bool = False,
+    ) -> str:  # fmt: skip
+        """Add a node to this side and return its id; a shared one that the other side already has is that one."""
+        if self.numbers + data.size > MAX_NUMBERS:
             raise PageError(
-                f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more: at {node.name} of "
-                f"shape {node.data.shape}. Show fewer tokens, dims or heads"
+                f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more: at {name} of "
+                f"shape {data.shape}. Show fewer tokens, dims or heads"
             )
-        node.data = np.ascontiguousarray(np.atleast_2d(node.data), dtype=np.float64)
-        name = node.id
-        if shared and name in self.nodes and np.array_equal(self.nodes[name].data, node.data):
-            return name
-        node.id = f"{name}~{self.side}" if self.side else name
-        node.block, node.head = self.block, "" if shared else self.head
-        self.nodes[node.id] = node
-        self.numbers += node.data.size
-        return node.id
+        data = np.ascontiguousarray(np.atleast_2d(data), dtype=np.float64)
+        if shared and node in self.nodes and np.array_equal(self.nodes[node].data, data):
+            return node
+        full = f"{node}~{self.side}" if self.side else node
+        head = "" if shared else self.head
+        self.nodes[full] = Node(
+            full, name, data, rows, columns, op, args, options or {}, editable, self.block, head
+        )
+        self.numbers += data.size
+        return full
 
     def show(
         self, name: str, terms: Sequence[Term], label: str = "", prefix: str = "", variant: str = "", source: str = ""
@@ -168,10 +172,7 @@ class Graph:
 
 def build(steps: Steps, tokens: list[str], key_tokens: list[str], graph: Graph | None = None) -> Graph:
     """Add steps to a graph: a new one, or as the second side of the one given."""
-    if graph is None:
-        graph = Graph()
-    else:
-        graph.side = 1
+    graph = _next_side(graph)
     side = graph.side
     graph.labels[f"t{side}"] = tokens
     graph.labels[f"k{side}"] = tokens if key_tokens == tokens else key_tokens
@@ -187,17 +188,21 @@ def build(steps: Steps, tokens: list[str], key_tokens: list[str], graph: Graph |
     return graph
 
 
+def _next_side(graph: Graph | None) -> Graph:
+    if graph is None:
+        return Graph()
+    graph.side = 1
+    return graph
+
+
 def linear(x: Array, weight: Array, tokens: list[str], graph: Graph | None = None) -> Graph:
     """Add the graph of ``x @ weight`` alone."""
-    if graph is None:
-        graph = Graph()
-    else:
-        graph.side = 1
+    graph = _next_side(graph)
     rows = f"t{graph.side}"
     graph.labels[rows] = tokens
-    a = graph.add(Node("inputs", "x", x, rows, editable=True))
-    b = graph.add(Node("W", "W", weight, editable=True), shared=True)
-    y = graph.add(Node("linear", "y", x @ weight, rows, op="matmul", args=(a, b)))
+    a = graph.add("inputs", "x", x, rows, editable=True)
+    b = graph.add("W", "W", weight, editable=True, shared=True)
+    y = graph.add("linear", "y", x @ weight, rows, op="matmul", args=(a, b))
     graph.show("inputs", [a])
     graph.show("linear", [a, "@", b, "=", y])
     stages = {"inputs": "inputs", "output": "linear"}
@@ -220,7 +225,7 @@ def _given(graph: Graph, steps: AttentionSteps) -> None:
         for h, data in enumerate(_by_head(getattr(steps, name))):
             graph.head = _head_label(steps, h)
             suffix = f".{h}" if many else ""
-            heads[part].append(graph.add(Node(name + suffix, name, data, rows, editable=True)))
+            heads[part].append(graph.add(name + suffix, name, data, rows, editable=True))
     for h, (q, key, v) in enumerate(zip(*heads, strict=True)):
         if h < MAX_HEADS:
             graph.show("given", [q, "", key, "", v], _head_label(steps, h))
@@ -267,10 +272,10 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
     at = np.unravel_index(h, lead) if lead else ()
 
     def node(name: str, data: Array, op: str, args: tuple[str, ...], **options: Any) -> str:
-        return graph.add(Node(f"{prefix}{name}{end}", name, data, t, c, op, args, options))
+        return graph.add(f"{prefix}{name}{end}", name, data, t, c, op, args, options)
 
     def given(name: str, data: Array, rows: str = t, columns: str = c) -> str:
-        return graph.add(Node(f"{prefix}{name}{end}", name, data, rows, columns, editable=True))
+        return graph.add(f"{prefix}{name}{end}", name, data, rows, columns, editable=True)
 
     def show(name: str, *terms: Term, variant: str = "", source: str = "") -> None:
         if shown:
@@ -278,7 +283,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
 
     if isinstance(steps, AdditiveSteps):
         v_data = np.asarray(steps.parameters.v)
-        vector = graph.add(Node(f"{prefix}v", "v", v_data, "one", editable=True), shared=True)
+        vector = graph.add(f"{prefix}v", "v", v_data, "one", editable=True, shared=True)
         scores = node("scores", steps.scores[at], "additive", (q, k, vector))
         show("scores", q, "+", k, "", vector, "→", scores, variant="additive_scores")
     else:
@@ -286,9 +291,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         show("scores", q, "@", "T:" + k, "=", scores)
 
     def scalar(name: str, value: float) -> str:
-        return graph.add(
-            Node(f"{prefix}{name}", name, np.array(value), "one", "one", editable=True), shared=True
-        )
+        return graph.add(f"{prefix}{name}", name, np.array(value), "one", "one", editable=True, shared=True)
 
     scale = scalar("scale", call.scale)
     if call.softcap is None:
@@ -309,7 +312,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
 
     def sums(weights: str) -> str:
         totals = steps.weights[at].astype(np.float64).sum(axis=-1, keepdims=True)
-        return graph.add(Node(f"{prefix}row_sums{end}", "row_sums", totals, t, "one", "row_sums", (weights,)))
+        return graph.add(f"{prefix}row_sums{end}", "row_sums", totals, t, "one", "row_sums", (weights,))
 
     if call.sinks is None or call.sinks[at] == -np.inf:
         weights = node("weights", steps.weights[at], "softmax", (masked, mask))
@@ -345,7 +348,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
                 ("abridged queries", {"shown": len(pairs), "all": len(allowed)})
             )
     output = graph.add(
-        Node(f"{prefix}output{end}", "output", steps.output[at], t, "", "sum", (weights, v, mask, *pairs))
+        f"{prefix}output{end}", "output", steps.output[at], t, "", "sum", (weights, v, mask, *pairs)
     )
     show("output", weights, "@", v, "=", output, source=weights)
     roles |= {"weights": weights, "output": output}
@@ -376,10 +379,8 @@ def _pairs(
         with np.errstate(invalid="ignore"):
             data = np.where(steps._call.allowed[at][i][:, None], row[:, None] * value, 0.0)
         pairs.append(
-            graph.add(
-                Node(f"{name}[{i}]", f"weighted_values[{i}]", data, f"k{graph.side}", "", "pairs",
+            graph.add(f"{name}[{i}]", f"weighted_values[{i}]", data, f"k{graph.side}", "", "pairs",
                      (weights, v, mask), {"query": i})
-            )
         )  # fmt: skip
     return pairs
 
@@ -398,7 +399,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         return array.reshape(array.shape[-2:])
 
     if inputs is None:
-        inputs = graph.add(Node(f"{prefix}inputs", "inputs", flat(steps.inputs), t, editable=True))
+        inputs = graph.add(f"{prefix}inputs", "inputs", flat(steps.inputs), t, editable=True)
         terms = [inputs]
         sources, before = {"query": inputs}, steps.inputs
         source = inputs
@@ -406,7 +407,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
             array = getattr(steps, f"{name}_inputs")
             if array is not before:
                 full_name = f"{name}_inputs"
-                source = graph.add(Node(prefix + full_name, full_name, flat(array), c, editable=True))
+                source = graph.add(prefix + full_name, full_name, flat(array), c, editable=True)
                 terms += ["", source]
             sources[name], before = source, array
         graph.show("inputs", terms, prefix=prefix)
@@ -430,7 +431,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
     last = outputs[0]
     if steps.concatenated is not None:
         data = flat(steps.concatenated)
-        last = graph.add(Node(f"{prefix}concatenated", "concatenated", data, t, "", "concat", tuple(outputs)))
+        last = graph.add(f"{prefix}concatenated", "concatenated", data, t, "", "concat", tuple(outputs))
         joined = [term for output in outputs[:MAX_HEADS] for term in (output, "")]
         graph.show("concatenated", [*joined[:-1], "=", last], prefix=prefix)
         _note_heads(graph, f"{prefix}concatenated", len(outputs))
@@ -438,9 +439,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         last = _affine(graph, prefix, "projected_output", "W_out", last, p.W_out, p.b_out,
                        flat(steps.projected_output), t, "projected_output")  # fmt: skip
     if steps.residual is not None:
-        y = graph.add(
-            Node(f"{prefix}residual", "residual", flat(steps.residual), t, "", "add", (last, inputs))
-        )
+        y = graph.add(f"{prefix}residual", "residual", flat(steps.residual), t, "", "add", (last, inputs))
         graph.show("residual", [last, "+", inputs, "=", y], prefix=prefix, source=last)
         last = y
     if steps.norm is not None and p.norm is not None:
@@ -477,14 +476,14 @@ def _affine(
     graph: Graph, prefix: str, name: str, weight_name: str, source: str, weight: Array, bias: Array | None,
     data: Array, rows: str, stage: str,
 ) -> str:  # fmt: skip
-    w = graph.add(Node(prefix + weight_name, weight_name, weight, editable=True), shared=True)
+    w = graph.add(prefix + weight_name, weight_name, weight, editable=True, shared=True)
     args: tuple[str, ...] = (source, w)
     terms = [source, "@", w]
     if bias is not None:
         b_name = "b" + weight_name[1:]
-        b = graph.add(Node(prefix + b_name, b_name, bias, "one", editable=True), shared=True)
+        b = graph.add(prefix + b_name, b_name, bias, "one", editable=True, shared=True)
         args, terms = (*args, b), [*terms, "+", b]
-    y = graph.add(Node(prefix + name, name, data, rows, "", "matmul", args))
+    y = graph.add(prefix + name, name, data, rows, "", "matmul", args)
     shown = graph.show(stage, [*terms, "=", y], prefix=prefix, source=source)
     if bias is not None and " + b" not in shown.numpy:
         shown.numpy += f" + b{weight_name[1:]}"
@@ -501,9 +500,7 @@ def _split(graph: Graph, whole: str, per_head: Array, rows: str) -> list[str]:
     heads = []
     for h, data in enumerate(per_head):
         graph.head = str(h)
-        heads.append(
-            graph.add(Node(f"{base}.{h}", name, data, rows, "", "slice", (whole,), {"start": h * width}))
-        )
+        heads.append(graph.add(f"{base}.{h}", name, data, rows, "", "slice", (whole,), {"start": h * width}))
     graph.head = ""
     return heads
 
@@ -522,17 +519,17 @@ def _norm(
     ids = []
     for (name, array), default in zip(given.items(), (1.0, 0.0), strict=True):
         filled = np.full(width, default) if array is None else array
-        ids.append(graph.add(Node(prefix + name, name, filled, "one", editable=True), shared=True))
-    y = graph.add(Node(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps}))
+        ids.append(graph.add(prefix + name, name, filled, "one", editable=True, shared=True))
+    y = graph.add(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps})
     graph.show("norm", [last, "", ids[0], "", ids[1], "→", y], prefix=prefix, source=last)
     return y
 
 
 def _model(graph: Graph, steps: ModelSteps) -> None:
     rows = f"t{graph.side}"
-    e = graph.add(Node("embeddings", "embeddings", steps.embeddings, rows, editable=True))
-    p = graph.add(Node("positions", "positions", steps.positions, rows, editable=True))
-    x = graph.add(Node("inputs", "inputs", steps.inputs, rows, "", "add", (e, p)))
+    e = graph.add("embeddings", "embeddings", steps.embeddings, rows, editable=True)
+    p = graph.add("positions", "positions", steps.positions, rows, editable=True)
+    x = graph.add("inputs", "inputs", steps.inputs, rows, "", "add", (e, p))
     graph.show("embeddings", [e])
     graph.show("positions", [p])
     graph.show("model_inputs", [e, "+", p, "=", x])
@@ -540,5 +537,5 @@ def _model(graph: Graph, steps: ModelSteps) -> None:
         graph.block = str(n) if len(steps.blocks) > 1 else ""
         x = _layer(graph, block, f"block{n}." if graph.block else "", x)
     graph.block = ""
-    mean = graph.add(Node("mean", "output", steps.output, "one", "", "mean", (x,)))
+    mean = graph.add("mean", "output", steps.output, "one", "", "mean", (x,))
     graph.show("mean", [x, "→", mean], source=x)

@@ -15,6 +15,8 @@
  */
 
 class Lesson {
+  /** @type {View | null} */ shown = null;
+
   /** @param {HTMLElement} root */
   constructor(root) {
     this.root = root;
@@ -31,8 +33,6 @@ class Lesson {
     const stops = data ? JSON.parse(data) : [];
     this.tour = stops.length ? new Tour({ stops, texts: this.texts, show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open) }) : null;
     this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) => this.tab(view, n)));
-    /** @type {View | null} */
-    this.shown = null;
     this.tabs.hidden = this.views.length < 2;
     this.look.after(...(this.tour ? [this.tour.node] : []), this.tabs);
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));

@@ -7,10 +7,16 @@
  */
 
 class View {
-  /**
-   * @param {HTMLElement} root
-   * @param {Lesson} lesson
-   */
+  /** @type {WeakMap<EventTarget, Cell>} */ cells = new WeakMap();
+  /** @type {Map<NodeOfPage, HTMLTableElement>} the first table that shows it */ tables = new Map();
+  /** @type {Difference[]} */ differences = [];
+  /** @type {[Element, string][]} */ lit = [];
+  /** @type {HTMLTableCellElement | null} */ pinned = null;
+  /** @type {HTMLTableCellElement | null} */ hovered = null;
+  /** @type {[number, number]} */ pointer = [-1, -1];
+  /** @type {Map<HTMLElement, HTMLElement>} where a stage spells numbers */ lines = new Map();
+
+  /** @param {HTMLElement} root @param {Lesson} lesson */
   constructor(root, lesson) {
     this.root = root;
     this.lesson = lesson;
@@ -21,27 +27,11 @@ class View {
     this.numbers = new Numbers(data);
     this.words = new Words(data, this.numbers);
     this.walk = new Walk(this);
-    /** @type {WeakMap<EventTarget, Cell>} */
-    this.cells = new WeakMap();
     /** @type {Map<NodeOfPage, Map<number, HTMLTableCellElement[]>>} index of a number: its cells */
     this.shown = new Map(this.numbers.nodes.map((node) => [node, new Map()]));
-    /** @type {Map<NodeOfPage, HTMLTableElement>} the first table that shows it */
-    this.tables = new Map();
-    /** @type {Difference[]} */
-    this.differences = [];
-    /** @type {[Element, string][]} */
-    this.lit = [];
-    /** @type {HTMLTableCellElement | null} */
-    this.pinned = null;
-    /** @type {HTMLTableCellElement | null} */
-    this.hovered = null;
-    /** @type {[number, number]} */
-    this.pointer = [-1, -1];
     const tables = /** @type {NodeListOf<HTMLTableElement>} */ (root.querySelectorAll("table.sa-m"));
     for (const table of tables) this.connect(table);
     this.stages = [.../** @type {NodeListOf<HTMLElement>} */ (root.querySelectorAll(".sa-stage"))];
-    /** @type {Map<HTMLElement, HTMLElement>} where a stage spells numbers */
-    this.lines = new Map();
     this.details = element("div", { className: "sa-details" });
     this.stages[0]?.before(this.details);
     this.details.append(...this.stages, ...root.querySelectorAll(".sa-answers"));

@@ -12,11 +12,11 @@ const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the fir
 /** @typedef {{ stage: HTMLElement, td: HTMLTableCellElement | null }} Step */
 
 class Walk {
+  /** @type {Step[]} */ steps = [];
+
   /** @param {View} view */
   constructor(view) {
     this.view = view;
-    /** @type {Step[]} */
-    this.steps = [];
     this.at = -1;
     this.timer = 0;
     this.linking = 0;

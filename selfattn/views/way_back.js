@@ -26,10 +26,11 @@ const WAY = [["O"], ["V"], ["P"], ["S"], ["Q", "K"], ["x"]];
 const GROUPS = "QSPO"; // stages with an arrow before them
 
 class WayBackPage {
-  /**
-   * @param {HTMLElement} root
-   * @param {WayBackData} data
-   */
+  /** @type {Record<string, Heat>} */ above = {};
+  /** @type {Record<string, Heat>} */ below = {};
+  /** @type {Record<string, HTMLElement>} */ heads = {};
+
+  /** @param {HTMLElement} root @param {WayBackData} data */
   constructor(root, data) {
     this.root = root;
     this.data = data;
@@ -42,12 +43,6 @@ class WayBackPage {
     this.now = -1;
     this.forward = this.model.forward();
     this.back = this.model.backward(this.forward);
-    /** @type {Record<string, Heat>} */
-    this.above = {};
-    /** @type {Record<string, Heat>} */
-    this.below = {};
-    /** @type {Record<string, HTMLElement>} */
-    this.heads = {};
     this.zeros = data.queries.map(() => element("span", {}, "Σ = 0"));
     this.balance = new Balance(this.captions);
     this.rows = data.queries.map((token, i) => button({ onclick: () => {

@@ -6,10 +6,7 @@
 const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
 
 class Words {
-  /**
-   * @param {PageData} data
-   * @param {Numbers} numbers
-   */
+  /** @param {PageData} data @param {Numbers} numbers */
   constructor({ texts, labels }, numbers) {
     this.texts = texts;
     this.labels = labels;

@@ -29,13 +29,12 @@ const DRAG = { still: 4, pixels: 80, step: 0.05 }; // pixels that are no drag ye
 const NUDGE = 0.1; // by a key
 
 class Heat {
+  /** @type {Matrix | null} */ matrix = null;
+  /** @type {WeakMap<EventTarget, Place>} */ places = new WeakMap();
+
   /** @param {HeatOptions} options */
   constructor(options) {
     this.options = options;
-    /** @type {Matrix | null} */
-    this.matrix = null;
-    /** @type {WeakMap<EventTarget, Place>} */
-    this.places = new WeakMap();
     this.cells = range(options.rows).map((i) => range(options.columns).map((j) => this.cell(i, j)));
     const corner = () => (options.rowLabels ? [element("td")] : []);
     const head = options.columnLabels &&

@@ -83,6 +83,9 @@ function outline({ from, to, height }, left, right) {
 }
 
 class Ribbons {
+  /** @type {RibbonsState | null} */ state = null;
+  /** @type {Matrix | null} */ shown = null;
+
   /** @param {RibbonsOptions} options */
   constructor(options) {
     this.options = options;
@@ -106,10 +109,6 @@ class Ribbons {
     this.field.addEventListener("keydown", (event) => {
       if (!isForeign(event) && this.key(event.key, event.target)) event.preventDefault();
     });
-    /** @type {RibbonsState | null} */
-    this.state = null;
-    /** @type {Matrix | null} */
-    this.shown = null;
     this.width = 0;
     this.frame = 0;
     new ResizeObserver(() => this.shown && this.field.clientWidth !== this.width && this.paint(this.shown)).observe(this.field);
