@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from selfattn import nn, optim
-from selfattn.views.gpt import ALPHABET, SETTINGS, restored, rounded
+from selfattn.views.gpt import ALPHABET, SCALE, SETTINGS, restored
 
 STEPS, BATCH, LR = 3000, 32, 4e-3
 
@@ -28,6 +28,19 @@ def read_text() -> str:
     text = "\n".join(verses).lower().replace("’", "'").replace("‘", "'").replace("—", ", ")
     text = re.sub(f"[^{re.escape(ALPHABET)}]", "", text)
     return re.sub(" +", " ", text)
+
+
+def rounded(parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Round matrices to 8 bits with a scale for each row, as they ship; vectors stay."""
+    found = {}
+    for name, array in parameters.items():
+        if array.ndim < 2:
+            found[name] = array
+            continue
+        scale = np.abs(array).max(axis=1) / np.float32(127)
+        found[name] = np.rint(array / np.where(scale == 0, 1, scale)[:, None]).astype(np.int8)
+        found[name + SCALE] = scale
+    return found
 
 
 def main() -> None:

@@ -84,6 +84,10 @@ class Matrix {
   at(i, j) {
     return this.data[i * this.columns + j];
   }
+  /** @param {number} i */
+  row(i) {
+    return this.data.subarray(i * this.columns, (i + 1) * this.columns);
+  }
   /** @type {(rows: number, columns: number, number: (i: number, j: number) => number) => Matrix} */
   static of(rows, columns, number) {
     const data = new Float64Array(rows * columns);

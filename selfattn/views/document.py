@@ -186,19 +186,9 @@ def _read(name: str) -> str:
 
 
 def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes | None = None) -> str:
-    """Return the body of a view that its script draws.
+    """Return the body of a view that its script draws: HTML that is there until then, and the data and numbers that it reads.
 
-    Parameters
-    ----------
-    kind : str
-        The class of its element.
-    title : str
-    shown : str
-        HTML that is there until the script runs.
-    data : Any
-        What the script reads, as JSON.
-    numbers : bytes, optional
-        What it reads as numbers.
+    ``kind`` is the class of its element.
     """
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""

@@ -6,7 +6,7 @@ What is shown is in `heads`; `explorer.js` draws it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -127,7 +127,7 @@ def explorer(
     data = {
         "name": _name(model_or_steps),
         "heads": shapes[0],
-        "habits": [[_habit(head) for head in layer] for layer in found],
+        "habits": [[_habit(habit) for habit in layer] for layer in found],
         "names": list(HABITS),
         "texts": [
             {
@@ -145,7 +145,10 @@ def explorer(
         "drawn": MOST_DRAWN,
         "captions": captions,
     }
-    title = _title(sum(shapes[0]), texts[0].queries[chosen[0]])
+    heads, named = sum(shapes[0]), texts[0].queries[chosen[0]]
+    title = fill(
+        EXPLORER["title" if heads != 1 else "title of one"], heads=heads, word=named.strip("␣ ") or named
+    )
     page = Explorer(
         title, _body(title, data, found, texts, store), _picture(texts, found, chosen, title, captions)
     )
@@ -251,21 +254,9 @@ def _name(source: Any) -> str:
     return visible(getattr(folder, "name", str(folder))) if folder is not None else type(source).__name__
 
 
-def _title(heads: int, word: str) -> str:
-    return EXPLORER["title" if heads != 1 else "title of one"].format(heads=heads, word=_plain_case(word))
-
-
-def _plain_case(token: str) -> str:
-    return token.strip("␣ ") or token
-
-
-def _habit(head: Habit) -> dict[str, Any]:
-    return {
-        "shares": [round(head.shares[name], 4) for name in HABITS],
-        "entropy": round(head.entropy, 4),
-        "kind": head.kind,
-        "clear": head.clear,
-    }
+def _habit(habit: Habit) -> dict[str, Any]:
+    shares = [round(share, 4) for share in habit.shares.values()]
+    return asdict(habit) | {"shares": shares, "entropy": round(habit.entropy, 4)}
 
 
 def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:

@@ -31,7 +31,7 @@ class ExplorerPage {
     this.alike = second !== undefined && first.rows === second.rows && first.columns === second.columns;
     /** @type {Mode} */
     this.mode = "0";
-    this.grid = new HeadGrid({ heads: data.heads, habits: data.habits, texts: this.texts, captions: this.captions, choose: (head) => this.choose(head) });
+    this.grid = new HeadGrid(data, this.texts, (head) => this.choose(head));
     this.head = this.most(0, this.words[0]).head;
     this.colours = pixelColours(root);
     const { captions } = data;
@@ -260,7 +260,7 @@ class ExplorerPage {
     const weights = this.texts.map((text) => text.weights(head));
     this.heading.textContent = filled(captions.heading, { layer: head.layer + 1, head: head.head + 1, kind: this.grid.kindOf(head.n) });
     const tops = weights.map((matrix, side) => {
-      const row = [...matrix.data.subarray(this.words[side] * matrix.columns, (this.words[side] + 1) * matrix.columns)];
+      const row = [...matrix.row(this.words[side])];
       return { side, weight: Math.max(...row), j: row.indexOf(Math.max(...row)) };
     }).sort((a, b) => b.weight - a.weight)[0];
     const share = habit.shares[data.names.indexOf(habit.kind)];

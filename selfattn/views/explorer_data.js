@@ -64,7 +64,7 @@ class TextData {
    */
   row({ layer, head, n }, i) {
     const known = this.kept.get(n);
-    if (known) return known.data.subarray(i * this.columns, (i + 1) * this.columns);
+    if (known) return known.row(i);
     const stored = this.stored.layers[layer];
     if ("weights" in stored) {
       const from = (head * this.rows + i) * this.columns;
@@ -120,8 +120,7 @@ class TextData {
     const found = new Matrix(layers + 1, columns, new Float64Array((layers + 1) * columns));
     found.data[layers * columns + i] = 1;
     for (let layer = layers - 1; layer >= 0; layer--) {
-      const after = found.data.subarray((layer + 1) * columns, (layer + 2) * columns);
-      const before = found.data.subarray(layer * columns, (layer + 1) * columns);
+      const after = found.row(layer + 1), before = found.row(layer);
       for (let row = 0; row < rows; row++) {
         if (after[row] === 0) continue;
         const from = (layer * rows + row) * columns, share = (0.5 * after[row]) / 65535;

@@ -9,15 +9,8 @@
 class HeadGrid {
   /** @type {string | null} */ only = null;
 
-  /**
-   * @param {object} options
-   * @param {number[]} options.heads of each layer
-   * @param {Habit[][]} options.habits
-   * @param {TextData[]} options.texts
-   * @param {Record<string, string>} options.captions
-   * @param {(head: Head) => void} options.choose
-   */
-  constructor({ heads, habits, texts, captions, choose }) {
+  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose */
+  constructor({ heads, habits, captions }, texts, choose) {
     this.texts = texts;
     this.captions = captions;
     this.widest = Math.max(...heads);
@@ -76,12 +69,8 @@ class HeadGrid {
   }
 
   /**
-   * @param {object} state
-   * @param {Head} state.chosen
-   * @param {Mode} state.mode
-   * @param {number[]} state.words the chosen token of each text
-   * @param {PixelColours} state.colours
-   * @param {boolean} state.drawn small maps are as they were
+   * Show which head is chosen, and draw all, unless they are drawn and as they were.
+   * @type {(state: { chosen: Head, mode: Mode, words: number[], colours: PixelColours, drawn: boolean }) => void}
    */
   update({ chosen, mode, words, colours, drawn }) {
     this.all.forEach((head, n) => {
@@ -211,12 +200,7 @@ class NextTokens {
     const shown = found.slice(0, BARS);
     const rest = Math.max(0, 1 - dot(shown.length, (n) => shown[n].probability));
     const others = this.topK ? found.length - shown.length : next.vocabulary - shown.length;
-    drawBars(this.bars, [
-      ...shown.map(({ token, probability }) => {
-        const on = next.names[token] === came;
-        return { name: wordOf(next.names[token]), probability, ...(on ? { look: "sa-on", note: captions.came } : {}) };
-      }),
-      ...(others > 0 ? [{ name: filled(captions.rest, { n: others }), probability: rest, look: "sa-rest" }] : []),
-    ]);
+    drawBars(this.bars, shown.map(({ token, probability }) => ({ token: next.names[token], probability, came: next.names[token] === came })),
+      { n: others, probability: rest }, captions);
   }
 }

@@ -409,11 +409,20 @@ class FirstScreen {
     return range(value.rows).filter((j) => weights.at(i, j) > 0).map((j) => ({ value: value.at(j, c), look: "sa-mark-part", size: 2 + 9 * Math.sqrt(weights.at(i, j)) }));
   }
 
+  /**
+   * By how much the outputs of two texts differ in each of these columns of a row, and where most.
+   * @type {(i: number, columns: number[]) => { by: number[], most: number }}
+   */
+  mostDifferent(i, columns) {
+    const [a, b] = this.sides.map((side) => /** @type {NodeOfPage} */ (this.nodeOf(side, "output")).now);
+    const by = columns.map((c) => Math.abs(a.at(i, c) - b.at(i, c)) || 0);
+    return { by, most: Math.max(0, by.indexOf(Math.max(...by))) };
+  }
+
   /** @type {(i: number, shown: number[]) => Child[]} */
   difference(i, shown) {
     const { texts } = this;
-    const [a, b] = this.sides.map((side) => /** @type {NodeOfPage} */ (this.nodeOf(side, "output")).now);
-    const by = shown.map((c) => Math.abs(a.at(i, c) - b.at(i, c)) || 0), most = by.indexOf(Math.max(...by));
+    const { by, most } = this.mostDifferent(i, shown);
     const legend = this.sides.flatMap((side) => [element("span", { className: "sa-key", data: { side: String(side) } }, side ? "■ " : "● ", element("bdi", {}, this.sideName(side))), " "]);
     return [...legend, element("br"), ...phrase(by[most] < 0.005 ? texts["not different"] : texts["most different"], { n: most, by: brief(by[most], SHORT) })];
   }
@@ -476,12 +485,8 @@ class FirstScreen {
     const { view, pinned } = this;
     const i = (this.hovered ?? pinned).kind === "to" ? (this.hovered ?? pinned).index : pinned.index;
     const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
-    const first = nodes[0], second = nodes[1];
-    let c = 0;
-    if (first && second && i < first.shape[0] && i < second.shape[0]) {
-      const by = range(Math.min(first.shape[1], second.shape[1])).map((k) => Math.abs(first.now.at(i, k) - second.now.at(i, k)) || 0);
-      c = Math.max(0, by.indexOf(Math.max(...by)));
-    }
+    const both = nodes.length === 2 && nodes.every((node) => node && i < node.shape[0]);
+    const c = both ? this.mostDifferent(i, range(Math.min(...nodes.map((node) => node?.shape[1] ?? 0)))).most : 0;
     const start = (/** @type {number} */ side) => (nodes.length > 1 ? [element("span", { className: "sa-key", data: { side: String(side) } }, element("bdi", {}, this.sideName(side)), ": ")] : []);
     const lines = nodes.flatMap((node, side) => (node && i < node.shape[0] && c < node.shape[1] ? [[...start(side), ...view.words.sentence({ node, i, j: c })]] : []));
     this.sum.replaceChildren(...lines.flatMap((line, n) => [n ? element("br") : "", ...line]), element("span", { className: "sa-hint" }, ` ${this.texts.point}`));

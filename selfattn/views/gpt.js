@@ -3,7 +3,7 @@
  */
 
 /**
- * @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, captions: Record<string, string> }} GPTData
+ * @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string> }} GPTData
  */
 
 const TEMPERATURES = [0, 0.3, 0.6, 0.8, 1, 1.5];
@@ -62,8 +62,7 @@ class GPTView {
     const layers = range(data.layers).map((layer) => element("div", { className: "sa-layer" },
       element("h3", {}, filled(captions.layer, { layer: layer + 1 })),
       element("div", { className: "sa-gpt-heads" }, ...this.heads.filter((each) => each.layer === layer).map(({ node }) => node)), this.hidden[layer]));
-    const count = [...this.model.parameters.values()].reduce((sum, { data: each }) => sum + each.length, 0) - (this.tied() ? this.model.get("head.weight").data.length : 0);
-    const size = filled(captions.size, { parameters: count.toLocaleString("en"), layers: data.layers, heads: data.heads });
+    const size = filled(captions.size, { parameters: data.count.toLocaleString("en"), layers: data.layers, heads: data.heads });
     root.replaceChildren(
       topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
       element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
@@ -77,11 +76,6 @@ class GPTView {
           element("h2", {}, captions.weights), this.weights.node,
           element("div", { className: "sa-bar" }, button({ onclick: () => this.reset() }, captions.reset), this.counted))));
     this.begin();
-  }
-
-  tied() {
-    const head = this.model.get("head.weight").data, table = this.model.get("token_embedding.weight").data;
-    return head.every((value, n) => value === table[n]);
   }
 
   /**
@@ -254,10 +248,8 @@ class GPTView {
     const { captions, place } = this, found = choices(this.pass.traces[place].logits, this.temperature || 1, this.topK);
     const came = this.ids[place + 1], shown = found.slice(0, LETTERS_BEFORE), rest = found.slice(LETTERS_BEFORE);
     this.nextHeading.replaceChildren(...phrase(captions.next, { letter: this.here() }));
-    drawBars(this.bars, [
-      ...shown.map(({ id, probability }) => ({ name: wordOf(this.data.shown[id]), probability, ...(id === came ? { look: "sa-on", note: captions.came } : {}) })),
-      ...(rest.length ? [{ name: filled(captions.rest, { n: rest.length }), probability: rest.reduce((sum, { probability }) => sum + probability, 0), look: "sa-rest" }] : []),
-    ]);
+    drawBars(this.bars, shown.map(({ id, probability }) => ({ token: this.data.shown[id], probability, came: id === came })),
+      { n: rest.length, probability: rest.reduce((sum, { probability }) => sum + probability, 0) }, captions);
   }
 
   /** What the model as it was trained writes behind the prompt, and what it writes now; the likeliest letter each time. */

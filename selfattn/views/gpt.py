@@ -37,19 +37,6 @@ class GPTPage(Document):
     scripts: ClassVar[tuple[str, ...]] = (*KIT, "gpt_compute.js", "gpt.js")
 
 
-def rounded(parameters: Mapping[str, Array]) -> dict[str, Array]:
-    """Round matrices to 8 bits with a scale for each row, as they ship; vectors stay."""
-    found = {}
-    for name, array in parameters.items():
-        if array.ndim < 2:
-            found[name] = array
-            continue
-        scale = np.abs(array).max(axis=1) / np.float32(127)
-        found[name] = np.rint(array / np.where(scale == 0, 1, scale)[:, None]).astype(np.int8)
-        found[name + SCALE] = scale
-    return found
-
-
 def restored(arrays: Mapping[str, Array]) -> dict[str, Array]:
     """Return the parameters that rounded ones stand for."""
     found = {}
@@ -154,6 +141,7 @@ def gpt_page(
         "width": model.d_model,
         "activation": getattr(model.layers[0], "activation", "gelu") if model.num_layers else "gelu",
         "eps": model.norm.eps if model.norm is not None else 0.0,
+        "count": sum(array.size for array in model.parameters().values()),
         "parameters": {name: list(array.shape) for name, array in model.state_dict().items()},
         "captions": GPT_TEXTS,
     }

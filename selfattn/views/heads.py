@@ -55,17 +55,9 @@ class Habit:
 
 
 def read_steps(steps: Any, queries: Sequence[str], keys: Sequence[str]) -> TextHeads:
-    """Take the weights of all layers and heads out of steps of any kind.
-
-    Parameters
-    ----------
-    steps : AttentionSteps, LayerSteps, ModelSteps or TransformerSteps
-    queries, keys : sequence of str
-    """
-    inner = getattr(steps, "layers", None)
-    if inner is None:
-        inner = getattr(steps, "blocks", None)
-    attentions = [getattr(each, "attention", each) for each in ([steps] if inner is None else inner)]
+    """Take the weights of all layers and heads out of what attention_steps, a layer's or a model's ``steps`` returned."""
+    inner = getattr(steps, "layers", getattr(steps, "blocks", [steps]))
+    attentions = [getattr(each, "attention", each) for each in inner]
     layers, closed, made_of = [], [], []
     for attention in attentions:
         if not hasattr(attention, "weights"):

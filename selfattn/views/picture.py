@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from selfattn.views.writing import Array, letters, number, text
+from selfattn.views.writing import Array, letters, number, short, text
 
 CELL, LETTER, GAP, LINE = 48, 7, 24, 20  # pixels
 MAX_SIDE, MAX_TOKEN, MAX_MATRICES = 32, 12, 4
@@ -19,18 +19,12 @@ Matrix: TypeAlias = tuple[str, Array, list[str], list[str], set[tuple[int, int]]
 def weights_svg(matrices: Sequence[Matrix], title: str, notes: Sequence[str] = ()) -> str:
     """Draw matrices of weights side by side, darker for more: the first four, of each the first rows and columns.
 
-    Parameters
-    ----------
-    matrices : sequence of (name, data, rows, columns, blanks)
-        The name stands above; ``rows`` and ``columns`` are labels; the numbers at ``blanks`` are not told.
-    title : str
-    notes : sequence of str
-        What stands below.
+    The name of a matrix stands above it, the notes below all; numbers at ``blanks`` are not told.
     """
     drawn, left, height = [], 0, LINE
     for name, data, rows, columns, blanks in matrices[:MAX_MATRICES]:
         shown = data[:MAX_SIDE, :MAX_SIDE]
-        labels = [[_short(label) for label in axis[:MAX_SIDE]] for axis in (rows, columns)]
+        labels = [[short(label, MAX_TOKEN) for label in axis[:MAX_SIDE]] for axis in (rows, columns)]
         beside, cell = (max([CELL, *(LETTER * letters(label) + GAP for label in axis)]) for axis in labels)
         above = f'<text x="{beside}" y="{LINE}" font-weight="bold">{text(name)}</text>' if name else ""
         grid = _grid(shown, labels[0], labels[1], beside, cell, blanks)
@@ -91,7 +85,3 @@ def _grid(
                 f'<text x="{x + cell / 2}" y="{y + CELL / 2 + 4}" text-anchor="middle">{written}</text>'
             )
     return "".join(parts)
-
-
-def _short(token: str) -> str:
-    return token if len(token) <= MAX_TOKEN else token[: MAX_TOKEN - 1] + "…"

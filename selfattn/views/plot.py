@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.views.writing import as_whole, letters, said, visible
+from selfattn.views.writing import as_whole, letters, said, short, visible
 from selfattn.views.writing import number as written
 
 if TYPE_CHECKING:
@@ -182,11 +182,7 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
     if len(given) != count:
         axis = "rows" if name == "tokens" else "columns"
         raise ValueError(f"{len(given)} {name} do not fit weights {shape}, which have {count} {axis}")
-    return [_abridged(visible(token)) for token in given]
-
-
-def _abridged(token: str) -> str:
-    return token if len(token) <= MAX_TOKEN else token[: MAX_TOKEN - 1] + "…"
+    return [short(visible(token), MAX_TOKEN) for token in given]
 
 
 def _pyplot() -> Any:

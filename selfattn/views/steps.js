@@ -237,27 +237,15 @@ class View {
     if (!node?.editable || td.querySelector("input")) return;
     this.walk.stop();
     if (node.name === "mask") return this.change(node, i, j, node.now.at(i, j) === 0 ? 1 : 0, td);
-    const field = element("input", { value: String(node.now.at(i, j)), ariaLabel: this.words.plainName({ node, i, j }) });
-    const close = (/** @type {boolean} */ keep, /** @type {boolean} */ back) => {
-      if (!field.isConnected) return;
-      const value = read(field.value);
-      field.onblur = null;
+    td.replaceChildren();
+    typeInto(td, node.now.at(i, j), this.words.plainName({ node, i, j }), (text, byKey) => {
       td.replaceChildren(this.numbers.text(node, i, j));
-      if (back) this.focus(td);
-      if (!keep) return;
-      if (value === null) this.tell(stageOf(td), this.words.fill("not a number", { text: JSON.stringify(field.value) }));
+      if (byKey) this.focus(td);
+      if (text === null) return;
+      const value = read(text);
+      if (value === null) this.tell(stageOf(td), this.words.fill("not a number", { text: JSON.stringify(text) }));
       else this.change(node, i, j, value, td);
-    };
-    field.onblur = () => close(true, false);
-    field.onkeydown = (event) => {
-      if (event.key === "Enter" || event.key === "Escape") {
-        event.preventDefault();
-        close(event.key === "Enter", true);
-      }
-    };
-    td.replaceChildren(field);
-    field.focus();
-    field.select();
+    });
   }
 
   /**

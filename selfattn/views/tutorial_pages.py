@@ -16,7 +16,7 @@ from selfattn.views.graph import Steps, linear
 from selfattn.views.page import Page, assemble, join_pages, render, steps_page
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop
-from selfattn.views.way_back import WayBack, way_back_page
+from selfattn.views.way_back import way_back_page
 from selfattn.views.writing import Array
 
 __all__ = ["TUTORIAL_PAGES", "tutorial_page"]
@@ -38,20 +38,22 @@ def _page(
 
 
 def _finish(
-    pages: Sequence[Page], title: str, opens: int, tour: Sequence[Stop], back: WayBack | None = None
-) -> Page:
+    pages: Sequence[Page], title: str, opens: int, tour: Callable[[], Sequence[Stop]] | None, exercise: bool,
+    steps: AttentionSteps, words: list[str], row: int,
+) -> Page:  # fmt: skip
+    """Join pages under a title, with a tour.
+
+    The second half are the gradients if the first number of a word's output were to grow; an exercise has none, as it
+    would show the answers.
+    """
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
-    page = assemble(page.title, page.views, page.svg, page.lang, page.titles, tuple(tour), opens)
-    return page if back is None else replace(page, below=(back,))
-
-
-def _back(steps: AttentionSteps, words: list[str], row: int, exercise: bool) -> WayBack | None:
-    """Return the second half of a page: the gradients if the first number of a word's output were to grow."""
+    stops = () if tour is None or exercise else tuple(tour())
+    page = assemble(page.title, page.views, page.svg, page.lang, page.titles, stops, opens)
     if exercise:
-        return None
+        return page
     wish = np.zeros(steps.output.shape[-2:])
     wish[row, 0] = 1
-    return way_back_page(steps, words, grad_output=wish)
+    return replace(page, below=(way_back_page(steps, words, grad_output=wish),))
 
 
 def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
@@ -94,10 +96,13 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
         _page(layer(drawn), shown, exercise, 3, title="The class SelfAttention", tab="Random", **names,
               look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: nobody has taught them where to look."),
     ]  # fmt: skip
-    shows = texts is None and not exercise
-    tour = tours.first_principles(raw, layer(projections), layer(drawn), weight, shown) if shows else ()
-    return _finish(pages, f"{data['tutorial']}: bank, by a river and in finance", 2, tour,
-                   _back(layer(projections)(shown[0]), shown[0], min(1, len(shown[0]) - 1), exercise))  # fmt: skip
+
+    def tour() -> Sequence[Stop]:
+        return tours.first_principles(raw, layer(projections), layer(drawn), weight, shown)
+
+    title = f"{data['tutorial']}: bank, by a river and in finance"
+    steps, row = layer(projections)(shown[0]), min(1, len(shown[0]) - 1)
+    return _finish(pages, title, 2, None if texts else tour, exercise, steps, shown[0], row)
 
 
 def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
@@ -119,15 +124,9 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
         _page(steps["two_heads"], shown, exercise, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
               look="*Look for this:* two heads share the work. Head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
-    tour = tours.sentence_embeddings(steps, shown) if texts is None and not exercise else ()
-    block = steps["trained"](shown[0]).blocks[0]
-    return _finish(
-        pages,
-        data["tutorial"],
-        1,
-        tour,
-        _back(block, shown[0], shown[0].index("bank") if "bank" in shown[0] else 0, exercise),
-    )
+    tour = None if texts else lambda: tours.sentence_embeddings(steps, shown)
+    block, row = steps["trained"](shown[0]).blocks[0], shown[0].index("bank") if "bank" in shown[0] else 0
+    return _finish(pages, data["tutorial"], 1, tour, exercise, block, shown[0], row)
 
 
 def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
@@ -145,8 +144,8 @@ def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
         _page(lambda words: steps(words, 2), shown, exercise, title="The same, with two heads", word="sky", tab="Two heads",
               look="*Look for this:* each head sees one column, and they disagree about *sky*: switch between head 0 and head 1."),
     ]  # fmt: skip
-    tour = tours.basics_notebook(steps, shown[0]) if texts is None and not exercise else ()
-    return _finish(pages, data["tutorial"], 0, tour, _back(steps(shown[0]), shown[0], 0, exercise))
+    tour = None if texts else lambda: tours.basics_notebook(steps, shown[0])
+    return _finish(pages, data["tutorial"], 0, tour, exercise, steps(shown[0]), shown[0], 0)
 
 
 def _illustrated(texts: Texts | None, exercise: bool) -> Page:
@@ -169,8 +168,8 @@ def _illustrated(texts: Texts | None, exercise: bool) -> Page:
         replaced_weights="The author goes on with these weights, rounded by hand, instead of the softmax. use_given, 1 or 0, switches between the two.",
         as_given="rounded as printed", word=shown[0][0],
     )  # fmt: skip
-    tour = tours.illustrated(steps, rounded) if texts is None and not exercise else ()
-    return _finish([page], data["tutorial"], 0, tour, _back(steps(), shown[0], 0, exercise))
+    tour = None if texts else lambda: tours.illustrated(steps, rounded)
+    return _finish([page], data["tutorial"], 0, tour, exercise, steps(), shown[0], 0)
 
 
 def _attention_module(texts: Texts | None, exercise: bool) -> Page:
@@ -192,9 +191,9 @@ def _attention_module(texts: Texts | None, exercise: bool) -> Page:
         _page(lambda words: steps(words, True), shown, exercise, title="The last word masked", word="love", tab="The last word masked", made_up=made,
               look="*Look for this:* nobody takes from the last word, and the other shares have grown: a row still adds up to 1."),
     ]  # fmt: skip
-    tour = tours.attention_module(steps, tokens) if texts is None and not exercise else ()
-    back = _back(steps(shown[0]), shown[0], min(1, len(shown[0]) - 1), exercise)
-    return _finish(pages, "Self-Attention: ScaledDotProductAttention module", 0, tour, back)
+    tour = None if texts else lambda: tours.attention_module(steps, tokens)
+    title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)
+    return _finish(pages, title, 0, tour, exercise, steps(shown[0]), shown[0], row)
 
 
 TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool], Page]] = {

@@ -6,12 +6,12 @@
  * @typedef {object} WayBackData
  * @property {string[]} queries
  * @property {string[]} keys
- * @property {Record<string, number[][]>} forward
- * @property {Record<string, { weight: number[][], bias: number[] }> | null} weights
+ * @property {Record<string, number[][]>} forward x or Q, K and V
+ * @property {Record<string, { weight: number[][], bias: number[] }> | null} weights of projections
  * @property {number} scale
  * @property {number[][]} closed
- * @property {number[][]} added
- * @property {number[][]} wish
+ * @property {number[][]} added to the scores
+ * @property {number[][]} wish the gradient of the output
  * @property {number} row
  * @property {(Stop & { stage: number })[]} stops
  * @property {Record<string, string>} captions
@@ -160,15 +160,15 @@ class WayBackPage {
     this.zeros.forEach((zero, i) => zero.classList.toggle("sa-on", i === this.row));
     this.rows.forEach((button, i) => (button.ariaPressed = String(i === this.row)));
     this.slider.value = String(model.scale);
-    const most = Math.max(...range(forward.P.columns).map((j) => forward.P.at(this.row, j)));
+    const most = Math.max(...forward.P.row(this.row));
     this.scaleText.textContent = `× ${figure(model.scale, 2)}${most > SATURATED ? `: ${this.captions.saturated}` : ""}`;
     this.drawBalance();
     this.drawCheck();
   }
 
   drawBalance() {
-    const { forward, back, row, data } = this, of = (/** @type {Matrix} */ m) => [...m.data.subarray(row * m.columns, (row + 1) * m.columns)];
-    this.balance.update({ word: wordOf(data.queries[row]), name: data.queries[row], keys: data.keys, shares: of(forward.P), said: of(back.gradients.P), gradients: of(back.gradients.S), mean: back.means[row] });
+    const { forward, back, row, data } = this, of = (/** @type {Matrix} */ m) => [...m.row(row)];
+    this.balance.update({ word: data.queries[row], keys: data.keys, shares: of(forward.P), said: of(back.gradients.P), gradients: of(back.gradients.S), mean: back.means[row] });
   }
 
   drawCheck() {
@@ -236,17 +236,8 @@ class Balance {
     this.caption = element("figcaption");
   }
 
-  /**
-   * @param {object} row
-   * @param {Child} row.word
-   * @param {string} row.name of the word
-   * @param {string[]} row.keys
-   * @param {number[]} row.shares
-   * @param {number[]} row.said
-   * @param {number[]} row.gradients
-   * @param {number} row.mean
-   */
-  update({ word, name, keys, shares, said, gradients, mean }) {
+  /** @type {(row: { word: string, keys: string[], shares: number[], said: number[], gradients: number[], mean: number }) => void} */
+  update({ word, keys, shares, said, gradients, mean }) {
     const { captions } = this, empty = said.every((x) => x === 0);
     const wide = Math.max(BALANCE.least, Math.min(BALANCE.most, this.art.parentElement?.clientWidth || 660));
     this.art.setAttribute("viewBox", `0 0 ${wide} ${BALANCE.high}`);
@@ -275,11 +266,11 @@ class Balance {
     write(BALANCE.left - 4, up(mean) + 5, figure(mean, 3), "sa-note", "end");
     write(wide - BALANCE.right + 7, up(mean) + 5, captions.mean, "sa-note", "start");
     this.art.replaceChildren(...drawn);
-    this.heading.replaceChildren(...phrase(captions[empty ? "empty" : "balance"], { word }));
+    this.heading.replaceChildren(...phrase(captions[empty ? "empty" : "balance"], { word: wordOf(word) }));
     const sum = gradients.map((x) => signedFigure(x, 4)).join(" ");
     this.caption.replaceChildren(...phrase(captions[empty ? "choose another" : "balance sum"], { sum }));
     const parts = keys.map((key, j) => filled(captions["picture part"], { word: key, share: figure(shares[j], 2), says: figure(said[j], 2), gradient: signedFigure(gradients[j], 3) }));
-    this.art.setAttribute("aria-label", filled(captions.picture, { word: name, list: parts.join("; "), mean: figure(mean, 3) }));
+    this.art.setAttribute("aria-label", filled(captions.picture, { word, list: parts.join("; "), mean: figure(mean, 3) }));
   }
 }
 

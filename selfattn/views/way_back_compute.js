@@ -21,15 +21,7 @@ const product = (a, b) => Matrix.of(a.rows, b.columns, (i, j) => dot(a.columns, 
 const transposed = (a) => Matrix.of(a.columns, a.rows, (i, j) => a.at(j, i));
 
 class WayBackModel {
-  /**
-   * @param {object} given
-   * @param {Record<string, number[][]>} given.forward x or Q, K and V
-   * @param {Record<string, { weight: number[][], bias: number[] }> | null} given.weights of projections
-   * @param {number} given.scale
-   * @param {number[][]} given.closed
-   * @param {number[][]} given.added to the scores
-   * @param {number[][]} given.wish the gradient of the output
-   */
+  /** @param {WayBackData} given */
   constructor({ forward, weights, scale, closed, added, wish }) {
     /** @type {Record<string, Matrix>} what may be changed */
     this.inputs = Object.fromEntries((weights ? ["x"] : ["Q", "K", "V"]).map((name) => [name, matrixOf(forward[name])]));

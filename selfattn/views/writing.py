@@ -86,6 +86,11 @@ def visible(token: str) -> str:
     return "␣" * before + spelled + "␣" * (len(token) - before - len(inner))
 
 
+def short(token: str, most: int) -> str:
+    """Return a token with an ellipsis for what is beyond so many characters."""
+    return token if len(token) <= most else token[: most - 1] + "…"
+
+
 def storable(line: str) -> str:
     r"""Return text with what HTML or UTF-8 cannot hold spelled out: control characters, lone surrogates.
 

@@ -71,18 +71,21 @@ class NumberLines {
   }
 }
 
-/** @typedef {{ name: Child, probability: number, look?: string, note?: string }} Bar look: "sa-on" stands out, "sa-rest" is of many */
-
 /**
+ * Draw the likeliest tokens as bars, the one that came next in the text in its colour, and all others as one bar.
  * @param {HTMLElement} list an ol of class sa-bars-list
- * @param {Bar[]} bars
+ * @param {{ token: string, probability: number, came: boolean }[]} likely
+ * @param {{ n: number, probability: number }} others
+ * @param {Record<string, string>} texts
  */
-function drawBars(list, bars) {
-  const most = Math.max(...bars.filter(({ look }) => look !== "sa-rest").map(({ probability }) => probability), Number.MIN_VALUE);
-  list.replaceChildren(...bars.map(({ name, probability, look = "", note = "" }) => {
+function drawBars(list, likely, others, texts) {
+  const most = Math.max(...likely.map(({ probability }) => probability), Number.MIN_VALUE);
+  const bar = (/** @type {Child} */ name, /** @type {number} */ probability, look = "", note = "") => {
     const fill = element("i", { className: "sa-fill" });
     fill.style.width = `${Math.min(100, (100 * probability) / most).toFixed(2)}%`;
     return element("li", { className: look }, element("span", { className: "sa-name" }, name), element("span", { className: "sa-track" }, fill),
       element("output", {}, fixed(probability, 3)), ...(note ? [element("small", {}, note)] : []));
-  }));
+  };
+  list.replaceChildren(...likely.map(({ token, probability, came }) => bar(wordOf(token), probability, ...(came ? ["sa-on", texts.came] : []))),
+    ...(others.n > 0 ? [bar(filled(texts.rest, { n: others.n }), others.probability, "sa-rest")] : []));
 }

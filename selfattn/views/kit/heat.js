@@ -114,25 +114,10 @@ class Heat {
     if (!edit || !this.matrix || td.querySelector("input")) return;
     const now = this.matrix.at(i, j);
     if (toggle) return edit(i, j, now === 0 ? 1 : 0);
-    const field = element("input", { value: String(now), ariaLabel: `${name} ${i}, ${j}`, inputMode: "decimal" });
-    const close = (/** @type {boolean} */ keep, /** @type {boolean} */ back) => {
-      if (!field.isConnected) return;
-      field.onblur = null;
-      field.remove();
-      const value = read(field.value);
-      edit(i, j, keep && value !== null ? value : now);
-      if (back) td.focus();
-    };
-    field.onblur = () => close(true, false);
-    field.onkeydown = (event) => {
-      if (event.key !== "Enter" && event.key !== "Escape") return;
-      event.preventDefault();
-      event.stopPropagation();
-      close(event.key === "Enter", true);
-    };
-    td.append(field);
-    field.focus();
-    field.select();
+    typeInto(td, now, `${name} ${i}, ${j}`, (text, byKey) => {
+      edit(i, j, (text === null ? null : read(text)) ?? now);
+      if (byKey) td.focus();
+    });
   }
 
   /** @type {(event: PointerEvent, place: Place) => void} */

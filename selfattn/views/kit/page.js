@@ -104,6 +104,30 @@ function isForeign(event) {
 }
 
 /**
+ * Let a number be typed into a cell; `done` gets what was typed, null after Escape, and whether a key ended it.
+ * @type {(td: HTMLElement, value: number, name: string, done: (text: string | null, byKey: boolean) => void) => void}
+ */
+function typeInto(td, value, name, done) {
+  const field = element("input", { value: String(value), ariaLabel: name, inputMode: "decimal" });
+  const close = (/** @type {boolean} */ kept, /** @type {boolean} */ byKey) => {
+    if (!field.isConnected) return;
+    field.onblur = null;
+    field.remove();
+    done(kept ? field.value : null, byKey);
+  };
+  field.onblur = () => close(true, false);
+  field.onkeydown = (event) => {
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    close(event.key === "Enter", true);
+  };
+  td.append(field);
+  field.focus();
+  field.select();
+}
+
+/**
  * The number of a picture at which a pointer is.
  * @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place}
  */
