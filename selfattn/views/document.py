@@ -19,7 +19,7 @@ from selfattn.views.writing import script_data, text
 # Types within a line, other comments, indentation.
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
-#: What pages are drawn with, in order of use; see ``kit/README.md``.
+#: What every page is drawn with, in order of use. A file sees the names of those before it, and touches no page when it is read.
 KIT = ("compute.js", "kit/page.js", "kit/colours.js", "kit/charts.js")
 
 # A view's script looks for views in the document, so it runs when the element is there.
