@@ -23,7 +23,7 @@ from selfattn.functional._products import widened
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.embedding import Embedding
-from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.self_attention import SelfAttentionBlock
 from selfattn.text import as_tokenizer
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 MEAN = POOLINGS["mean"]
 Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
-
-
-BLOCK_PARAMETERS = [
-    f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")
-]
 
 
 class EmbeddingModel(Module):
@@ -189,12 +184,14 @@ class EmbeddingModel(Module):
         rows = computed.astype(dtype, copy=False)
         y = rows[0] if alone else rows
         of_blocks = [x for block in self.attention_layers for x in _parameters(block)]
-        parameters = [self.embedding_layer.weight, *of_blocks]
+        parameters, names = [self.embedding_layer.weight, *of_blocks], _names(len(self.attention_layers))
 
         def backward(dy: Array) -> Gradients:
             wide = np.ascontiguousarray(widened(dy.reshape(rows.shape)))
             grads, _, _ = _core._transformer_backward(saved, wide, False, False)
-            return self._named([grad.astype(dtype, copy=False) for grad in grads], parameters)
+            if len(set(map(id, parameters))) < len(parameters):  # some are shared
+                return named_gradients(self.parameters(), zip(parameters, grads, strict=True))
+            return {name: g.astype(dtype, copy=False) for name, g in zip(names, grads, strict=True)}
 
         return y, checked_pullback(self, y, of_blocks, backward)  # gradients do not need the table
 
@@ -364,12 +361,6 @@ class EmbeddingModel(Module):
         y: Array = _core._transformer_forward(ids, cu_seqlens, model, False)
         return y.astype(self.embedding_layer.weight.dtype, copy=False)
 
-    def _named(self, gradients: list[Array], parameters: list[Array]) -> Gradients:
-        named = dict(zip(_names(len(self.attention_layers)), gradients, strict=True))
-        if len(set(map(id, parameters))) == len(parameters):
-            return named
-        return self.gather_gradients({"": named})  # shared parameters
-
 
 def _first(ids: Any, most: int) -> Any:
     """Return the first ids; of what does not slice, such as a deque, a list."""
@@ -392,8 +383,9 @@ def _parameters(block: Any) -> list[Array]:
 
 @functools.cache
 def _names(num_layers: int) -> list[str]:
-    """Return the names of a model's parameters, in the order of their gradients."""
-    blocks = [f"attention_layers.{n}.{name}" for n in range(num_layers) for name in BLOCK_PARAMETERS]
+    """Return the names of a model's parameters, in the order of :func:`_parameters`."""
+    kinds = [f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")]
+    blocks = [f"attention_layers.{n}.{name}" for n in range(num_layers) for name in kinds]
     return ["embedding_layer.weight", *blocks]
 
 

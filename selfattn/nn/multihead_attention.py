@@ -23,7 +23,7 @@ from selfattn.nn._attention import (
     with_key_bias,
 )
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, run
 
 if TYPE_CHECKING:
     from selfattn.steps.layers import LayerSteps
@@ -144,7 +144,7 @@ class MultiheadAttention(Module):
         if self.kdim != width or self.vdim != width:
             shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, self.kdim)}
             shapes["v_proj_weight"] = (width, self.vdim)
-        for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        for name in self._rounds:
             drawn = None
             if name in shapes:
                 drawn = init.xavier_uniform_(np.empty(shapes[name], dtype), rng=self.rng)
@@ -203,12 +203,7 @@ class MultiheadAttention(Module):
         """
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
-        q, k, v = self._project(inputs)
-        attended, _, *weights = _core._attention_forward(
-            q, k, v, **options, return_weights=bool(need_weights)
-        )
-        averaged = _averaged(weights[0] if need_weights else None, average_attn_weights)
-        return self.out_proj(self._merge(attended)), averaged
+        return self._run(False, inputs, options, need_weights, average_attn_weights)[0]
 
     def vjp(
         self,
@@ -242,11 +237,19 @@ class MultiheadAttention(Module):
         refuse_gradients(self.out_proj.weight)
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        return self._run(True, inputs, options, need_weights, average_attn_weights)
+
+    def _run(
+        self, keep: bool, inputs: Inputs, options: dict[str, Any], need_weights: bool, average: bool
+    ) -> tuple[tuple[Array, Array | None], Any]:
         q, k, v = self._project(inputs)
         attended, statistics, *weights = _core._attention_forward(
             q, k, v, **options, return_weights=bool(need_weights)
         )
-        output, out_pullback = self.out_proj.vjp(self._merge(attended))
+        output, out_pullback = run(self.out_proj, keep, self._merge(attended))
+        result = output, _averaged(weights[0] if need_weights else None, average)
+        if not keep:
+            return result, None
 
         def backward(d_output: Array) -> tuple[Inputs, Gradients]:
             d_merged, out_grads = out_pullback(d_output)
@@ -257,7 +260,6 @@ class MultiheadAttention(Module):
             d_inputs, own = self._project_backward(inputs, d_heads[:3])
             return d_inputs, self.gather_gradients({"": own, "out_proj": out_grads})
 
-        result = output, _averaged(weights[0] if need_weights else None, average_attn_weights)
         own = dict(self._own_parameters()).values()
         return result, checked_pullback(self, output, own, backward, "d_output")
 
@@ -390,8 +392,7 @@ class MultiheadAttention(Module):
         ]
         (dq, *weight_q), (dk, *weight_k), (dv, *weight_v) = found
         d_weights, d_biases = zip(weight_q, weight_k, weight_v, strict=True)
-        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-        grads = dict(zip(names, d_weights, strict=True))
+        grads = dict(zip(self._rounds[1:], d_weights, strict=True))
         if self.in_proj_weight is not None:
             grads = {"in_proj_weight": np.concatenate(d_weights)}
         if self.in_proj_bias is not None:

@@ -14,7 +14,7 @@ from selfattn._check import FLOATS, Array, as_array, as_gradient, as_input, laye
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
 from selfattn.nn._attention import weighted_sum
-from selfattn.nn.module import Gradients, Module, Pullback
+from selfattn.nn.module import Gradients, Module, Pullback, run
 
 Inputs = tuple[Array, Array, Array]
 
@@ -96,14 +96,7 @@ class ScaledDotProductAttention(Module):
         """
         if dropout is not None and not callable(dropout):
             raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
-        inputs = self._inputs(query, key, value)
-        masks = (mask, attn_mask, key_lengths)
-        values, weights, pairs = _attend(inputs, *masks)
-        if dropout is None:
-            return values, weights
-        dropped = _as_dropped(dropout(weights), weights)
-        _, open_pairs = pairs or _pairs(inputs, *masks)
-        return _weighted_values(dropped, inputs[2], open_pairs, values), dropped
+        return self._run(False, query, key, value, (mask, attn_mask, key_lengths), dropout)[0]
 
     def vjp(
         self,
@@ -147,17 +140,27 @@ class ScaledDotProductAttention(Module):
             Inputs or masks that do not fit, or ``dropout`` has no ``vjp``. In the pullback: a gradient has
             another shape than its result, or holds neither floats nor integers.
         """
+        if dropout is not None and not hasattr(dropout, "vjp"):
+            raise TypeError(f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}")
+        return self._run(True, query, key, value, (mask, attn_mask, key_lengths), dropout)
+
+    def _run(
+        self,
+        keep: bool,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        masks: tuple[npt.ArrayLike | None, ...],
+        dropout: Any,
+    ) -> tuple[tuple[Array, Array], Any]:
         inputs = self._inputs(query, key, value)
-        masks = (mask, attn_mask, key_lengths)
         values, weights, pairs = _attend(inputs, *masks)
-        scored, open_pairs = pairs or _pairs(inputs, *masks)
         dropped, dropout_pullback = weights, None
+        if dropout is None and not keep:
+            return (values, weights), None
+        scored, open_pairs = pairs or _pairs(inputs, *masks)
         if dropout is not None:
-            if not hasattr(dropout, "vjp"):
-                raise TypeError(
-                    f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}"
-                )
-            found, dropout_pullback = dropout.vjp(weights)
+            found, dropout_pullback = run(dropout, keep, weights)
             dropped = _as_dropped(found, weights)
             values = _weighted_values(dropped, inputs[2], open_pairs, values)
         q, k, v = (widened(x) for x in inputs)
@@ -182,8 +185,8 @@ class ScaledDotProductAttention(Module):
             d_q, d_k, d_v = (sum_to_shape(d, x.shape).astype(x.dtype, copy=False) for d, x in pairs)
             return (d_q, d_k, d_v), {}
 
-        # The caller may change the weights.
-        return (values, dropped.copy()), pullback
+        # The caller may change the weights, which the pullback reads.
+        return (values, dropped.copy() if keep else dropped), pullback
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
         given = (("query", query), ("key", key), ("value", value))

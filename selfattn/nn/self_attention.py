@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from selfattn.nn._attention import (
     split_heads,
 )
 from selfattn.nn.linear import Linear
-from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
+from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, run
 from selfattn.nn.norms import LayerNorm
 
 if TYPE_CHECKING:
@@ -154,8 +153,7 @@ class SelfAttention(Module):
         -------
         ndarray, shape (..., L, d_v)
         """
-        x = as_sequence(x, self.d_in, self.W_query.dtype)
-        self._check_options(options)
+        x = self._checked(x, options)
         if self.v is not None:
             return sa.additive_attention(*self._additive_arguments(x), attn_mask=attn_mask, **options)  # type: ignore[no-any-return]
         q, k, v = self._project(x)
@@ -171,29 +169,29 @@ class SelfAttention(Module):
         weights = (np.vstack([w, b]) for w, b in ((self.W_query, self.b_query), (self.W_key, self.b_key)))
         return wide, wide, value, *weights, self.v
 
-    def _additive_vjp(
-        self, x: Array, attn_mask: npt.ArrayLike | None, options: Any
-    ) -> tuple[Array, Pullback]:
-        y, attention_pullback = sa.additive_attention_vjp(
-            *self._additive_arguments(x), attn_mask=attn_mask, **options
-        )
+    def _additive_backward(
+        self, x: Array, attention_pullback: Pullback, dy: Array
+    ) -> tuple[Array, Gradients]:
+        d = attention_pullback(dy)
+        dx, d_weight, d_bias = project_backward(d.value, x, self.W_value.T)
+        grads = {"W_value": np.ascontiguousarray(d_weight.T), "b_value": d_bias, "v": d.v}
+        for name, wide in (("query", d.w_query), ("key", d.w_key)):
+            grads[f"W_{name}"], grads[f"b_{name}"] = wide[: self.d_in], wide[-1]
+        return dx + (d.query + d.key)[..., : self.d_in], grads
 
-        def backward(dy: Array) -> tuple[Array, Gradients]:
-            d = attention_pullback(dy)
-            dx, d_weight, d_bias = project_backward(d.value, x, self.W_value.T)
-            dx = dx + (d.query + d.key)[..., : self.d_in]
-            grads = {"W_value": np.ascontiguousarray(d_weight.T), "b_value": d_bias, "v": d.v}
-            for name, wide in (("query", d.w_query), ("key", d.w_key)):
-                grads[f"W_{name}"], grads[f"b_{name}"] = wide[: self.d_in], wide[-1]
-            return dx, {name: grads[name] for name, _ in self._own_parameters()}
+    def _backward(self, x: Array, attention_pullback: Pullback, dy: Array) -> tuple[Array, Gradients]:
+        dx, grads = np.zeros_like(x), {}
+        for name, weight, d in zip(PROJECTIONS, self._weights(), attention_pullback(dy)[:3], strict=True):
+            d_x, d_weight, grads[f"b_{name}"] = project_backward(d, x, weight.T)
+            grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
+            dx += d_x
+        return dx, grads
 
-        return y, self._checked(y, backward)
-
-    def _checked(self, y: Array, backward: Callable[[Array], Any]) -> Pullback:
-        return checked_pullback(self, y, dict(self._own_parameters()).values(), backward)
-
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def _checked(self, x: npt.ArrayLike, options: dict[str, Any]) -> Array:
+        """Take the input, and see that the options are known."""
+        array = as_sequence(x, self.d_in, self.W_query.dtype)
         check_options(options, OPTIONS if self.v is None else ADDITIVE_OPTIONS)
+        return array
 
     def _scale(self) -> float | None:
         return 1.0 if self.score == "dot" else None
@@ -219,8 +217,7 @@ class SelfAttention(Module):
         """
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
-        x = as_sequence(x, self.d_in, self.W_query.dtype)
-        self._check_options(options)
+        x = self._checked(x, options)
         options.pop("num_threads", None)  # NumPy computes
         if self.v is None:
             options["scale"] = self._scale()
@@ -246,26 +243,24 @@ class SelfAttention(Module):
         pullback : callable
             ``dx, grads = pullback(dy)``, as :class:`Module` says.
         """
-        x = as_sequence(x, self.d_in, self.W_query.dtype)
-        self._check_options(options)
+        x = array = self._checked(x, options)
+        attention_pullback: Any
         if self.v is not None:
-            return self._additive_vjp(x, attn_mask, options)
-        q, k, v = self._project(x)
-        y, attention_pullback = sa.scaled_dot_product_attention_vjp(
-            q, k, v, attn_mask, scale=self._scale(), **options
-        )
+            arguments = self._additive_arguments(x)
+            y, attention_pullback = sa.additive_attention_vjp(*arguments, attn_mask=attn_mask, **options)
+        else:
+            q, k, v = self._project(x)
+            read, attention_pullback = sa.scaled_dot_product_attention_vjp(
+                q, k, v, attn_mask, scale=self._scale(), **options
+            )
+            y = read.copy()  # the caller may change what is returned
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
-            d_projected: Any = attention_pullback(dy)[:3]
-            dx, grads = np.zeros_like(x), {}
-            for name, weight, d in zip(PROJECTIONS, self._weights(), d_projected, strict=True):
-                part, d_weight, grads[f"b_{name}"] = project_backward(d, x, weight.T)
-                grads[f"W_{name}"] = np.ascontiguousarray(d_weight.T)
-                dx += part
+            back = self._backward if self.v is None else self._additive_backward
+            dx, grads = back(array, attention_pullback, dy)
             return dx, {name: grads[name] for name, _ in self._own_parameters()}
 
-        # The caller may change what is returned; attention's pullback reads y.
-        return y.copy(), self._checked(y, backward)
+        return y, checked_pullback(self, y, dict(self._own_parameters()).values(), backward)
 
 
 class SelfAttentionBlock(Module):
@@ -330,16 +325,6 @@ class SelfAttentionBlock(Module):
         """Return the sizes."""
         return f"d_model={self.d_model}, num_heads={self.num_heads}"
 
-    def _attention_arguments(
-        self, attn_mask: npt.ArrayLike | None, key_lengths: npt.ArrayLike | None, options: dict[str, Any]
-    ) -> dict[str, Any]:
-        check_options(options)
-        return {
-            "attn_mask": mask_for_heads(attn_mask),
-            "key_lengths": lengths_for_heads(key_lengths),
-            **options,
-        }
-
     def forward(
         self,
         x: npt.ArrayLike,
@@ -366,12 +351,7 @@ class SelfAttentionBlock(Module):
         -------
         ndarray, shape (..., L, d_model)
         """
-        x = as_sequence(x, self.d_model, self.query.weight.dtype)
-        q, k, v = (split_heads(layer(x), self.num_heads) for layer in (self.query, self.key, self.value))
-        arguments = self._attention_arguments(attn_mask, key_lengths, options)
-        attended = sa.scaled_dot_product_attention(q, k, v, **arguments)
-        y: Array = self.ln(x + merge_heads(attended))
-        return y
+        return self._run(False, x, attn_mask, key_lengths, options)[0]
 
     def steps(
         self,
@@ -433,25 +413,36 @@ class SelfAttentionBlock(Module):
         pullback : callable
             ``dx, grads = pullback(dy)``, as :class:`Module` says.
         """
-        x = as_sequence(x, self.d_model, self.query.weight.dtype)
-        projected, pullbacks = [], []
-        for name in PROJECTIONS:
-            result, projection_pullback = getattr(self, name).vjp(x)
-            projected.append(split_heads(result, self.num_heads))
-            pullbacks.append(projection_pullback)
-        arguments = self._attention_arguments(attn_mask, key_lengths, options)
-        q, k, v = projected
-        attended, attention_pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **arguments)
-        y, norm_pullback = self.ln.vjp(x + merge_heads(attended))
+        return self._run(True, x, attn_mask, key_lengths, options)
+
+    def _run(
+        self,
+        keep: bool,
+        x: npt.ArrayLike,
+        attn_mask: npt.ArrayLike | None,
+        key_lengths: npt.ArrayLike | None,
+        options: dict[str, Any],
+    ) -> tuple[Array, Pullback]:
+        x = array = as_sequence(x, self.d_model, self.query.weight.dtype)
+        projected, pullbacks = zip(*(run(getattr(self, name), keep, x) for name in PROJECTIONS), strict=True)
+        q, k, v = (split_heads(each, self.num_heads) for each in projected)
+        check_options(options)
+        options |= {"attn_mask": mask_for_heads(attn_mask), "key_lengths": lengths_for_heads(key_lengths)}
+        attention_pullback: Any = None
+        if keep:
+            attended, attention_pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+        else:
+            attended = sa.scaled_dot_product_attention(q, k, v, **options)
+        y, norm_pullback = run(self.ln, keep, x + merge_heads(attended))
 
         def pullback(dy: npt.ArrayLike) -> tuple[Array, Gradients]:
             d_sum, norm_grads = norm_pullback(dy)
-            dx = d_sum.astype(x.dtype)
-            parts: dict[str, Gradients] = {}
-            d_attended: Any = attention_pullback(split_heads(d_sum, self.num_heads))[:3]
+            dx = d_sum.astype(array.dtype)
+            grads: dict[str, Gradients] = {}
+            d_attended = attention_pullback(split_heads(d_sum, self.num_heads))[:3]
             for name, d, projection_pullback in zip(PROJECTIONS, d_attended, pullbacks, strict=True):
-                part, parts[name] = projection_pullback(merge_heads(d))
-                dx += part
-            return dx, self.gather_gradients({**parts, "ln": norm_grads})
+                d_x, grads[name] = projection_pullback(merge_heads(d))
+                dx += d_x
+            return dx, self.gather_gradients({**grads, "ln": norm_grads})
 
         return y, pullback
