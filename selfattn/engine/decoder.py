@@ -15,27 +15,15 @@ from selfattn import _core
 from selfattn._check import Array, as_integers
 from selfattn.engine import transformer
 from selfattn.engine.packing import Ids, check_ids, pack, vectors
-from selfattn.engine.weights import Compact, Quants, Weight, float_type
+from selfattn.engine.weights import Rounded, Weight, float_type
 
 LEAST_CAPACITY = 64  # tokens
 
 
 class DecoderCache:
-    """The keys and values of all layers, for sequences of different lengths.
+    """The keys and values of all layers, for sequences of different lengths, which ``lengths`` has.
 
-    Arrays grow by doubling, up to the model's longest sequence.
-
-    Parameters
-    ----------
-    layers, sequences, key_heads, width : int
-    most : int
-        The most tokens of a sequence.
-    dtype : dtype
-
-    Attributes
-    ----------
-    lengths : ndarray of int64, shape (sequences,)
-        Tokens of each. Not to be written to.
+    Arrays, (layers, sequences, key_heads, capacity, width), grow by doubling, up to ``most`` tokens of a sequence.
     """
 
     def __init__(
@@ -55,12 +43,7 @@ class DecoderCache:
         return self.keys.nbytes + self.values.nbytes
 
     def keep(self, indices: npt.ArrayLike) -> None:
-        """Keep these sequences alone, in this order; one may be kept twice.
-
-        Parameters
-        ----------
-        indices : array_like of int, shape (n,)
-        """
+        """Keep these sequences alone, in this order; one may be kept twice."""
         chosen = as_integers("indices", indices)
         if chosen.ndim != 1 or (chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self)):
             raise ValueError(f"indices must be those of {len(self)} sequences, not {indices!r}")
@@ -74,7 +57,7 @@ class DecoderCache:
         self.lengths, self.keys, self.values = lengths, keys, values  # all or, without memory, none
 
     def reserve(self, most: int) -> None:
-        """Make room for so many tokens of every sequence."""
+        """Make room for ``most`` tokens of every sequence."""
         capacity = self.keys.shape[3]
         if most <= capacity:
             return
@@ -103,7 +86,7 @@ class Decoder:
     model : Transformer
         Causal layers that share heads' number and width, a table, and the final norm; without pooling. Its arrays are read
         where they are: what is written to them counts from the next call on.
-    head : ndarray, Compact or Quants, shape (vocabulary, d)
+    head : ndarray or Rounded, shape (vocabulary, d)
         A tied head is the table.
     head_bias : ndarray, shape (vocabulary,), optional
     max_seq_len : int
@@ -129,13 +112,13 @@ class Decoder:
         self.vocab_size: int = head.shape[0]
         self.d_model: int = head.shape[1]
         self.dtype = float_type(head)
-        self._head = head.packed if isinstance(head, Compact | Quants) else head
+        self._head = head.packed if isinstance(head, Rounded) else head
         self._head_bias = head_bias
         self._core_model = transformer.as_core(model)
         self._core_last = transformer.as_core(model._replace(pooling="last"))
 
     def new_cache(self, sequences: int) -> DecoderCache:
-        """Return a cache without tokens for so many sequences."""
+        """Return a cache without tokens for that number of sequences."""
         layers = self.model.layers
         heads, width = 1, 1
         if layers:
@@ -145,34 +128,12 @@ class Decoder:
         return DecoderCache(len(layers), sequences, heads, width, self.max_seq_len, self.dtype)
 
     def hidden(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None) -> list[Array]:
-        """Compute the rows that enter the head.
-
-        Parameters
-        ----------
-        ids : sequence of array_like of int, shape (L_i,)
-        cache : DecoderCache, optional
-            With as many sequences. The tokens come behind those in it, and are appended.
-
-        Returns
-        -------
-        list of ndarray, shape (L_i, d)
-        """
+        """Compute the rows (L_i, d) that enter the head. With a cache, the tokens come after those in it, and are appended."""
         rows, starts = self._run(self._core_model, ids, cache)
         return np.split(rows, starts[1:-1])
 
     def next_logits(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache) -> Array:
-        """Append tokens, and compute the logits of the one behind them.
-
-        Parameters
-        ----------
-        ids : sequence of array_like of int, shape (L_i,)
-        cache : DecoderCache
-            With as many sequences.
-
-        Returns
-        -------
-        ndarray, shape (sequences, vocabulary)
-        """
+        """Append tokens, and compute the logits of the one that follows, (sequences, vocabulary)."""
         before = cache.lengths
         try:
             return self.head(self._run(self._core_last, ids, cache)[0], steps=True)
@@ -181,16 +142,7 @@ class Decoder:
             raise
 
     def logits(self, ids: npt.ArrayLike) -> Array:
-        """Compute the logits of the id behind each one of a sequence.
-
-        Parameters
-        ----------
-        ids : array_like of int, shape (L,)
-
-        Returns
-        -------
-        ndarray, shape (L, vocabulary)
-        """
+        """Compute the logits of the id that follows each one of a sequence, (L, vocabulary)."""
         return self.head(self._run(self._core_model, [ids], None)[0])
 
     def head(self, rows: Array, *, steps: bool = False) -> Array:

@@ -2,7 +2,7 @@
 
 What is drawn follows Transformers' logits processors: the repetition penalty (Keskar et al., "CTRL", 2019, section 4.1), then
 temperature, the k likeliest (Fan et al., 2018), and the nucleus of mass p (Holtzman et al., 2020). A sequence has a seed of its
-own and nothing in common with those beside it: alone it gets the same tokens.
+own and nothing in common with the others: alone it gets the same tokens.
 
 What a decoder computes, and its cache, are its own (`decoder.py`); texts are for `selfattn.models`.
 """
@@ -30,10 +30,10 @@ class Generates(Protocol):
     """What :func:`generate` asks of a decoder."""
 
     def new_cache(self, sequences: int) -> Any:
-        """Return a :class:`Cache` for so many sequences."""
+        """Return a :class:`Cache` for that number of sequences."""
 
     def next_logits(self, ids: list[Array], cache: Any) -> Array:
-        """Append tokens, some of each sequence, and return the logits (n, vocabulary) behind the last of each."""
+        """Append tokens, some of each sequence, and return the logits (n, vocabulary) after the last of each."""
 
 
 class Sampling(NamedTuple):
@@ -48,21 +48,7 @@ class Sampling(NamedTuple):
 def sampling(
     temperature: Any = 0.0, top_k: Any = None, top_p: Any = None, repetition_penalty: Any = 1.0
 ) -> Sampling:
-    """Check how tokens are to be drawn.
-
-    Raises
-    ------
-    TypeError
-        One is no number.
-    ValueError
-        The temperature is negative, infinite or NaN, top_k below 1, top_p not in 0 … 1, or the penalty not positive and
-        finite.
-
-    Warns
-    -----
-    UserWarning
-        top_k or top_p are given at temperature 0, where they change nothing.
-    """
+    """Check how tokens are to be drawn; warn of top_k or top_p at temperature 0, where they change nothing."""
     warmth = check_number("temperature", temperature)
     if not 0 <= warmth < math.inf:
         raise ValueError(
@@ -86,13 +72,7 @@ def sampling(
 
 
 def seeds(rng: Any, count: int) -> list[int]:
-    """Return the seed of each sequence: of an int s, s + i; of a sequence of ints these; of a generator what it draws.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is something else, has another length, or is negative.
-    """
+    """Return the seed of each sequence: of an int s, s + i; of a sequence of ints these; of a generator what it draws."""
     one = isinstance(rng, np.ndarray) and rng.ndim == 0
     if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str) and not one:
         if len(rng) != count:
@@ -105,7 +85,7 @@ def seeds(rng: Any, count: int) -> list[int]:
 
 
 def probabilities(logits: Array, how: Sampling) -> Array:
-    """Return the probabilities (vocabulary,) that a token is drawn with, float64, of logits behind the penalty.
+    """Return the probabilities (vocabulary,) that a token is drawn with, float64, of logits after the penalty.
 
     The temperature is not 0. Of equal logits all are among the likeliest k, as in Transformers.
     """
@@ -131,28 +111,14 @@ def probabilities(logits: Array, how: Sampling) -> Array:
 
 
 class Sampler:
-    """Draws the tokens of one sequence.
-
-    Parameters
-    ----------
-    how : Sampling
-    prompt : ndarray of int
-        Its tokens count as repeated.
-    seed : int
-    """
+    """Draws the tokens of one sequence. Those of its prompt count as repeated."""
 
     def __init__(self, how: Sampling, prompt: Array, seed: int) -> None:
         self.how, self.seen = how, set(prompt.tolist())
         self.rng = np.random.default_rng(seed) if how.temperature > 0 else None
 
     def draw(self, logits: Array) -> int:
-        """Draw a token from its logits (vocabulary,).
-
-        Raises
-        ------
-        ValueError
-            A logit is NaN or +inf, or all are −inf.
-        """
+        """Draw a token from its logits (vocabulary,); a ValueError if one is NaN or +inf, or all are −inf."""
         if not math.isfinite(logits.max(initial=-np.inf)):  # the largest of any with NaN is NaN
             largest = logits.max(initial=-np.inf)
             what = "all are -inf" if largest == -np.inf else f"one is {largest}"
@@ -191,7 +157,7 @@ def generate(
     context: int | None = None,
     ends: Callable[[int, int], bool] | None = None,
 ) -> Iterator[list[int | None]]:
-    """Generate tokens behind prompts, a step at a time; arguments are checked at the call.
+    """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
     Parameters
     ----------
@@ -211,7 +177,7 @@ def generate(
         Logits of tokens that are there already, in the prompt too, are divided by it where positive, and multiplied where
         negative.
     stop_ids : collection of int
-        A sequence ends behind one of these, which is given out too.
+        A sequence ends after one of these, which is given out too.
     rng : int, sequence of int, Generator or None
         Sequence i has the seed rng + i, or that of the sequence.
     context : int, optional

@@ -23,13 +23,15 @@ import numpy as np
 
 from selfattn import _core
 from selfattn._check import Array
-from selfattn.engine.weights import Compact, Quants, Weight, no_gradients
+from selfattn.engine.weights import Rounded, Weight, no_gradients
 
 
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
-    weight: Weight  # (out, in), contiguous; Compact or Quants: so are all of a layer, with query, key and value apart
+    weight: (
+        Weight  # (out, in), contiguous; if Rounded, so are all of a layer, with query, key and value apart
+    )
     bias: Array | None = None  # (out,)
 
 
@@ -80,7 +82,7 @@ class Layer(NamedTuple):
 class Transformer(NamedTuple):
     """A stack of layers, what enters it and what leaves it.
 
-    All arrays have one dtype, float32 or float64; beside Compact and Quants float32.
+    All arrays have one dtype, float32 or float64; with Rounded ones float32.
     """
 
     layers: tuple[Layer, ...]
@@ -145,14 +147,10 @@ def vjp(
 
     ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer, ``grads`` are new arrays in the order
     of :func:`arrays`, ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share, if it is wanted.
-
-    Raises
-    ------
-    ValueError
-        Weights are Compact or Quants.
+    Weights that are Rounded are a ValueError.
     """
     for weight in arrays(model):
-        if isinstance(weight, Compact | Quants):
+        if isinstance(weight, Rounded):
             raise no_gradients(weight.kind)
     y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
 
@@ -168,7 +166,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
     some = next(array for array in arrays(model))
-    table = model.table.table if isinstance(model.table, Compact | Quants) else model.table
+    table = model.table.table if isinstance(model.table, Rounded) else model.table
     own = (table, model.always, model.positions, model.mask, model.key_bias, *_both(first), *_both(final))
     if model.table is not None:
         d = model.table.shape[1]
@@ -186,7 +184,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
 def _both(own: Projection | Norm | None) -> tuple[Any, Array | None]:
     if own is None:
         return NONE
-    return own.weight.packed if isinstance(own.weight, Compact | Quants) else own.weight, own.bias
+    return own.weight.packed if isinstance(own.weight, Rounded) else own.weight, own.bias
 
 
 def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -26,36 +26,49 @@ INT8, BITS = np.dtype(np.int8), np.dtype(np.uint16)
 BITS_OF_INFINITY = 0x7F80
 
 
-class Compact:
-    """A matrix of rounded weights. To NumPy it is float32: an index gives its rows, ``np.asarray`` all of it.
-
-    Parameters
-    ----------
-    values : ndarray of int8 or uint16, shape (out, in)
-        Contiguous. Not to be written to: what is packed is a copy.
-    scale : ndarray of float32, shape (out, groups), optional
-        Of int8.
-    """
+class Rounded:
+    """A matrix of weights, (out, in), in fewer bits. To NumPy it is float32: an index gives its rows, ``np.asarray`` all of it."""
 
     dtype = np.dtype(np.float32)
-
-    def __init__(self, values: Array, scale: Array | None = None, source: Array | None = None) -> None:
-        self.values, self.source = values, source  # of which it is a part
-        self.scale = scale
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape, (out, in)."""
-        return self.values.shape
-
-    @property
-    def kind(self) -> str:
-        """``"int8"`` or ``"bfloat16"``."""
-        return kind_of(self.values)
+    kind: str
+    shape: tuple[int, ...]
 
     @functools.cached_property
     def packed(self) -> Any:
         """The weights as the core multiplies by them."""
+        return self._pack()
+
+    def _pack(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def table(self) -> Any:
+        """The weights as the core looks rows up."""
+        return self.packed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is packed: a copy packs its own."""
+        return {name: value for name, value in vars(self).items() if name != "packed"}
+
+    def __getitem__(self, rows: Any) -> Array:
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+
+class Compact(Rounded):
+    """Weights of 8 or 16 bits.
+
+    ``values``, int8 or uint16, (out, in), are contiguous and not to be written to: what is packed is a copy. ``scale``, float32
+    (out, groups), is that of int8; ``source`` are the values that these are rows of.
+    """
+
+    def __init__(self, values: Array, scale: Array | None = None, source: Array | None = None) -> None:
+        self.values, self.scale, self.source = values, scale, source
+        self.kind, self.shape = kind_of(values), values.shape
+
+    def _pack(self) -> Any:
         if self.scale is None:
             return _core._bfloat16_panels(self.values)
         return _core._int8_panels(self.values, self.scale)
@@ -65,23 +78,16 @@ class Compact:
         """The weights as the core looks rows up."""
         return self.values if self.scale is None else (self.values, self.scale)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is packed: a copy packs its own."""
-        return {name: value for name, value in vars(self).items() if name != "packed"}
-
     def __getitem__(self, rows: Any) -> Array:
         return to_float32(self.values[rows], None if self.scale is None else self.scale[rows])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self[:].astype(dtype or self.dtype, copy=False)
 
 
 # The numbers and the bytes of a group that shares scales, by GGUF's name of the kind.
 QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 
 
-class Quants:
-    """A matrix of weights as a GGUF file stores it. To NumPy it is float32: an index gives its rows, ``np.asarray`` all of it.
+class Quants(Rounded):
+    """Weights as a GGUF file stores them.
 
     Parameters
     ----------
@@ -107,8 +113,6 @@ class Quants:
     array([0. , 0.5, 1. , 1.5], dtype=float32)
     """
 
-    dtype = np.dtype(np.float32)
-
     def __init__(self, raw: Array, kind: str, shape: tuple[int, int]) -> None:
         if kind not in QUANTS:
             raise ValueError(f"kind must be one of {', '.join(QUANTS)}, not {kind!r}")
@@ -125,18 +129,11 @@ class Quants:
             )
         self.raw, self.kind, self.shape = raw, kind, (int(out), int(width))
 
-    @functools.cached_property
-    def packed(self) -> Any:
-        """The weights as the core multiplies by them."""
+    def _pack(self) -> Any:
         return _core._quants(self.raw, self.kind, self.shape[1])
 
-    @property
-    def table(self) -> Any:
-        """The weights as the core looks rows up."""
-        return self.packed
-
     def part(self, rows: slice) -> Quants:
-        """Return some rows, which lie where they do."""
+        """Return some rows, where they are."""
         raw = self.raw[rows]
         return Quants(raw, self.kind, (len(raw), self.shape[1]))
 
@@ -152,21 +149,14 @@ class Quants:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the pointers to the bytes: a copy has its own."""
-        return {name: value for name, value in vars(self).items() if name != "packed"}
-
     def __getitem__(self, rows: Any) -> Array:
         picked = np.arange(self.shape[0])[rows]
         flat = np.ascontiguousarray(picked.reshape(-1), np.int64)
         y: Array = _core._expand_quants(self.packed, flat)
         return y.reshape(*picked.shape, self.shape[1])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self[:].astype(dtype or self.dtype, copy=False)
 
-
-Weight: TypeAlias = Array | Compact | Quants
+Weight: TypeAlias = Array | Rounded
 
 
 def is_compact(array: Array) -> bool:
@@ -176,7 +166,7 @@ def is_compact(array: Array) -> bool:
 
 def float_type(weight: Weight) -> np.dtype[Any]:
     """Return the dtype of what multiplies a weight: float32 where it is rounded, else its own."""
-    return Compact.dtype if isinstance(weight, Compact | Quants) or is_compact(weight) else weight.dtype
+    return Compact.dtype if isinstance(weight, Rounded) or is_compact(weight) else weight.dtype
 
 
 def kind_of(array: Array) -> str:
@@ -185,15 +175,7 @@ def kind_of(array: Array) -> str:
 
 
 def check_kind(dtype: Any) -> None:
-    """Refuse what weights cannot be rounded to, and what this CPU does not multiply.
-
-    Raises
-    ------
-    ValueError
-        It is no name of a kind.
-    RuntimeError
-        The CPU, or the instruction set in use, has no products of bfloat16.
-    """
+    """Refuse what weights cannot be rounded to (ValueError), and what this CPU does not multiply (RuntimeError)."""
     if dtype not in KINDS:
         raise ValueError(f"dtype must be {' or '.join(map(repr, KINDS))}, not {dtype!r}")
     if _core._compact_unit(dtype == "int8") is None:
@@ -215,13 +197,7 @@ def refuse_gradients(weight: Array) -> None:
 
 
 def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
-    """Round float32 weights (out, in): return values, and of int8 the scales (out, groups).
-
-    Raises
-    ------
-    ValueError
-        One is NaN or infinite; the message has the name.
-    """
+    """Round float32 weights (out, in): return values, and of int8 the scales (out, groups). NaN and infinities are a ValueError."""
     values: Array
     if kind == "bfloat16":
         values = np.empty(weight.shape, BITS)
@@ -273,17 +249,12 @@ def good_scale(scale: Array) -> bool:
 
 
 def multiply(x: Array, weight: Weight, bias: Array | None, *, steps: bool = False) -> Array:
-    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be rounded or in blocks; these multiply float32.
+    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be Rounded; these multiply float32, and no float64.
 
-    ``steps`` says that each row is a sequence's next token, or what the head makes a token of: then Quants are read as they lie.
+    ``steps`` says that each row is a sequence's next token, or what the head makes a token of: then Quants are read where they are.
     The bits of a row depend on this, but not on the other rows.
-
-    Raises
-    ------
-    TypeError
-        x is float64, and the weights are not.
     """
-    if not isinstance(weight, Compact | Quants):
+    if not isinstance(weight, Rounded):
         return linear(x, weight, bias)
     check_input(x, weight.kind)
     y: Array = _core._linear_forward(

@@ -74,26 +74,11 @@ def mask_from_ignored(
 ) -> tuple[Array | None, Array | None]:
     """Turn PyTorch's two masks for layers, whose True means *ignore*, into the attention's mask and bias of keys.
 
-    They are not put together: that would make an array as large as the batch.
-
-    Parameters
-    ----------
-    attn_mask : array_like, shape (L, S) or (N·num_heads, L, S), optional
-    key_padding_mask : array_like, shape (N, S), or (S,) for one sequence, optional
-        Each is boolean or floating point, which is added to the scores.
-    lead : tuple of int
-        (N,), or () for one sequence.
-    num_heads : int
-    pairs : (L, S)
-    dtype : dtype
-        What attention computes in.
-
-    Returns
-    -------
-    mask : ndarray, broadcastable to (N, num_heads, L, S), or None
-        Boolean, True where attention is allowed, or floating point.
-    key_bias : ndarray, shape (N, 1, S) or (1, S), of ``dtype``, or None
-        Added to the scores of a key; None unless there are both masks.
+    They are not put together: that would make an array as large as the batch. ``lead`` is (N,), or () for one sequence, ``pairs``
+    (L, S), ``dtype`` what attention computes in. Given are ``attn_mask`` (L, S) or (N·num_heads, L, S) and ``key_padding_mask``
+    (N, S), or (S,) for one sequence; each is boolean, or floats that are added to the scores. Returned are a mask, broadcastable
+    to (N, num_heads, L, S), boolean, True where attention is allowed, or floats; and what is added to the scores of a key,
+    (N, 1, S) or (1, S), None unless there are both masks.
     """
     mask = padding = None
     if attn_mask is not None:
