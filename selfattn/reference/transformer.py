@@ -1,13 +1,13 @@
 """A stack of transformer layers over packed sequences in plain NumPy: what the C core computes, and its gradients.
 
 A model is described by an object with the fields of ``selfattn.engine.transformer.Transformer``; what the fields mean is said
-there. Every part is computed as a pair: its result, and a function that takes the gradient of that result back. A
-:class:`Watch` is told what is computed on the way.
+there. The lines go forward; a :class:`Tape` remembers of each how a gradient goes back. A :class:`Watch` is told what is
+computed on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -19,11 +19,37 @@ from selfattn.reference.rows import apply_rotary_emb
 from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
 from selfattn.reference.varlen import varlen_attention_vjp
 
-# Gives the gradient of what a step took, and those of its parameters, weights before biases.
-Back: TypeAlias = Callable[[Array], tuple[Array, list[Array]]]
+Place: TypeAlias = tuple[
+    int, ...
+]  # of a parameter: its layer, its field in PARTS, 0 for a weight and 1 for a bias
 
+PARTS = ("query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm")
+MASK = len(PARTS)  # the place of the mask's gradient
 WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
 GOLDEN = 0x9E3779B97F4A7C15  # what seeds of the four differ by
+
+
+class Tape:
+    """Remembers what every array was made of."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[Array, Sequence[Array | Place], Callable[[Array], Iterable[Any]]]] = []
+
+    def put(
+        self, y: Array, sources: Sequence[Array | Place], pull: Callable[[Array], Iterable[Any]]
+    ) -> Array:
+        """Remember that y was made of arrays and parameters; ``pull`` makes their gradients of its own."""
+        self.made.append((y, sources, pull))
+        return y
+
+    def back(self, y: Array, dy: Array) -> dict[int | Place, Array]:
+        """Return the gradients of all that y was made of: of arrays by their id, of parameters by their place."""
+        found: dict[int | Place, Array] = {id(y): dy}
+        for made, sources, pull in reversed(self.made):
+            for source, gradient in zip(sources, pull(found[id(made)]), strict=False):
+                key = source if isinstance(source, tuple) else id(source)
+                found[key] = found[key] + gradient if key in found else gradient
+        return found
 
 
 class Watch:
@@ -69,30 +95,25 @@ def transformer_vjp(
     """
     ends, given = np.asarray(cu_seqlens), np.asarray(inputs)
     compute = np.dtype(compute_dtype or (given if model.table is None else model.table).dtype)
-    x, first_back = normalised(model.embedding_norm, _enter(model, given, ends, compute))
-    backs: list[Back] = []
-    d_masks: list[Array] = []  # the last layer's first
-    for one in model.layers:
-        x, back = one_layer(model, one, x, ends, d_masks)
-        backs.append(back)
-    x, last_back = normalised(model.final_norm, x)
-    y, pool_back = _pool(model.pooling, x, ends)
+    tape = Tape()
+    x = rows = _enter(model, given, ends, compute)
+    x = normalised(tape, model.embedding_norm, x, (-1, 0))
+    for n in range(len(model.layers)):
+        x = one_layer(tape, model, n, x, ends)
+    x = normalised(tape, model.final_norm, x, (len(model.layers), 0))
+    y = _pool(tape, model.pooling, x, ends)
 
     def pullback(dy: npt.ArrayLike) -> tuple[Array, list[Array], Array | None]:
-        d_masks.clear()
-        dx, final_grads = last_back(pool_back(np.asarray(dy, compute)))
-        layer_grads: list[Array] = []
-        for back in reversed(backs):
-            dx, grads = back(dx)
-            layer_grads = grads + layer_grads
-        dx, first_grads = first_back(dx)
-        table_grads: list[Array] = []
+        found = tape.back(y, np.asarray(dy, compute))
+        dx = found.pop(id(rows))
+        places = sorted(place for place in found if isinstance(place, tuple))
+        grads = [found[place] for place in places if place[1] != MASK]
+        d_masks = [found[place] for place in places if place[1] == MASK]
         if model.table is not None:
-            table_grads = [np.zeros(model.table.shape, compute)]
-            np.add.at(table_grads[0], given, dx)
-        alike = len({one.shape for one in d_masks}) == 1  # layers have as many heads
-        d_shared: Array | None = np.sum(d_masks[::-1], axis=0) if alike else None
-        return dx, table_grads + first_grads + layer_grads + final_grads, d_shared
+            grads.insert(0, np.zeros(model.table.shape, compute))
+            np.add.at(grads[0], given, dx)
+        alike = len({d_mask.shape for d_mask in d_masks}) == 1  # layers have as many heads
+        return dx, grads, np.sum(d_masks, axis=0) if alike else None
 
     return y, pullback
 
@@ -116,85 +137,151 @@ def _places(ends: Array) -> Array:
     return places
 
 
-def _pool(kind: str | None, x: Array, ends: Array) -> tuple[Array, Callable[[Array], Array]]:
+def _pool(tape: Tape, kind: str | None, x: Array, ends: Array) -> Array:
     if kind is None:
-        return x, lambda dy: dy
+        return x
     lengths = np.diff(ends)
     share = np.zeros((len(lengths), len(x)), x.dtype)  # of each row in each result
     for s, (begin, end) in enumerate(pairwise(ends)):
         rows = {"mean": slice(begin, end), "first": begin, "last": end - 1}[kind]
         share[s, rows] = 1 / lengths[s] if kind == "mean" else 1
-    return share @ x, lambda dy: share.T @ dy
+    return tape.put(share @ x, [x], lambda dy: [share.T @ dy])
 
 
 # ------------------------------------------------------------------------------------------------------- a layer
 
 
-def one_layer(
-    model: Any, one: Any, x: Array, ends: Array, d_masks: list[Array] | None = None, watch: Watch = UNSEEN
-) -> tuple[Array, Back]:
-    """Compute one layer of a model.
+def one_layer(tape: Tape, model: Any, n: int, x: Array, ends: Array, watch: Watch = UNSEEN) -> Array:
+    """Compute layer n of a model.
 
     ::
 
         norm first:   s = x + attend(norm(x))      y = s + feed_forward(norm(s))
         norm after:   s = norm(x + attend(x))      y = norm(s + feed_forward(s))
-
-    Going back appends the gradient of a float mask that all sequences share to ``d_masks``.
     """
     watch.keep("inputs", x)
-    names = "attention_inputs", "residual", "norm"
-    s, attention_back = _residual(
-        one, one.attention_norm, x, lambda n: _attend(model, one, n, ends, d_masks, watch), watch, names
-    )
-    if one.up is None:
-        return s, attention_back
+    layer = _Layer(tape, model, n, ends, watch)
+    s = layer.residual(x, layer.attend, "attention_norm", ("attention_inputs", "residual", "norm"))
+    if model.layers[n].up is None:
+        return s
     names = "feed_forward_inputs", "feed_forward_residual", "feed_forward_norm"
-    y, feed_back = _residual(
-        one, one.feed_forward_norm, s, lambda n: _feed_forward(one, n, watch), watch, names
-    )
-
-    def back(dy: Array) -> tuple[Array, list[Array]]:
-        ds, feed_grads = feed_back(dy)
-        dx, attention_grads = attention_back(ds)
-        return dx, attention_grads + feed_grads
-
-    return y, back
+    return layer.residual(s, layer.feed_forward, "feed_forward_norm", names)
 
 
-def _residual(
-    one: Any,
-    norm: Any,
-    x: Array,
-    part: Callable[[Array], tuple[Array, Back]],
-    watch: Watch,
-    names: tuple[str, str, str],
-) -> tuple[Array, Back]:
-    """Add to x what a part of a layer makes of it, with a norm before the part or after the sum."""
-    before, after = (norm, None) if one.norm_first else (None, norm)
-    n, before_back = normalised(before, x)
-    if before is not None:
-        watch.keep(names[0], n)
-    added, part_back = part(n)
-    s = x + added
-    watch.keep(names[1], s)
-    y, after_back = normalised(after, s)
-    if after is not None:
-        watch.keep(names[2], y)
+class _Layer:
+    """One layer of a model on its way."""
 
-    def back(dy: Array) -> tuple[Array, list[Array]]:
-        ds, after_grads = after_back(dy)
-        dn, part_grads = part_back(ds)
-        dx, before_grads = before_back(dn)
-        return ds + dx, part_grads + before_grads + after_grads
+    def __init__(self, tape: Tape, model: Any, n: int, ends: Array, watch: Watch) -> None:
+        self.tape, self.model, self.n, self.ends, self.watch = tape, model, n, ends, watch
+        self.layer = model.layers[n]
 
-    return y, back
+    def residual(
+        self, x: Array, part: Callable[[Array], Array], norm: str, names: tuple[str, str, str]
+    ) -> Array:
+        """Add to x what a part of the layer makes of it, with a norm before the part or after the sum."""
+        tape, place, given = self.tape, (self.n, PARTS.index(norm)), getattr(self.layer, norm)
+        first, last = (given, None) if self.layer.norm_first else (None, given)
+        inside = normalised(tape, first, x, place)
+        if first is not None:
+            self.watch.keep(names[0], inside)
+        added = part(inside)
+        s = tape.put(x + added, [x, added], lambda dy: [dy, dy])
+        self.watch.keep(names[1], s)
+        y = normalised(tape, last, s, place)
+        if last is not None:
+            self.watch.keep(names[2], y)
+        return y
+
+    def attend(self, x: Array) -> Array:
+        """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
+        layer, ends = self.layer, self.ends
+        heads = layer.num_heads
+        key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
+        if layer.key is None:  # one projection for all three
+            joint = self.project("query", x)
+            width = joint.shape[1] // (heads + 2 * key_heads)
+            cuts = [0, heads * width, (heads + key_heads) * width, joint.shape[1]]
+            parts = [_heads(self.tape, joint, slice(*pair), width) for pair in pairwise(cuts)]
+        else:
+            flat = [self.project(name, x) for name in ("query", "key", "value")]
+            parts = [_heads(self.tape, one, slice(None), flat[0].shape[1] // heads) for one in flat]
+        for name, part in zip(("query", "key", "value"), parts, strict=True):
+            self.watch.keep(name, part)
+        query, key = (_rotate(self.tape, layer.rotary, part, _places(ends)) for part in parts[:2])
+        attended, pull = self.watch.attend(
+            query, key, parts[2], ends,
+            scale=layer.scale,
+            enable_gqa=key_heads != heads,
+            is_causal=layer.causal,
+            window=layer.window,
+            softcap=layer.softcap or None,
+            dropout_p=layer.dropout[WEIGHTS],
+            rng=layer.seed,
+            attn_mask=_masks(self.model, ends, heads, x.dtype),
+        )  # fmt: skip
+        mask = self.model.mask
+        has_gradient = mask is not None and mask.dtype != np.bool_ and len(mask) == 1  # sequences share it
+
+        def back(dy: Array) -> list[Array]:
+            found = pull(dy.reshape(attended.shape))
+            if not has_gradient:
+                return [found.query, found.key, found.value]
+            d_mask = np.zeros((heads, *mask.shape[-2:]), dy.dtype)
+            for one in found.attn_mask:
+                d_mask[:, : one.shape[-2], : one.shape[-1]] += one
+            return [found.query, found.key, found.value, d_mask]
+
+        sources: list[Array | Place] = [query, key, parts[2], (self.n, MASK)]
+        joined = self.tape.put(attended.reshape(len(x), -1), sources, back)
+        self.watch.keep("concatenated", joined)
+        y = self.project("output", joined)
+        if layer.output is not None:
+            self.watch.keep("projected_output", y)
+        return self.drop(OUTPUT, y)
+
+    def feed_forward(self, x: Array) -> Array:
+        """Compute ``down(activation(up(x)))``, or gated ``down(activation(gate(x)) * up(x))``."""
+        up = self.project("up", x)
+        self.watch.keep("up", up)
+        if self.layer.gate is None:
+            wide = _activate(self.tape, self.layer.activation, up)
+        else:
+            gate = self.project("gate", x)
+            self.watch.keep("gate", gate)
+            active = _activate(self.tape, self.layer.activation, gate)
+            wide = self.tape.put(active * up, [active, up], lambda dy: [dy * up, dy * active])
+        self.watch.keep("activated", wide)
+        y = self.project("down", self.drop(WIDE, wide))
+        self.watch.keep("down", y)
+        return self.drop(DOWN, y)
+
+    def project(self, name: str, x: Array) -> Array:
+        """Compute ``y = x @ weight.T + bias``: ``dx = dy @ weight``, ``dweight = dy.T @ x``, ``dbias = sum(dy)``."""
+        part, place = getattr(self.layer, name), (self.n, PARTS.index(name))
+        if part is None:
+            return x
+        weight = np.asarray(part.weight, x.dtype)
+        y: Array = x @ weight.T
+        sources: list[Array | Place] = [x, (*place, 0)]
+        if part.bias is not None:
+            y = y + part.bias.astype(x.dtype)
+            sources.append((*place, 1))
+        return self.tape.put(y, sources, lambda dy: [dy @ weight, dy.T @ x, dy.sum(axis=0)])
+
+    def drop(self, kind: int, x: Array) -> Array:
+        """Set elements to 0 with the layer's probability of that kind, and divide the others by 1 − p."""
+        p = self.layer.dropout[kind]
+        if p == 0:
+            return x
+        keep = _words(self.layer.seed + kind * GOLDEN, *x.shape) >= round(p * 2**32)
+        factor = (keep / (1 - p) if p < 1 else np.zeros(x.shape)).astype(x.dtype)
+        return self.tape.put(x * factor, [x], lambda dy: [dy * factor])
 
 
-def normalised(norm: Any, x: Array) -> tuple[Array, Back]:
+def normalised(tape: Tape, norm: Any, x: Array, place: Place) -> Array:
     """Normalise rows; without a norm they stay as they are."""
     if norm is None:
-        return x, lambda dy: (dy, [])
+        return x
     weight = norm.weight.astype(x.dtype)
     bias = None if norm.bias is None else norm.bias.astype(x.dtype)
     y, pull = (
@@ -202,37 +289,7 @@ def normalised(norm: Any, x: Array) -> tuple[Array, Back]:
         if norm.kind == "rms"
         else layer_norm_vjp(x, len(weight), weight, bias, norm.eps)
     )
-
-    def back(dy: Array) -> tuple[Array, list[Array]]:
-        dx, *grads = pull(dy)
-        return dx, [grad for grad in grads if grad is not None]
-
-    return y, back
-
-
-def _project(part: Any, x: Array) -> tuple[Array, Back]:
-    """Compute ``y = x @ weight.T + bias``: ``dx = dy @ weight``, ``dweight = dy.T @ x``, ``dbias = sum(dy)``."""
-    if part is None:
-        return x, lambda dy: (dy, [])
-    weight = np.asarray(part.weight, x.dtype)
-    y = x @ weight.T
-    if part.bias is not None:
-        y = y + part.bias.astype(x.dtype)
-
-    def back(dy: Array) -> tuple[Array, list[Array]]:
-        return dy @ weight, [dy.T @ x] + ([] if part.bias is None else [dy.sum(axis=0)])
-
-    return y, back
-
-
-def _drop(layer: Any, kind: int, x: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Set elements to 0 with a layer's probability of that kind, and divide the others by 1 − p."""
-    p = layer.dropout[kind]
-    if p == 0:
-        return x, lambda dy: dy
-    keep = _words(layer.seed + kind * GOLDEN, *x.shape) >= round(p * 2**32)
-    factor = (keep / (1 - p) if p < 1 else np.zeros(x.shape)).astype(x.dtype)
-    return x * factor, lambda dy: dy * factor
+    return tape.put(y, [x, (*place, 0)] if bias is None else [x, (*place, 0), (*place, 1)], pull)
 
 
 def _words(seed: int, rows: int, width: int) -> Array:
@@ -248,73 +305,15 @@ def _words(seed: int, rows: int, width: int) -> Array:
     return np.take_along_axis(words, np.broadcast_to(column % 64 // 16, (rows, width))[..., None], -1)[..., 0]
 
 
-# ----------------------------------------------------------------------------------------------------- attention
+def _heads(tape: Tape, x: Array, columns: slice, width: int) -> Array:
+    """Split columns into heads, (tokens, heads, width)."""
 
+    def back(dy: Array) -> list[Array]:
+        dx = np.zeros(x.shape, dy.dtype)
+        dx[:, columns] = dy.reshape(len(x), -1)
+        return [dx]
 
-def _attend(
-    model: Any, layer: Any, x: Array, ends: Array, d_masks: list[Array] | None, watch: Watch
-) -> tuple[Array, Back]:
-    """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
-    heads = layer.num_heads
-    key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
-    if layer.key is None:  # one projection for all three
-        joint, joint_back = _project(layer.query, x)
-        width = joint.shape[1] // (heads + 2 * key_heads)
-        cuts = np.array([heads, heads + key_heads]) * width
-        flat = np.split(joint, cuts, axis=1)
-    else:
-        made = [_project(part, x) for part in (layer.query, layer.key, layer.value)]
-        flat = [one for one, _ in made]
-        width = flat[0].shape[1] // heads
-    query, key, value = (one.reshape(len(x), -1, width) for one in flat)
-    for name, part in (("query", query), ("key", key), ("value", value)):
-        watch.keep(name, part)
-
-    places = _places(ends)
-    query, query_back = _rotate(layer.rotary, query, places)
-    key, key_back = _rotate(layer.rotary, key, places)
-    attended, attention_back = watch.attend(
-        query, key, value, ends,
-        scale=layer.scale,
-        enable_gqa=key_heads != heads,
-        is_causal=layer.causal,
-        window=layer.window,
-        softcap=layer.softcap or None,
-        dropout_p=layer.dropout[WEIGHTS],
-        rng=layer.seed,
-        attn_mask=_masks(model, ends, heads, x.dtype),
-    )  # fmt: skip
-    joined = attended.reshape(len(x), -1)
-    watch.keep("concatenated", joined)
-    y, output_back = _project(layer.output, joined)
-    if layer.output is not None:
-        watch.keep("projected_output", y)
-    y, drop_back = _drop(layer, OUTPUT, y)
-
-    def back(dy: Array) -> tuple[Array, list[Array]]:
-        d_attended, output_grads = output_back(drop_back(dy))
-        found = attention_back(d_attended.reshape(attended.shape))
-        if d_masks is not None and _shares_float_mask(model):
-            longest = model.mask.shape[-1]
-            d_masks.append(total := np.zeros((heads, longest, longest), dy.dtype))
-            for d_mask in found.attn_mask:
-                total[:, : d_mask.shape[-2], : d_mask.shape[-1]] += d_mask
-        assert found.query is not None and found.key is not None and found.value is not None
-        rows = [query_back(found.query), key_back(found.key), found.value]
-        flat = [one.reshape(len(x), -1) for one in rows]
-        if layer.key is None:
-            dx, grads = joint_back(np.concatenate(flat, axis=1))
-        else:
-            each = [own_back(one) for (_, own_back), one in zip(made, flat, strict=True)]
-            dx = each[0][0] + each[1][0] + each[2][0]
-            grads = [grad for _, own in each for grad in own]
-        return dx, grads + output_grads
-
-    return y, back
-
-
-def _shares_float_mask(model: Any) -> bool:
-    return model.mask is not None and model.mask.dtype != np.bool_ and len(model.mask) == 1
+    return tape.put(x[:, columns].reshape(len(x), -1, width), [x], back)
 
 
 def _masks(model: Any, ends: Array, heads: int, dtype: np.dtype[Any]) -> list[Array] | None:
@@ -333,10 +332,10 @@ def _masks(model: Any, ends: Array, heads: int, dtype: np.dtype[Any]) -> list[Ar
     return found
 
 
-def _rotate(rotary: Any, x: Array, places: Array) -> tuple[Array, Callable[[Array], Array]]:
+def _rotate(tape: Tape, rotary: Any, x: Array, places: Array) -> Array:
     """Turn the first elements of every head, (tokens, heads, width), by the angles of its place; the rest stays."""
     if rotary is None:
-        return x, lambda dy: dy
+        return x
     cos, sin = (table[places].astype(x.dtype) for table in (rotary.cos, rotary.sin))
     rotated = 2 * cos.shape[1]
 
@@ -344,47 +343,15 @@ def _rotate(rotary: Any, x: Array, places: Array) -> tuple[Array, Callable[[Arra
         first = apply_rotary_emb(x[..., :rotated].swapaxes(0, 1), cos, sin, rotary.interleaved).swapaxes(0, 1)
         return np.concatenate([first, x[..., rotated:]], axis=-1)
 
-    return turned(x, sin), lambda dy: turned(dy, -sin)
+    return tape.put(turned(x, sin), [x], lambda dy: [turned(dy, -sin)])
 
 
-# -------------------------------------------------------------------------------------------------- feed-forward
-
-
-def _feed_forward(layer: Any, x: Array, watch: Watch) -> tuple[Array, Back]:
-    """Compute ``down(activation(up(x)))``, or gated ``down(activation(gate(x)) * up(x))``."""
-    up, up_back = _project(layer.up, x)
-    watch.keep("up", up)
-    if layer.gate is None:
-        wide, active_back = _activate(layer.activation, up)
-    else:
-        gate, gate_back = _project(layer.gate, x)
-        watch.keep("gate", gate)
-        active, active_back = _activate(layer.activation, gate)
-        wide = active * up
-    watch.keep("activated", wide)
-    kept, wide_back = _drop(layer, WIDE, wide)
-    y, down_back = _project(layer.down, kept)
-    watch.keep("down", y)
-    y, drop_back = _drop(layer, DOWN, y)
-
-    def back(dy: Array) -> tuple[Array, list[Array]]:
-        d_kept, down_grads = down_back(drop_back(dy))
-        d_wide = wide_back(d_kept)
-        if layer.gate is None:
-            dx, up_grads = up_back(active_back(d_wide))
-            return dx, up_grads + down_grads
-        d_up, up_grads = up_back(d_wide * active)
-        d_gate, gate_grads = gate_back(active_back(d_wide * up))
-        return d_up + d_gate, up_grads + gate_grads + down_grads
-
-    return y, back
-
-
-def _activate(kind: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+def _activate(tape: Tape, kind: str, x: Array) -> Array:
     if kind == "relu":
-        return np.maximum(x, 0), lambda dy: np.where(x > 0, dy, 0)
+        return tape.put(np.maximum(x, 0), [x], lambda dy: [np.where(x > 0, dy, 0)])
     if kind == "silu":  # x·σ(x), with the derivative σ(x)(1 + x(1 − σ(x)))
         with np.errstate(over="ignore"):
             inverse = 1 + np.exp(-x)  # of σ(x)
-        return x / inverse, lambda dy: dy / inverse * (1 + x * (1 - 1 / inverse))
-    return gelu_vjp(x, {"gelu": "none", "gelu_tanh": "tanh"}[kind])
+        return tape.put(x / inverse, [x], lambda dy: [dy / inverse * (1 + x * (1 - 1 / inverse))])
+    y, pull = gelu_vjp(x, {"gelu": "none", "gelu_tanh": "tanh"}[kind])
+    return tape.put(y, [x], lambda dy: [pull(dy)])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from selfattn._check import Array
-from selfattn.reference.transformer import Watch, normalised, one_layer
+from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import StackSteps
 
@@ -162,13 +162,15 @@ def transformer_steps(
     if model.always is not None:
         embeddings = embeddings + model.always
     positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
-    x, _ = normalised(model.embedding_norm, embeddings if positions is None else embeddings + positions)
+    tape = Tape()
+    x = embeddings if positions is None else embeddings + positions
+    x = normalised(tape, model.embedding_norm, x, ())
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
-    for one in model.layers:
+    for n in range(len(model.layers)):
         seen = _Seen(names)
-        x, _ = one_layer(model, one, x, np.array([0, len(x)]), watch=seen)
+        x = one_layer(tape, model, n, x, np.array([0, len(x)]), seen)
         layers.append(TransformerLayerSteps(**seen.steps))
-    x, _ = normalised(model.final_norm, x)
+    x = normalised(tape, model.final_norm, x, ())
     for array in (embeddings, positions, first, x):
         if array is not None and array.flags.owndata:
             array.flags.writeable = False

@@ -148,12 +148,13 @@ def emulated(settings, inputs, ends, kind, monkeypatch):
     def weight(part):  # DINOv2's times its factors are rounded once more
         return from_bits(bits(part.weight)) if kind == "bfloat16" else part.weight
 
-    def project(part, x):
+    def project(self, name, x):
+        part = getattr(self.layer, name)
         y = x if part is None else rounded_rows(x, kind) @ weight(part).T.astype(np.float64)
-        return (y if part is None or part.bias is None else y + part.bias), None
+        return y if part is None or part.bias is None else y + part.bias
 
     with monkeypatch.context() as patch:
-        patch.setattr(reference, "_project", project)
+        patch.setattr(reference._Layer, "project", project)
         return reference.transformer(settings, inputs, ends, np.float64)
 
 
