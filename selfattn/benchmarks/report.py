@@ -1,14 +1,15 @@
-"""From raw results to tables: pure functions of what `measure` returned, so saved runs can be shown too."""
+"""From raw results to tables: pure functions of what was measured, so saved runs can be shown too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
-from typing import Any
 
-from .engines import ENGINES
+from .attention import ENGINES
+from .turns import Result
 
-Result = dict[str, Any]
+Planned = Sequence[tuple[str, list[str]]]  # the label and the contestants of each row
+ATTENTION = "B=1, H=8, float32 unless said otherwise; L x D"
 
 
 def best_time(contestant: Result) -> float | None:
@@ -30,27 +31,22 @@ def rate(row: Result, contestant: Result) -> float | None:
     return work / best if best and work else None
 
 
-def share_of_limit(row: Result, contestant: Result) -> float | None:
-    """Return the rate as a share of the highest limit measured around the batches of these rounds."""
-    own = rate(row, contestant)
-    return own / max(contestant["limits"]) if own and contestant["limits"] else None
-
-
 def ratio(row: Result, name: str) -> float | None:
     """Return how many times as long as selfattn the named contestant takes, best against best.
 
     Where it computes more or less than selfattn (a yardstick), that is the time for an operation.
     """
-    own, others = row["contestants"][0], {each["name"]: each for each in row["contestants"]}
-    other = others.get(name)
+    own, other = row["contestants"][0], next((c for c in row["contestants"] if c["name"] == name), None)
     times = best_time(own), best_time(other) if other else None
     if other is None or not times[0] or not times[1]:
         return None
     return times[1] / times[0] * float(own["flops"] / other["flops"])
 
 
-def format_time(seconds: float) -> str:
+def format_time(seconds: float | None) -> str:
     """Write a time with three digits and a unit."""
+    if seconds is None:
+        return "-"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -62,80 +58,49 @@ def title_of(contestant: str) -> str:
     return ENGINES[contestant].title if contestant in ENGINES else contestant
 
 
-class Table:
-    """Lines of a table as plain text or as Markdown.
+def table(planned: Planned, results: Iterable[Result], markdown: bool) -> Iterator[str]:
+    """Give out the lines of a table, each as soon as its result is there."""
+    names = list(dict.fromkeys(name for _, contestants in planned for name in contestants[1:]))
+    heads = ["case", "best", "median", "rate", "of peak", *(f"vs {title_of(name)}" for name in names)]
+    widths = [max([4, *(len(label) for label, _ in planned)]), 8, 8, 12, 7, *map(len, heads[5:])]
 
-    Widths are fixed beforehand, so that lines can appear one by one.
-    """
+    def line(cells: list[str]) -> str:
+        padded = [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]
+        return f"| {' | '.join(padded)} |" if markdown else "  ".join(padded).rstrip()
 
-    def __init__(self, names: Sequence[str], label_width: int, markdown: bool) -> None:
-        self.names, self.markdown = names, markdown
-        self.heads = [
-            "case",
-            "best",
-            "median",
-            "rate",
-            "of peak",
-            *(f"vs {title_of(name)}" for name in names),
-        ]
-        self.widths = [max(label_width, 4), 8, 8, 12, 7, *(len(head) for head in self.heads[5:])]
-
-    def line(self, cells: Sequence[str]) -> str:
-        """Join cells that are already text."""
-        padded = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, self.widths, strict=True))
-        ]
-        return f"| {' | '.join(padded)} |" if self.markdown else "  ".join(padded).rstrip()
-
-    def header(self) -> str:
-        """Return the head, and the rule below it."""
-        rules = ["-" * width for width in self.widths]
-        if self.markdown:
-            rules = [rule if i == 0 else rule[:-1] + ":" for i, rule in enumerate(rules)]
-        return f"{self.line(self.heads)}\n{self.line(rules)}"
-
-    def row(self, row: Result) -> str:
-        """Return the line of one row of results."""
-        own = row["contestants"][0]
-        best, middle = best_time(own), median_time(own)
-        speed, share = rate(row, own), share_of_limit(row, own)
-        unit = "GB/s" if row["limit"] == "bytes" else "GFLOP/s"
-        cells = [
-            row["label"],
-            format_time(best) if best else own.get("unsupported") or own.get("error") or "-",
-            format_time(middle) if middle else "-",
-            f"{speed / 1e9:.0f} {unit}" if speed else "-",
-            f"{share:.0%}" if share else "-",
-        ]
-        return self.line(cells + [self._ratio(row, name) for name in self.names])
-
-    def _ratio(self, row: Result, name: str) -> str:
-        value = ratio(row, name)
-        if value is None:
-            return "-"
-        differs = any(c["name"] == name and c.get("agrees") is False for c in row["contestants"])
-        return f"{value:.2f}x" + ("!" if differs else "")
+    rules = ["-" * width for width in widths]
+    yield line(heads)
+    yield line(rules[:1] + [rule[:-1] + ":" for rule in rules[1:]] if markdown else rules)
+    for row in results:
+        yield line(_cells(row) + [_ratio_cell(row, name) for name in names])
 
 
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' * (number != 1)}"
+def _cells(row: Result) -> list[str]:
+    own = row["contestants"][0]
+    best, middle, speed = best_time(own), median_time(own), rate(row, own)
+    share = f"{speed / max(own['limits']):.0%}" if speed and own["limits"] else "-"
+    shown = f"{speed / 1e9:.0f} {'GB/s' if row['limit'] == 'bytes' else 'GFLOP/s'}" if speed else "-"
+    if best and "count" in row:
+        shown = f"{row['count'][0] / best:.1f} {row['count'][1]}/s"
+    return [row["label"], own.get("error") or format_time(best), format_time(middle), shown, share]
 
 
-def columns(contestants: Iterable[Sequence[str]]) -> list[str]:
-    """List everybody that some row compares selfattn with, in the order of first appearance."""
-    return list(dict.fromkeys(name for names in contestants for name in names[1:]))
+def _ratio_cell(row: Result, name: str) -> str:
+    value = ratio(row, name)
+    differs = any(c["name"] == name and c.get("agrees") is False for c in row["contestants"])
+    return "-" if value is None else f"{value:.2f}x" + "!" * differs
 
 
 def preamble(run: Result) -> str:
     """Name the machine, the versions and the rules of the run."""
     config, settings = run["config"], run["settings"]
+    threads, rounds = settings["threads"], settings["rounds"]
     versions = ", ".join(f"{title_of(name)} {version}" for name, version in run["versions"].items())
     return (
-        f"{config['cpu']}, {config['system']}; {_count(settings['threads'], 'thread')}; ISA {config['isa']}\n"
+        f"{config['cpu']}, {config['system']}; {threads} thread{'s' * (threads != 1)}; ISA {config['isa']}\n"
         f"{versions}\n"
-        f"{_count(settings['rounds'], 'round')} of {settings['seconds']:g} s, interleaved, each library in "
-        "its own process; B=1, H=8, float32 unless said otherwise; L x D"
+        f"{rounds} round{'s' * (rounds != 1)} of {settings['seconds']:g} s, interleaved, each library in "
+        f"its own process; {run.get('about', ATTENTION)}"
     )
 
 
@@ -143,39 +108,30 @@ def limits_line(rows: Sequence[Result]) -> str:
     """Tell the limits that the shares refer to: what was measured, from the lowest to the highest."""
     found: dict[str, list[float]] = {}
     for row in rows:
-        for contestant in row["contestants"]:
-            isa = contestant["environment"].get("SELFATTN_ISA", "")
-            dtype = contestant.get("limit_dtype", contestant["case"]["dtype"])
-            kind = "reading" if row["limit"] == "bytes" else f"{isa} {dtype} FMA".strip()
-            if contestant["limits"]:
-                found.setdefault(kind, []).extend(contestant["limits"])
-    parts = []
-    for kind, values in found.items():
-        unit = "GB/s" if kind == "reading" else "GFLOP/s"
-        parts.append(f"{kind} {min(values) / 1e9:.0f} to {max(values) / 1e9:.0f} {unit}")
+        for each in row["contestants"]:
+            kind = f"{each['engine'].removeprefix('selfattn')} {each.get('limit_dtype', 'float32')} FMA {{}} GFLOP/s"
+            kind = "reading {} GB/s" if row["limit"] == "bytes" else kind.strip()
+            found[kind] = found.get(kind, []) + each["limits"]
+    parts = [kind.format(f"{min(n) / 1e9:.0f} to {max(n) / 1e9:.0f}") for kind, n in found.items() if n]
     return "Limits measured before and after each batch: " + "; ".join(parts) if parts else ""
 
 
 def problems(rows: Sequence[Result]) -> list[str]:
     """List what a reader must know: results that differ, errors, and what a library could not do."""
-    lines: dict[str, None] = {}
+    lines = []
     for row in rows:
         for contestant in row["contestants"]:
             title = title_of(contestant["name"])
             if contestant.get("agrees") is False:
-                lines[
-                    f"! {row['label']}: {title} differs from selfattn by {contestant['difference']:.2g}"
-                ] = None
+                how = f"differs from selfattn by {contestant['difference']:.2g}"
+                lines.append(f"! {row['label']}: {title} {how}")
             if "error" in contestant:
-                lines[f"error in {row['label']}, {title}: {contestant['error']}"] = None
-            if "unsupported" in contestant:
-                lines[f"not possible with {title}: {contestant['unsupported']}"] = None
-    return list(lines)
+                lines.append(f"error in {row['label']}, {title}: {contestant['error']}")
+    return list(dict.fromkeys(lines))
 
 
 def is_sound(rows: Sequence[Result]) -> bool:
     """Tell whether selfattn ran every row and all who ran agree."""
-    return all(
-        row["contestants"][0]["times"] and all(c.get("agrees", True) for c in row["contestants"])
-        for row in rows
-    )
+    contestants = [each for row in rows for each in row["contestants"]]
+    computed = all(row["contestants"][0]["times"] for row in rows)
+    return computed and all(each.get("agrees", True) for each in contestants)

@@ -1,214 +1,201 @@
-"""Workers that take turns: each a library with its threads in a process of its own, timed round by round.
+"""Libraries in processes of their own that take turns, round by round: nobody computes while another is timed.
 
-`layers` and `encoder` say what is timed. Ratios are paired, round by round, and their median counts: what slows the
-machine for a while slows both of a pair.
+The parent's side is `Turns`, with a `Worker` for each process; the process's own side is `work`. Requests and answers are
+pickled. No library and no case is known here: what opens a library returns a function from a case to its spellings.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from importlib import metadata
-from multiprocessing.connection import Connection
-from statistics import median
-from types import TracebackType
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from selfattn import config
-from selfattn._timing import wait_until_quiet
+from selfattn import _core
+from selfattn._timing import sample_times, wait_until_quiet
 
-from .measure import WorkerError
-
-_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Prepared(NamedTuple):
-    """What a library times for a case, and its result, by which the libraries are compared."""
-
-    call: Callable[[], Any]
-    result: Any
+Array = npt.NDArray[Any]
+Result = dict[str, Any]
 
 
-Prepare = Callable[[Any], Prepared]
-Distance = Callable[[Any, Any], float]  # of two results of the same shape
-Open = Callable[[str, int], Prepare]  # engine, threads
+class Spelling(NamedTuple):
+    """A statement, the names in it, and the step from its value to the array that is compared."""
+
+    statement: str
+    names: Mapping[str, Any]
+    to_array: Callable[[Any], Array] = np.asarray
 
 
-class Contestant(NamedTuple):
-    """A library and how many threads it has."""
+Prepare = Callable[[Any], list[Spelling]]
+Open = Callable[[str, int], Prepare]  # takes an engine and its number of threads; goes through a pipe
 
+
+@dataclass(frozen=True)
+class Contestant:
+    """A library and what it computes."""
+
+    name: str
     engine: str
-    threads: int
+    case: Any  # facts() is what is saved of it
+    yardstick: bool = False  # computes something else
+    threads: int = 0  # 0: as many as the run has
 
 
-def greatest(result: Any, expected: Any) -> float:
-    """Return the greatest difference of two results."""
-    return float(np.max(np.abs(result - expected)))
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: the first contestant is selfattn, the others are what it is compared with."""
+
+    suite: str
+    label: str
+    contestants: tuple[Contestant, ...]
+    limit: str = "flops"  # or "bytes", or "" for calls of no size
+    tolerance: float = 1e-4
+    distance: Callable[[Array, Array], float] = lambda result, own: float(np.max(np.abs(result - own)))
+    count: tuple[float, str] | None = None  # what a call gets done, such as 64, "tokens": the rate is that
 
 
-def time_of(call: Callable[[], Any], seconds: float) -> float:
-    """Return the median time of calls made for so many seconds, at least one."""
-    times: list[float] = []
-    while not times or sum(times) < seconds:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return median(times)
+class Library:
+    """What a worker holds: a library, opened when first needed, and the cases of the last row."""
+
+    def __init__(self, engine: str, threads: int) -> None:
+        self.engine, self.threads = engine, threads
+        self.spell: Prepare | None = None
+        self.prepared: dict[int, tuple[Result, list[Spelling]]] = {}
+
+    def prepare(self, number: int, case: Any, opened: Open) -> Result:
+        """Make the inputs, and answer with each spelling's result."""
+        self.spell = self.spell or opened(self.engine, self.threads)
+        spellings = self.spell(case)
+        self.prepared[number] = (case.facts(), spellings)
+        results = (s.to_array(eval(s.statement, {**s.names})) for s in spellings)
+        return {"samples": [np.asarray(result, np.float64).ravel() for result in results]}
+
+    def run(self, number: int, seconds: float, limit: str) -> Result:
+        """Time every spelling of a prepared case, between two measurements of its limit if asked for."""
+        facts, spellings = self.prepared[number]
+        limits, times = [], {}
+        for spelling in spellings:
+            limits += self._measure(limit, facts)
+            times[spelling.statement] = sample_times(spelling.statement, {**spelling.names}, seconds)
+            limits += self._measure(limit, facts)
+            wait_until_quiet()
+        return {"times": times, "limits": limits}
+
+    def _measure(self, limit: str, facts: Result) -> list[float]:
+        """Measure the operations per second of multiply-adds in registers, or the bytes per second of a loop that reads."""
+        if limit == "flops":
+            return [float(_core._fma_peak(facts["limit_dtype"], self.threads, 20))]
+        return [float(_core._read_bandwidth(facts["key_value_bytes"], self.threads, 20))] if limit else []
 
 
-def work(pipe: Connection, opened: Open, engine: str, threads: int, dtype: str) -> None:
-    """Answer ``("prepare", case)`` with the result or an error, and ``("run", seconds)`` with a time and the peak."""
+def work() -> None:
+    """Answer requests through this process's standard streams until there are no more."""
+    library, answers = Library(sys.argv[1], int(sys.argv[2])), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries may print
     if hasattr(os, "sched_setaffinity"):  # some libraries take every CPU they see
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    prepare: Prepare | None = None
-    prepared: Prepared | None = None
-    answer: dict[str, Any]
-    while (request := pipe.recv()) is not None:
-        what, value = request
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: library.threads])
+    with suppress(EOFError):
+        while True:
+            what, given = pickle.load(sys.stdin.buffer)
+            try:
+                answer = getattr(library, what)(**given)
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            wait_until_quiet()  # threads that spin would slow the next one
+            pickle.dump(answer, answers)
+            answers.flush()
+
+
+class Worker:
+    """The parent's side of a worker."""
+
+    def __init__(self, engine: str, threads: int) -> None:
+        self.engine, self.stderr = engine, tempfile.TemporaryFile()  # noqa: SIM115
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # it imports from the same places
+        counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import work; work()", engine, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            env={**os.environ, "PYTHONPATH": path, **counts},
+        )
+
+    def ask(self, what: str, **given: Any) -> Result:
+        """Let the library do something, and return its answer."""
+        assert self.process.stdin and self.process.stdout
         try:
-            if what == "prepare":
-                prepared = None  # frees what the last case needed
-                prepare = prepare or opened(engine, threads)
-                prepared = prepare(value)
-                answer = {"result": np.asarray(prepared.result)}
-            else:
-                assert prepared is not None
-                prepared.call()  # warm up
-                answer = {"time": time_of(prepared.call, value), "peak": fma_peak(threads, dtype)}
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        wait_until_quiet()  # spinning threads would slow the next one
-        pipe.send(answer)
-
-
-def fma_peak(threads: int, dtype: str = "float32") -> float:
-    """Measure the operations per second of multiply-adds in registers, of int8 and bfloat16 from the L1 cache."""
-    from selfattn import _core
-
-    return float(_core._fma_peak(dtype, threads, 20))
-
-
-class Measured(NamedTuple):
-    """The times of each contestant, one for each round; what it could not do; peaks by number of threads; results."""
-
-    times: dict[Contestant, list[float]]
-    errors: dict[Contestant, str]
-    peaks: dict[int, float]
-    results: dict[Contestant, Any]
-
-    def ratio(self, slower: Contestant, faster: Contestant) -> float | None:
-        """Return the median of ``slower``'s times by ``faster``'s, round by round."""
-        pairs = zip(self.times.get(slower, []), self.times.get(faster, []), strict=False)
-        return median([a / b for a, b in pairs] or [0.0]) or None
-
-    def best_peer(self, own: Contestant) -> Contestant | None:
-        """Return the peer with as many threads as ``own`` that is the fastest by its median."""
-        peers = [c for c in self.times if c.threads == own.threads and c.engine != own.engine]
-        return min(peers, key=lambda c: median(self.times[c]), default=None)
-
-    def as_rows(self) -> list[dict[str, Any]]:
-        """Return what JSON can hold."""
-        return [{**c._asdict(), "times": times} for c, times in self.times.items()] + [
-            {**c._asdict(), "error": error} for c, error in self.errors.items()
-        ]
-
-
-class Turns:
-    """The workers of all contestants, and their pipes."""
-
-    def __init__(self, opened: Open, contestants: Sequence[Contestant], dtype: str = "float32") -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipes: dict[Contestant, Connection] = {}
-        self.processes = []
-        before = {name: os.environ.get(name) for name in _THREAD_COUNTS}
-        try:
-            for contestant in contestants:
-                os.environ.update(dict.fromkeys(_THREAD_COUNTS, str(contestant.threads)))
-                ours, theirs = context.Pipe()
-                process = context.Process(target=work, args=(theirs, opened, *contestant, dtype), daemon=True)
-                process.start()
-                theirs.close()
-                self.pipes[contestant] = ours
-                self.processes.append(process)
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
-
-    def __enter__(self) -> Turns:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the processes."""
-        for process in self.processes:
-            process.kill()
-            process.join()
-        for pipe in self.pipes.values():
-            with suppress(OSError):
-                pipe.close()
-
-    def ask(self, contestant: Contestant, *request: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer."""
-        pipe = self.pipes[contestant]
-        try:
-            pipe.send(request)
-            answer: dict[str, Any] = pipe.recv()
-        except (EOFError, OSError) as error:
-            raise WorkerError(f"the {contestant.engine} worker ended on its own") from error
+            pickle.dump((what, given), self.process.stdin)
+            self.process.stdin.flush()
+            answer: Result = pickle.load(self.process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            code = self.process.wait()
+            self.stderr.seek(0)
+            words = self.stderr.read().decode(errors="replace")[-2000:]
+            raise ChildProcessError(f"the {self.engine} worker ended with code {code}\n{words}") from None
         return answer
 
-    def measure(
-        self, case: Any, rounds: int, seconds: float, tolerance: float, distance: Distance = greatest
-    ) -> Measured:
-        """Let all take turns; whose result differs from the first's by more than ``tolerance`` is told so."""
-        measured = Measured({}, {}, {}, {})
-        expected = None
-        for contestant in self.pipes:
-            answer = self.ask(contestant, "prepare", case)
-            if "error" in answer:
-                measured.errors[contestant] = answer["error"]
-                continue
-            result = answer["result"]
-            expected = result if expected is None else expected
-            difference = distance(result, expected) if result.shape == expected.shape else np.inf
-            if not difference <= tolerance:
-                measured.errors[contestant] = f"differs from the first library by {difference:.2g}"
-            else:
-                measured.times[contestant] = []
-                measured.results[contestant] = result
-        runners = list(measured.times)
-        for n in range(rounds):
+    def close(self) -> None:
+        """End the process; it holds nothing worth waiting for."""
+        self.process.kill()
+        with suppress(BrokenPipeError), self.stderr, self.process:
+            pass
+
+
+class Turns(ExitStack):
+    """All workers of a run, started when first needed, ended with the block."""
+
+    def __init__(self, opened: Open, threads: int, rounds: int, seconds: float) -> None:
+        super().__init__()
+        self.opened, self.threads, self.rounds, self.seconds = opened, threads, rounds, seconds
+        self.workers: dict[tuple[str, int], Worker] = {}
+
+    def worker(self, contestant: Contestant) -> Worker:
+        """Return the process of an engine with its threads; start it when it is the first time."""
+        key = contestant.engine, contestant.threads or self.threads
+        if key not in self.workers:
+            self.workers[key] = Worker(*key)
+            self.callback(self.workers[key].close)
+        return self.workers[key]
+
+    def measure(self, row: Row) -> Result:
+        """Measure one row; the order of the contestants moves on by one from round to round."""
+        results: list[Result] = []
+        for i, each in enumerate(row.contestants):
+            answer = self.worker(each).ask("prepare", number=i, case=each.case, opened=self.opened)
+            facts = {"name": each.name, "engine": each.engine, **each.case.facts()}
+            results.append({**facts, "times": {}, "limits": [], **answer})
+        compare(row, results)
+        runners = [i for i, result in enumerate(results) if result.pop("samples", None)]
+        for n in range(self.rounds):
             turn = n % max(1, len(runners))
-            for contestant in runners[turn:] + runners[:turn]:
-                answer = self.ask(contestant, "run", seconds)
+            for i in runners[turn:] + runners[:turn]:
+                each = row.contestants[i]
+                limit = row.limit if each.engine.startswith("selfattn") else ""
+                answer = self.worker(each).ask("run", number=i, seconds=self.seconds, limit=limit)
                 if "error" in answer:
-                    raise WorkerError(f"{contestant.engine}, {case}: {answer['error']}")
-                measured.times[contestant].append(answer["time"])
-                known = measured.peaks.get(contestant.threads, 0.0)
-                measured.peaks[contestant.threads] = max(known, answer["peak"])
-        return measured
+                    raise ChildProcessError(f"{each.name}, {row.label}: {answer['error']}")
+                for statement, times in answer["times"].items():
+                    results[i]["times"].setdefault(statement, []).append(times)
+                results[i]["limits"] += answer["limits"]
+        found = {"suite": row.suite, "label": row.label, "limit": row.limit, "contestants": results}
+        return found | ({"count": row.count} if row.count else {})
 
 
-def versions_of(peers: Sequence[str]) -> dict[str, str]:
-    """Return the versions of selfattn and of its peers, by the names of their packages."""
-    return {"selfattn": config.show_config("dicts")["selfattn"], **{p: metadata.version(p) for p in peers}}
-
-
-def preamble(versions: dict[str, str], rounds: int, seconds: float) -> str:
-    """Name the machine, the versions and the rules of the run."""
-    facts = config.show_config("dicts")
-    names = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return (
-        f"{facts['cpu']}, {facts['system']}; ISA {facts['isa']}; {config.usable_cpus()} CPUs usable\n{names}\n"
-        f"{rounds} rounds of {seconds:g} s, interleaved, each library in its own process; medians, of ratios paired "
-        "round by round"
-    )
+def compare(row: Row, results: list[Result]) -> None:
+    """Note, under "difference" and "agrees", how far each contestant's result is from selfattn's own."""
+    for contestant, result in zip(row.contestants, results, strict=True):
+        if not contestant.yardstick and "samples" in result and "samples" in results[0]:
+            own, found = results[0]["samples"][0], result["samples"]
+            result["difference"] = max(
+                row.distance(x, own) if x.shape == own.shape else np.inf for x in found
+            )
+            result["agrees"] = bool(result["difference"] <= row.tolerance)

@@ -1,25 +1,25 @@
 """Long sequences: time for each pair of tokens, forward and backward, and memory, from 4,096 to 131,072 tokens.
 
-Run ``python -m selfattn.benchmarks.long --json long.json`` (``--help`` for more; all lengths take some ten minutes on
-two cores), and ``python docs/figures/long.py long.json`` for the figure. Each length has a process of its own, so
-that the peak of its memory is its own.
+``python docs/figures/long.py long.json`` draws the figure of what --json saves. All lengths take some ten minutes on two
+cores. Each has a process of its own, so that the peak of its memory is its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import selfattn as sa
 from selfattn import config
+from selfattn.benchmarks.app import listed, new_parser, one_of
+from selfattn.cli import streams
+from selfattn.cli.numbers import count
 
 from . import memory
 
@@ -78,45 +78,29 @@ def line(result: dict[str, Any]) -> str:
     return "  ".join([f"{result['kind']:8s}{result['length']:8d}", *cells])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str], prog: str = "python -m benchmarks long") -> int:
     """Run the benchmark and return its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m selfattn.benchmarks.long", description=__doc__)
-    parser.add_argument("--kinds", default=",".join(KINDS), metavar="A,B", help="default: %(default)s")
-    parser.add_argument(
-        "--lengths", default=",".join(map(str, LENGTHS)), metavar="N,N", help="default: %(default)s"
-    )
-    parser.add_argument("--threads", type=int, default=config.usable_cpus(), metavar="N")
-    parser.add_argument("--seconds", type=float, default=2.0, metavar="T", help="to spend on a short case")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="save the results")
+    parser = new_parser(prog, __doc__ or "", {})
+    add, kinds = parser.add_argument, listed(one_of("kind", KINDS))
+    add("--kinds", type=kinds, default=list(KINDS), metavar="A,B", help=f"of {', '.join(KINDS)}")
+    add("--lengths", type=listed(count), default=LENGTHS, metavar="N,N", help="default: %(default)s")
     options = parser.parse_args(arguments)
-    kinds = options.kinds.split(",")
-    if unknown := set(kinds) - set(KINDS):
-        parser.error(f"no kind {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
-    if not all(text.isdecimal() and int(text) > 0 for text in options.lengths.split(",")):
-        parser.error(f"--lengths takes positive integers with commas between them, not {options.lengths!r}")
-    if options.threads < 1 or not options.seconds >= 0:
-        parser.error("threads must be at least 1, seconds at least 0")
-    facts = config.show_config("dicts")
-    run = {
-        "config": facts,
-        "threads": options.threads,
-        "heads": HEADS,
-        "width": WIDTH,
-        "window": WINDOW,
-        "rows": [],
-    }
-    print(f"{facts['cpu']}, {facts['isa']}, {options.threads} threads; H={HEADS}, D={WIDTH}, float32")
-    print("kind      length  forward, each pair     backward, each pair   memory beyond inputs and gradients")
+    facts, threads = config.show_config("dicts"), options.threads
+    seconds = options.seconds if options.seconds is not None else 0.0 if options.quick else 2.0
+    settings = {"threads": threads, "heads": HEADS, "width": WIDTH, "window": WINDOW}
+    run: dict[str, Any] = {"config": facts, **settings, "rows": []}
+    streams.check(options.json)
     try:
-        for length in map(int, options.lengths.split(",")):
-            for kind in kinds:
-                run["rows"].append(in_a_process(measure, kind, length, options.threads, options.seconds))
-                print(line(run["rows"][-1]), flush=True)
+        with streams.table_beside(options.json):
+            print(f"{facts['cpu']}, {facts['isa']}, {threads} threads; H={HEADS}, D={WIDTH}, float32")
+            print(
+                "kind      length  forward, each pair     backward, each pair   memory beyond inputs and gradients"
+            )
+            for length in options.lengths[: 1 if options.quick else None]:
+                for kind in options.kinds:
+                    run["rows"].append(in_a_process(measure, kind, length, threads, seconds))
+                    print(line(run["rows"][-1]), flush=True)
     finally:  # keep what was measured
         if options.json:
-            options.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+            streams.write(options.json, json.dumps(run, indent=1).encode())
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

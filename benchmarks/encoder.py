@@ -1,4 +1,4 @@
-"""``selfattn bench encoder FOLDER``: texts in and embeddings out, by a pretrained sentence encoder, against others.
+"""A pretrained sentence encoder, texts in and embeddings out, against other libraries.
 
 Everybody tokenises too, cuts at the folder's ``max_seq_length``, and returns normalised means of the tokens. The peers
 get texts sorted by length, padded within a batch, in several sizes of batch of which the fastest counts. Cases: "mixed",
@@ -6,13 +6,11 @@ get texts sorted by length, padded within a batch, in several sizes of batch of 
 of --corpus, a file of plain text such as gensim's lee_background.cor.
 
 --dtype int8 compares what is rounded to 8 bits, each as its library does it: ONNX Runtime's dynamic quantisation, per channel;
-OpenVINO's INT8 by nncf, calibrated on texts of the corpus. Then the least and the mean cosine with selfattn's float32 vectors
-are told.
+OpenVINO's INT8 by nncf, calibrated on texts of the corpus. Then the least cosine with selfattn's float32 vectors is told.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,35 +29,48 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfattn import config
+from selfattn.benchmarks.app import listed, new_parser, one_of
+from selfattn.benchmarks.turns import Array, Prepare, Result, Row, Spelling
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
 
-from . import memory
-from .turns import Contestant, Measured, Prepare, Prepared, Turns, preamble, time_of, versions_of
+from . import memory, shared
 
-Array = np.ndarray[Any, Any]
 Encode = Callable[[list[str], int], Array]  # texts, size of a batch
 
 BATCHES = (8, 16, 32, 64)
 TOLERANCE = 1e-4  # of elements of vectors of length 1
-COMPACT_TOLERANCE = 0.2  # of rounded weights: whoever computes something else is found, no more
+COMPACT_TOLERANCE = (
+    0.2  # of cosines below 1, of rounded weights: whoever computes something else is found, no more
+)
 LONG, FIXED = 150, 64  # tokens
 COUNTS = {"mixed": 1000, "long": 400, "64": 32, "one": 1}
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case(shared.Case):
     """What is embedded, and the operations that its tokens need without any padding."""
 
     name: str
     texts: tuple[str, ...]
     tokens: int
-    flops: float
+    operations: float
+    dtype: str = "float32"
 
     @property
     def label(self) -> str:
         """Name the case in the table."""
         return f"{self.name}: {len(self.texts)} x {self.tokens / len(self.texts):.0f} tokens"
+
+    @property
+    def flops(self) -> float:
+        """Return the operations, which were counted where the tokens were."""
+        return self.operations
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is saved of the case: numbers, not the texts."""
+        case = {"case": self.name, "texts": len(self.texts), "tokens": self.tokens}
+        return {**super().facts(), "case": case, "limit_dtype": self.dtype}
 
 
 # --------------------------------------------------------------------------------------------------- texts
@@ -82,21 +94,17 @@ def tokenizer_of(folder: Path) -> Any:
     return tokenizer
 
 
-def flops_of(folder: Path, lengths: Sequence[int]) -> float:
+def flops_of(folder: Path, lengths: Array) -> float:
     """Count the products of an encoder of BERT's shape, a multiply and an add each."""
-    s = _settings(folder)[0]
+    s, n = _settings(folder)[0], lengths.astype(np.float64)
     width, wide, layers = s["hidden_size"], s["intermediate_size"], s["num_hidden_layers"]
-    n = np.asarray(lengths, np.float64)
     return float(layers * np.sum(n * (8 * width**2 + 4 * width * wide) + 4 * n**2 * width))
 
 
-def _count(name: str, scale: float) -> int:
-    """Return how many texts a case has: only of the long lists a part can be taken."""
-    return max(1, round(COUNTS[name] * scale)) if name in ("mixed", "long") else COUNTS[name]
-
-
-def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float) -> list[Case]:
-    """Take the cases' texts from a corpus, spread over it; ``scale`` takes that part of their number."""
+def cases_of(
+    folder: Path, corpus: Path, names: Sequence[str], scale: float = 1.0, dtype: str = "float32"
+) -> list[Case]:
+    """Take the cases' texts from a corpus, spread over it; ``scale`` takes that share of the long lists."""
     tokenizer = tokenizer_of(folder)
     text = corpus.read_text(encoding="utf-8")
     sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n", text) if s.strip()]
@@ -120,13 +128,15 @@ def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float) -> 
     }
     cases = []
     for name in names:
-        source, count = sources[name], _count(name, scale)
+        source, count = sources[name], COUNTS[name]
+        if name in ("mixed", "long"):
+            count = max(1, round(count * scale))
         if len(source) < count:
             raise ValueError(f"{corpus} has texts for {len(source)} of the {count} of the case {name!r}")
         step = 1 if name == "one" else len(source) / count
         texts = tuple(source[int(i * step)] for i in range(count))
-        lengths = [len(e.ids) for e in tokenizer.encode_batch(list(texts))]
-        cases.append(Case(name, texts, sum(lengths), flops_of(folder, lengths)))
+        lengths = np.array([len(e.ids) for e in tokenizer.encode_batch(list(texts))])
+        cases.append(Case(name, texts, int(lengths.sum()), flops_of(folder, lengths), dtype))
     return cases
 
 
@@ -255,7 +265,7 @@ class Library(NamedTuple):
 
 DTYPES = ("float32", "bfloat16", "int8")
 LIBRARIES = {
-    "selfattn": Library(_load_selfattn, ("selfattn.models",), DTYPES),
+    "selfattn": Library(_load_selfattn, ("tokenizers",), DTYPES),
     "onnxruntime": Library(_load_onnxruntime, ("onnxruntime", "tokenizers"), ("float32", "int8")),
     "openvino": Library(_load_openvino, ("openvino", "tokenizers"), DTYPES),
     "transformers": Library(_load_transformers, ("torch", "transformers", "tokenizers")),
@@ -265,14 +275,6 @@ EXPORTING = ("torch", "transformers", "onnxscript")
 QUANTIZING = {"onnxruntime": "onnx", "openvino": "nncf"}  # what rounds to int8 needs as well
 CALIBRATION = 300  # texts of the corpus
 ONNX_USERS = ("onnxruntime", "openvino")
-
-
-def is_installed(engine: str, dtype: str = "float32") -> bool:
-    """Tell whether the modules can be found that a library needs."""
-    modules = LIBRARIES[engine].modules + (
-        (QUANTIZING[engine],) if dtype == "int8" and engine in QUANTIZING else ()
-    )
-    return all(find_spec(module) is not None for module in modules)
 
 
 def export(folder: Path, file: Path) -> None:
@@ -333,17 +335,27 @@ class Opened:
         """Load the folder."""
         encode = LIBRARIES[engine].load(self.source, threads)
 
-        def prepare(case: Case) -> Prepared:
+        def prepare(case: Case) -> list[Spelling]:
             texts = list(case.texts)
-            result = encode(texts, BATCHES[0])
             sizes = [size for size in BATCHES if size < 2 * len(texts)] or [1]
             if engine == "selfattn":
                 sizes = sizes[:1]  # it packs by itself
             sample = texts[:: max(1, len(texts) // 128)]
-            best = min(sizes, key=lambda size: time_of(lambda: encode(sample, size), 0.0))
-            return Prepared(lambda: encode(texts, best), np.asarray(result, np.float64))
+            best, least = sizes[0], np.inf
+            for size in sizes:
+                encode(sample, size)  # warm up
+                begin = time.perf_counter()
+                encode(sample, size)
+                seconds = time.perf_counter() - begin
+                best, least = (size, seconds) if seconds < least else (best, least)
+            return [shared.called(lambda: encode(texts, best))]
 
         return prepare
+
+
+def cosine_missing(result: Array, own: Array, whole: Array) -> float:
+    """Return by how much the least cosine with the float32 vectors ``whole`` is below 1."""
+    return float(1 - np.min(np.sum(result.reshape(whole.shape) * whole, axis=1)))
 
 
 # -------------------------------------------------------------------------------------- start and memory
@@ -388,41 +400,6 @@ def time_to_first(engine: str, threads: int, source: Source, texts: Path) -> tup
     return elapsed, int(peak[-1])
 
 
-# ------------------------------------------------------------------------------------------------ the command
-
-
-def lines_of(case: Case, measured: Measured, threads: Sequence[int], engines: Sequence[str]) -> str:
-    """Return the lines of a case: a library with a number of threads each."""
-    lines = []
-    for count in threads:
-        first = Contestant(engines[0], count)
-        for engine in engines:
-            times = measured.times.get(Contestant(engine, count))
-            head = f"{case.label:28s} {count:7d}  {engine:22s}"
-            if not times:
-                lines.append(f"{head} {measured.errors.get(Contestant(engine, count), '-')}")
-                continue
-            seconds = median(times)
-            rate = case.flops / seconds
-            peak = measured.peaks.get(count)
-            share = f"{rate / peak:7.0%}" if peak else f"{'-':>7s}"
-            ratio = measured.ratio(Contestant(engine, count), first)
-            cells = f"{len(case.texts) / seconds:8.1f} {seconds * 1e3:10.2f} {rate / 1e9:8.0f} {share}"
-            lines.append(f"{head} {cells} " + (f"{ratio:7.2f}x" if ratio else f"{'-':>8s}"))
-    return "\n".join(lines)
-
-
-def cosines_of(measured: Measured, expected: Array) -> str:
-    """Return lines with the least and the mean cosine with the float32 vectors."""
-    lines = []
-    for contestant, vectors in measured.results.items():
-        cosines = np.sum(vectors * expected, axis=1)
-        lines.append(
-            f"{'':37s} {contestant.engine:22s} cosine with float32: least {cosines.min():.4f}, mean {cosines.mean():.4f}"
-        )
-    return "\n".join(lines)
-
-
 def find_corpus() -> Path | None:
     """Return gensim's sample of Australian news, if gensim is installed."""
     found = find_spec("gensim")
@@ -431,52 +408,54 @@ def find_corpus() -> Path | None:
     return Path(found.origin).parent / "test" / "test_data" / "lee_background.cor"
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(prog=prog, description=__doc__)
-    add = parser.add_argument
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def _parser(prog: str, arguments: Sequence[str]) -> Parser:
+    """Return the parser; whether a peer is installed depends on the dtype."""
+    int8 = any(each.endswith("int8") for each in arguments)
+    peers = {
+        name: [*library.modules, *([QUANTIZING[name]] if int8 and name in QUANTIZING else [])]
+        for name, library in LIBRARIES.items()
+        if name != "selfattn"
+    }
+    parser = new_parser(prog, __doc__ or "", peers)
+    add, corpus = parser.add_argument, find_corpus()
     add("folder", type=Path, help="as sentence-transformers saves it; mean pooling, normalised")
     add(
         "--corpus",
         type=Path,
-        default=find_corpus(),
+        default=corpus,
         metavar="FILE",
         help="plain text; default: gensim's, if installed",
     )
-    add("--cases", default=",".join(COUNTS), metavar="A,B", help="any of these (the default: all)")
-    add("--engines", metavar="A,B", help=f"any of {', '.join(LIBRARIES)}; default: all installed")
-    add("--dtype", choices=DTYPES, default="float32", help="of weights and products")
-    add("--threads", default="", metavar="N,N", help="default: the CPUs of this process, and 1")
-    add("--rounds", type=int, default=5, metavar="N")
-    add("--seconds", type=float, default=0.1, metavar="T", help="least length of a batch of timings")
+    cases = listed(one_of("case", COUNTS))
     add(
-        "--scale", type=float, default=1.0, metavar="F", help="take this part of the mixed and the long texts"
+        "--cases",
+        type=cases,
+        default=list(COUNTS),
+        metavar="A,B",
+        help=f"any of {', '.join(COUNTS)}; default: all",
+    )
+    add("--dtype", choices=DTYPES, default="float32", help="of weights and products")
+    add(
+        "--scale",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="take this share of the mixed and the long texts",
     )
     add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
     add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
-    streams.add_json(add)
     return parser
 
 
-def _check(parser: Parser, options: argparse.Namespace) -> None:
-    options.cases = options.cases.split(",")
-    if unknown := set(options.cases) - set(COUNTS):
-        parser.error(f"no cases of kind {', '.join(sorted(unknown))}; there are {', '.join(COUNTS)}")
-    named = options.engines.split(",") if options.engines else list(LIBRARIES)
-    if unknown := set(named) - set(LIBRARIES):
-        parser.error(f"no engine {', '.join(sorted(unknown))}; there are {', '.join(LIBRARIES)}")
-    lacking = [engine for engine in named if options.dtype not in LIBRARIES[engine].dtypes]
-    if options.engines and lacking:
-        parser.error(f"{', '.join(lacking)} is not compared in {options.dtype}")
-    named = [engine for engine in named if engine not in lacking]
-    missing = [engine for engine in named if not is_installed(engine, options.dtype)]
-    if options.engines and missing:
-        parser.error(
-            f"{', '.join(missing)} is not installed; pip install 'selfattn[bench]' installs all peers"
-        )
-    options.engines = [engine for engine in named if engine not in missing]
-    if not options.engines:
-        parser.error("no engine is installed")
-    exports = set(options.engines) & set(ONNX_USERS) and not (options.onnx and options.onnx.exists())
+def main(arguments: Sequence[str], prog: str) -> int:
+    """Run the benchmark and return its exit code."""
+    parser = _parser(prog, arguments)
+    options = parser.parse_args(arguments)
+    options.peers = [peer for peer in options.peers if options.dtype in LIBRARIES[peer].dtypes]
+    exports = set(options.peers) & set(ONNX_USERS) and not (options.onnx and options.onnx.exists())
     if exports and not all(find_spec(module) for module in EXPORTING):
         parser.error(f"to write the ONNX file needs {', '.join(EXPORTING)}; or give one with --onnx")
     for file in ("config.json", "tokenizer.json"):
@@ -484,87 +463,55 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"{options.folder} has no {file}")
     if options.corpus is None or not options.corpus.is_file():
         parser.error("there is no corpus; --corpus FILE names a file of plain text")
-    if options.rounds < 1 or not options.seconds >= 0 or not 0 < options.scale <= 1:
-        parser.error("rounds must be at least 1, seconds at least 0, scale in (0, 1]")
-    try:
-        options.threads = sorted(
-            {int(n) for n in options.threads.split(",") if n} or {config.usable_cpus(), 1}
-        )[::-1]
-    except ValueError:
-        parser.error(f"threads are integers with commas between them, not {options.threads!r}")
-    if min(options.threads) < 1:
-        parser.error("threads must be at least 1")
-
-
-def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench encoder") -> int:
-    """Run the benchmark and return its exit code."""
-    parser = _parser(prog)
-    options = parser.parse_args(arguments)
-    _check(parser, options)
+    if not 0 < options.scale <= 1:
+        parser.error("scale must be in (0, 1]")
     streams.check(options.json)
+    if options.quick:
+        options.scale *= 0.1
     with tempfile.TemporaryDirectory() as folder:
         source = Source(options.folder, options.onnx or Path(folder) / "model.onnx", options.dtype)
-        if set(options.engines) & set(ONNX_USERS) and not source.onnx.exists():
+        if exports:
             export(options.folder, source.onnx)
         if options.dtype == "int8":
-            quantize(source, options.engines, options.corpus)
+            quantize(source, options.peers, options.corpus)
         try:
-            cases = cases_of(options.folder, options.corpus, options.cases, options.scale)
+            cases = cases_of(options.folder, options.corpus, options.cases, options.scale, options.dtype)
         except ValueError as error:
             parser.error(str(error))
-        with streams.table_beside(options.json):
-            return _run(cases, source, Path(folder) / "texts.json", options)
+        return _run(prog, cases, source, Path(folder) / "texts.json", options)
 
 
-def _run(cases: Sequence[Case], source: Source, texts: Path, options: argparse.Namespace) -> int:
-    engines, threads = options.engines, options.threads
-    compact = source.dtype != "float32"
-    whole = import_module("selfattn.models").load(source.folder) if compact else None
-    print(
-        preamble(versions_of([e for e in engines if e != "selfattn"]), options.rounds, options.seconds),
-        end="\n\n",
-    )
-    heads = (
-        f"{'case':28s} threads  {'library':22s} {'texts/s':>8s} {'ms':>10s} {'GFLOP/s':>8s} {'of peak':>7s}"
-    )
-    print(f"{heads} {'vs first':>8s}", flush=True)
-    saved: list[dict[str, Any]] = []
-    sound = True
-    try:
-        for case in cases:
-            for count in threads:
-                contestants = [Contestant(engine, count) for engine in engines]
-                with Turns(Opened(source), contestants, source.dtype) as turns:
-                    tolerance = COMPACT_TOLERANCE if compact else TOLERANCE
-                    measured = turns.measure(case, options.rounds, options.seconds, tolerance)
-                print(lines_of(case, measured, [count], engines), flush=True)
-                if whole is not None:
-                    print(cosines_of(measured, whole.encode(list(case.texts))), flush=True)
-                sound = sound and not measured.errors
-                facts = {
-                    "case": case.name,
-                    "texts": len(case.texts),
-                    "tokens": case.tokens,
-                    "flops": case.flops,
-                }
-                saved.append({**facts, "peaks": measured.peaks, "results": measured.as_rows()})
-        if not options.no_start and memory.AVAILABLE:
-            texts.write_text(json.dumps(max(cases, key=lambda case: case.tokens).texts), encoding="utf-8")
-            print("\nfrom a process's start to its first embedding, and memory beyond the imports")
-            for engine in engines:
-                try:
-                    times = [
-                        time_to_first(engine, max(threads), source, texts)
-                        for _ in range(min(options.rounds, 3))
-                    ]
-                except RuntimeError as error:
-                    sound = False
-                    print(f"{engine:22s} {error}", flush=True)
-                    continue
-                seconds, peak = median(t for t, _ in times), max(p for _, p in times)
-                print(f"{engine:22s} {seconds:6.2f} s {peak / 1e6:8.0f} MB", flush=True)
-                saved.append({"start": engine, "seconds": seconds, "bytes": peak})
-    finally:  # keep what was measured
-        if options.json:
-            streams.write(options.json, json.dumps(saved, indent=1).encode())
-    return 0 if sound else 1
+def _run(prog: str, cases: Sequence[Case], source: Source, texts: Path, options: Any) -> int:
+    whole = import_module("selfattn.models").load(source.folder) if source.dtype != "float32" else None
+    rows = []
+    for case in cases:
+        row = Row(
+            "encoder", case.label, shared.contestants(case, options, one_thread=True), tolerance=TOLERANCE
+        )
+        if whole is not None:
+            distance = partial(cosine_missing, whole=whole.encode(list(case.texts)))
+            row = replace(row, distance=distance, tolerance=COMPACT_TOLERANCE)
+        rows.append(replace(row, count=(len(case.texts), "texts")))
+    starts = {}
+    if not options.no_start and memory.AVAILABLE:
+        texts.write_text(json.dumps(max(cases, key=lambda case: case.tokens).texts), encoding="utf-8")
+        for engine in ("selfattn", *options.peers):
+            measured = [
+                time_to_first(engine, options.threads, source, texts)
+                for _ in range(1 if options.quick else 3)
+            ]
+            starts[engine] = {"seconds": median(t for t, _ in measured), "bytes": max(p for _, p in measured)}
+
+    def after(found: Result) -> None:
+        for row in found["rows"] if whole is not None else []:
+            cosines = [
+                f"{c['name']} {1 - c['difference']:.4f}" for c in row["contestants"] if "difference" in c
+            ]
+            print(f"least cosine with float32, {row['label']}: {', '.join(cosines)}")
+        for engine, start in starts.items():
+            first = f"{start['seconds']:.2f} s from the start of a process to the first embedding"
+            print(f"{engine}: {first}, {start['bytes'] / 1e6:.0f} MB of memory beyond the imports")
+
+    about = f"{source.dtype}; texts of {options.corpus.name}"
+    packages = {peer: peer for peer in options.peers}
+    return shared.run(prog, options, rows, Opened(source), packages, about, after, start=starts)

@@ -1,4 +1,4 @@
-"""The products of decoding with weights in the blocks of a GGUF file: bytes of weights a second, beside a loop that only reads."""
+"""The products of decoding with the quants of a GGUF file: bytes of weights a second, compared with a loop that only reads."""
 
 from __future__ import annotations
 
@@ -10,51 +10,44 @@ from collections.abc import Sequence
 import numpy as np
 
 import selfattn
-from selfattn import _core, config
+from selfattn import _core
+from selfattn.benchmarks.app import listed, new_parser, one_of
 from selfattn.cli import streams
-from selfattn.cli.parser import Parser
+from selfattn.cli.numbers import count
 from selfattn.engine.weights import QUANTS, Quants, multiply
 
 KINDS = tuple(kind for kind, (numbers, _) in QUANTS.items() if numbers > 1)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench weights") -> int:
+def main(arguments: Sequence[str], prog: str) -> int:
     """Run the benchmark and return its exit code."""
-    parser = Parser(prog=prog, description=__doc__)
-    add = parser.add_argument
-    add("--kinds", default=",".join(KINDS), metavar="A,B", help="any of these (the default: all)")
-    add("--columns", type=int, default=1536, metavar="N", help="of a weight, a multiple of 256")
-    add("--megabytes", type=int, default=96, metavar="N", help="of weights: more than the caches hold")
-    add("--rows", type=int, default=1, metavar="N", help="sequences that decode at a time")
-    add("--rounds", type=int, default=15, metavar="N", help="of which the fastest counts")
-    add("--threads", type=int, default=config.usable_cpus(), metavar="N")
-    streams.add_json(add, "the figures")
+    parser = new_parser(prog, __doc__ or "", {})
+    add, kinds = parser.add_argument, listed(one_of("kind", KINDS))
+    add("--kinds", type=kinds, default=KINDS, metavar="A,B", help=f"any of {', '.join(KINDS)}; default: all")
+    add("--columns", type=count, default=1536, metavar="N", help="of a weight, a multiple of 256")
+    add("--megabytes", type=count, default=96, metavar="N", help="of weights: more than the caches hold")
+    add("--rows", type=count, default=1, metavar="N", help="sequences that decode at a time")
     options = parser.parse_args(arguments)
-    kinds = options.kinds.split(",")
-    if unknown := set(kinds) - set(KINDS):
-        parser.error(f"no blocks of kind {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
-    if options.columns < 1 or options.columns % 256:
+    if options.columns % 256:
         parser.error(f"columns must be a multiple of 256, not {options.columns}")
-    if min(options.megabytes, options.rows, options.rounds, options.threads) < 1:
-        parser.error("megabytes, rows, rounds and threads must be at least 1")
     streams.check(options.json)
     with streams.table_beside(options.json):
-        _run(kinds, options)
+        _run(options)
     return 0
 
 
-def _run(kinds: Sequence[str], options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> None:
     selfattn.set_num_threads(options.threads)
     print(
         f"{_core.get_isa()}, {options.threads} threads, {options.rows} x {options.columns} times {options.megabytes} MB"
     )
     print(f"{'kind':8}{'reading':>14}{'product':>14}{'times':>8}")
     found = {}
-    for kind in kinds:
+    for kind in options.kinds:
         blocks = drawn(kind, options.columns, options.megabytes << 20)
         x = np.random.default_rng(0).standard_normal((options.rows, options.columns)).astype(np.float32)
         best, reading = np.inf, 0.0
-        for _ in range(options.rounds):  # in turns
+        for _ in range(options.rounds or 15):  # in turns
             reading = max(reading, _core._read_bandwidth(blocks.nbytes, options.threads, 5))
             start = time.perf_counter()
             multiply(x, blocks, None, steps=True)
@@ -67,7 +60,7 @@ def _run(kinds: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def drawn(kind: str, columns: int, size: int) -> Quants:
-    """Return weights of any bits, in so many bytes or a few less; scales are zeros."""
+    """Return weights of any bits, in ``size`` bytes or a few less; scales are zeros."""
     numbers, block = QUANTS[kind]
     row = columns // numbers * block
     out = max(1, size // row)
