@@ -16,6 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from selfattn import _core
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))  # its modules: importlib mode does not find them
+sys.path.append(str(Path(__file__).parents[1]))  # benchmarks
 
 # A shell starts what runs in the background with Ctrl-C ignored, and nohup with a closed terminal; so would be the tests of both, and
 # their children.

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from selfattn.benchmarks import long, memory
+from benchmarks import long, memory
 
 MIB = 2**20
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,49 +13,64 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import reference
+from selfattn import _core, reference
 from selfattn._timing import sample_times, wait_until_quiet
-from selfattn.benchmarks import app, engines, measure, report
-from selfattn.benchmarks.cases import BACKWARD, BOTH, SUITES, Case, Choice, Contestant, Row, rows_of
-from selfattn.benchmarks.worker import Library, serve
+from selfattn.benchmarks import app, report
+from selfattn.benchmarks.attention import BACKWARD, BOTH, ENGINES, SUITES, Case, Choice, open_engine, rows_of
+from selfattn.benchmarks.turns import Contestant, Library, Row, Turns, Worker, compare
 
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
 
 
+def flops(*shape: int, **options: Any) -> float:
+    return Case(*shape, **options).facts()["flops"]
+
+
 def test_work_of_a_case() -> None:
-    case = Case(10, 4, keys=20, batch=2, heads=6, kv_heads=3)
-    assert case.flops == 4 * 2 * 6 * 10 * 20 * 4
-    assert Case(10, 4, causal=True).flops == Case(10, 4).flops / 2
-    assert case.key_value_bytes == 2 * 2 * 3 * 20 * 4 * 4
-    assert Case(**case.to_dict()) == case
-    assert Case(10, 4, gradients=BACKWARD).flops == 10 * 8 * 10 * 10 * 4
-    assert Case(10, 4, gradients=BOTH, causal=True).flops == 7 * 8 * 10 * 10 * 4
-    for blocks, open_pairs in {
-        "documents": 8 * 2,
-        "prefix": 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8,
-        "window": 1 + 2 + 6 * 3,
-    }.items():
-        case = Case(8, 4, blocks=blocks, block_length=2)
-        assert case.flops == pytest.approx(Case(8, 4).flops * open_pairs / 64)
+    facts = Case(10, 4, keys=20, batch=2, heads=6, kv_heads=3).facts()
+    assert facts["flops"] == 4 * 2 * 6 * 10 * 20 * 4
+    assert facts["key_value_bytes"] == 2 * 2 * 3 * 20 * 4 * 4
+    assert Case(**facts["case"]).facts() == facts
+    assert flops(10, 4, causal=True) == flops(10, 4) / 2
+    assert flops(10, 4, gradients=BACKWARD) == 10 * 8 * 10 * 10 * 4
+    assert flops(10, 4, gradients=BOTH, causal=True) == 7 * 8 * 10 * 10 * 4
 
 
 def test_suites() -> None:
-    choice = Choice(["numpy", "torch"], other_isas=["avx2"])
-    rows = {name: rows_of([name], choice) for name in SUITES}
+    choice = Choice(["numpy", "torch", "openvino"], other_isas=["avx2"])
+    rows = {name: rows_of([name], choice) for name in ("summary", *SUITES)}
     assert len(rows["forward"]) == len(rows["causal"]) == 7 * 4
     for name, members in rows.items():
         assert members, name
         assert len({row.label for row in members}) == len(members), name
         for row in members:
-            assert row.contestants[0].engine == "selfattn"
+            assert row.contestants[0].engine.startswith("selfattn")
     everything = rows_of(["all"], choice)
     assert len(everything) == sum(len(members) for name, members in rows.items() if name != "summary")
     assert rows_of(["forward", "forward"], choice) == rows["forward"]
-    assert rows["isa"][0].contestants[0].environment == {"SELFATTN_ISA": "avx2"}
-    assert [c.name for c in rows["strided"][0].contestants][:2] == ["selfattn", "contiguous"]
-    for row in rows["blocks"]:
-        assert [(c.name, c.yardstick) for c in row.contestants] == [("selfattn", False), ("dense", True)]
-    assert "documents of 512 in 4096 x 64" in [row.label for row in rows["blocks"]]
+    assert rows["isa"][0].contestants[0].engine == "selfattn avx2"
+    assert rows["isa"][0].label == "avx2 128 x 32"
+    names = {name: [c.name for c in members[0].contestants[1:]] for name, members in rows.items()}
+    assert names["forward"] == ["numpy", "torch", "openvino"]
+    assert names["strided"] == ["contiguous", "numpy", "torch"]
+    assert names["16bit"] == ["torch", "openvino"]
+    assert names["backward"] == ["torch"]
+
+
+def test_labels() -> None:
+    cases = {
+        "128 x 64": Case(128, 64),
+        "bfloat16, backward, causal 128 x 64": Case(
+            128, 64, dtype="bfloat16", gradients=BACKWARD, causal=True
+        ),
+        "float mask per head 8 x 4": Case(8, 4, mask="float per head"),
+        "one head 8 x 4": Case(8, 4, heads=1),
+        "(B, L, H, D) 8 x 4": Case(8, 4, layout="BLHD"),
+        "1 query, 9 keys, 4/2 heads, float16": Case(1, 8, keys=9, heads=4, kv_heads=2, dtype="float16"),
+        "2-D call 3 x 4, float32": Case(3, 4, heads=1, layout="LD"),
+    }
+    assert list(cases) == [case.label for case in cases.values()]
+    assert [case.limit for case in cases.values()] == ["flops"] * 5 + ["bytes", ""]
 
 
 def test_sample_times() -> None:
@@ -64,7 +79,7 @@ def test_sample_times() -> None:
     assert samples
     assert 0 < min(samples) < 1e-3
     assert len(calls) > len(samples)
-    slow = sample_times("sleep(0.002)", {"sleep": __import__("time").sleep}, seconds=0)
+    slow = sample_times("sleep(0.002)", {"sleep": time.sleep}, seconds=0)
     assert len(slow) == 1
     assert slow[0] >= 0.002
     wait_until_quiet(0.1)
@@ -72,73 +87,69 @@ def test_sample_times() -> None:
 
 @pytest.mark.parametrize("engine", ["selfattn", "torch"])
 @pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
-@pytest.mark.parametrize("ragged", [0, 5])
-def test_spellings_compute_the_case(ragged: int, kind: str, engine: str) -> None:
+def test_spellings_compute_the_case(kind: str, engine: str) -> None:
     """All that only PyTorch computes too: the other libraries are compared whenever they are timed."""
     pytest.importorskip(engine, reason=f"needs the package {engine}")
-    for split in (False, True):
-        case = Case(
-            40, 4, heads=2, mask="" if ragged else "float", gradients=kind, ragged=ragged, split=split
-        )
-        query, key, value, mask = inputs = case.inputs()
-        if ragged:
-            at = case.offsets
-            out, pullback = reference.varlen_attention_vjp(query, key, value, at, at)
-        else:
-            out, pullback = reference.scaled_dot_product_attention_vjp(query, key, value, mask)
-        grads = pullback(case.grad_out())[: 3 if ragged else 4] if kind else [out]
-        expected = np.concatenate([np.ravel(x) for x in grads])
-        for spelling in engines.ENGINES[engine].spell(case, inputs, 1):
-            for _ in range(2):  # a timed statement runs again and again
-                got = spelling.to_array(eval(spelling.statement, spelling.names))
-                np.testing.assert_allclose(np.ravel(got), expected, atol=1e-5)
+    case = Case(40, 4, heads=2, mask="float", gradients=kind)
+    arrays = case.inputs()
+    out, pullback = reference.scaled_dot_product_attention_vjp(*arrays.values())
+    expected = np.concatenate([np.ravel(x) for x in (pullback(case.grad_out())[:4] if kind else [out])])
+    for spelling in ENGINES[engine].spell(case, arrays, 1):
+        for _ in range(2):  # a timed statement runs again and again
+            got = spelling.to_array(eval(spelling.statement, dict(spelling.names)))
+            np.testing.assert_allclose(np.ravel(got), expected, atol=1e-5)
 
 
-def test_worker_protocol() -> None:
-    requests: list[dict[str, Any]] = [
-        {"do": "prepare", "id": 3, "case": Case(4, 2).to_dict()},
-        {"do": "run", "id": 3, "seconds": 0.001},
-        {"do": "run", "id": 4, "seconds": 0.001},
-        {"do": "forget"},
-        {"do": "run", "id": 3, "seconds": 0.001},
-        {"do": "something"},
-    ]
-    answers = io.StringIO()
-    serve(Library("numpy", 1), map(json.dumps, requests), answers)
-    prepared, timed, unknown, forgotten, gone, nonsense = map(json.loads, answers.getvalue().splitlines())
-    assert list(prepared["samples"]) == list(timed["times"]) == ["attention(q, k, v)"]
+@pytest.mark.parametrize("isa", _core.available_isas(), indirect=True)
+def test_an_engine_of_an_instruction_set(isa: str) -> None:
+    other = _core.available_isas()[0]
+    open_engine(f"selfattn {other}", 1)
+    assert sa.get_isa() == other
+    open_engine(f"selfattn {isa}", 1)
+    assert sa.get_isa() == isa
+
+
+def test_what_a_worker_answers() -> None:
+    library = Library("numpy", 1)
+    expected = reference.scaled_dot_product_attention(*Case(4, 2).inputs().values())
+    (sample,) = library.prepare(3, Case(4, 2), open_engine)["samples"]
+    np.testing.assert_allclose(sample, expected.ravel(), atol=1e-6)
+    timed = library.run(3, 0.001, "")
     assert timed["times"]["attention(q, k, v)"]
     assert timed["limits"] == []
-    assert forgotten == {}
-    assert all("error" in answer for answer in (unknown, gone, nonsense))
+    for limit in ("flops", "bytes"):
+        assert min(library.run(3, 0.0, limit)["limits"]) > 0
 
 
-def test_a_worker_that_dies_is_reported() -> None:
-    worker = measure.Worker("numpy", 1, {})
+@pytest.mark.parametrize("engine", ["numpy", "nobody"])
+def test_a_worker_that_fails_and_one_that_dies(engine: str) -> None:
+    worker, case = Worker(engine, 1), {"number": 0, "case": Case(4, 2), "opened": open_engine}
     try:
-        assert worker.ask(do="forget") == {}
+        assert "KeyError" in worker.ask("run", number=4, seconds=0.0, limit="")["error"]
+        answer = worker.ask("prepare", **case)
+        assert answer["error"] == "KeyError: 'nobody'" if engine == "nobody" else answer["samples"]
         worker.process.kill()
-        with pytest.raises(measure.WorkerError, match="numpy"):
-            worker.ask(do="forget")
+        with pytest.raises(ChildProcessError, match=f"the {engine} worker ended"):
+            worker.ask("prepare", **case)
     finally:
         worker.close()
 
 
-def test_one_process_for_each_environment() -> None:
+def test_one_process_for_each_engine_and_number_of_threads() -> None:
     case = Case(4, 2)
     contestants = [
-        Contestant("selfattn", "selfattn", case),
-        Contestant("again", "selfattn", case),
-        Contestant("other", "selfattn", case, {"SELFATTN_ISA": sa.get_isa()}),
+        Contestant(name, "selfattn", case, threads=n) for name, n in (("selfattn", 0), ("two", 2), ("b", 1))
     ]
     yardstick = Contestant("larger", "selfattn", Case(5, 2), yardstick=True)
-    with measure.Bench(threads=1, rounds=2, seconds=0.0) as bench:
-        row = bench.measure(Row("forward", "tiny", (*contestants, yardstick)))
-        assert len(bench.workers) == 2
+    with Turns(open_engine, threads=1, rounds=2, seconds=0.0) as turns:
+        row = turns.measure(Row("forward", "tiny", (*contestants, yardstick), count=(3, "things")))
+        assert list(turns.workers) == [("selfattn", 1), ("selfattn", 2)]
+        processes = [worker.process for worker in turns.workers.values()]
+    assert all(process.returncode is not None for process in processes)
+    assert row["count"] == (3, "things")
     last = row["contestants"].pop()
     assert last["times"]
     assert "agrees" not in last
-    assert "samples" not in last
     for contestant in row["contestants"]:
         assert contestant["agrees"]
         assert "samples" not in contestant
@@ -151,10 +162,7 @@ def make_contestant(name: str, times: dict[str, list[list[float]]], **more: Any)
     return {
         "name": name,
         "engine": name,
-        "environment": {},
-        "case": case.to_dict(),
-        "flops": case.flops,
-        "key_value_bytes": case.key_value_bytes,
+        **case.facts(),
         "times": times,
         "limits": [],
         **more,
@@ -162,12 +170,10 @@ def make_contestant(name: str, times: dict[str, list[list[float]]], **more: Any)
 
 
 def make_row() -> dict[str, Any]:
-    flops = Case(100, 10).flops
-    own = make_contestant(
-        "selfattn", {"a": [[3.0, 2.0], [4.0, 5.0]]}, limits=[flops, 0.9 * flops], agrees=True
-    )
+    work = flops(100, 10)
+    own = make_contestant("selfattn", {"a": [[3.0, 2.0], [4.0, 5.0]]}, limits=[work, 0.9 * work], agrees=True)
     peer = make_contestant("numpy", {"b": [[9.0], [9.0]], "c": [[6.0], [10.0]]}, agrees=False, difference=1.0)
-    absent = make_contestant("torch", {}, unsupported="nothing")
+    absent = make_contestant("torch", {}, error="nothing")
     return {"suite": "forward", "label": "100 x 10", "limit": "flops", "contestants": [own, peer, absent]}
 
 
@@ -179,7 +185,12 @@ def test_figures_of_a_row() -> None:
     assert report.median_time(peer) == 8
     assert report.best_time(absent) is report.median_time(absent) is None
     assert report.rate(row, own) == own["flops"] / 2
-    assert report.share_of_limit(row, own) == 0.5
+    head, rule, line = report.table([("100 x 10", ["selfattn", "numpy", "torch"])], [row], markdown=False)
+    assert head.split() == ["case", "best", "median", "rate", "of", "peak", "vs", "NumPy", "vs", "PyTorch"]
+    assert set(rule) == {"-", " "}
+    assert line.split() == ["100", "x", "10", "2", "s", "3.5", "s", "0", "GFLOP/s", "50%", "3.00x!", "-"]
+    (*_, line) = report.table([("", ["selfattn"])], [{**row, "count": (5, "texts")}], markdown=True)
+    assert "|  2.5 texts/s |" in line
     assert report.rate({**row, "limit": "bytes"}, own) == own["key_value_bytes"] / 2
     assert report.rate({**row, "limit": ""}, own) is None
     assert report.ratio(row, "numpy") == 3
@@ -191,7 +202,7 @@ def test_problems_of_a_run() -> None:
     assert not report.is_sound([row])
     text = "\n".join(report.problems([row]))
     assert "NumPy differs" in text
-    assert "not possible with PyTorch: nothing" in text
+    assert "error in 100 x 10, PyTorch: nothing" in text
     row["contestants"][1]["agrees"] = True
     assert report.is_sound([row])
     row["contestants"][0]["times"] = {}
@@ -199,18 +210,17 @@ def test_problems_of_a_run() -> None:
 
 
 def test_results_that_differ_are_noted() -> None:
-    results: list[dict[str, Any]] = [
-        {"case": {"dtype": "float32"}, "samples": {"f": values}} for values in ([1.0, 2.0], [1.0, 2.5], [1.0])
-    ]
-    results.append({"case": {"dtype": "float32"}, "unsupported": "no"})
-    measure.compare(results)
+    samples = [[np.array(x) for x in found] for found in ([[1.0, 2.0]], [[1.0, 2.0], [1.0, 2.5]], [[1.0]])]
+    results: list[dict[str, Any]] = [{"samples": found} for found in samples] + [{"error": "no"}]
+    contestants = [Contestant(str(n), "selfattn", Case(4, 2)) for n in range(4)]
+    compare(Row("forward", "", tuple(contestants), tolerance=0.1), results)
     assert [result.get("agrees") for result in results] == [True, False, False, None]
     assert results[1]["difference"] == 0.5
 
 
 def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "results.json"
-    suites = "forward,causal,mask,float64,16bit,decode,small,strided,backward,ragged,blocks,isa"
+    suites = "forward,causal,mask,float64,16bit,decode,small,strided,backward,isa"
     assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
     printed = capsys.readouterr().out
     run = json.loads(saved.read_text())
@@ -234,7 +244,7 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_wrong_usage(
     arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(app, "is_installed", lambda name: name == "numpy")
+    monkeypatch.setattr(app, "find_spec", lambda name: object() if name == "numpy" else None)
     with pytest.raises(SystemExit) as stop:
         app.main(arguments.split())
     assert stop.value.code == 2

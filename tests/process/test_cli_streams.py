@@ -16,7 +16,6 @@ import pytest
 from processes import COMMAND, PYTHON, finish, run_command, start
 
 from selfattn import cli
-from selfattn.benchmarks.measure import WorkerError
 from selfattn.cli import streams
 
 TRAIN = ["train", "t.txt", "--epochs", "1", "--dim", "8", "--tokenizer", "whitespace"]
@@ -175,9 +174,7 @@ def test_help_that_nobody_gets_is_an_error(arguments: list[str], buffered: str, 
     assert done.stderr.endswith(": error: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.parametrize(
-    "what", [["--help"], TINY, ["bench", "weights"], ["bench", "layers"], ["bench", "gpt"]]
-)
+@pytest.mark.parametrize("what", [["--help"], TINY, ["bench"], ["bench", "layers"], ["bench", "gpt"]])
 def test_nothing_is_measured_or_shown_for_nobody(
     what: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,8 +242,8 @@ def test_an_error_without_a_message_has_a_name(
 
     monkeypatch.setattr("selfattn.cli.models._load", fail)
     monkeypatch.setattr("selfattn.cli.steps._page", fail)
-    monkeypatch.setattr("selfattn.benchmarks.weights._run", fail)
-    for command in (["embed", "m", "sea"], ["steps", "1"], ["bench", "weights"]):
+    monkeypatch.setattr("selfattn.benchmarks.app.measure", fail)
+    for command in (["embed", "m", "sea"], ["steps", "1"], ["bench"]):
         assert cli.main(command) == 1
         assert capsys.readouterr().err.endswith("error: MemoryError\n")
 
@@ -255,11 +252,11 @@ def test_a_worker_that_dies_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def die(*_: Any) -> None:
-        raise WorkerError("the selfattn worker ended on its own")
+        raise ChildProcessError("the selfattn worker ended on its own")
 
-    monkeypatch.setattr("selfattn.benchmarks.layers._run", die)
-    assert cli.main(["bench", "layers"]) == 1
-    assert capsys.readouterr().out == "the selfattn worker ended on its own\n"
+    monkeypatch.setattr("selfattn.benchmarks.app.measure", die)
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr() == ("", "selfattn bench: error: the selfattn worker ended on its own\n")
 
 
 @pytest.mark.parametrize(
@@ -378,9 +375,7 @@ def test_results_that_cannot_be_read(file: str, here: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.startswith("selfattn bench: error: [Errno")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[*TINY, "--json"], ["bench", "layers", "--json"], ["embed", "m", "sea", "--out"]]
-)
+@pytest.mark.parametrize("arguments", [[*TINY, "--json"], ["embed", "m", "sea", "--out"]])
 @pytest.mark.parametrize("place", ["no/such/x.json", "m"])
 def test_a_place_is_checked_before_the_work(
     arguments: list[str],
@@ -392,8 +387,7 @@ def test_a_place_is_checked_before_the_work(
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("it began to work")
 
-    monkeypatch.setattr("selfattn.benchmarks.app.Bench", work)
-    monkeypatch.setattr("selfattn.benchmarks.layers.Turns", work)
+    monkeypatch.setattr("selfattn.benchmarks.app.Turns", work)
     monkeypatch.setattr("selfattn.cli.models._load", work)
     assert cli.main([*arguments, place]) == 1
     out, error = capsys.readouterr()

@@ -16,9 +16,9 @@ import pytest
 from processes import PYTHON, finish, run_script, start
 
 import selfattn as sa
+from benchmarks import memory
+from benchmarks.memory import status
 from selfattn import _core, nn
-from selfattn.benchmarks import memory
-from selfattn.benchmarks.memory import status
 
 if not hasattr(signal, "setitimer"):
     pytest.skip("interval timers are POSIX", allow_module_level=True)

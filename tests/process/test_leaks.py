@@ -9,8 +9,8 @@ from inputs import BFLOAT16, FLOATS, LAYOUTS, OPTIONS, options_together, random_
 from leaks import assert_nothing_stays, fails
 
 import selfattn as sa
+from benchmarks import memory
 from selfattn import models, nn, optim
-from selfattn.benchmarks import memory
 
 attend = sa.scaled_dot_product_attention
 NAMES = ("query", "key", "value")

@@ -17,8 +17,8 @@ from inputs import BFLOAT16
 from processes import PYTHON, finish, start
 
 import selfattn as sa
+from benchmarks import memory
 from selfattn import nn
-from selfattn.benchmarks import memory
 
 MIB = 2**20
 LIMIT = 64 * MIB

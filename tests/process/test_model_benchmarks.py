@@ -1,22 +1,29 @@
-"""The benchmarks of layers, GPTs and encoders: their counts, their pairing, and whole runs of tiny sizes."""
+"""The benchmarks beside the package: their counts, what is compared, and whole runs of tiny sizes."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from selfattn.benchmarks import app, encoder, generation, layers, weights
-from selfattn.benchmarks.turns import Contestant, Measured, Prepared, Turns
+from benchmarks import blocks, encoder, generation, layers, ragged, weights
+from benchmarks.__main__ import COMMANDS, main
+from selfattn import models, reference
+from selfattn.benchmarks.attention import BACKWARD
+
+BRIEF = ["--rounds", "1", "--seconds", "0"]
 
 
-def open_constant(engine: str, threads: int) -> object:
-    """Give each engine a result of its own, in the worker."""
-    value = {"selfattn": 1.0, "near": 1.001, "far": 2.0}[engine]
-    return lambda case: Prepared(lambda: None, np.full(case, value))
+def run(tmp_path: Path, command: str, *given: str) -> list[dict[str, Any]]:
+    """Run a command with selfattn alone or with PyTorch; return the rows that it saves."""
+    saved = tmp_path / "saved.json"
+    assert main([*command.split(), *BRIEF, *given, "--json", str(saved)]) == 0
+    rows: list[dict[str, Any]] = json.loads(saved.read_text())["rows"]
+    return rows
 
 
 def test_work_of_a_case() -> None:
@@ -24,58 +31,87 @@ def test_work_of_a_case() -> None:
     assert layers.Case("forward", 32, 5, 3).flops == forward
     assert layers.Case("train", 32, 5, 3).flops == 3 * forward
     assert layers.Case("linear", 8, 5, out=4).flops == 2 * 5 * 8 * 4
+    dense = blocks.Case(8, 4).facts()["flops"]
+    for kind, open_pairs in {
+        "documents": 8 * 2,
+        "prefix": 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8,
+        "window": 1 + 2 + 6 * 3,
+    }.items():
+        share = blocks.Case(8, 4, blocks=kind, block_length=2).facts()["flops"] / dense
+        assert share == pytest.approx(open_pairs / 64)
+    case = ragged.Case(40, 4, heads=2, ragged=5, causal=True, gradients=BACKWARD)
+    assert case.facts()["flops"] == sum(10 * 2 * n * n * 4 / 2 for n in case.lengths)
 
 
-def test_ratios_are_paired() -> None:
-    own, peer, slow = Contestant("selfattn", 2), Contestant("a", 2), Contestant("b", 2)
-    measured = Measured({own: [1.0, 10.0, 2.0], peer: [2.0, 30.0, 2.0], slow: []}, {}, {}, {})
-    assert measured.ratio(peer, own) == 2.0
-    assert measured.ratio(slow, own) is None
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: python -m benchmarks {command} [-h] [--peers A,B]" in capsys.readouterr().out
 
 
-def test_results_that_differ_are_not_timed() -> None:
-    contestants = [Contestant(name, 1) for name in ("selfattn", "near", "far")]
-    with Turns(open_constant, contestants) as turns:
-        measured = turns.measure(3, rounds=2, seconds=0.0, tolerance=0.01)
-    assert [len(times) for times in measured.times.values()] == [2, 2]
-    assert list(measured.errors) == [contestants[2]]
-    assert "differs" in measured.errors[contestants[2]]
-    assert measured.peaks[1] > 0
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("kind", ["", BACKWARD])
+@pytest.mark.parametrize("split", [False, True])
+def test_ragged_batches_are_computed(split: bool, kind: str, engine: str) -> None:
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    case = ragged.Case(40, 4, heads=2, gradients=kind, ragged=5, split=split)
+    query, key, value, grad_out = case.packed()
+    at = case.offsets
+    out, pullback = reference.varlen_attention_vjp(query, key, value, at, at)
+    expected = np.concatenate([np.ravel(x) for x in (pullback(grad_out)[:3] if kind else [out])])
+    for spelling in ragged.open_engine(engine, 1)(case):
+        for _ in range(2):  # a timed statement runs again and again
+            got = spelling.to_array(eval(spelling.statement, dict(spelling.names)))
+            np.testing.assert_allclose(got.ravel(), expected, atol=1e-5)
+
+
+def test_a_run_of_ragged_batches_and_of_blocks(tmp_path: Path) -> None:
+    rows = run(tmp_path, "ragged --quick --peers none --lengths 40 --dims 4")
+    assert [row["label"] for row in rows] == [
+        f"{kind}{causal}16 of 16 to 40 x 4" for kind in ("", "backward, ") for causal in ("", "causal, ")
+    ]
+    rows += run(tmp_path, "blocks --quick --lengths 16 --dims 4")
+    assert [row["label"] for row in rows[4:]] == [
+        f"{kind}{part} in 16 x 4" for kind in ("", "backward, ") for part in ("documents of 2", "prefix of 4")
+    ]
+    for row in rows:
+        for contestant in row["contestants"]:
+            assert contestant["times"]
+            assert contestant.get("agrees", contestant["name"] in ("dense", "equal lengths"))
 
 
 def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("torch", reason="needs the package torch")
-    saved = tmp_path / "layers.json"
-    tiny = "--sizes 64x4x2 --kinds train,forward --peers torch --threads 2,1 --rounds 1 --seconds 0"
-    assert app.main(["layers", *tiny.split(), "--json", str(saved)]) == 0
-    cases = json.loads(saved.read_text())
-    assert [case["kind"] for case in cases] == ["train", "forward"]
-    assert [len(case["results"]) for case in cases] == [4, 4]
-    printed = capsys.readouterr().out
-    assert "vs torch" in printed
-    assert "train d=64, 2 x 4" in printed
+    tiny = "layers --quick --sizes 64x4x2 --peers numpy --threads 2"
+    rows = run(tmp_path, tiny)
+    assert [row["label"].split()[0] for row in rows] == ["train", "eval", "forward", "linear", "linear"]
+    names = [[contestant["name"] for contestant in row["contestants"]] for row in rows]
+    assert names == [["selfattn", "1 thread"]] * 3 + [["selfattn", "numpy", "1 thread"]] * 2
+    assert "train d=64, 2 x 4" in capsys.readouterr().out
 
 
-def test_a_run_of_training_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["layers --quick --sizes 64x4x2 --threads 1", "gpt --sizes 8x4x2", "embedding --quick --kinds step"],
+)
+def test_pytorch_computes_the_same(command: str, tmp_path: Path) -> None:
     """Losses of the first steps are compared: a library that trains otherwise would be told."""
     pytest.importorskip("torch", reason="needs the package torch")
-    saved = tmp_path / "gpt.json"
-    assert (
-        app.main(
-            [
-                "gpt",
-                *["--sizes", "8x4x2", "--threads", "1", "--rounds", "1", "--seconds", "0"],
-                "--json",
-                str(saved),
-            ]
-        )
-        == 0
-    )
-    (case,) = json.loads(saved.read_text())
-    assert [row["engine"] for row in case["results"]] == ["selfattn", "torch-modules", "torch-fused"]
+    for row in run(tmp_path, command):
+        assert len(row["contestants"]) > 1
+        assert all(contestant["agrees"] for contestant in row["contestants"])
+
+
+def test_peers_that_are_not_installed_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("selfattn.benchmarks.app.find_spec", lambda name: None)
+    (row,) = run(tmp_path, "gpt --sizes 8x4x2 --threads 1")
+    assert [contestant["name"] for contestant in row["contestants"]] == ["selfattn"]
     printed = capsys.readouterr().out
-    assert "vs torch-fused" in printed
-    assert "C=8, T=4, B=2" in printed
+    assert "not installed: torch-modules, torch-fused" in printed
+    assert re.search(r"C=8, T=4, B=2 .* steps/s", printed)
 
 
 def test_texts_in_batches_keep_their_order() -> None:
@@ -96,49 +132,74 @@ def test_texts_in_batches_keep_their_order() -> None:
 
 
 def test_what_rounds_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "find_spec", lambda name: None if name == "nncf" else object())
-    assert [encoder.is_installed("openvino", dtype) for dtype in encoder.DTYPES] == [True, True, False]
-    assert encoder.is_installed("onnxruntime", "int8")
+    monkeypatch.setattr(
+        "selfattn.benchmarks.app.find_spec", lambda name: None if name == "nncf" else object()
+    )
+    peers = [encoder._parser("", [f"--dtype={dtype}"]).get_default("peers") for dtype in encoder.DTYPES]
+    assert ["openvino" in names for names in peers] == [True, True, False]
+    assert all("onnxruntime" in names for names in peers)
 
 
-def test_cosines_are_told() -> None:
-    own = Contestant("selfattn", 1)
-    vectors = np.array([[1.0, 0.0], [0.6, 0.8]])
-    measured = Measured({}, {}, {}, {own: vectors})
-    assert "least 0.6000, mean 0.8000" in encoder.cosines_of(measured, np.array([[1.0, 0.0], [1.0, 0.0]]))
+def test_cosines_are_compared() -> None:
+    vectors, whole = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[1.0, 0.0], [1.0, 0.0]])
+    assert encoder.cosine_missing(vectors.ravel(), vectors.ravel(), whole) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_run_of_an_encoder(dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    from text_folders import VOCABULARY, add_pipeline, make_tokenizer, old_pooling
+
+    config = {
+        "vocab_size": len(VOCABULARY), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": 24, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+    }  # fmt: skip
+    models.save(models.BertModel(config, rng=0), tmp_path)
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    add_pipeline(tmp_path, old_pooling("mean"), normalize=True)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the sea was calm. a ship sailed over!\n" * 90)
+    given = f"--corpus {corpus} --cases mixed,one --scale 0.02 --peers none --dtype {dtype} --threads 1"
+    rows = run(tmp_path, f"encoder {tmp_path} {given}")
+    assert [row["contestants"][0]["case"]["texts"] for row in rows] == [20, 1]
+    shown = capfd.readouterr().out
+    assert "texts/s" in shown
+    assert ("least cosine with float32" in shown) == (dtype == "int8")
+    assert re.search(r"selfattn: [\d.]+ s from the start of a process to the first embedding, \d+ MB", shown)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("layers --kinds x", "no cases of kind x"),
+        ("nothing", "invalid choice: 'nothing'"),
+        ("layers --kinds x", "no kind 'x'"),
         ("layers --sizes 33x4x2", "multiples of 32"),
+        ("layers --sizes 32x4", "must be WIDTHxTOKENSxBATCH"),
         ("layers --threads 0", "at least 1"),
         ("gpt --sizes 9x4x2", "multiples of 4"),
-        ("gpt --peers x", "no peer x"),
+        ("gpt --peers x", "no peer 'x'"),
         ("gpt --rounds 0", "at least 1"),
-        ("encoder . --cases x", "no cases of kind x"),
-        ("encoder . --engines x", "no engine x"),
-        ("encoder . --engines transformers --dtype int8", "transformers is not compared in int8"),
-        ("generation nothing --engines selfattn", "there is no file nothing"),
-        ("generation . --cases x", "no cases of kind x"),
-        ("generation . --engines x", "no engine x"),
+        ("encoder . --cases x", "no case 'x'"),
+        ("encoder . --peers x", "no peer 'x'"),
+        ("encoder . --peers none", "has no config.json"),
+        ("generation nothing --peers none", "there is no file nothing"),
+        ("generation . --cases x", "no case 'x'"),
+        ("weights --kinds Q2_K", "no kind 'Q2_K'"),
+        ("weights --columns 100", "multiple of 256"),
     ],
 )
 def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        app.main(arguments.split())
+        main(arguments.split())
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
 
 def test_gradients_are_compared_by_their_median() -> None:
-    distance = layers.distance_of(layers.Case("eval", 32, 5))
     expected = np.zeros(20)
     outlier, wrong, output = np.zeros(20), np.zeros(20), np.zeros(20)
     outlier[12], wrong[10:], output[3] = 1.0, 1.0, 1.0
-    assert [distance(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
-    assert layers.distance_of(layers.Case("forward", 32, 5))(outlier, expected) == 1
+    assert [layers.output_and_gradient(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
 
 
 def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -148,8 +209,6 @@ def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[
     from gguf_files import byte_level, write
     from language_folders import SPECIAL, make_tokenizer
 
-    from selfattn import models
-
     config = {
         "model_type": "llama", "vocab_size": make_tokenizer().get_vocab_size(), "hidden_size": 32, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 64,
@@ -157,24 +216,22 @@ def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[
     file, corpus = tmp_path / "model.gguf", tmp_path / "corpus.txt"
     write(file, config, models.LlamaForCausalLM(config, rng=0).state_dict(), "Q4_1", byte_level(SPECIAL))
     corpus.write_text("the sea was calm. " * 90)
-    given = f"generation {file} --corpus {corpus} --engines selfattn --prompt 20 --answer 5 --rounds 1 --seconds 0 --threads 1"
-    assert app.main([*given.split(), "--json", str(tmp_path / "times.json")]) == 0
+    rows = run(
+        tmp_path, f"generation {file} --corpus {corpus} --peers none --prompt 20 --answer 5 --threads 1"
+    )
+    assert [row["label"] for row in rows] == ["prompt, 20 tokens", "answer, 5 tokens"]
     shown = capfd.readouterr().out
-    assert re.search(r"prompt +20 tokens +1 +selfattn +[\d.]+ +[\d.]+ +1\.00x", shown)
-    assert re.search(r"answer +5 tokens +1 +selfattn", shown)
-    assert "a token takes" in shown
-    assert "to the first token" in shown
-    saved = json.loads((tmp_path / "times.json").read_text())
-    assert [each.get("case") for each in saved] == ["prompt", "answer", None, None]
-    assert saved[2]["bytes"] == generation.bytes_of_a_token(file)
+    assert "tokens/s" in shown
+    assert re.search(
+        r"to the first token [\d.]+ s\nreading the .* takes .* ms; a token takes [\d.]+ times that", shown
+    )
+    saved = json.loads((tmp_path / "saved.json").read_text())
+    assert saved["bytes"] == generation.bytes_of_a_token(file) > 0
 
 
 def test_weights(capsys: pytest.CaptureFixture[str], threads_restored: None) -> None:
-    tiny = ["--columns", "256", "--megabytes", "1", "--rounds", "1", "--threads", "1"]
-    assert app.main(["weights", *tiny, "--json", "-"]) == 0
+    tiny = "weights --columns 256 --megabytes 1 --rounds 1 --threads 1 --json -"
+    assert main(tiny.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == list(weights.KINDS)
     assert all(figure > 0 for row in found.values() for figure in row.values())
-    for wrong in (["--kinds", "Q2_K"], ["--columns", "100"], ["--rounds", "0"]):
-        with pytest.raises(SystemExit):
-            app.main(["weights", *wrong])
