@@ -406,31 +406,20 @@ def speed_cases() -> dict[str, Timed]:
 
 def benchmark_cases() -> dict[str, Timed]:
     """Take the benchmark's own cases and spellings."""
-    cases = import_module("selfattn.benchmarks.cases")
-    choice = cases.Choice(peers=(), quick=True)
-    names = [
-        "forward",
-        "causal",
-        "mask",
-        "float64",
-        "16bit",
-        "decode",
-        "small",
-        "strided",
-        "backward",
-        "ragged",
-        "blocks",
-    ]
-    listed = {row.label: row.contestants[0].case for row in cases.rows_of(names, choice)}
+    attention = import_module("selfattn.benchmarks.attention")
+    names = [name for name in attention.SUITES if name != "isa"]
+    listed = {
+        row.label: row.contestants[0].case
+        for row in attention.rows_of(names, attention.Choice(peers=(), quick=True))
+    }
 
     def timed(case: Any) -> Timed:
         made: list[Any] = []  # shared by both builds
 
         def make(sa: Any, threads: int) -> tuple[str, dict[str, Any]]:
             made[:] = made or [case.inputs()]
-            engines = import_module("selfattn.benchmarks.engines")
-            spelling = engines.ENGINES["selfattn"].spell(case, made[0], threads)[0]
-            return spelling.statement, spelling.names
+            spelling = attention.ENGINES["selfattn"].spell(case, made[0], threads)[0]
+            return spelling.statement, dict(spelling.names)
 
         return make
 
@@ -441,6 +430,7 @@ def own_cases() -> dict[str, Timed]:
     """Row operations, the model, and attention with options that the benchmark does not time."""
     rng = np.random.default_rng(0)
     q = rng.standard_normal((1, 8, 512, 64), dtype=np.float32)
+    packed = np.ascontiguousarray(q[0].swapaxes(0, 1))
     x = rng.standard_normal((512, 768), dtype=np.float32)
     one = rng.standard_normal((768,), dtype=np.float32)
     sentence = rng.integers(0, 50, 24).tolist()
@@ -468,6 +458,8 @@ def own_cases() -> dict[str, Timed]:
         "softcap 512 x 64": options(softcap=20.0),
         "alibi 512 x 64": options(alibi_slopes=np.full(8, 0.1, np.float32)),
         "window 512 x 64": options(window=(64, 0)),
+        "prefix 512 x 64": lambda sa, threads: options(block_mask=sa.BlockMask.prefix_lm(128))(sa, threads),
+        "packed 512 x 64": call("varlen_attention", packed, packed, packed, [0, 100, 512], [0, 100, 512]),
         "key lengths 512 x 64": options(key_lengths=np.array([300])),
         "weights 512 x 64": options(return_weights=True),
         "softmax 512 x 768": call("softmax", x),

@@ -1,6 +1,6 @@
 """Draw ``docs/images/long.svg`` from a saved run of long sequences, as plain SVG text.
 
-python -m selfattn.benchmarks.long --json docs/measurements/long.json
+python -m benchmarks long --json docs/measurements/long.json
 python docs/figures/long.py docs/measurements/long.json docs/images/long.svg
 """
 
