@@ -173,15 +173,7 @@ def quoted(value: Any) -> str:
 
 
 class Entries:
-    """Settings by name, read one by one; :meth:`finish` refuses what nobody has read.
-
-    Parameters
-    ----------
-    values : mapping
-        Such as a ``config.json`` holds.
-    where : str
-        For messages.
-    """
+    """Settings by name, such as a ``config.json`` holds, read one by one; :meth:`finish` refuses what nobody has read."""
 
     harmless: Collection[str] = ()  # keys that change nothing
 
@@ -232,13 +224,7 @@ class Entries:
         return self._get(name, default)
 
     def finish(self) -> None:
-        """Refuse keys that nobody has read, unless they switch something off.
-
-        Raises
-        ------
-        ValueError
-            A key is not understood: it might change results.
-        """
+        """Refuse keys that nobody has read and that might change results; those that switch something off do not."""
         for name, value in self.values.items():
             if name not in self.read and value not in (None, False, {}, []):
                 raise ValueError(

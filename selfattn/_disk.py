@@ -98,11 +98,6 @@ def write_file(path: Path, content: bytes) -> None:
     """Write one file so that it is there as a whole or as it was.
 
     A link is followed and stays one; a file that is there keeps its permissions. A pipe or device is written into.
-
-    Raises
-    ------
-    OSError
-        It could not be written, or may not be; what was there before is as it was.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
@@ -115,13 +110,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return what a path names when links have been followed; a link to nothing yet names what it points at.
-
-    Raises
-    ------
-    OSError
-        Links go round in a circle, or what is there may not be written.
-    """
+    """Return what a path names when links have been followed; a link to nothing yet names what it points at."""
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -219,8 +208,7 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
     temporary = _beside(path, secrets.token_hex(8), "new")
     count = 0
     try:
-        with temporary.open("xb") as file:
-            _keep_mode(file.fileno(), path)
+        with _new_file(temporary, path) as file:
             _write_header(file, 0, width, dtype)
             for part in parts:
                 try:
@@ -232,8 +220,6 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
                 count += len(part)
             file.seek(0)
             _write_header(file, count, width, dtype)
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -245,9 +231,8 @@ def _write_header(file: Any, count: int, width: int, dtype: npt.DTypeLike) -> No
         "fortran_order": False,
         "shape": (count, width),
     }
-    np.lib.format.write_array_header_1_0(
-        file, header
-    )  # pads to the length that it has with the largest count
+    # It pads to the length that the header has with the largest count.
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _exchange(staged: dict[Path, Path], suffix: str) -> None:
@@ -273,13 +258,20 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
         old.unlink()
 
 
+@contextmanager
+def _new_file(path: Path, replaced: Path) -> Iterator[Any]:
+    """Open a new file with the permissions of the one that it will replace; at the end it is on the disk."""
+    with path.open("xb") as file:
+        _keep_mode(file.fileno(), replaced)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _write_to_disk(path: Path, data: bytes, replaced: Path) -> None:
     try:
-        with path.open("xb") as file:
-            _keep_mode(file.fileno(), replaced)
+        with _new_file(path, replaced) as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} while writing {len(data)} bytes", str(path)) from error
 
@@ -304,15 +296,7 @@ def read(path: Path, most: int | None = None) -> bytes:
 
 
 def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
-    """Return the tokenizer that a file of Hugging Face's library ``tokenizers`` holds.
-
-    Raises
-    ------
-    ValueError
-        It holds none.
-    ImportError
-        ``tokenizers`` is not installed.
-    """
+    """Return the tokenizer that a file of Hugging Face's library ``tokenizers`` holds; a ValueError if it holds none."""
     library = import_extra("tokenizers", extra)
     with library_errors(f"{path} is not a tokenizer of Hugging Face's"):
         return library.Tokenizer.from_str(content.decode())

@@ -81,21 +81,11 @@ def _moved(array: Array, sequences: Array, capacity: int) -> Array:
 class Decoder:
     """A language model: ids in, logits of the next id out.
 
-    Parameters
-    ----------
-    model : Transformer
-        Causal layers that share heads' number and width, a table, and the final norm; without pooling. Its arrays are read
-        where they are: what is written to them counts from the next call on.
-    head : ndarray or Rounded, shape (vocabulary, d)
-        A tied head is the table.
-    head_bias : ndarray, shape (vocabulary,), optional
-    max_seq_len : int
-        The most tokens of a sequence.
+    ``model`` has causal layers that share heads' number and width, a table, and the final norm; no pooling. ``head`` is (vocabulary, d);
+    a tied one is the table. Arrays are read where they are: what is written to them counts from the next call on.
 
-    Notes
-    -----
-    What is taken for ids is a 1-D array of integers. No sequence may be empty or longer than ``max_seq_len``, what is in the
-    cache included: a ValueError, and the cache is as it was.
+    Ids are vectors of integers. No sequence may be empty or longer than ``max_seq_len``, what is in the cache included: a ValueError,
+    and the cache is as it was.
     """
 
     def __init__(

@@ -19,13 +19,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def vectors(name: str, sequences: Iterable[npt.ArrayLike]) -> list[Ids]:
-    """Take the ids of each sequence as a vector of int64.
-
-    Raises
-    ------
-    TypeError, ValueError
-        They are no integers, or have more axes.
-    """
+    """Take the ids of each sequence as a vector of int64."""
     found = [as_integers(f"{name} of sequence {n}", own) for n, own in enumerate(sequences)]
     for n, own in enumerate(found):
         if own.ndim != 1:

@@ -41,13 +41,8 @@ def _tables(rope: Rope, longest: int, dtype: str) -> tuple[Any, Any]:
 def read_rope(config: Entries, width: int, longest: int) -> Rope:
     """Read rotary positions for heads of a width; ``longest`` is what max_position_embeddings says.
 
-    Understood are the types default, linear, dynamic, yarn, llama3, and longrope whose factors are the same near and far.
-    dynamic begins to differ from default beyond max_position_embeddings, and so never here.
-
-    Raises
-    ------
-    ValueError
-        The type or a key is not supported.
+    The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another type or key is a
+    ValueError. dynamic begins to differ from default beyond max_position_embeddings, and so never here.
     """
     new, old = config.raw(NEW), config.raw(OLD)
     found: Any = new or old or {}

@@ -159,48 +159,13 @@ def generate(
 ) -> Iterator[list[int | None]]:
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
-    Parameters
-    ----------
-    decoder : Generates
-        Here nothing is known of its vocabulary: the caller checks ids.
-    prompts : sequence of ndarray of int, shape (length,)
-        Of any lengths, none empty.
-    max_new_tokens : int, default 100
-        For each prompt.
-    temperature : float, default 0.0
-        0 takes the likeliest token, the first of equal ones. Else logits are divided by it, and a token is drawn.
-    top_k : int, optional
-        Draw from the likeliest k alone.
-    top_p : float, optional
-        Draw from the likeliest tokens that together have this probability, at least one.
-    repetition_penalty : float, default 1.0
-        Logits of tokens that are there already, in the prompt too, are divided by it where positive, and multiplied where
-        negative.
-    stop_ids : collection of int
-        A sequence ends after one of these, which is given out too.
-    rng : int, sequence of int, Generator or None
-        Sequence i has the seed rng + i, or that of the sequence.
-    context : int, optional
-        How many tokens the decoder takes at most, prompt and new ones.
-    ends : callable, optional
-        ``ends(sequence, id)`` is asked of each token that is given out, and ends the sequence if true.
+    Prompts are vectors of ids of any lengths, none empty; the vocabulary is the decoder's alone, so the caller checks ids. What draws
+    is as :func:`sampling` and :func:`seeds` say. A sequence ends after ``max_new_tokens``, after one of ``stop_ids``, after a token
+    for which ``ends(sequence, id)`` is true, both of which are given out, or, with a UserWarning, when the ``context``, the most
+    tokens that the decoder takes, is full.
 
-    Returns
-    -------
-    iterator of list
-        Of each step the new id of each prompt, None where it has ended before. The last step is that in which the last
-        sequence ends.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A prompt is empty, no vector of ints, or longer than the context; other arguments as :func:`sampling` and
-        :func:`seeds` say. While iterating: logits from which no token can be drawn, with the number of the prompt.
-
-    Warns
-    -----
-    UserWarning
-        While iterating: a sequence ended because the context is full.
+    Each step is a list of the new id of each prompt, None where it has ended before; the last one is that in which the last sequence
+    ends. Logits from which no token can be drawn are a ValueError with the number of the prompt.
     """
     how = sampling(temperature, top_k, top_p, repetition_penalty)
     most = check_size("max_new_tokens", max_new_tokens)

@@ -89,27 +89,15 @@ QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 class Quants(Rounded):
     """Weights as a GGUF file stores them.
 
-    Parameters
-    ----------
-    raw : ndarray of uint8, shape (out, bytes of a row)
-        Contiguous; it may be part of a mapped file, and is never copied.
-    kind : str
-        GGUF's name: ``"Q4_0"``, ``"Q4_1"``, ``"Q8_0"``, ``"Q4_K"``, ``"Q6_K"``, ``"F16"``, ``"BF16"`` or ``"F32"``.
-    shape : tuple of int
-        (out, in); ``in`` must be a multiple of the kind's block, 32 numbers for Q4_0, Q4_1 and Q8_0, 256 for Q4_K and Q6_K.
-
-    Raises
-    ------
-    ValueError
-        There is no such kind, or ``raw`` has not as many bytes as the shape says.
-    TypeError
-        ``raw`` is not a contiguous array of uint8.
+    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, and is never copied. ``kind`` is GGUF's name:
+    Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 or F32. Of ``shape``, (out, in), in is a multiple of what shares scales: 32 numbers of
+    Q4_0, Q4_1 and Q8_0, 256 of Q4_K and Q6_K.
 
     Examples
     --------
     >>> import numpy as np
-    >>> block = np.frombuffer(np.float16(0.5).tobytes() + bytes(range(32)), np.uint8)
-    >>> Quants(block[None], "Q8_0", (1, 32)).dequantize()[0, :4]
+    >>> row = np.frombuffer(np.float16(0.5).tobytes() + bytes(range(32)), np.uint8)
+    >>> Quants(row[None], "Q8_0", (1, 32)).dequantize()[0, :4]
     array([0. , 0.5, 1. , 1.5], dtype=float32)
     """
 

@@ -35,15 +35,7 @@ Fan: TypeAlias = Literal["fan_in", "fan_out"]
 
 
 def as_generator(rng: Any) -> Generator:
-    """Take what ``rng=`` may be: an int, a generator, or None for fresh entropy.
-
-    Raises
-    ------
-    TypeError
-        It is something else.
-    ValueError
-        It is a negative int.
-    """
+    """Take what ``rng=`` may be: an int that is not negative, a generator, or None for fresh entropy."""
     if isinstance(rng, np.random.Generator | TorchGenerator):
         return rng
     if rng is not None and (isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__")):
@@ -179,13 +171,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _drawn_dtype(tensor: Array) -> Any:
-    """Return the dtype that numbers for an array are drawn in.
-
-    Raises
-    ------
-    TypeError
-        It is no array of floats, to write into.
-    """
+    """Return the dtype that numbers for an array are drawn in; refuse what is no array of floats to write into."""
     if not isinstance(tensor, np.ndarray) or tensor.dtype.name not in FLOATS:
         raise TypeError(f"tensor must be an ndarray of floats, which is filled, not {tensor!r:.80}")
     return np.float64 if tensor.dtype.char == "d" else np.float32

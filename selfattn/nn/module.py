@@ -496,42 +496,22 @@ def checked_pullback(
     backward: Callable[[Array], Any],
     name: str = "dy",
 ) -> Pullback:
-    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward."""
-    unchanged = Unchanged(type(owner).__name__, *parameters)
+    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward.
+
+    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with new weights. A
+    checksum of their memory costs a fraction of the product that the weights take part in, and unlike a counter it also notices
+    ``weight[...] = 0``.
+    """
+    arrays = tuple(array for array in parameters if array is not None)
+    before, kind = _core._checksum(arrays), type(owner).__name__
 
     def pullback(dy: npt.ArrayLike) -> Any:
         dy = as_gradient(dy, y, name)
-        unchanged.check()
+        if _core._checksum(arrays) != before:
+            raise RuntimeError(f"the parameters of {kind} have changed since vjp was called; call vjp again")
         return backward(dy)
 
     return pullback
-
-
-class Unchanged:
-    """Remembers what parameters hold; a pullback that needs the old values checks before it uses them.
-
-    The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with
-    new weights. A checksum of their memory costs a fraction of the product that the weights take part in, and unlike
-    a counter it also notices ``weight[...] = 0``.
-    """
-
-    def __init__(self, owner: str, *arrays: Array | None) -> None:
-        self.owner = owner
-        self.arrays = tuple(array for array in arrays if array is not None)
-        self.before = _core._checksum(self.arrays)
-
-    def check(self) -> None:
-        """Raise when a parameter has changed.
-
-        Raises
-        ------
-        RuntimeError
-            The gradient that was asked for can no longer be had.
-        """
-        if _core._checksum(self.arrays) != self.before:
-            raise RuntimeError(
-                f"the parameters of {self.owner} have changed since vjp was called; call vjp again"
-            )
 
 
 def _owner(array: Any) -> Any:

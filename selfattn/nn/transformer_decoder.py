@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_features, as_gradient, check_size
+from selfattn._check import Array, as_features, as_gradient
 from selfattn.engine.weights import float_type
-from selfattn.nn import init
 from selfattn.nn.activations import GELU, Activation, ReLU
 from selfattn.nn.containers import Sequential
 from selfattn.nn.dropout import Dropout
-from selfattn.nn.linear import Linear
 from selfattn.nn.module import Gradients, Module, Pullback, run
 from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.norms import LayerNorm
-from selfattn.nn.transformer_encoder import Stack
+from selfattn.nn.transformer_encoder import ResidualLayer, Stack
 
 # From the gradient of what is added to those of its input, of the memory, and of parameters by the names of submodules.
 Back: TypeAlias = Callable[[Array], tuple[Array, Array | None, dict[str, Gradients]]]
@@ -26,7 +23,7 @@ Added: TypeAlias = Callable[[Array], tuple[Array, Back]]
 ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU()}
 
 
-class TransformerDecoderLayer(Module):
+class TransformerDecoderLayer(ResidualLayer):
     """Self-attention, attention to a memory and a feed-forward network, each with dropout, a residual and a LayerNorm.
 
     ``x = norm1(x + dropout1(self_attn(x)))``, ``x = norm2(x + dropout2(multihead_attn(x, memory)))``, and ``x = norm3(x +
@@ -88,47 +85,12 @@ class TransformerDecoderLayer(Module):
     ((3, 4, 8), (3, 5, 8), (24, 8))
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        *,
-        dtype: npt.DTypeLike = np.float32,
-        rng: init.Rng = None,
-    ) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
-        self.d_model = d_model = check_size("d_model", d_model)
-        self.activation, self.norm_first = activation, norm_first
-        dim_feedforward = check_size("dim_feedforward", dim_feedforward)
-        if d_model % check_size("nhead", nhead):
-            raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
-        generator = init.as_generator(rng)
-        drawn: dict[str, Any] = {"dtype": dtype, "rng": generator}
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **drawn)
-        self.multihead_attn = MultiheadAttention(
-            d_model, nhead, dropout, bias, batch_first=batch_first, **drawn
-        )
-        self.linear1 = Linear(d_model, dim_feedforward, bias, **drawn)
-        self.dropout = Dropout(dropout, **drawn)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, **drawn)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm3 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.dropout1 = Dropout(dropout, **drawn)
-        self.dropout2 = Dropout(dropout, **drawn)
-        self.dropout3 = Dropout(dropout, **drawn)
+    multihead_attn: MultiheadAttention
+    dropout1: Dropout
+    dropout2: Dropout
+    dropout3: Dropout
 
-    def extra_repr(self) -> str:
-        """Return the width, and what distinguishes layers of the same shapes."""
-        return f"d_model={self.d_model}, activation={self.activation!r}, norm_first={self.norm_first}"
+    _attentions = ("self_attn", "multihead_attn")
 
     def forward(
         self,

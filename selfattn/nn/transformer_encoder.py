@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,60 @@ from selfattn.nn.norms import LayerNorm, RMSNorm
 ACTIVATIONS = ("relu", "gelu")
 
 
-class TransformerEncoderLayer(Module):
+class ResidualLayer(Module):
+    """Attentions and a feed-forward network, each with dropout, a residual and a LayerNorm of its number.
+
+    A subclass names its attentions, and describes the parameters.
+    """
+
+    self_attn: MultiheadAttention
+    linear1: Linear
+    linear2: Linear
+    dropout: Dropout
+
+    _attentions: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        *,
+        dtype: npt.DTypeLike = np.float32,
+        rng: init.Rng = None,
+    ) -> None:
+        if activation not in ACTIVATIONS:
+            raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
+        self.d_model = d_model = check_size("d_model", d_model)
+        self.activation, self.norm_first = activation, norm_first
+        dim_feedforward = check_size("dim_feedforward", dim_feedforward)
+        drawn: dict[str, Any] = {"dtype": dtype, "rng": init.as_generator(rng)}
+        if d_model % check_size("nhead", nhead):
+            raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
+        for name in self._attentions:  # PyTorch's order of drawing
+            attention = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **drawn)
+            setattr(self, name, attention)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, **drawn)
+        self.dropout = Dropout(dropout, **drawn)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, **drawn)
+        numbers = range(1, len(self._attentions) + 2)
+        for n in numbers:
+            setattr(self, f"norm{n}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype))
+        for n in numbers:
+            setattr(self, f"dropout{n}", Dropout(dropout, **drawn))
+
+    def extra_repr(self) -> str:
+        """Return the width, and what distinguishes layers of the same shapes."""
+        return f"d_model={self.d_model}, activation={self.activation!r}, norm_first={self.norm_first}"
+
+
+class TransformerEncoderLayer(ResidualLayer):
     """Self-attention and a feed-forward network, each with dropout, a residual and a LayerNorm.
 
     ``x = norm1(x + dropout1(self_attn(x)))``, then ``x = norm2(x + feed_forward(x))`` with
@@ -86,43 +139,12 @@ class TransformerEncoderLayer(Module):
     ((3, 5, 8), (3, 5, 8), (16, 8))
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        *,
-        dtype: npt.DTypeLike = np.float32,
-        rng: init.Rng = None,
-    ) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
-        self.d_model = d_model = check_size("d_model", d_model)
-        self.activation, self.norm_first = activation, norm_first
-        dim_feedforward = check_size("dim_feedforward", dim_feedforward)
-        generator = init.as_generator(rng)
-        if d_model % check_size("nhead", nhead):
-            raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
-        self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout, bias, batch_first=batch_first, dtype=dtype, rng=generator
-        )
-        self.linear1 = Linear(d_model, dim_feedforward, bias, dtype=dtype, rng=generator)
-        self.dropout = Dropout(dropout, dtype=dtype, rng=generator)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, dtype=dtype, rng=generator)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.dropout1 = Dropout(dropout, dtype=dtype, rng=generator)
-        self.dropout2 = Dropout(dropout, dtype=dtype, rng=generator)
+    norm1: LayerNorm
+    norm2: LayerNorm
+    dropout1: Dropout
+    dropout2: Dropout
 
-    def extra_repr(self) -> str:
-        """Return the width, and what distinguishes layers of the same shapes."""
-        return f"d_model={self.d_model}, activation={self.activation!r}, norm_first={self.norm_first}"
+    _attentions = ("self_attn",)
 
     def forward(
         self,
