@@ -3,6 +3,7 @@ pyproject.toml."""
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -60,6 +61,11 @@ if sys.platform == "darwin":  # Apple's compiler knows the pragmas, and Homebrew
     ]
 if os.environ.get("SELFATTN_OPENMP") == "0" or "thread" in (sanitizers or ""):
     OPENMP = []
+
+# For wheels: OpenMP's library goes next to the extension, under the name that PyTorch's has too.
+bundled = "libgomp.so.1" if os.environ.get("SELFATTN_BUNDLE_OPENMP") == "1" else None
+if bundled:
+    link_args.append("-Wl,-rpath,$ORIGIN")
 
 # One extension for every CPython from 3.11 on, but for free-threaded ones, which have no stable ABI.
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -143,6 +149,10 @@ class BuildExt(build_ext):
 
     def run(self) -> None:
         super().run()
+        if bundled:
+            find = [*self.compiler.compiler_so[:1], f"-print-file-name={bundled}"]
+            library = subprocess.check_output(find, text=True).strip()
+            shutil.copyfile(library, Path(self.build_lib, "selfattn", bundled))
         if not self.inplace:
             self.copy_extensions_to_source()
         if stable_abi:
