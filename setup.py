@@ -150,7 +150,7 @@ class BuildExt(build_ext):
     def run(self) -> None:
         super().run()
         if bundled:
-            find = [*self.compiler.compiler_so[:1], f"-print-file-name={bundled}"]
+            find = [*self.compiler.compiler_so, f"-print-file-name={bundled}"]
             library = subprocess.check_output(find, text=True).strip()
             shutil.copyfile(library, Path(self.build_lib, "selfattn", bundled))
         if not self.inplace:
