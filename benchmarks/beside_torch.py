@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Times a training step of two encoder layers alone, and in turns with PyTorch's in one process.
+
+python benchmarks/beside_torch.py [--threads 2] [--rounds 7]
+
+Prints ms of a step: least of the rounds' medians. PyTorch comes last, since its threads stay awake once they have run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+import selfattn as sa
+from selfattn import nn, optim
+
+TOKENS, WIDTH, HEADS, WIDER = (16, 64), 128, 4, 512
+
+
+def ours(x: np.ndarray) -> Callable[[], None]:
+    """Return a step of selfattn."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, WIDER, dropout=0.0, batch_first=True, rng=0)
+    encoder = nn.TransformerEncoder(layer, 2)
+    optimizer = optim.AdamW(encoder.parameters())
+
+    def step() -> None:
+        out, pullback = encoder.vjp(x)
+        optimizer.step(pullback(out)[1])
+
+    return step
+
+
+def theirs(x: np.ndarray, threads: int) -> Callable[[], None]:
+    """Return the same step of PyTorch."""
+    import torch
+
+    torch.set_num_threads(threads)
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, WIDER, dropout=0.0, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2)
+    optimizer, rows = torch.optim.AdamW(encoder.parameters()), torch.from_numpy(x)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (encoder(rows) ** 2).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def milliseconds(steps: list[Callable[[], None]], rounds: int) -> list[float]:
+    """Run the steps in turns; return of each the least median."""
+    times = np.empty((rounds, 30, len(steps)))
+    for index in np.ndindex(times.shape):
+        start = time.perf_counter()
+        steps[index[-1]]()
+        times[index] = 1e3 * (time.perf_counter() - start)
+    return np.median(times, axis=1).min(axis=0).tolist()
+
+
+def main() -> None:
+    """Time what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--threads", type=int, default=sa.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    sa.set_num_threads(options.threads)
+    facts = sa.show_config("dicts")
+    print(f"{facts['cpu']}; ISA {facts['isa']}; {options.threads} threads; {facts['build']['team']}")
+    x = np.random.default_rng(0).standard_normal((*TOKENS, WIDTH), dtype=np.float32)
+    step = ours(x)
+    (alone,) = milliseconds([step], options.rounds)
+    other = theirs(x, options.threads)
+    in_turns, torch_in_turns = milliseconds([step, other], options.rounds)
+    (torch_alone,) = milliseconds([other], options.rounds)
+    print(f"selfattn alone {alone:.2f} ms, in turns {in_turns:.2f} ms")
+    print(f"PyTorch  alone {torch_alone:.2f} ms, in turns {torch_in_turns:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
