@@ -1,14 +1,11 @@
 #!/usr/bin/env python3
-"""Times a training step of two encoder layers alone, and in turns with PyTorch's in one process.
-
-python benchmarks/beside_torch.py [--threads 2] [--rounds 7]
-
-Prints ms of a step: least of the rounds' medians. PyTorch comes last, since its threads stay awake once they have run.
-"""
+"""Prints ms of a training step of two encoder layers, alone and in turns with PyTorch's in one process."""
 
 import argparse
+import importlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -33,8 +30,7 @@ def ours(x: np.ndarray) -> Callable[[], None]:
 
 def theirs(x: np.ndarray, threads: int) -> Callable[[], None]:
     """Return the same step of PyTorch."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     torch.set_num_threads(threads)
     layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, WIDER, dropout=0.0, batch_first=True)
     encoder = torch.nn.TransformerEncoder(layer, 2)
@@ -55,7 +51,7 @@ def milliseconds(steps: list[Callable[[], None]], rounds: int) -> list[float]:
         start = time.perf_counter()
         steps[index[-1]]()
         times[index] = 1e3 * (time.perf_counter() - start)
-    return np.median(times, axis=1).min(axis=0).tolist()
+    return [*map(float, np.median(times, axis=1).min(axis=0))]
 
 
 def main() -> None:
