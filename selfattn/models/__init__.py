@@ -19,26 +19,29 @@ from typing import Any
 
 from selfattn._disk import read_json, to_safetensors, write_files
 from selfattn.engine.weights import is_compact
+from selfattn.models._answers import AnswerInterrupted
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import quantization_config, read_config
-from selfattn.models._encoder import Encoder
 from selfattn.models._gguf import begins_as_gguf
 from selfattn.models._gguf_model import load_gguf
-from selfattn.models._language import AnswerInterrupted, attach_language, language_files
-from selfattn.models._text import TextModel, attach, pools, text_files, transformer_folder
+from selfattn.models._language import attach_language, language_files
+from selfattn.models._pipeline import pools, transformer_folder
+from selfattn.models._pretrained import Pretrained
+from selfattn.models._text_encoder import TextEncoder, attach, text_files
 from selfattn.models._tokenizer import check_vocabulary
 from selfattn.models._weights import read_weights
 from selfattn.models.bert import (
     BertForSequenceClassification,
     BertModel,
+    DistilBertForSequenceClassification,
+    DistilBertModel,
+    MPNetModel,
     RobertaForSequenceClassification,
     RobertaModel,
 )
-from selfattn.models.distilbert import DistilBertForSequenceClassification, DistilBertModel
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.modernbert import ModernBertModel
-from selfattn.models.mpnet import MPNetModel
 from selfattn.models.vit import ViTModel
 
 __all__ = [
@@ -58,7 +61,7 @@ __all__ = [
     "save",
 ]
 
-MODELS: dict[str, type[Encoder]] = {
+MODELS: dict[str, type[Pretrained]] = {
     kind: each
     for each in (
         BertModel,
@@ -72,7 +75,7 @@ MODELS: dict[str, type[Encoder]] = {
     )
     for kind in each.kinds
 }
-CLASSIFIERS: dict[str, type[Encoder]] = {
+CLASSIFIERS: dict[str, type[Pretrained]] = {
     kind: each
     for each in (
         BertForSequenceClassification,
@@ -143,7 +146,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         )
     arrays = read_weights(transformer, keep_bfloat16=dtype == "bfloat16")
     model = table[kind](config, arrays, where=str(transformer), dtype=dtype)
-    if isinstance(model, TextModel):
+    if isinstance(model, TextEncoder):
         attach(model, folder)
     elif isinstance(model, CausalModel):
         attach_language(model, folder)
@@ -168,11 +171,11 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     OSError
         It could not be written; what was there before is as it was.
     """
-    if isinstance(model, Encoder) and model.blocks:
+    if isinstance(model, Pretrained) and model.blocks:
         raise ValueError(
             "this model's weights are in blocks of GGUF, which a folder does not hold; load the file with dtype='float32' to save it"
         )
-    if not isinstance(model, Encoder):
+    if not isinstance(model, Pretrained):
         raise TypeError(
             f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"
         )
@@ -181,7 +184,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             "GPT-2 is not saved in int8; save it as it was loaded, and round it when it is: load(path, dtype='int8')"
         )
     folder = Path(path)
-    if isinstance(model, TextModel | CausalModel) and model.tokenizer is not None:
+    if isinstance(model, TextEncoder | CausalModel) and model.tokenizer is not None:
         check_vocabulary(model.tokenizer, model.vocab_size, folder)  # or the folder could not be loaded
     state = model.state_dict()
     compact = [name for name, array in state.items() if is_compact(array)]
@@ -200,7 +203,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
             tables, [name for name in matrices if name not in compact]
         )
     config["architectures"] = [model.kinds[config["model_type"]] + model.suffix]
-    if isinstance(model, TextModel):
+    if isinstance(model, TextEncoder):
         content |= text_files(model)
     elif isinstance(model, CausalModel):
         content |= language_files(model)

@@ -1,21 +1,27 @@
-"""BERT (MiniLM, BGE, E5, GTE and many others), and RoBERTa and XLM-R, whose positions begin at 2.
+"""BERT (MiniLM, BGE, E5, GTE and many others), RoBERTa and XLM-R, whose positions begin at 2, DistilBERT and MPNet.
 
-Devlin et al., "BERT", 2019; Liu et al., "RoBERTa", 2019; Conneau et al., "Unsupervised Cross-lingual Representation Learning
-at Scale", 2020.
+All have BERT's layers, each norm after its sum. Devlin et al., "BERT", 2019; Liu et al., "RoBERTa", 2019; Conneau et al.,
+"Unsupervised Cross-lingual Representation Learning at Scale", 2020; Sanh et al., "DistilBERT", 2019; Song et al., "MPNet", 2020.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from selfattn.engine.transformer import Transformer
-from selfattn.models._classifier import Classifier
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from selfattn._check import Array
+from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes, linear, norm
-from selfattn.models._post_norm import PostNormEncoder
+from selfattn.models._pretrained import Parameters, Shapes, linear, norm
+from selfattn.models._text_encoder import TextEncoder
+from selfattn.nn.module import Gradients
+
+BUCKETS, MOST_DISTANCE = 32, 128  # of MPNet's distances
 
 
-class BertModel(PostNormEncoder):
+class BertModel(TextEncoder):
     """BERT's encoder, under the names of ``transformers.BertModel``. See :func:`selfattn.models.load`.
 
     Examples
@@ -35,57 +41,89 @@ class BertModel(PostNormEncoder):
 
     kinds: ClassVar[dict[str, str]] = {"bert": "Bert"}
     prefix = "bert."
-    type_table = "embeddings.token_type_embeddings.weight"
-    layer_name = "encoder.layer."
-    projections = (
-        "attention.self.query",
-        "attention.self.key",
-        "attention.self.value",
-        "attention.output.dense",
-    )
-    feed_forward = ("intermediate.dense", "output.dense")
-    norms = ("attention.output.LayerNorm", "output.LayerNorm")
+    word_table = "embeddings.word_embeddings.weight"
+    type_table: ClassVar[str | None] = "embeddings.token_type_embeddings.weight"
+    position_table = "embeddings.position_embeddings.weight"
+    # Width, number of layers, number of heads, width of the feed-forward network, its activation.
+    keys: ClassVar[tuple[str, str, str, str, str]] = (
+        "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    )  # fmt: skip
+    # A layer's names: query, key, value and output; the feed-forward network; the norms after attention and after that.
+    layer_name: ClassVar[str] = "encoder.layer."
+    projections: ClassVar[tuple[str, str, str, str]] = (
+        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
+    )  # fmt: skip
+    feed_forward: ClassVar[tuple[str, str]] = ("intermediate.dense", "output.dense")
+    norms: ClassVar[tuple[str, str]] = ("attention.output.LayerNorm", "output.LayerNorm")
+    pools: ClassVar[bool] = True  # files may hold a pooler, which classifiers use
 
     def _read(self, config: Config) -> None:
+        width, layers, heads, wide, activation = self.keys
         self.vocab_size = config.size("vocab_size")
-        self.hidden_size = config.size("hidden_size")
-        self.num_layers = config.size("num_hidden_layers", least=0)
-        self.num_heads = config.size("num_attention_heads")
-        self.intermediate_size = config.size("intermediate_size")
-        self.activation = config.activation("hidden_act")
+        self.hidden_size = config.size(width)
+        self.num_layers = config.size(layers, least=0)
+        self.num_heads = config.size(heads)
+        self.intermediate_size = config.size(wide)
+        self.activation = config.activation(activation)
         self.positions = config.size("max_position_embeddings", 512)
         self.max_positions = self.positions - self.first_position
-        self.types = config.size("type_vocab_size", 2)
+        self._read_more(config)
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"{config.where}: {width} {self.hidden_size} must be a multiple of {heads} {self.num_heads}"
+            )
+        if self.max_positions < 1:
+            raise ValueError(
+                f"{config.where}: max_position_embeddings must be more than {self.first_position}, not {self.positions}"
+            )
+
+    def _read_more(self, config: Config) -> None:
+        """Read what not all of the family have."""
         self.eps = config.number("layer_norm_eps", 1e-12)
+        self.types = config.size("type_vocab_size", 2)
         config.only("position_embedding_type", "absolute")
         config.only("is_decoder", False)
         config.only("add_cross_attention", False)
-        if self.hidden_size % self.num_heads or self.max_positions < 1:
-            raise ValueError(
-                f"{config.where}: hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_heads}, and "
-                f"max_position_embeddings more than {self.first_position}, not {self.positions}"
-            )
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
-        d = self.hidden_size
-        shapes: Shapes = {
-            self.word_table: (self.vocab_size, d),
-            "embeddings.position_embeddings.weight": (self.positions, d),
-            "embeddings.token_type_embeddings.weight": (self.types, d),
-        } | norm("embeddings.LayerNorm", d)
-        shapes |= self._layer_shapes()
-        pooler = linear("pooler.dense", d, d)
+        d, wide = self.hidden_size, self.intermediate_size
+        shapes: Shapes = {self.word_table: (self.vocab_size, d), self.position_table: (self.positions, d)}
+        if self.type_table is not None:
+            shapes[self.type_table] = (self.types, d)
+        shapes |= norm("embeddings.LayerNorm", d)
+        up, down = self.feed_forward
+        for n in range(self.num_layers):
+            name = f"{self.layer_name}{n}."
+            for part in self.projections:
+                shapes |= linear(name + part, d, d)
+            shapes |= norm(name + self.norms[0], d)
+            shapes |= linear(name + up, wide, d) | linear(name + down, d, wide)
+            shapes |= norm(name + self.norms[1], d)
+        pooler = linear("pooler.dense", d, d) if self.pools else {}
         return shapes | pooler, set(pooler)
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
-        positions = self.arrays["embeddings.position_embeddings.weight"][self.first_position :]
-        types = self.arrays["embeddings.token_type_embeddings.weight"]
         return Transformer(
-            self._layers(p),
+            tuple(self._layer(p, f"{self.layer_name}{n}.") for n in range(self.num_layers)),
             table=p.weight(self.word_table),
-            always=types[0],
-            positions=positions,
+            always=None if self.type_table is None else self.arrays[self.type_table][0],
+            positions=self.arrays[self.position_table][self.first_position :],
             embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
+        )
+
+    def _layer(self, p: Parameters, name: str) -> Layer:
+        query, key, value, output = (p.projection(name + part) for part in self.projections)
+        return Layer(
+            self.num_heads,
+            query,
+            key,
+            value,
+            output,
+            p.norm(name + self.norms[0], self.eps),
+            up=p.projection(name + self.feed_forward[0]),
+            down=p.projection(name + self.feed_forward[1]),
+            feed_forward_norm=p.norm(name + self.norms[1], self.eps),
+            activation=self.activation,
         )
 
 
@@ -104,13 +142,104 @@ class RobertaModel(BertModel):
         super()._read(config)
 
 
-class BertForSequenceClassification(Classifier, BertModel):
+class DistilBertModel(BertModel):
+    """DistilBERT's encoder, under the names of ``transformers.DistilBertModel``: BERT without token types and pooler."""
+
+    kinds: ClassVar[dict[str, str]] = {"distilbert": "DistilBert"}
+    prefix = "distilbert."
+    type_table = None
+    keys = ("dim", "n_layers", "n_heads", "hidden_dim", "activation")
+    layer_name = "transformer.layer."
+    projections = ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
+    feed_forward = ("ffn.lin1", "ffn.lin2")
+    norms = ("sa_layer_norm", "output_layer_norm")
+    pools = False
+
+    def _read_more(self, config: Config) -> None:
+        self.eps = 1e-12
+        config.raw("sinusoidal_pos_embds")  # how the table began; it is stored
+
+
+class MPNetModel(BertModel):
+    """MPNet's encoder, under the names of ``transformers.MPNetModel``.
+
+    It is BERT without token types, and with a bias for the distance of two tokens in buckets, which all layers share.
+    """
+
+    kinds: ClassVar[dict[str, str]] = {"mpnet": "MPNet"}
+    prefix = "mpnet."
+    has_fixed_settings = False
+    type_table = None
+    projections = ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
+    norms = ("attention.LayerNorm", "output.LayerNorm")
+    bias_table = "encoder.relative_attention_bias.weight"
+
+    def _read(self, config: Config) -> None:
+        self.first_position = 1 + config.size("pad_token_id", 1, least=0)
+        super()._read(config)
+
+    def _read_more(self, config: Config) -> None:
+        self.eps = config.number("layer_norm_eps", 1e-12)
+        config.only("relative_attention_num_buckets", 32)  # as Transformers computes
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        shapes, pooler = super()._shapes()
+        last = {name: shapes.pop(name) for name in list(shapes) if name in pooler}
+        return shapes | {self.bias_table: (BUCKETS, self.num_heads)} | last, pooler
+
+    def _settings(self, p: Parameters, longest: int) -> Transformer:
+        # Of each head a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
+        line = np.ascontiguousarray(self.arrays[self.bias_table][_buckets(longest)].T)
+        stride = line.itemsize
+        mask = as_strided(
+            line[:, longest - 1 :],
+            (1, self.num_heads, longest, longest),
+            (0, line.strides[0], -stride, stride),
+            writeable=False,
+        )
+        return super()._settings(p, longest)._replace(mask=mask)
+
+    def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
+        heads, longest, _ = dmask.shape
+        line = np.zeros((2 * longest - 1, heads), dmask.dtype)
+        for i in range(longest):
+            line[longest - 1 - i : 2 * longest - 1 - i] += dmask[:, i].T
+        grad = found.setdefault(self.bias_table, np.zeros_like(self.arrays[self.bias_table]))
+        np.add.at(grad, _buckets(longest), line)
+
+
+def _buckets(longest: int) -> Array:
+    """Return MPNet's bucket of every distance key − query, from 1 − longest on.
+
+    They are T5's, both ways: half of the buckets are for keys after the query; of those the first half are exact
+    distances, the rest logarithmic up to 128 (Raffel et al., 2020, section 2.1). As there, in float32.
+    """
+    distance = np.arange(1 - longest, longest)
+    half = BUCKETS // 2
+    exact, far = half // 2, np.abs(distance)
+    with np.errstate(divide="ignore"):
+        ratio = np.log(far.astype(np.float32) / np.float32(exact)) / np.float32(np.log(MOST_DISTANCE / exact))
+    large = exact + np.nan_to_num(ratio * np.float32(half - exact), neginf=0).astype(np.int64)
+    found: Any = np.where(distance > 0, half, 0) + np.where(far < exact, far, np.minimum(large, half - 1))
+    return np.asarray(found)
+
+
+class BertForSequenceClassification(BertModel):
     """BERT with a classifier on the pooled first token: ``classifier(tanh(pooler(x[0])))``."""
 
+    suffix = "ForSequenceClassification"
     head = ("pooler.dense", "tanh", "classifier")
 
 
-class RobertaForSequenceClassification(Classifier, RobertaModel):
+class RobertaForSequenceClassification(RobertaModel):
     """RoBERTa with a classifier on the first token: ``out_proj(tanh(dense(x[0])))``."""
 
+    suffix = "ForSequenceClassification"
     head = ("classifier.dense", "tanh", "classifier.out_proj")
+
+
+class DistilBertForSequenceClassification(DistilBertModel):
+    """DistilBERT with a classifier on the first token: ``classifier(relu(pre_classifier(x[0])))``."""
+
+    suffix = "ForSequenceClassification"
+    head = ("pre_classifier", "relu", "classifier")

@@ -10,8 +10,8 @@ from selfattn._check import Array
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import Config
-from selfattn.models._encoder import Parameters, Shapes
-from selfattn.models._encoder import norm as norm_shapes
+from selfattn.models._pretrained import Parameters, Shapes
+from selfattn.models._pretrained import norm as norm_shapes
 
 # Transformers keeps these transposed, (in, out). Here they are held as (out, in), and shown transposed.
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")

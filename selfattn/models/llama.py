@@ -11,7 +11,7 @@ from selfattn.engine.rope import read_rope
 from selfattn.engine.transformer import Layer, Norm, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._config import MOST_LAYERS, Config
-from selfattn.models._encoder import Parameters, Shapes
+from selfattn.models._pretrained import Parameters, Shapes
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

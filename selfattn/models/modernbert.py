@@ -10,7 +10,8 @@ import numpy as np
 from selfattn._check import Array
 from selfattn.engine.transformer import Layer, Rotary, Transformer
 from selfattn.models._config import MOST_LAYERS, Config
-from selfattn.models._encoder import Parameters, Shapes, TextEncoder
+from selfattn.models._pretrained import Parameters, Shapes
+from selfattn.models._text_encoder import TextEncoder
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

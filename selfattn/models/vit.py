@@ -13,7 +13,7 @@ from selfattn.engine.transformer import Layer, Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
-from selfattn.models._encoder import Encoder, Parameters, Pulled, Shapes, linear, norm, run, states
+from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear, norm, run, states
 from selfattn.nn.module import Gradients, checked_pullback
 
 Grid: TypeAlias = tuple[int, int]
@@ -22,7 +22,7 @@ CLASS, PLACES = "embeddings.cls_token", "embeddings.position_embeddings"
 PATCHES = "embeddings.patch_embeddings.projection"
 
 
-class ViTModel(Encoder):
+class ViTModel(Pretrained):
     """ViT's encoder, or DINOv2's, under the names of ``transformers.ViTModel`` and ``Dinov2Model``.
 
     Called with pixels (n, channels, height, width), or of one image, it returns the last hidden states (n, 1 + patches, d),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from selfattn._check import Array
 from selfattn.engine import transformer
-from selfattn.engine.packing import check_ids, pack
 from selfattn.engine.transformer import Norm, Projection, Transformer
 from selfattn.engine.weights import (
     KINDS,
@@ -27,11 +26,9 @@ from selfattn.engine.weights import (
     to_float32,
 )
 from selfattn.models._config import Config, check_quantization
-from selfattn.models._pipeline import IN_CORE, normalized
-from selfattn.models._text import Cut, Piece, TextModel, one_or_many
 from selfattn.models._weights import fit
 from selfattn.nn import init
-from selfattn.nn.module import Gradients, IncompatibleKeys, Module, checked_pullback
+from selfattn.nn.module import Gradients, IncompatibleKeys, Module
 
 Shapes = dict[str, tuple[int, ...]]
 Pulled = Callable[[Array], Gradients]
@@ -157,7 +154,7 @@ def add(found: Gradients, name: str, grad: Array) -> None:
     found[name] = found[name] + grad if name in found else grad
 
 
-class Encoder(Module):
+class Pretrained(Module):
     """A pretrained encoder: parameters by Transformers' names, of which subclasses make the core's settings.
 
     Parameters
@@ -223,13 +220,14 @@ class Encoder(Module):
             )
         read = Config(config, where or "the configuration")
         self._read(read)
+        self._read_head(read)
         check_quantization(read)
         read.finish()
         if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
             raise ValueError(
                 f"{read.where} describes {self.num_layers} layers; there are weights of {len(arrays)} names"
             )
-        shapes, optional = self._shapes()
+        shapes, optional = self._with_head(*self._shapes())
         if arrays is None:
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
@@ -272,7 +270,7 @@ class Encoder(Module):
 
         Returns
         -------
-        Encoder
+        Pretrained
             The model itself.
 
         Raises
@@ -411,6 +409,13 @@ class Encoder(Module):
         """Return the shapes of all parameters by name, and the names of those that may be missing."""
         raise NotImplementedError
 
+    def _read_head(self, config: Config) -> None:
+        """Take what the configuration says of a head."""
+
+    def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
+        """Add the parameters of a head."""
+        return shapes, optional
+
     def _settings(self, parameters: Parameters, longest: int) -> Transformer:
         """Return the core's settings for sequences of at most so many tokens."""
         raise NotImplementedError
@@ -451,193 +456,3 @@ def _drawn(shapes: Mapping[str, tuple[int, ...]], rng: Any, deviation: float) ->
         else:
             arrays[name] = np.full(shape, 0 if name.endswith("bias") else 1, np.float32)
     return arrays
-
-
-class TextEncoder(TextModel, Encoder):
-    """An encoder of token ids. Subclasses name its tables; `_text.py` has what it does with texts.
-
-    Attributes
-    ----------
-    vocab_size : int
-    max_positions : int
-        The longest sequence.
-    """
-
-    max_positions: int
-    word_table: ClassVar[str]
-    type_table: ClassVar[str | None] = None
-    position_table: ClassVar[str | None] = None
-    first_position = 0
-    has_fixed_settings = True  # whatever the lengths and the numbers in the parameters
-
-    def _core(self) -> Transformer:
-        return self._built(self.max_positions)[0]
-
-    def _inputs(
-        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
-    ) -> tuple[Transformer, Array]:
-        """Return ids, or where token types differ the rows that the core would look up."""
-        if types is None or self.type_table is None or not types.any():
-            return settings, ids
-        assert settings.table is not None
-        rows = settings.table[ids] + self.arrays[self.type_table][types]
-        if settings.positions is not None:
-            rows = rows + settings.positions[_places(cu_seqlens)]
-        return settings._replace(table=None, always=None, positions=None), rows
-
-    def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
-        longest = int(np.diff(cu_seqlens).max(initial=0))
-        if longest > self.max_positions:
-            raise ValueError(
-                f"a sequence has {longest} tokens; this model takes {self.max_positions} at most"
-            )
-        check_ids(ids, self.vocab_size, "the vocabulary of this model; one is")
-
-    def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
-        """Compute the last hidden states of packed sequences, or one row for each."""
-        self._check_ids(ids, cu_seqlens)
-        if types is None and self.has_fixed_settings:  # they point to the live arrays: made once
-            if pooling not in self._prepared:
-                settings, _ = self._built(self.max_positions)
-                self._prepared[pooling] = transformer.as_core(settings._replace(pooling=pooling))
-            return transformer.compute(self._prepared[pooling], ids, cu_seqlens)
-        settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
-        settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
-        return run(settings, inputs, cu_seqlens, pooling)
-
-    def _rows_vjp(
-        self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None
-    ) -> tuple[Array, Pulled]:
-        """Compute what :meth:`_rows` does, and ``dy -> grads`` of all parameters that took part."""
-        self._check_ids(ids, cu_seqlens)
-        longest = int(np.diff(cu_seqlens).max(initial=1))
-        settings, parameters = self._built(longest)
-        settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
-        wants_mask = settings.mask is not None
-        y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
-
-        def pulled(dy: Array) -> Gradients:
-            dx, grads, dmask = pullback(dy)
-            found = parameters.gradients(transformer.arrays(settings), grads)
-            self._table_gradients(found, dx, ids, cu_seqlens, types)
-            if dmask is not None:
-                self._mask_gradient(found, dmask)
-            return found
-
-        return y, pulled
-
-    def _table_gradients(
-        self, found: Gradients, dx: Array, ids: Array, cu_seqlens: Array, types: Array | None
-    ) -> None:
-        """Add the gradients of the tables that are added to the words, and of those where rows went in."""
-        if self.word_table not in found:
-            np.add.at(found.setdefault(self.word_table, np.zeros_like(self.arrays[self.word_table])), ids, dx)
-        tables = {
-            self.type_table: np.zeros_like(ids) if types is None else types,
-            self.position_table: self.first_position + _places(cu_seqlens),
-        }
-        for name, rows in tables.items():
-            if name is not None:
-                np.add.at(found.setdefault(name, np.zeros_like(self.arrays[name])), rows, dx)
-
-    def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
-        """Add the gradient of what the mask is made of."""
-
-    # ---------------------------------------------------------------------------------------- a module's own calls
-
-    def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
-        """Compute what enters the first layer, and what leaves each layer, of one sentence.
-
-        Parameters
-        ----------
-        sentence : str, pair of str, or sequence of int
-
-        Returns
-        -------
-        list of ndarray, shape (L, d)
-            The last is the encoder's result, behind its final norm if it has one.
-        """
-        given, types = self._ids_and_types(sentence)
-        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
-        self._check_ids(ids, ends)
-        settings, _ = self._built(len(ids))
-        settings, inputs = self._inputs(settings, ids, ends, None if types is None else np.asarray(types))
-        return states(settings, inputs)
-
-    def forward(self, sentences: Any) -> Array:
-        """Compute embeddings, as :meth:`encode` does.
-
-        Parameters
-        ----------
-        sentences : str, sequence of int, or list of such
-
-        Returns
-        -------
-        ndarray, shape (d,) or (n, d)
-        """
-        return self.encode(sentences)
-
-    def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
-        """Compute embeddings and their pullback, ``dy -> grads``.
-
-        Parameters
-        ----------
-        sentences : str, sequence of int, or list of such
-
-        Returns
-        -------
-        y : ndarray, shape (d,) or (n, d)
-        pullback : callable
-            ``grads = pullback(dy)``, keyed like :meth:`parameters`, without those that took no part.
-
-        Raises
-        ------
-        NotImplementedError
-            The folder's pooling is none of mean, cls and last token, leaves the prompt out, or a Dense follows it.
-
-        Warns
-        -----
-        UserWarning
-            Texts were cut, as for :meth:`encode`.
-        """
-        pipeline = self._pipeline()
-        before = pipeline.prompt(None)
-        after = [dense for _, dense in pipeline.after]
-        if (
-            len(pipeline.modes) != 1
-            or pipeline.modes[0] not in IN_CORE
-            or any(after)
-            or pipeline.truncate_dim
-            or (before and not pipeline.include_prompt)
-        ):
-            raise NotImplementedError(
-                "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense behind it"
-            )
-        alone, given, _ = one_or_many(sentences)
-        ready = self._ready(Piece(list(given), 0), before)
-        cut = Cut()
-        cut.add(ready.cut, len(ready.ids), self._limit())
-        cut.tell()
-        ids, cu_seqlens = pack(ready.ids)
-        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
-        y = unit = normalized(rows) if after else rows
-
-        def backward(dy: Array) -> Gradients:
-            d = dy.reshape(rows.shape)
-            if after:  # d/dx of x / |x|
-                length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
-                d = ((d - unit * (d * unit).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
-            return self._named(pulled(d))
-
-        y = y[0] if alone else y
-        tables = (self.word_table, self.type_table, self.position_table)  # no gradient depends on them
-        return y, checked_pullback(
-            self, y, [array for name, array in self.arrays.items() if name not in tables], backward
-        )
-
-
-def _places(cu_seqlens: Array) -> Array:
-    """Return the place of every token in its sequence."""
-    lengths = np.diff(cu_seqlens)
-    places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
-    return places

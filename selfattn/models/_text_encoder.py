@@ -1,0 +1,707 @@
+"""Encoders of texts: sentences to embeddings, pieces and logits, any number of them.
+
+Sentences are tokenised some thousand at a time, in a thread while the core computes those before, and are packed one after
+the other in a call. What comes out for one does not depend on the others, so their order and the size of a batch change no bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from selfattn import _disk
+from selfattn._check import Array, check_size, quoted
+from selfattn.engine import transformer
+from selfattn.engine.packing import check_ids, pack
+from selfattn.engine.transformer import Transformer
+from selfattn.functional._products import linear as multiply
+from selfattn.functional._products import linear_backward
+from selfattn.models import _pipeline, _tokenizer
+from selfattn.models._config import Config
+from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
+from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, run, states
+from selfattn.models._text import Cut, Piece, Ready, ahead, bar, groups, is_pair, one_or_many, pieces
+from selfattn.nn.module import Gradients, checked_pullback
+
+if TYPE_CHECKING:
+    from selfattn.steps.transformer import TransformerSteps
+
+OTHER_TOKENIZER_FILES = ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG)
+
+
+class TextEncoder(Pretrained):
+    """An encoder of texts and token ids. Subclasses name its tables.
+
+    Attributes
+    ----------
+    vocab_size : int
+    max_positions : int
+        The longest sequence.
+    tokenizer : tokenizers.Tokenizer or None
+    num_labels : int
+        How many logits a classifier has.
+    """
+
+    vocab_size: int
+    max_positions: int
+    tokenizer: Any = None
+    pipeline: Pipeline | None = None
+    _folder: Path | None = None
+    word_table: ClassVar[str]
+    type_table: ClassVar[str | None] = None
+    position_table: ClassVar[str | None] = None
+    first_position = 0
+    has_fixed_settings = True  # whatever the lengths and the numbers in the parameters
+    # Of a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
+    head: ClassVar[tuple[str, str, str] | None] = None
+    num_labels: int
+
+    # -------------------------------------------------------------------------------------------------- embeddings
+
+    def encode(
+        self,
+        sentences: Any,
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ) -> Array:
+        """Compute the embedding of a sentence, or of each of many.
+
+        Parameters
+        ----------
+        sentences : str or iterable of str
+            Any iterable. In place of a text, its ids, with the special ones.
+        batch_size : int, optional
+            How many sentences go through the model at once at most; it changes no bit. By default as many as have
+            16,384 tokens: they stand one behind the other, not padded to the longest.
+        progress : bool, default False
+            Show a bar with rate and remaining time; needs ``tqdm``.
+        normalize : bool, optional
+            Scale embeddings to length 1. By default as the folder says; False leaves out that it does.
+        prompt : str, optional
+            A text that is put before each sentence, or the name of one of the folder's prompts. By default the one
+            that the folder names; ``""`` for none.
+
+        Returns
+        -------
+        ndarray of float32, shape (d,) or (n, d)
+            The bits of each do not depend on the others, their order, ``batch_size`` or threads.
+
+        Raises
+        ------
+        TypeError
+            Something is neither text nor ids; the message says which sentence.
+        ValueError
+            Lone surrogates, ids beyond the vocabulary, a text without tokens, or a folder without ``tokenizer.json``.
+        ImportError
+            ``tqdm`` is not installed: ``pip install 'selfattn[models]'``.
+
+        Warns
+        -----
+        UserWarning
+            Texts were longer than the model or the folder's ``max_seq_length`` allows, and were cut: how many.
+
+        Examples
+        --------
+        ::
+
+            model = models.load("all-MiniLM-L6-v2")
+            found = model.encode(["a storm at sea", "tea with milk"]) @ model.encode("the waves rose")
+        """
+        alone, given, total = one_or_many(sentences)
+        cut = Cut()
+        parts = list(self._embeddings(given, total, cut, batch_size, progress, normalize, prompt))
+        cut.tell()
+        if not parts:
+            return np.empty((0, self._width()), np.float32)
+        y = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return y[0] if alone else y
+
+    def encode_to(
+        self,
+        path: _disk.PathLike,
+        sentences: Iterable[Any],
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ) -> Array:
+        """Write the embeddings of many sentences to a ``.npy`` file, piece by piece.
+
+        Neither the sentences nor the embeddings need fit into memory.
+
+        Parameters
+        ----------
+        path : path
+            A file that is there is replaced, once the new one is whole.
+        sentences : iterable of str
+        batch_size, progress, normalize, prompt
+            As for :meth:`encode`, and so are errors and warnings.
+
+        Returns
+        -------
+        ndarray of float32, shape (n, d)
+            The file, mapped into memory to be read.
+
+        Raises
+        ------
+        OSError
+            It could not be written; what was there before is as it was.
+        """
+        alone, given, total = one_or_many(sentences)
+        if alone:
+            raise TypeError(f"sentences must be an iterable of sentences, not {quoted(sentences)}")
+        cut = Cut()
+        parts = self._embeddings(given, total, cut, batch_size, progress, normalize, prompt)
+        _disk.write_rows(Path(path), parts, self._width(), np.float32)
+        cut.tell()
+        y: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return y
+
+    def _embeddings(
+        self,
+        given: Iterable[Any],
+        total: int | None,
+        cut: Cut,
+        batch_size: int | None,
+        progress: bool,
+        normalize: bool | None,
+        prompt: str | None,
+    ) -> Iterator[Array]:
+        """Compute the embeddings of sentences, a piece at a time."""
+        pipeline = self._pipeline()
+        before = pipeline.prompt(prompt)
+        skip = 0 if pipeline.include_prompt or not before else self._prompt_length(before)
+
+        def prepare(piece: Piece) -> Ready:
+            return self._ready(piece, before, skip, refuse_ids=prompt is not None and bool(before))
+
+        def compute(ids: Array, cu_seqlens: Array, types: Array | None, skipped: list[int] | None) -> Array:
+            modes = pipeline.modes
+            if skipped is None and len(modes) == 1 and modes[0] in IN_CORE:
+                y = self._rows(ids, cu_seqlens, IN_CORE[modes[0]])
+            else:
+                rows = self._rows(ids, cu_seqlens, None)
+                y = _pipeline.pool(rows, cu_seqlens, modes, skipped or [0] * (len(cu_seqlens) - 1))
+            return pipeline.finish(y, normalize)
+
+        return self._computed(given, total, cut, batch_size, progress, prepare, compute, "encode")
+
+    def _computed(
+        self,
+        given: Iterable[Any],
+        total: int | None,
+        cut: Cut,
+        batch_size: int | None,
+        progress: bool,
+        prepare: Callable[[Piece], Ready],
+        compute: Callable[[Array, Array, Array | None, list[int] | None], Array],
+        name: str,
+    ) -> Iterator[Array]:
+        """Tokenise pieces, one ahead, and compute each in packed calls."""
+        most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
+        with bar(progress, total, name) as done:
+            for ready in ahead(pieces(given), prepare):
+                cut.add(ready.cut, len(ready.ids), self._limit())
+                y: Array | None = None
+                for group in groups([len(ids) for ids in ready.ids], most):
+                    ids, cu_seqlens = pack([ready.ids[n] for n in group])
+                    types = None if ready.types is None else pack([ready.types[n] for n in group])[0]
+                    skipped = None if ready.skipped is None else [ready.skipped[n] for n in group]
+                    rows = compute(ids, cu_seqlens, types, skipped)
+                    if y is None:
+                        y = np.empty((len(ready.ids), *rows.shape[1:]), rows.dtype)
+                    y[group] = rows
+                    done(len(group))
+                if y is not None:
+                    yield y
+
+    def _ready(
+        self, piece: Piece, before: str = "", skip: int = 0, *, refuse_ids: bool = False, pairs: bool = False
+    ) -> Ready:
+        """Turn a piece into ids."""
+        places = [
+            n for n, each in enumerate(piece.sentences) if isinstance(each, str) or (pairs and is_pair(each))
+        ]
+        given = [piece.sentences[n] for n in places]
+        texts = [before + each if isinstance(each, str) else tuple(each) for each in given]
+        tokenized = _tokenizer.Tokenized([], None, 0)
+        if texts:
+            if self.tokenizer is None:
+                raise ValueError(_tokenizer.missing(self._folder))
+            tokenized = _tokenizer.tokenize(self.tokenizer, texts, places, piece.first, types=pairs)
+        if len(texts) == len(piece.sentences):
+            ids: list[Sequence[int]] = tokenized.ids
+        else:
+            ids = [()] * len(piece.sentences)
+            for n, each in zip(places, tokenized.ids, strict=True):
+                ids[n] = each
+            for n in sorted(set(range(len(ids))) - set(places)):
+                number = piece.first + n
+                if refuse_ids:
+                    raise TypeError(f"a prompt stands before text; sentence {number} is ids")
+                ids[n] = _tokenizer.checked_ids(
+                    piece.sentences[n], number, self.vocab_size, self.max_positions
+                )
+        self._check(ids, piece, skip)
+        types: list[Sequence[int]] | None = None
+        if tokenized.types is not None and any(map(any, tokenized.types)):
+            types = [[0] * len(each) for each in ids]
+            for n, of_one in zip(places, tokenized.types, strict=True):
+                types[n] = of_one
+        skipped = None
+        if skip:
+            skipped = [skip if isinstance(each, str) else 0 for each in piece.sentences]
+        return Ready(ids, types, skipped, tokenized.cut)
+
+    def _check(self, ids: list[Sequence[int]], piece: Piece, skip: int) -> None:
+        """Refuse what the tokenizer made of texts if the model cannot take it."""
+        if min(map(len, ids), default=1) > skip and max(map(max, ids), default=0) < self.vocab_size:
+            return
+        for n, (own, given) in enumerate(zip(ids, piece.sentences, strict=True), piece.first):
+            if not own:
+                raise ValueError(f"sentence {n}, {quoted(given)}, has no tokens")
+            if max(own) >= self.vocab_size:
+                raise ValueError(
+                    f"the tokenizer made the id {max(own)} of sentence {n}, {quoted(given)}; the model's vocab_size is "
+                    f"{self.vocab_size}: the tokenizer belongs to another model"
+                )
+            if isinstance(given, str) and len(own) <= skip:
+                raise ValueError(
+                    f"the prompt is left out of pooling, and sentence {n}, {quoted(given)}, has no other tokens"
+                )
+
+    def _pipeline(self) -> Pipeline:
+        return Pipeline() if self.pipeline is None else self.pipeline
+
+    def _width(self) -> int:
+        """Return the width of an embedding."""
+        table = self._core().table
+        assert table is not None
+        return self._pipeline().width(table.shape[1])
+
+    def _limit(self) -> int | None:
+        """Return how many tokens a text may have."""
+        return None if self.tokenizer is None else (self.tokenizer.truncation or {}).get("max_length")
+
+    def _prompt_length(self, prompt: str) -> int:
+        """Return how many tokens at the beginning of a text are those of the prompt before it."""
+        if self.tokenizer is None:
+            return 0
+        encoding = self.tokenizer.encode(prompt)
+        special = _tokenizer.without_pads(self.tokenizer, encoding, encoding.special_tokens_mask)
+        return len(special) - bool(special[-1:] == [1])
+
+    # ---------------------------------------------------------------------------------------------- others
+
+    def tokens(self, sentence: Any) -> list[str]:
+        """Return the pieces of a sentence, as strings, special ones included.
+
+        Parameters
+        ----------
+        sentence : str, pair of str, or sequence of int
+            No prompt is put before it.
+
+        Returns
+        -------
+        list of str
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`encode`.
+
+        Examples
+        --------
+        ::
+
+            model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
+        """
+        ids = self._ids_and_types(sentence)[0]
+        if self.tokenizer is None:
+            raise ValueError(_tokenizer.missing(self._folder))
+        return [str(self.tokenizer.id_to_token(n)) for n in ids]
+
+    def _pieces(self, ids: Sequence[int]) -> list[str] | None:
+        """Return the pieces of ids, if there is a tokenizer that tells them."""
+        return None if self.tokenizer is None else [str(self.tokenizer.id_to_token(n)) for n in ids]
+
+    def _ids(self, sentence: Any) -> Sequence[int]:
+        """Return the ids of one text or pair, or check those that are given."""
+        return self._ids_and_types(sentence)[0]
+
+    def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
+        ready = self._ready(Piece([sentence], 0), pairs=True)
+        cut = Cut()
+        cut.add(ready.cut, 1, self._limit())
+        cut.tell(depth=4)
+        return ready.ids[0], None if ready.types is None else ready.types[0]
+
+    def predict(self, sentences: Any, batch_size: int | None = None, progress: bool = False) -> Array:
+        """Compute the logits of a classifier or cross-encoder.
+
+        Parameters
+        ----------
+        sentences : str, pair of str, or iterable of such
+            A tuple of two texts is a pair. In place of a text, its ids.
+        batch_size, progress
+            As for :meth:`encode`.
+
+        Returns
+        -------
+        ndarray of float32, shape (labels,) or (n, labels)
+            Logits, no probabilities: of one label, ``1 / (1 + exp(-x))`` is what sentence-transformers' CrossEncoder
+            returns by default. The bits of each do not depend on the others.
+
+        Raises
+        ------
+        TypeError
+            The model has no classifier, or as for :meth:`encode`.
+        ValueError
+            As for :meth:`encode`.
+
+        Examples
+        --------
+        ::
+
+            reranker = models.load("ms-marco-MiniLM-L6-v2")
+            scores = reranker.predict([("who wrote it?", passage) for passage in passages])[:, 0]
+        """
+        self._classifier()
+        alone, given, total = one_or_many(sentences)
+        if isinstance(sentences, tuple) and is_pair(sentences):
+            alone, given, total = True, [sentences], 1
+        typed = (
+            self.config.get("type_vocab_size", 0) > 1
+        )  # DistilBERT and RoBERTa tell texts of a pair apart without
+        cut = Cut()
+
+        def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
+            return self._logits(ids, cu_seqlens, types if typed else None)
+
+        parts = list(
+            self._computed(
+                given,
+                total,
+                cut,
+                batch_size,
+                progress,
+                lambda piece: self._ready(piece, pairs=True),
+                compute,
+                "predict",
+            )
+        )
+        cut.tell()
+        if not parts:
+            return np.empty((0, self.num_labels), np.float32)
+        y = np.concatenate(parts)
+        return y[0] if alone else y
+
+    def steps(self, sentence: Any) -> TransformerSteps:
+        """Compute the embedding of one sentence with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        sentence : str, pair of str, or sequence of int
+            No prompt is put before it.
+
+        Returns
+        -------
+        selfattn.steps.transformer.TransformerSteps
+            What enters the first layer, and of each layer queries, keys and values of every head, scores, weights, sums
+            and norms. They are computed in NumPy, and so equal what the model computes up to rounding.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`encode`.
+        """
+        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
+
+        given, types = self._ids_and_types(sentence)
+        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        return transformer_steps(
+            *self._inputs(self._core(), ids, ends, None if types is None else np.asarray(types)),
+            tokens=self._pieces(given),
+        )
+
+    def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
+        """Compute what enters the first layer, and what leaves each layer, of one sentence.
+
+        Parameters
+        ----------
+        sentence : str, pair of str, or sequence of int
+
+        Returns
+        -------
+        list of ndarray, shape (L, d)
+            The last is the encoder's result, behind its final norm if it has one.
+        """
+        given, types = self._ids_and_types(sentence)
+        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        self._check_ids(ids, ends)
+        settings, _ = self._built(len(ids))
+        settings, inputs = self._inputs(settings, ids, ends, None if types is None else np.asarray(types))
+        return states(settings, inputs)
+
+    def forward(self, sentences: Any) -> Array:
+        """Compute embeddings, as :meth:`encode` does.
+
+        Parameters
+        ----------
+        sentences : str, sequence of int, or list of such
+
+        Returns
+        -------
+        ndarray, shape (d,) or (n, d)
+        """
+        return self.encode(sentences)
+
+    def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
+        """Compute embeddings and their pullback, ``dy -> grads``.
+
+        Parameters
+        ----------
+        sentences : str, sequence of int, or list of such
+
+        Returns
+        -------
+        y : ndarray, shape (d,) or (n, d)
+        pullback : callable
+            ``grads = pullback(dy)``, keyed like :meth:`parameters`, without those that took no part.
+
+        Raises
+        ------
+        NotImplementedError
+            The folder's pooling is none of mean, cls and last token, leaves the prompt out, or a Dense follows it.
+
+        Warns
+        -----
+        UserWarning
+            Texts were cut, as for :meth:`encode`.
+        """
+        pipeline = self._pipeline()
+        before = pipeline.prompt(None)
+        after = [dense for _, dense in pipeline.after]
+        if (
+            len(pipeline.modes) != 1
+            or pipeline.modes[0] not in IN_CORE
+            or any(after)
+            or pipeline.truncate_dim
+            or (before and not pipeline.include_prompt)
+        ):
+            raise NotImplementedError(
+                "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense behind it"
+            )
+        alone, given, _ = one_or_many(sentences)
+        ready = self._ready(Piece(list(given), 0), before)
+        cut = Cut()
+        cut.add(ready.cut, len(ready.ids), self._limit())
+        cut.tell()
+        ids, cu_seqlens = pack(ready.ids)
+        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
+        y = unit = normalized(rows) if after else rows
+
+        def backward(dy: Array) -> Gradients:
+            d = dy.reshape(rows.shape)
+            if after:  # d/dx of x / |x|
+                length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
+                d = ((d - unit * (d * unit).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
+            return self._named(pulled(d))
+
+        y = y[0] if alone else y
+        tables = (self.word_table, self.type_table, self.position_table)  # no gradient depends on them
+        return y, checked_pullback(
+            self, y, [array for name, array in self.arrays.items() if name not in tables], backward
+        )
+
+    # -------------------------------------------------------------------------------------------------------- rows
+
+    def _core(self) -> Transformer:
+        return self._built(self.max_positions)[0]
+
+    def _inputs(
+        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> tuple[Transformer, Array]:
+        """Return ids, or where token types differ the rows that the core would look up."""
+        if types is None or self.type_table is None or not types.any():
+            return settings, ids
+        assert settings.table is not None
+        rows = settings.table[ids] + self.arrays[self.type_table][types]
+        if settings.positions is not None:
+            rows = rows + settings.positions[_places(cu_seqlens)]
+        return settings._replace(table=None, always=None, positions=None), rows
+
+    def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
+        longest = int(np.diff(cu_seqlens).max(initial=0))
+        if longest > self.max_positions:
+            raise ValueError(
+                f"a sequence has {longest} tokens; this model takes {self.max_positions} at most"
+            )
+        check_ids(ids, self.vocab_size, "the vocabulary of this model; one is")
+
+    def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
+        """Compute the last hidden states of packed sequences, or one row for each."""
+        self._check_ids(ids, cu_seqlens)
+        if types is None and self.has_fixed_settings:  # they point to the live arrays: made once
+            if pooling not in self._prepared:
+                settings, _ = self._built(self.max_positions)
+                self._prepared[pooling] = transformer.as_core(settings._replace(pooling=pooling))
+            return transformer.compute(self._prepared[pooling], ids, cu_seqlens)
+        settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
+        settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
+        return run(settings, inputs, cu_seqlens, pooling)
+
+    def _rows_vjp(
+        self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None
+    ) -> tuple[Array, Pulled]:
+        """Compute what :meth:`_rows` does, and ``dy -> grads`` of all parameters that took part."""
+        self._check_ids(ids, cu_seqlens)
+        longest = int(np.diff(cu_seqlens).max(initial=1))
+        settings, parameters = self._built(longest)
+        settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
+        wants_mask = settings.mask is not None
+        y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
+
+        def pulled(dy: Array) -> Gradients:
+            dx, grads, dmask = pullback(dy)
+            found = parameters.gradients(transformer.arrays(settings), grads)
+            self._table_gradients(found, dx, ids, cu_seqlens, types)
+            if dmask is not None:
+                self._mask_gradient(found, dmask)
+            return found
+
+        return y, pulled
+
+    def _table_gradients(
+        self, found: Gradients, dx: Array, ids: Array, cu_seqlens: Array, types: Array | None
+    ) -> None:
+        """Add the gradients of the tables that are added to the words, and of those where rows went in."""
+        if self.word_table not in found:
+            np.add.at(found.setdefault(self.word_table, np.zeros_like(self.arrays[self.word_table])), ids, dx)
+        tables = {
+            self.type_table: np.zeros_like(ids) if types is None else types,
+            self.position_table: self.first_position + _places(cu_seqlens),
+        }
+        for name, rows in tables.items():
+            if name is not None:
+                np.add.at(found.setdefault(name, np.zeros_like(self.arrays[name])), rows, dx)
+
+    def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
+        """Add the gradient of what the mask is made of."""
+
+    # ------------------------------------------------------------------------------------------------- a classifier
+
+    def _read_head(self, config: Config) -> None:
+        if self.head is None:
+            return
+        labels = config.raw("id2label")
+        if labels is not None and not isinstance(labels, dict):
+            raise ValueError(f"{config.where}: id2label must be names by number, not {labels!r:.80}")
+        self.num_labels = len(labels) if labels else config.size("num_labels", 2)
+        config.raw("num_labels")
+        config.only("seq_classif_activation", None)
+
+    def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
+        if self.head is None:
+            return shapes, optional
+        first, _, second = self.head
+        shapes = {name: shape for name, shape in shapes.items() if name not in optional}
+        shapes |= linear(first, self.hidden_size, self.hidden_size) | linear(
+            second, self.num_labels, self.hidden_size
+        )
+        return shapes, set()
+
+    def _name(self, name: str) -> str:
+        return name if self.head is None or "classifier" in name else self.prefix + name
+
+    def _logits(self, ids: Array, cu_seqlens: Array, types: Array | None = None) -> Array:
+        """Compute (sequences, num_labels)."""
+        (first, activation, second), arrays = self._classifier(), self.arrays
+        x = self._rows(ids, cu_seqlens, "first", types)
+        active, _ = _activate(multiply(x, arrays[f"{first}.weight"], arrays[f"{first}.bias"]), activation)
+        return multiply(active, arrays[f"{second}.weight"], arrays[f"{second}.bias"])
+
+    def _logits_vjp(self, ids: Array, cu_seqlens: Array, types: Array | None = None) -> tuple[Array, Pulled]:
+        """Compute what :meth:`_logits` does, and ``dy -> grads`` of all parameters."""
+        (first, activation, second), arrays = self._classifier(), self.arrays
+        x, rows_pulled = self._rows_vjp(ids, cu_seqlens, "first", types)
+        w1, w2 = arrays[f"{first}.weight"], arrays[f"{second}.weight"]
+        active, back = _activate(multiply(x, w1, arrays[f"{first}.bias"]), activation)
+
+        def pulled(dy: Array) -> Gradients:
+            d_active, d_w2, d_b2 = linear_backward(dy, active, w2)
+            dx, d_w1, d_b1 = linear_backward(back(d_active), x, w1)
+            found = rows_pulled(dx)
+            for layer, d_weight, d_bias in (first, d_w1, d_b1), (second, d_w2, d_b2):
+                add(found, f"{layer}.weight", d_weight)
+                add(found, f"{layer}.bias", d_bias)
+            return found
+
+        return multiply(active, w2, arrays[f"{second}.bias"]), pulled
+
+    def _classifier(self) -> tuple[str, str, str]:
+        if self.head is None:
+            raise TypeError(
+                f"{type(self).__name__} has no classifier; the folders of …ForSequenceClassification have one"
+            )
+        return self.head
+
+
+def _activate(x: Array, kind: str) -> tuple[Array, Callable[[Array], Array]]:
+    """Return the activation of x, and its pullback."""
+    if kind == "tanh":
+        y = np.tanh(x)
+        return y, lambda dy: dy * (1 - y * y)
+    return np.maximum(x, 0), lambda dy: np.where(x > 0, dy, 0)
+
+
+def _places(cu_seqlens: Array) -> Array:
+    """Return the place of every token in its sequence."""
+    lengths = np.diff(cu_seqlens)
+    places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
+    return places
+
+
+def attach(model: TextEncoder, folder: Path) -> None:
+    """Give a model the tokenizer of a folder, and what its sentence-transformers files say.
+
+    Parameters
+    ----------
+    model : TextEncoder
+        Its ``vocab_size`` and ``max_positions`` are there already.
+    folder : path
+
+    Raises
+    ------
+    ValueError
+        A file is damaged, has something unknown that would change results, or belongs to a model with another
+        vocabulary.
+    ImportError
+        ``tokenizers`` is not installed: ``pip install 'selfattn[models]'``.
+    """
+    pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
+    tokenizer, config = _tokenizer.load_tokenizer(inner, pipeline.lowercase)
+    for name in OTHER_TOKENIZER_FILES:
+        if (inner / name).exists():
+            pipeline.kept[name] = (inner / name).read_bytes()
+    if tokenizer is not None:
+        _tokenizer.check_vocabulary(tokenizer, model.vocab_size, inner)
+        limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
+        known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
+        if known:
+            _tokenizer.cut_at(tokenizer, config, min(known))
+    model.tokenizer, model.pipeline, model._folder = tokenizer, pipeline, inner
+
+
+def text_files(model: TextEncoder) -> dict[str, bytes]:
+    """Return the files of a model's tokenizer and pipeline, by their path in the folder that it is saved in."""
+    found = {} if model.pipeline is None else _pipeline.pipeline_files(model.pipeline)
+    if model.tokenizer is not None:
+        found[_tokenizer.TOKENIZER] = _tokenizer.without_cutting(model.tokenizer).encode()
+    return found
