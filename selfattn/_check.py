@@ -176,6 +176,7 @@ class Entries:
     """Settings by name, such as a ``config.json`` holds, read one by one; :meth:`finish` refuses what nobody has read."""
 
     harmless: Collection[str] = ()  # keys that change nothing
+    off: Collection[Any] = (None, False, {}, [])  # values that switch something off
 
     def __init__(self, values: Mapping[str, Any], where: str = "the configuration") -> None:
         self.values, self.where, self.read = dict(values), where, set(self.harmless)
@@ -192,7 +193,7 @@ class Entries:
         value = self._get(name, default)
         if type(value) is not int or not least <= value <= most:
             limit = "" if most == 2**31 - 1 else f" and at most {most}"
-            raise ValueError(f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r}")
+            raise ValueError(f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r:.80}")
         return value
 
     def number(self, name: str, default: Any = ...) -> float:
@@ -226,7 +227,7 @@ class Entries:
     def finish(self) -> None:
         """Refuse keys that nobody has read and that might change results; those that switch something off do not."""
         for name, value in self.values.items():
-            if name not in self.read and value not in (None, False, {}, []):
+            if name not in self.read and value not in self.off:
                 raise ValueError(
                     f"{self.where}: {name}={value!r} is not understood here, and might change what the model computes"
                 )

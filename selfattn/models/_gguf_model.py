@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from selfattn._check import Array
+from selfattn._check import Array, Entries
 from selfattn.engine.weights import Quants
 from selfattn.models._gguf import GGUF
 from selfattn.models._gguf_tokenizer import attach_tokenizer
@@ -37,63 +36,45 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, w
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
 # What the architecture's entries may say that changes nothing here.
 HARMLESS = {
-    "tensor_data_layout", "vocab_size", "rope.scaling.finetuned", "rope.scaling.yarn_log_multiplier", "attention.causal",
+    "tensor_data_layout", "vocab_size", "rope.scaling.finetuned", "rope.scaling.yarn_log_multiplier",
     "expert_count", "expert_used_count",
 }  # fmt: skip
 
 
-class Entries:
-    """The entries of a file's header that begin with the name of the architecture; those that nobody reads are an error."""
+class GGUFEntries(Entries):
+    """The entries of a file's header that begin with the name of its architecture."""
+
+    harmless = HARMLESS
+    off = (*Entries.off, "", "none")
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path) -> None:
-        self.path, self.architecture = path, architecture
-        start = architecture + "."
-        self.values = {
-            key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)
-        }
-        self.read = set(HARMLESS)
+        own = architecture + "."
+        values = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
+        super().__init__(values, f"{path}: {architecture}")
+        self.architecture = architecture
 
-    def get(self, name: str, kind: type, default: Any = ...) -> Any:
-        """Read an int of at least 1, a positive number, or a text."""
-        self.read.add(name)
-        value: Any = self.values.get(name, default)
-        if value is ...:
-            raise ValueError(f"{self.path} lacks the entry {self.architecture}.{name}")
-        if value is default:
-            return value
-        if isinstance(value, list) and len(set(map(repr, value))) == 1:  # one for each layer
-            value = value[0]
-        if kind is float and type(value) is int:
-            value = float(value)
-        most = 2**31 - 1 if kind is int else sys.float_info.max
-        good = kind in (value.__class__,) and (kind is str or 0 < value <= most)
-        if not good:
-            raise ValueError(
-                f"{self.path}: {self.architecture}.{name} must be a positive {kind.__name__}, not {value!r:.80}"
-            )
-        return value
+    def _get(self, name: str, default: Any) -> Any:
+        value = super()._get(name, default)
+        one = isinstance(value, list) and len(set(map(repr, value))) == 1  # one for each layer, all the same
+        return value[0] if one else value
+
+    def size_or(self, name: str, default: Any) -> Any:
+        """Read an int, if the file has it."""
+        return self.size(name) if name in self.values else default
+
+    def number_or(self, name: str, default: Any) -> Any:
+        """Read a positive number, if the file has it."""
+        return self.number(name) if name in self.values else default
 
     def finish(self) -> None:
-        """Refuse what nobody has read, unless it switches something off.
-
-        Raises
-        ------
-        ValueError
-            It might change what the model computes.
-        """
-        for name, value in self.values.items():
-            if name not in self.read and value not in (None, False, 0, 0.0, "", "none"):
-                raise ValueError(
-                    f"{self.path}: the entry {self.architecture}.{name}={value!r:.80} is not understood here, and might change what "
-                    "the model computes"
-                )
+        """Refuse mixtures of experts, attention that is not causal, and what nobody has read."""
         for name in ("expert_count", "expert_used_count"):
             if self.values.get(name, 0):
                 raise ValueError(
-                    f"{self.path}: mixtures of experts are not supported ({name} {self.values[name]!r:.80})"
+                    f"{self.where}: mixtures of experts are not supported ({name} {self.values[name]!r:.80})"
                 )
-        if self.values.get("attention.causal", True) is not True:
-            raise ValueError(f"{self.path}: attention that is not causal is not supported")
+        self.only("attention.causal", True)
+        super().finish()
 
 
 def load_gguf(path: Path, dtype: str | None) -> Any:
@@ -117,7 +98,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
             f"{path} has the architecture {architecture!r:.80}; supported are {', '.join(ARCHITECTURES)}"
         )
     kind, names, layers = ARCHITECTURES[architecture]
-    entries = Entries(file.metadata, architecture, path)
+    entries = GGUFEntries(file.metadata, architecture, path)
     config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
     entries.finish()
     renamed = {name: _renamed(name, names, layers) for name in file.tensors if name != FACTORS}
@@ -171,36 +152,36 @@ def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 
 
-def _llama_config(entries: Entries, file: GGUF) -> dict[str, Any]:
-    heads, d = entries.get("attention.head_count", int), entries.get("embedding_length", int)
-    longest = entries.get("context_length", int)
-    width = entries.get("attention.key_length", int, d // heads)
-    if entries.get("attention.value_length", int, width) != width:
-        raise ValueError(f"{entries.path}: keys and values of different widths are not supported")
-    if entries.get("rope.dimension_count", int, width) != width:
-        raise ValueError(f"{entries.path}: rotary positions of a part of each head are not supported")
-    if entries.get("attention.sliding_window", int, longest) < longest:
-        raise ValueError(f"{entries.path}: sliding windows are not supported in GGUF files")
+def _llama_config(entries: GGUFEntries, file: GGUF) -> dict[str, Any]:
+    heads, d = entries.size("attention.head_count"), entries.size("embedding_length")
+    longest = entries.size("context_length")
+    width = entries.size_or("attention.key_length", d // heads)
+    if entries.size_or("attention.value_length", width) != width:
+        raise ValueError(f"{entries.where}: keys and values of different widths are not supported")
+    if entries.size_or("rope.dimension_count", width) != width:
+        raise ValueError(f"{entries.where}: rotary positions of a part of each head are not supported")
+    if entries.size_or("attention.sliding_window", longest) < longest:
+        raise ValueError(f"{entries.where}: sliding windows are not supported in GGUF files")
     config: dict[str, Any] = {
         "model_type": entries.architecture,
         "vocab_size": _rows(file, "token_embd.weight"),
         "hidden_size": d,
-        "num_hidden_layers": entries.get("block_count", int),
+        "num_hidden_layers": entries.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": entries.get("attention.head_count_kv", int, heads),
+        "num_key_value_heads": entries.size_or("attention.head_count_kv", heads),
         "head_dim": width,
-        "intermediate_size": entries.get("feed_forward_length", int),
+        "intermediate_size": entries.size("feed_forward_length"),
         "max_position_embeddings": longest,
-        "rms_norm_eps": float(np.float32(entries.get("attention.layer_norm_rms_epsilon", float)).astype(str)),
+        "rms_norm_eps": float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str)),
     }
-    rope: dict[str, Any] = {"rope_theta": entries.get("rope.freq_base", float, 10000.0)}
-    scaling = entries.get("rope.scaling.type", str, "none")
-    factor = entries.get("rope.scaling.factor", float, None)
-    before = entries.get("rope.scaling.original_context_length", int, None)
-    attention = entries.get("rope.scaling.attn_factor", float, None)
+    rope: dict[str, Any] = {"rope_theta": entries.number_or("rope.freq_base", 10000.0)}
+    scaling = entries.raw("rope.scaling.type", "none")
+    factor = entries.number_or("rope.scaling.factor", None)
+    before = entries.size_or("rope.scaling.original_context_length", None)
+    attention = entries.number_or("rope.scaling.attn_factor", None)
     if scaling not in ("none", "linear", "yarn") or (attention is not None and attention != 1):
         raise ValueError(
-            f"{entries.path}: rope.scaling.type {scaling!r} with attn_factor {attention} is not supported"
+            f"{entries.where}: rope.scaling.type {scaling!r} with attn_factor {attention} is not supported"
         )
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": factor}
@@ -209,7 +190,7 @@ def _llama_config(entries: Entries, file: GGUF) -> dict[str, Any]:
     if FACTORS in file.tensors:
         if scaling != "none":
             raise ValueError(
-                f"{entries.path}: {FACTORS} beside rope.scaling.type {scaling!r} is not supported"
+                f"{entries.where}: {FACTORS} beside rope.scaling.type {scaling!r} is not supported"
             )
         factors = file.array(FACTORS).reshape(-1).tolist()
         rope |= {
@@ -223,17 +204,17 @@ def _llama_config(entries: Entries, file: GGUF) -> dict[str, Any]:
     return config
 
 
-def _gpt2_config(entries: Entries, file: GGUF) -> dict[str, Any]:
-    d = entries.get("embedding_length", int)
+def _gpt2_config(entries: GGUFEntries, file: GGUF) -> dict[str, Any]:
+    d = entries.size("embedding_length")
     return {
         "model_type": "gpt2",
         "vocab_size": _rows(file, "token_embd.weight"),
         "n_embd": d,
-        "n_layer": entries.get("block_count", int),
-        "n_head": entries.get("attention.head_count", int),
-        "n_inner": entries.get("feed_forward_length", int, 4 * d),
-        "n_positions": entries.get("context_length", int),
-        "layer_norm_epsilon": entries.get("attention.layer_norm_epsilon", float),
+        "n_layer": entries.size("block_count"),
+        "n_head": entries.size("attention.head_count"),
+        "n_inner": entries.size_or("feed_forward_length", 4 * d),
+        "n_positions": entries.size("context_length"),
+        "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
     }
 
