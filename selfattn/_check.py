@@ -193,7 +193,9 @@ class Entries:
         value = self._get(name, default)
         if type(value) is not int or not least <= value <= most:
             limit = "" if most == 2**31 - 1 else f" and at most {most}"
-            raise ValueError(f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r:.80}")
+            raise ValueError(
+                f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r:.80}"
+            )
         return value
 
     def number(self, name: str, default: Any = ...) -> float:

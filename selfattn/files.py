@@ -198,6 +198,12 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
     return model
 
 
+def is_model(folder: Path) -> bool:
+    """Tell a folder of :func:`save_model`, whole or damaged, from one of a pretrained model."""
+    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    return isinstance(config, dict) and "format" in config and "model_type" not in config
+
+
 def _tokenizer_file(folder: Path) -> str | None:
     """Return the name of the tokenizer's file of a model that is in a folder, None for no model of selfattn's."""
     try:

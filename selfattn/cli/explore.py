@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfattn import _disk, files, models, views
+from selfattn import models, views
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
 from selfattn.training.triplets import read_text
@@ -78,7 +78,7 @@ def _page(options: argparse.Namespace) -> views.Explorer:
     text = options.text
     if text == streams.DASH:
         text = read_text(streams.source(text)).strip()
-    model = _load(options.model)
+    model = models.load(options.model)
     return views.explorer(
         model,
         text if options.second is None else (text, options.second),
@@ -86,12 +86,6 @@ def _page(options: argparse.Namespace) -> views.Explorer:
         word=options.word,
         new_tokens=options.new_tokens,
     )
-
-
-def _load(path: Path) -> object:
-    config = path / files.CONFIG
-    trained = config.is_file() and "format" in _disk.read_json(config)
-    return files.load_model(path) if trained else models.load(path)
 
 
 def _write(page: views.Explorer, options: argparse.Namespace) -> int:

@@ -487,24 +487,11 @@ def _add_dtype(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(folder: Path, dtype: str | None) -> Any:
-    """Load what selfattn train made, or a folder of Transformers or sentence-transformers."""
-    if (folder / "modules.json").exists():
-        pretrained = True
-    else:
-        config = _disk.read_json(folder / files.CONFIG) if (folder / files.CONFIG).is_file() else None
-        pretrained = (
-            isinstance(config, dict)
-            and "format" not in config
-            and bool({"model_type", "architectures"} & set(config))
-        )
-    if not pretrained:
-        if dtype not in (None, "float32"):
-            raise ValueError(f"{folder} is no pretrained model; only these are rounded to {dtype}")
-        return files.load_model(folder)
+    """Load a model of texts."""
     from selfattn import models  # with what the extra brings
 
     model = models.load(folder, dtype=dtype)
-    if not hasattr(model, "encode"):
+    if not hasattr(model, "encode") and not isinstance(model, nn.EmbeddingModel):
         raise ValueError(f"{folder} holds a {type(model).__name__}, which does not take text")
     return model
 

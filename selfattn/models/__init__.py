@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from selfattn import files
 from selfattn._disk import read_json, to_safetensors, write_files
 from selfattn.engine.weights import is_compact
 from selfattn.models._answers import AnswerInterrupted
@@ -25,7 +26,7 @@ from selfattn.models._config import quantization_config, read_config
 from selfattn.models._gguf import begins_as_gguf
 from selfattn.models._gguf_model import load_gguf
 from selfattn.models._language import attach_language, language_files
-from selfattn.models._pipeline import pools, transformer_folder
+from selfattn.models._pipeline import MODULES, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
 from selfattn.models._text_encoder import TextEncoder, attach, text_files
 from selfattn.models._tokenizer import check_vocabulary
@@ -100,7 +101,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     ----------
     path : path
         A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
-        folder of sentence-transformers, with ``modules.json``; or a ``.gguf`` file of the architecture llama, qwen2 or gpt2.
+        folder of sentence-transformers, with ``modules.json``; or one of :func:`selfattn.files.save_model`, as ``selfattn train``
+        makes it; or a ``.gguf`` file of the architecture llama, qwen2 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
         What the weights of layers and the table of words become; see ``quantize`` of the model. None: as they are stored,
         but 16-bit weights of a folder become float32. A folder of int8 becomes float32 again if that is asked for, and so
@@ -108,7 +110,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
 
     Returns
     -------
-    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, GPT2LMHeadModel or LlamaForCausalLM
+    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, GPT2LMHeadModel, LlamaForCausalLM or EmbeddingModel
         Its weights are mapped from the file, not copied: the file must stay as it is.
 
     Raises
@@ -116,8 +118,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     FileNotFoundError
         The folder or one of its files is missing, or its weights are a pickle.
     ValueError
-        The files are damaged or do not fit each other, or the configuration asks for something that is not supported; the
-        message names it.
+        The files are damaged or do not fit each other, the configuration asks for something that is not supported, or an
+        EmbeddingModel was to be rounded; the message names it.
     RuntimeError
         ``dtype="bfloat16"``, and the CPU has no products of it.
     ImportError
@@ -133,6 +135,10 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
     if is_gguf:
         return load_gguf(folder, dtype)
+    if not (folder / MODULES).exists() and files.is_model(folder):
+        if dtype not in (None, "float32"):
+            raise ValueError(f"{folder} is no pretrained model; only these are rounded to {dtype}")
+        return files.load_model(folder)
     transformer = transformer_folder(folder)
     config = read_config(transformer)
     kind = config["model_type"]

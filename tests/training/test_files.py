@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfattn import _disk, attention_steps, files, nn
+from selfattn import _disk, attention_steps, files, models, nn
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 from selfattn.views import steps_page
 
@@ -64,6 +64,16 @@ def test_a_model_comes_back(make, tmp_path):
     for sentence in [*SENTENCES, "jerry killed cheese"]:
         np.testing.assert_array_equal(again(sentence), model(sentence))
     assert repr(again) == repr(model)
+
+
+def test_models_load_opens_it_too(tmp_path):
+    model = whitespace_model()
+    files.save_model(model, tmp_path)
+    again = models.load(tmp_path)
+    assert type(again) is nn.EmbeddingModel
+    np.testing.assert_array_equal(again("tom likes jerry"), model("tom likes jerry"))
+    with pytest.raises(ValueError, match="no pretrained model; only these are rounded to int8"):
+        models.load(tmp_path, dtype="int8")
 
 
 @pytest.mark.parametrize(
