@@ -114,7 +114,7 @@ def seed_from_rng(rng: Any) -> int:
 
 
 def layer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Check a layer's ``dtype=``; None, which NumPy takes for float64 and PyTorch for float32, is none."""
+    """Check a layer's ``dtype=``; None, which NumPy takes for float64 and PyTorch for float32, is refused."""
     kind = np.dtype(dtype)
     if dtype is None or kind.name not in FLOATS:
         raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype if dtype is None else kind}")

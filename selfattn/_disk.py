@@ -84,7 +84,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
             raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
     # deserialize() has checked the header, but does not return the texts.
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return arrays, header.get("__metadata__") or {}  # null is none too
+    return arrays, header.get("__metadata__") or {}  # or null
 
 
 def _dtype(name: str, path: Path) -> np.dtype[Any]:
@@ -120,9 +120,9 @@ def _place(path: Path) -> Path:
 
 
 def descriptor_of(path: PathLike) -> int | None:
-    """Return n for a path that stands for a descriptor of this process, such as ``/dev/stdout`` or ``/dev/fd/n``."""
+    """Return n for a path that names a descriptor of this process, such as ``/dev/stdout`` or ``/dev/fd/n``."""
     name = os.path.abspath(path)
-    for _ in range(MOST_LINKS):  # one by one: the last would lead to the file behind the descriptor
+    for _ in range(MOST_LINKS):  # one by one: the last would lead to the file of the descriptor
         folder = os.path.realpath(os.path.dirname(name))
         if folder in (f"/proc/{os.getpid()}/fd", "/dev/fd") and os.path.basename(name).isdigit():
             return int(os.path.basename(name))
@@ -134,7 +134,7 @@ def descriptor_of(path: PathLike) -> int | None:
 
 
 def is_special(path: Path) -> bool:
-    """Tell what is to be written into, not replaced: pipes, devices, and descriptors, whatever is behind them."""
+    """Tell what is to be written into, not replaced: pipes, devices, and descriptors, whatever they are of."""
     try:
         kind = path.stat().st_mode
     except OSError:
@@ -143,7 +143,7 @@ def is_special(path: Path) -> bool:
 
 
 def _opened(path: Path) -> Any:
-    """Open a pipe, a device or a descriptor; of a descriptor a copy, which goes on where it stands."""
+    """Open a pipe, a device or a descriptor; of a descriptor a copy, which goes on where it is."""
     descriptor = descriptor_of(path)
     return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 
@@ -156,7 +156,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     """
     suffix = secrets.token_hex(8)
     paths = [folder / name for name in content]
-    staged = {path: _beside(path, suffix, "new") for path in paths}
+    staged = {path: _hidden(path, suffix, "new") for path in paths}
     try:
         for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.is_dir():
@@ -187,15 +187,15 @@ def _keep_mode(descriptor: int, path: Path) -> None:
             os.fchmod(descriptor, mode)
 
 
-def _beside(path: Path, suffix: str, ending: str) -> Path:
-    """Return a hidden name beside a file: its own with an ending, or a digest of it where that would be too long."""
+def _hidden(path: Path, suffix: str, ending: str) -> Path:
+    """Return a hidden name in a file's folder: its own with an ending, or a digest of it where that would be too long."""
     name = f".{path.name}.{suffix}.{ending}"
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}.{suffix}.{ending}"
     return path.with_name(name)
 
 
-def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeLike) -> None:
+def write_rows(path: Path, arrays: Iterable[Array], width: int, dtype: npt.DTypeLike) -> None:
     """Write arrays (…, width) one below the other as a ``.npy`` file, which is there as a whole or as it was.
 
     How many rows there are shows at the end, and the header, which has room for any number, is then written again.
@@ -205,19 +205,19 @@ def write_rows(path: Path, parts: Iterable[Array], width: int, dtype: npt.DTypeL
     if is_special(path):  # there is no way back to the header
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
     path = _place(path)
-    temporary = _beside(path, secrets.token_hex(8), "new")
+    temporary = _hidden(path, secrets.token_hex(8), "new")
     count = 0
     try:
         with _new_file(temporary, path) as file:
             _write_header(file, 0, width, dtype)
-            for part in parts:
+            for array in arrays:
                 try:
-                    file.write(np.ascontiguousarray(part, dtype).data)
+                    file.write(np.ascontiguousarray(array, dtype).data)
                 except OSError as error:
                     raise OSError(
-                        error.errno, f"{error.strerror} while writing {part.nbytes} bytes", str(path)
+                        error.errno, f"{error.strerror} while writing {array.nbytes} bytes", str(path)
                     ) from error
-                count += len(part)
+                count += len(array)
             file.seek(0)
             _write_header(file, count, width, dtype)
         os.replace(temporary, path)
@@ -242,7 +242,7 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
     try:
         for path in reversed(staged):
             if path.exists():
-                moved[path] = _beside(path, suffix, "old")
+                moved[path] = _hidden(path, suffix, "old")
                 os.replace(path, moved[path])
         for path, temporary in staged.items():
             placed.append(path)

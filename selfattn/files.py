@@ -89,7 +89,7 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
         It could not be written; what was there before is as it was.
     ValueError
         The model could not be loaded again: the tokenizer has more tokens than ``vocab_size``, parameters are not those of
-        ``num_layers`` blocks, or there are too many positions.
+        ``num_layers`` layers, or there are too many positions.
     ImportError
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
 

@@ -36,7 +36,7 @@ class TorchGenerator:
 
     Notes
     -----
-    It can stand wherever ``rng=`` is taken: layers draw their weights from it in PyTorch's order, ``fit`` shuffles
+    It is taken wherever ``rng=`` is: layers draw their weights from it in PyTorch's order, ``fit`` shuffles
     as a DataLoader does, and dropout takes its seed from :meth:`integers`.
     """
 

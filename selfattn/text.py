@@ -144,7 +144,7 @@ class WhitespaceTokenizer:
         ----------
         sentences : iterable of str
         vocab_size : int, optional
-            Keep so many at most, ``"<unk>"`` among them; all by default.
+            Keep this many at most, ``"<unk>"`` among them; all by default.
         min_count : int, default 1
             Keep words that appear so often at least.
 

@@ -25,7 +25,7 @@ class Rope(NamedTuple):
     factor: float = 1.0  # of cosines and sines
 
     def rotary(self, longest: int, dtype: Any, interleaved: bool = False) -> Rotary:
-        """Return the angles of so many positions."""
+        """Return the angles of the positions 0 … longest − 1."""
         cos, sin = _tables(self, longest, np.dtype(dtype).name)
         return Rotary(cos, sin, interleaved)
 

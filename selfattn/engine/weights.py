@@ -18,7 +18,7 @@ from selfattn._check import Array
 from selfattn.functional._products import FLOAT32, as_rows, linear, plain
 
 KINDS = ("bfloat16", "int8")
-SCALE = "_scale"  # behind the name of a weight
+SCALE = "_scale"  # after the name of a weight
 GROUP = 128  # numbers of a row that share a scale; the last group may have fewer
 
 BLOCK = 2**16  # elements that are rounded at once: they stay in the cache
@@ -120,7 +120,7 @@ class Quants(Rounded):
     def _pack(self) -> Any:
         return _core._quants(self.raw, self.kind, self.shape[1])
 
-    def part(self, rows: slice) -> Quants:
+    def take(self, rows: slice) -> Quants:
         """Return some rows, where they are."""
         raw = self.raw[rows]
         return Quants(raw, self.kind, (len(raw), self.shape[1]))
@@ -197,10 +197,10 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
     values, scale = np.empty(weight.shape, INT8), np.zeros((out, groups_of(columns)), np.float32)
     rows = max(1, BLOCK // max(1, columns))
     for begin in range(0, out, rows):
-        part, own = weight[begin : begin + rows], scale[begin : begin + rows]
+        some, own = weight[begin : begin + rows], scale[begin : begin + rows]
         for group in range(own.shape[1]):
             of_group = slice(group * GROUP, (group + 1) * GROUP)
-            numbers, factor = part[:, of_group], own[:, group, None]
+            numbers, factor = some[:, of_group], own[:, group, None]
             with np.errstate(invalid="ignore"):  # of NaN and infinities, which are an error below
                 np.abs(numbers).max(axis=1, keepdims=True, initial=0, out=factor)
                 factor /= 127
@@ -219,7 +219,7 @@ def groups_of(columns: int) -> int:
 
 
 def to_float32(values: Array, scale: Array | None) -> Array:
-    """Return what rounded weights (..., in) stand for, of int8 with scales (..., groups)."""
+    """Return rounded weights (..., in) as float32, of int8 with scales (..., groups)."""
     if scale is None:
         return (values.astype(np.uint32) << 16).view(np.float32)
     wide: Array = values * np.repeat(scale, GROUP, axis=-1)[..., : values.shape[-1]]

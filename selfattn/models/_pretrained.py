@@ -94,7 +94,7 @@ class Parameters:
     def weight(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Weight:
         """Return what :meth:`array` does, of a table or the weight of a projection: these may be compact."""
         if name in self.blocks:
-            return self.blocks[name] if rows == slice(None) else self.blocks[name].part(rows)
+            return self.blocks[name] if rows == slice(None) else self.blocks[name].take(rows)
         self.weights.add(name)
         values, scale = self.arrays[name], self.arrays.get(name + SCALE)
         if self.made is None or not is_compact(values):

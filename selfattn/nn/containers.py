@@ -159,12 +159,12 @@ class Sequential(ModuleList):
 
         def pullback(dy: Any) -> Any:
             dx: Any = dy
-            parts: dict[str, Any] = {}
+            found: dict[str, Any] = {}
             for n, module_pullback in reversed(list(enumerate(pullbacks))):
                 result = module_pullback(dx)
                 dx, grads = (None, result) if isinstance(result, dict) else result
-                parts[str(n)] = grads
-            gathered = self.gather_gradients(dict(sorted(parts.items(), key=lambda part: int(part[0]))))
+                found[str(n)] = grads
+            gathered = self.gather_gradients(dict(reversed(found.items())))
             return gathered if dx is None else (dx, gathered)
 
         return x, pullback
@@ -191,7 +191,7 @@ def _takes(module: Module, name: str) -> bool:
 
 @functools.cache
 def _options_of(kind: Any) -> frozenset[str]:
-    """Return the names of what its ``forward`` takes beside the input; "**" stands for any."""
+    """Return the names of what its ``forward`` takes besides the input; "**" stands for any."""
     function = kind.vjp if kind.forward is Module.forward else kind.forward
     _, *parameters = inspect.signature(function).parameters.values()  # without self
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]

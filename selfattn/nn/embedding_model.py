@@ -1,6 +1,6 @@
-"""The sentence-embedding model: tokens, positions, blocks of self-attention, mean.
+"""The sentence-embedding model: tokens, positions, layers of self-attention, mean.
 
-Owns names, tokens and messages. The numbers of all blocks are one call of the C core each way.
+Owns names, tokens and messages. The numbers of all layers are one call of the C core each way.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class EmbeddingModel(Module):
-    """Turn a sentence into a vector: the mean over its tokens after some blocks of self-attention.
+    """Turn a sentence into a vector: the mean over its tokens after some layers of self-attention.
 
-    Each token's row of a table, plus sinusoidal positions, goes through ``num_layers`` blocks
+    Each token's row of a table, plus sinusoidal positions, goes through ``num_layers`` layers
     ``LayerNorm(x + attention(x))``; the mean of what comes out is the embedding of the sentence.
 
     Parameters
@@ -51,14 +51,14 @@ class EmbeddingModel(Module):
     embedding_dim : int
         The width d of everything, even.
     max_seq_len : int
-        Of a longer sentence only the first so many tokens count.
+        Of a longer sentence no more tokens count.
     num_layers : int, default 1
         With 0 the mean of rows and positions is taken as it is.
     num_heads : int, default 1
-        The heads of every block; it has to divide ``embedding_dim``.
+        The heads of every layer; it has to divide ``embedding_dim``.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from: the table, then block by block query, key, value, each weight and then bias.
+        Where the weights come from: the table, then layer by layer query, key, value, each weight and then bias.
 
     Attributes
     ----------
@@ -183,8 +183,8 @@ class EmbeddingModel(Module):
         dtype = self.embedding_layer.weight.dtype
         rows = computed.astype(dtype, copy=False)
         y = rows[0] if alone else rows
-        of_blocks = [x for block in self.attention_layers for x in _parameters(block)]
-        parameters, names = [self.embedding_layer.weight, *of_blocks], _names(len(self.attention_layers))
+        of_layers = [x for layer in self.attention_layers for x in _parameters(layer)]
+        parameters, names = [self.embedding_layer.weight, *of_layers], _names(len(self.attention_layers))
 
         def backward(dy: Array) -> Gradients:
             wide = np.ascontiguousarray(widened(dy.reshape(rows.shape)))
@@ -193,7 +193,7 @@ class EmbeddingModel(Module):
                 return named_gradients(self.parameters(), zip(parameters, grads, strict=True))
             return {name: g.astype(dtype, copy=False) for name, g in zip(names, grads, strict=True)}
 
-        return y, checked_pullback(self, y, of_blocks, backward)  # gradients do not need the table
+        return y, checked_pullback(self, y, of_layers, backward)  # gradients do not need the table
 
     def encode(self, sentences: Iterable[Sentence], batch_size: int = 1024, progress: bool = False) -> Array:
         """Compute the embeddings of many sentences.
@@ -202,7 +202,7 @@ class EmbeddingModel(Module):
         ----------
         sentences : iterable of str or of sequences of int
         batch_size : int, default 1024
-            How many go through the model at once. They stand one after the other, not padded to the longest, so
+            How many go through the model at once. They are packed, not padded to the longest, so
             that their order does not matter for the time.
         progress : bool, default False
             Show a progress bar; needs ``tqdm``.
@@ -250,7 +250,7 @@ class EmbeddingModel(Module):
         Returns
         -------
         selfattn.steps.layers.ModelSteps
-            Embeddings, positions, the steps of each block, and the mean. They are computed in NumPy, and so
+            Embeddings, positions, the steps of each layer, and the mean. They are computed in NumPy, and so
             equal what :meth:`forward` computes up to rounding.
 
         Examples
@@ -265,12 +265,12 @@ class EmbeddingModel(Module):
         ids = self.tokens(sentence)
         embeddings = self.embedding_layer.weight[ids]
         positions = self.positions.table[: len(embeddings)].copy()
-        x, blocks = embeddings + positions, []
-        block: Any
-        for block in self.attention_layers:
-            blocks.append(block.steps(x))
-            x = blocks[-1].result
-        return model_steps(embeddings, positions, blocks, self._pieces(sentence, ids))
+        x, steps = embeddings + positions, []
+        layer: Any
+        for layer in self.attention_layers:
+            steps.append(layer.steps(x))
+            x = steps[-1].result
+        return model_steps(embeddings, positions, steps, self._pieces(sentence, ids))
 
     def _pieces(self, sentence: Sentence, ids: npt.NDArray[np.intp]) -> list[str] | None:
         """Return the words or pieces of a sentence, if they can be told."""
@@ -348,16 +348,18 @@ class EmbeddingModel(Module):
     def _core_model(self) -> tuple[Any, Any, Any]:
         """Return what the core computes with: 16-bit parameters as float32."""
         table, positions = self.embedding_layer.weight, self.positions.table
-        layers: Any = self.attention_layers
-        blocks = tuple([attention_layer(b.query, b.key, b.value, b.ln, b.num_heads) for b in layers])
+        every: Any = self.attention_layers
+        layers = tuple(
+            [attention_layer(own.query, own.key, own.value, own.ln, own.num_heads) for own in every]
+        )
         if table.dtype.itemsize == 2:
             table, positions = widened(table), widened(positions)
-            blocks = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in blocks])
+            layers = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in layers])
         numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
-        return (table, None, positions, None, None, None, None, None, None), numbers, blocks
+        return (table, None, positions, None, None, None, None, None, None), numbers, layers
 
     def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:
-        """Compute a row for each sentence: they stand one after the other, with no padding in between."""
+        """Compute a row for each sentence; they are packed."""
         y: Array = _core._transformer_forward(ids, cu_seqlens, model, False)
         return y.astype(self.embedding_layer.weight.dtype, copy=False)
 
@@ -375,18 +377,20 @@ def _first(ids: Any, most: int) -> Any:
     return ids[:most]
 
 
-def _parameters(block: Any) -> list[Array]:
-    """Return weight and bias of query, key, value and the norm of a block."""
-    query, key, value, ln = block.query, block.key, block.value, block.ln
+def _parameters(layer: Any) -> list[Array]:
+    """Return weight and bias of query, key, value and the norm of a layer."""
+    query, key, value, ln = layer.query, layer.key, layer.value, layer.ln
     return [query.weight, query.bias, key.weight, key.bias, value.weight, value.bias, ln.weight, ln.bias]
 
 
 @functools.cache
 def _names(num_layers: int) -> list[str]:
     """Return the names of a model's parameters, in the order of :func:`_parameters`."""
-    kinds = [f"{layer}.{kind}" for layer in ("query", "key", "value", "ln") for kind in ("weight", "bias")]
-    blocks = [f"attention_layers.{n}.{name}" for n in range(num_layers) for name in kinds]
-    return ["embedding_layer.weight", *blocks]
+    kinds = [f"{own}.{kind}" for own in ("query", "key", "value", "ln") for kind in ("weight", "bias")]
+    return [
+        "embedding_layer.weight",
+        *(f"attention_layers.{n}.{name}" for n in range(num_layers) for name in kinds),
+    ]
 
 
 def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:

@@ -54,7 +54,7 @@ class GPT(Module):
         As in the layers; embeddings are not dropped.
     activation : {"gelu", "relu"}, default "gelu"
     norm_first : bool, default True
-        False puts the norms behind the sums, and leaves the last one out.
+        False puts the norms after the sums, and leaves the last one out.
     bias : bool, default True
         False leaves the biases of all linear layers and norms out. The head has none.
     tie_word_embeddings : bool, default True
@@ -187,7 +187,7 @@ class GPT(Module):
     # ---------------------------------------------------------------------------------------------- the model
 
     def forward(self, ids: npt.ArrayLike | Sequence[npt.ArrayLike]) -> Any:
-        """Compute the logits of the token behind each one.
+        """Compute the logits of the token after each one.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ class GPT(Module):
         top_p : float, optional
             Draw from the likeliest tokens that together have this probability.
         stop : int or collection of int, optional
-            A sequence ends behind one of these ids.
+            A sequence ends after one of these ids.
         rng : int, sequence of int, Generator or None
             Seeds: of an int s, prompt i has s + i. A prompt's tokens depend on its seed, and on no other prompt.
         stream : bool, default False

@@ -148,7 +148,7 @@ def kaiming_normal_(
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor by which weights have to grow so that signals keep their size behind a non-linearity.
+    """Return the factor by which weights have to grow so that signals keep their size after a non-linearity.
 
     Parameters
     ----------

@@ -190,7 +190,7 @@ class Module:
     def quantize(self, dtype: str) -> Self:
         """Round the weights of all products in this module and below it to 8 or 16 bits, in place.
 
-        ``Linear`` and ``MultiheadAttention`` have such weights, and what is made of them. int8 stands beside scales of 128 numbers of a
+        ``Linear`` and ``MultiheadAttention`` have such weights, and what is made of them. int8 has scales of 128 numbers of a
         row each, in a parameter ``…weight_scale``; bfloat16 is held as its bits, in uint16. All else stays float32. Rounded
         weights multiply rows that are rounded as well, and have no gradients.
 

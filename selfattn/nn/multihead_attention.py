@@ -310,7 +310,7 @@ class MultiheadAttention(Module):
             num_heads=self.num_heads, W_out=np.asarray(self.out_proj._operand("weight")).T, b_out=self.out_proj.bias, **options,
         )  # fmt: skip
 
-    # ---------------------------------------------------------------------------------------- their parts
+    # ---------------------------------------------------------------------------------------- their steps
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
         """Check the inputs: one sequence or a batch of them each, and of the same sizes where they meet."""

@@ -141,7 +141,7 @@ class ProxyTask(Module):
             As for :meth:`execute`. In the pullback: ``d_confidence`` has another shape, or holds neither
             floats nor integers.
         RuntimeError
-            In the pullback: a parameter of a block has changed.
+            In the pullback: a parameter of a layer has changed.
         """
         batch, sentences = _all_of(main, similar, non_similar)
         rows, model_pullback = self.model.vjp(sentences)

@@ -271,7 +271,7 @@ class SelfAttentionBlock(Module):
     d_model : int
         The width of the input, of the projections and of the output.
     num_heads : int, default 1
-        The columns of the projections are split into so many heads, each with scale 1/√(d_model/num_heads);
+        The columns of the projections are split into this number of heads, each with scale 1/√(d_model/num_heads);
         their outputs are put side by side. It has to divide ``d_model``.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional

@@ -45,7 +45,7 @@ class TransformerDecoderLayer(ResidualLayer):
     dim_feedforward : int, default 2048
         The width between ``linear1`` and ``linear2``.
     dropout : float, default 0.1
-        Of the attentions' weights, behind the activation, and of what is added to the residual.
+        Of the attentions' weights, after the activation, and of what is added to the residual.
     activation : {"relu", "gelu"}, default "relu"
         gelu is the exact one, by the error function.
     layer_norm_eps : float, default 1e-5
@@ -125,7 +125,7 @@ class TransformerDecoderLayer(ResidualLayer):
         Returns
         -------
         ndarray, in the shape of ``tgt``
-            What stands in the places of ignored tokens has no meaning.
+            What is in the places of ignored tokens has no meaning.
 
         Raises
         ------

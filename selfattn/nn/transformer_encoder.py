@@ -82,7 +82,7 @@ class TransformerEncoderLayer(ResidualLayer):
     """Self-attention and a feed-forward network, each with dropout, a residual and a LayerNorm.
 
     ``x = norm1(x + dropout1(self_attn(x)))``, then ``x = norm2(x + feed_forward(x))`` with
-    ``feed_forward(x) = dropout2(linear2(dropout(activation(linear1(x)))))``. With ``norm_first`` the norms stand
+    ``feed_forward(x) = dropout2(linear2(dropout(activation(linear1(x)))))``. With ``norm_first`` the norms come
     before what is added: ``x = x + dropout1(self_attn(norm1(x)))``, then ``x = x + feed_forward(norm2(x))``.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoderLayer``, defaults included:
@@ -98,7 +98,7 @@ class TransformerEncoderLayer(ResidualLayer):
     dim_feedforward : int, default 2048
         The width between ``linear1`` and ``linear2``.
     dropout : float, default 0.1
-        Of the attention's weights, behind the activation, and of what is added to the residual.
+        Of the attention's weights, after the activation, and of what is added to the residual.
     activation : {"relu", "gelu"}, default "relu"
         gelu is the exact one, by the error function.
     layer_norm_eps : float, default 1e-5
@@ -172,7 +172,7 @@ class TransformerEncoderLayer(ResidualLayer):
         Returns
         -------
         ndarray, in the shape of ``src``
-            What stands in the places of ignored tokens has no meaning.
+            What is in the places of ignored tokens has no meaning.
         """
         return _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths).run(
             False

@@ -460,13 +460,13 @@ def test_what_ends_a_command_leaves_no_half_file(number: int, tmp_path: Path) ->
     script = """
         import pathlib
         import numpy as np
-        from selfattn import files
+        from selfattn import _disk
         from selfattn.cli import app
         def parts():
             print("writing", flush=True)
             while True:
                 yield np.ones((1, 3))
-        app._run = lambda arguments: files.write_rows(pathlib.Path(arguments[0]), parts(), 3, np.float32)
+        app._run = lambda arguments: _disk.write_rows(pathlib.Path(arguments[0]), parts(), 3, np.float32)
         raise SystemExit(app.main())
     """
     process = start([*PYTHON, "-c", textwrap.dedent(script), tmp_path / "rows.npy"])
