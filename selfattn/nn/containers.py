@@ -134,7 +134,7 @@ class Sequential(ModuleList):
         Parameters
         ----------
         x : object
-            What the first module takes. Until the last call of the pullback, it must stay as it is.
+            What the first module takes.
         **options
             For the modules that take them.
 
@@ -143,14 +143,8 @@ class Sequential(ModuleList):
         y : object
             What :meth:`forward` returns.
         pullback : callable
-            ``dx, grads = pullback(dy)`` with ``grads`` keyed like :meth:`parameters`, or
-            ``grads = pullback(dy)`` if the first module's pullback returns those alone. It raises what those
-            of the modules raise.
-
-        Raises
-        ------
-        TypeError
-            No module takes one of the options.
+            ``dx, grads = pullback(dy)``, as :class:`Module` says, or ``grads = pullback(dy)`` if the first module's pullback
+            returns those alone.
         """
         pullbacks = []
         for module, own in zip(self, self._shared(options), strict=True):

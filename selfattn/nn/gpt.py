@@ -281,14 +281,7 @@ class GPT(Module):
         value : float
             What :meth:`loss` returns.
         pullback : callable
-            ``grads = pullback(1.0)``, as often as wanted: keyed like :meth:`parameters`, in their shapes and dtypes.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`loss`.
-        RuntimeError
-            In the pullback: a parameter that it needs has changed.
+            ``grads = pullback(1.0)``, as :class:`Module` says.
         """
         call, wanted = self._loss_call(ids, targets)
         logits, back = call.vjp()

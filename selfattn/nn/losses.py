@@ -73,20 +73,15 @@ class Loss(Module):
         Parameters
         ----------
         x, target : array_like
-            As :meth:`forward` takes them. Until the last call of the pullback, they must stay as they are.
+            As :meth:`forward` takes them.
 
         Returns
         -------
         value : floating, or ndarray with ``reduction="none"``
             What :meth:`forward` returns.
         pullback : callable
-            ``dx = pullback(1.0)``, as often as wanted, in the shape and dtype of ``x``. Of losses that are not reduced,
-            ``d_value`` is an array in their shape, or one number for all.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`. In the pullback: ``d_value`` has another shape, or holds neither floats nor integers.
+            ``dx = pullback(1.0)``, as :class:`Module` says. Of losses that are not reduced, ``d_value`` is an array in their shape, or
+            one number for all.
         """
         elements = self._elements(x, target)
         value, array, losses = self._reduced(elements), elements.x, elements.losses

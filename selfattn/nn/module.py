@@ -124,11 +124,6 @@ class Module:
         -------
         object
             As the subclass says.
-
-        Raises
-        ------
-        NotImplementedError
-            The class does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
@@ -147,11 +142,6 @@ class Module:
         pullback : callable
             ``dx, grads = pullback(dy)`` with ``grads`` keyed like :meth:`parameters`, or
             ``grads = pullback(dy)`` where the input has no gradient.
-
-        Raises
-        ------
-        NotImplementedError
-            The class does not define it.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define vjp")
 

@@ -286,11 +286,6 @@ class MultiheadAttention(Module):
         selfattn.steps.layers.LayerSteps
             Projections, scores and weights of each head (with one head there is no axis for it), then the
             heads side by side and projected. Batches are (N, …) whatever ``batch_first`` says.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit.
         """
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 

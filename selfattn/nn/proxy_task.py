@@ -132,16 +132,8 @@ class ProxyTask(Module):
         confidence : floating, or ndarray of shape (n,)
             What :meth:`execute` returns.
         pullback : callable
-            ``grads = pullback(d_confidence)``, as often as wanted, keyed like ``model.parameters()``. Of n
-            triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for a loss that is the mean.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`execute`. In the pullback: ``d_confidence`` has another shape, or holds neither
-            floats nor integers.
-        RuntimeError
-            In the pullback: a parameter of a layer has changed.
+            ``grads = pullback(d_confidence)``, as :class:`Module` says. Of n triplets, ``d_confidence`` is (n,), or a number for all
+            of them: −1/n for a loss that is the mean.
         """
         batch, sentences = _all_of(main, similar, non_similar)
         rows, model_pullback = self.model.vjp(sentences)

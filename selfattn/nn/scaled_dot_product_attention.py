@@ -121,7 +121,7 @@ class ScaledDotProductAttention(Module):
         Parameters
         ----------
         query, key, value, mask, attn_mask, key_lengths
-            As :meth:`forward` takes them. Until the last call of the pullback, they must stay as they are.
+            As :meth:`forward` takes them.
         dropout : Module, optional
             One with a ``vjp``.
 
@@ -130,15 +130,8 @@ class ScaledDotProductAttention(Module):
         result : tuple
             ``(values, weights)``, what :meth:`forward` returns.
         pullback : callable
-            ``(dq, dk, dv), grads = pullback(d_values, d_weights=None)``, as often as wanted: the gradients of
-            query, key and value in the shape and dtype of each, summed over what was broadcast; ``grads`` is
-            ``{}``. Without ``d_weights``, the weights were not used.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit, or ``dropout`` has no ``vjp``. In the pullback: a gradient has
-            another shape than its result, or holds neither floats nor integers.
+            ``(dq, dk, dv), {} = pullback(d_values, d_weights=None)``, as :class:`Module` says; gradients are summed over what was
+            broadcast. Without ``d_weights``, the weights were not used.
         """
         if dropout is not None and not hasattr(dropout, "vjp"):
             raise TypeError(f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}")

@@ -209,11 +209,6 @@ class SelfAttention(Module):
         selfattn.steps.layers.LayerSteps
             Projections, scores, weights, weighted values; its ``result`` is the output. With an additive score
             its scores are ``tanh(query[i] + key[j]) @ v``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs, masks or options that do not fit.
         """
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
@@ -372,11 +367,6 @@ class SelfAttentionBlock(Module):
         -------
         selfattn.steps.layers.LayerSteps
             Projections, scores, weights, residual, norm; with several heads, each of them.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs, masks or options that do not fit.
         """
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 

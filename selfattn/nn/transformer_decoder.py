@@ -126,11 +126,6 @@ class TransformerDecoderLayer(ResidualLayer):
         -------
         ndarray, in the shape of ``tgt``
             What is in the places of ignored tokens has no meaning.
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit.
         """
         own = _options(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
         cross = _options(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
@@ -324,11 +319,6 @@ class TransformerDecoder(Stack):
         Returns
         -------
         ndarray, in the shape of ``tgt``
-
-        Raises
-        ------
-        TypeError, ValueError
-            Inputs or masks that do not fit.
         """
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal
