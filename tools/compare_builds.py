@@ -6,11 +6,11 @@
 
 OLD and NEW are built extensions (`_core.….so`), used with the Python layer of this checkout, or checkouts with an
 extension built in place, used with their own. Bits are compared over cases that are drawn with a seed
-(compare_cases.py); the same seed and number give the same case. The exit status is 1 when a result differs in a case
+(the catalogue in tests/support/operations.py), and over those that have a name there; the same seed and number give the same case. The exit status is 1 when a result differs in a case
 whose arguments are float32 or float64; when one build fails where the other does not, or with another message; and
 when no case of a dtype was computed. Other differences in cases of float16 and bfloat16 are only reported.
 
-This file owns loading, comparing and timing; what is computed is in compare_cases.py.
+This file owns loading, comparing and timing; what is computed is in the catalogue.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ import sys
 import time
 import timeit
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-sys.path.insert(0, str(Path(__file__).parent))
-import compare_cases
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 EXACT = ("float32", "float64")  # bits must not change
 
 
@@ -56,8 +54,7 @@ class Build:
             spec.loader.exec_module(self.core)
             sys.path.insert(0, str(folder))
             self.package: Any = importlib.import_module("selfattn")
-            importlib.import_module("selfattn.nn")
-            importlib.import_module("selfattn.optim")
+            self.operations: Any = importlib.import_module("operations")  # with this package
             sys.path.remove(str(folder))
             assert self.package.get_num_threads.__self__ is self.core
 
@@ -74,8 +71,8 @@ class Build:
 
 
 def is_package(name: str) -> bool:
-    """Tell whether a module belongs to the package."""
-    return name == "selfattn" or name.startswith("selfattn.")
+    """Tell whether a module belongs to the package, or calls it."""
+    return name in ("selfattn", "operations") or name.startswith("selfattn.")
 
 
 # ------------------------------------------------------------------------------------------------- bits
@@ -83,14 +80,40 @@ def is_package(name: str) -> bool:
 Results = dict[str, npt.NDArray[Any]]
 
 
-def results_of(build: Build, case: compare_cases.Case) -> Results | str:
-    """Compute a case; an exception becomes its text."""
+class Case(NamedTuple):
+    """A case as one build computed it."""
+
+    dtype: str
+    title: str
+    results: Results | str
+
+
+def flat(found: Any, name: str = "") -> Results:
+    """Give each array in nested results a name of its own."""
+    if hasattr(found, "_asdict"):
+        found = found._asdict()
+    if isinstance(found, list | tuple):
+        found = dict(enumerate(found))
+    if isinstance(found, dict):
+        return {inner: x for key in found for inner, x in flat(found[key], f"{name} {key}").items()}
+    return {} if found is None else {name: np.asarray(found)}
+
+
+def compute(build: Build, seed: int, which: int | str) -> Case:
+    """Compute a drawn case, or one with a name; an exception becomes its text."""
     with build.imported():
+        tried = build.operations
+        if isinstance(which, str):
+            operation = tried.OPERATIONS[which]
+            draw = operation.draw()
+        else:
+            operation, draw = tried.operation(tried.drawn), tried.Draw(seed, which)
         try:
-            found = case.compute(build.package)
+            call, _ = operation.make(draw, **operation.options)
+            build.package.set_num_threads(operation.threads)
+            return Case(draw.name, " ".join(draw.words), flat(call()))
         except Exception as error:  # compared like a result
-            return f"{type(error).__name__}: {error}"
-    return {name: np.asarray(x) for name, x in found.items() if x is not None}
+            return Case(draw.name, " ".join(draw.words), f"{type(error).__name__}: {error}")
 
 
 def distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
@@ -119,26 +142,24 @@ def difference(old: Results | str, new: Results | str) -> dict[str, float]:
     return {name: d for name, d in distances.items() if d > 0}
 
 
-def compare_bits(builds: list[Build], isa: str, numbers: list[int], seed: int, show: int) -> bool:
+def compare_bits(builds: list[Build], isa: str, cases: list[int | str], seed: int, show: int) -> bool:
     """Compare all cases on one instruction set, print what came of it, and return whether it is well."""
     equal: Counter[str] = Counter()
     refused: Counter[str] = Counter()  # by both, with the same message
     differing: dict[str, list[tuple[float, str]]] = {}
     start = time.monotonic()
-    for number in numbers:
-        case = compare_cases.draw(seed, number)
-        old, new = (results_of(build, case) for build in builds)
-        found = difference(old, new)
+    for which in cases:
+        case, new = (compute(build, seed, which) for build in builds)
+        found = difference(case.results, new.results)
         if not found:
-            (refused if isinstance(old, str) else equal)[case.dtype] += 1
+            (refused if isinstance(case.results, str) else equal)[case.dtype] += 1
             continue
         worst = max(found.values())
         text = ", ".join(f"{name} {d:.0f} ulp" for name, d in found.items())
-        text += "".join(
-            f"\n      {which}: {x}" for which, x in (("old", old), ("new", new)) if isinstance(x, str)
-        )
-        differing.setdefault(case.dtype, []).append((worst, f"case {number}: {case}\n      {text}"))
-    print(f"{isa}: {len(numbers)} cases, {time.monotonic() - start:.0f} s")
+        for build, results in (("old", case.results), ("new", new.results)):
+            text += f"\n      {build}: {results}" if isinstance(results, str) else ""
+        differing.setdefault(case.dtype, []).append((worst, f"case {which}: {case.title}\n      {text}"))
+    print(f"{isa}: {len(cases)} cases, {time.monotonic() - start:.0f} s")
     well = True
     for dtype in sorted(equal.keys() | refused.keys() | differing.keys()):
         bad = differing.get(dtype, [])
@@ -156,6 +177,70 @@ def compare_bits(builds: list[Build], isa: str, numbers: list[int], seed: int, s
 
 
 # ------------------------------------------------------------------------------------------------ speed
+
+Timed = Callable[[Any, int], tuple[str, dict[str, Any]]]  # package, threads -> a statement and its names
+
+
+def timed_cases() -> dict[str, Timed]:
+    """List calls to time: the benchmark's quick suite, and options and operations that it lacks."""
+    suite = importlib.import_module("selfattn.benchmarks.attention")
+    chosen = suite.rows_of(
+        [name for name in suite.SUITES if name != "isa"], suite.Choice(peers=(), quick=True)
+    )
+    found = {row.label: spelled(suite, row.contestants[0].case) for row in chosen}
+    rng = np.random.default_rng(0)
+    q, x = (rng.standard_normal(shape, dtype=np.float32) for shape in ((1, 8, 512, 64), (512, 768)))
+    packed, ends = np.ascontiguousarray(q[0].swapaxes(0, 1)), [0, 100, 512]
+    options: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "dropout": lambda _: {"dropout_p": 0.1, "rng": 1},
+        "softcap": lambda _: {"softcap": 20.0},
+        "window": lambda _: {"window": (64, 0)},
+        "prefix": lambda sa: {"block_mask": sa.BlockMask.prefix_lm(128)},
+        "alibi": lambda _: {"alibi_slopes": np.full(8, 0.1, np.float32)},
+        "key lengths": lambda _: {"key_lengths": np.array([300])},
+        "weights": lambda _: {"return_weights": True},
+    }
+    for name, make in options.items():
+        found[f"{name} 512 x 64"] = lambda sa, threads, make=make: (
+            "f(q, q, q, **o)",
+            {"f": sa.scaled_dot_product_attention, "q": q, "o": make(sa) | {"num_threads": threads}},
+        )
+    calls = {
+        "packed 512 x 64": ("varlen_attention", packed, packed, packed, ends, ends),
+        "softmax 512 x 768": ("softmax", x),
+        "layer_norm 512 x 768": ("layer_norm", x, 768, x[0], x[1]),
+        "gelu 512 x 768": ("gelu", x),
+        "softmax 1 x 4": ("softmax", x[0, :4]),
+    }
+    for name, (function, *arguments) in calls.items():
+        names = {"a": arguments}
+        found[name] = lambda sa, _, function=function, names=names: (
+            "f(*a)",
+            names | {"f": getattr(sa, function)},
+        )
+    sentence = rng.integers(0, 50, 24).tolist()
+    for name, statement in (("model 24 x 64", "m(s)"), ("model's gradients 24 x 64", "m.vjp(s)[1](dy)")):
+        found[name] = lambda sa, _, statement=statement: (
+            statement,
+            {
+                "m": sa.nn.EmbeddingModel(str.split, 50, 64, max_seq_len=64, rng=0),
+                "s": sentence,
+                "dy": x[0, :64],
+            },
+        )
+    return found
+
+
+def spelled(suite: Any, case: Any) -> Timed:
+    """Return how selfattn is called in a case of the benchmark."""
+    made: list[Any] = []  # shared by both builds
+
+    def make(_: Any, threads: int) -> tuple[str, dict[str, Any]]:
+        made[:] = made or [case.inputs()]
+        spelling = suite.ENGINES["selfattn"].spell(case, made[0], threads)[0]
+        return spelling.statement, dict(spelling.names)
+
+    return make
 
 
 def ratio_of(builds: list[Build], timers: list[timeit.Timer], seconds: float) -> tuple[float, float, int]:
@@ -183,7 +268,7 @@ def compare_speed(builds: list[Build], isa: str, seconds: float, only: str, thre
     """Time all cases on one instruction set, and print the ratios, the worst of them again at the end."""
     found: list[tuple[float, str]] = []
     with builds[1].imported():
-        cases = {name: make for name, make in compare_cases.speed_cases().items() if only in name}
+        cases = {name: make for name, make in timed_cases().items() if only in name}
     if not cases:
         raise SystemExit(f"no timed case has {only!r} in its name")
     for build in builds:
@@ -244,7 +329,12 @@ def main() -> int:
             compare_speed(builds, isa, options.seconds, options.only, options.threads)
         else:
             numbers = numbers_of(options.cases or ("1500" if options.quick else "8000"))
-            well &= compare_bits(builds, isa, numbers, options.seed, options.show)
+            named = (
+                []
+                if options.cases
+                else [n for n, each in builds[1].operations.OPERATIONS.items() if not each.random]
+            )
+            well &= compare_bits(builds, isa, [*numbers, *named], options.seed, options.show)
     return 0 if well else 1
 
 

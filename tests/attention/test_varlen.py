@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from bad_calls import BAD_PACKED, PACKED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, normal, random_mask
-from leaks import assert_nothing_stays, fails
 from numpy.testing import assert_allclose, assert_array_equal
 from tolerances import assert_within, truth
 
@@ -304,58 +304,15 @@ def test_the_same_bits_for_any_number_of_threads(lengths, heads):
 
 # ------------------------------------------------------------------------------------------------------ errors
 
-Q, K, V, ROWS, KEYS = packed((2, 3), (3, 4), width=4, v_width=4)
-SHARED = np.zeros((5, HEADS, 4), np.float32)  # an output, whose bytes hold offsets as well
-SHARED.view(np.int64).reshape(-1)[:3] = ROWS
-SHARED.view(np.int32).reshape(-1)[6:9] = KEYS
-BAD = {
-    "query is 2-D": ({"query": Q[:, 0]}, ValueError, r"query must have 3 dimensions, \(total_q, H, E\), got"),
-    "widths": ({"key": K[..., :3]}, ValueError, "same last dimension: query has shape"),
-    "rows of value": ({"value": V[1:]}, ValueError, "key and value must have the same rows and heads"),
-    "heads": ({"key": K[:, :2], "value": V[:, :2]}, ValueError, "pass enable_gqa=True"),
-    "gqa": ({"key": K[:, :3], "value": V[:, :3], "enable_gqa": True}, ValueError, "must be a multiple"),
-    "bool": ({"query": Q > 0}, TypeError, "query must be of dtype float16, .* integer type, got bool"),
-    "masked array": ({"query": np.ma.masked_array(Q)}, TypeError, "query must be a plain array"),
-    "float offsets": ({"cu_seqlens_q": ROWS * 1.0}, TypeError, "cu_seqlens_q must be of an integer dtype, got float64"),
-    "no offsets": ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be an array of integers, got None"),
-    "huge offsets": ({"cu_seqlens_k": np.array([0, 2**63 + 7], np.uint64)}, ValueError, "of key, 7, got 9223372036854775815"),
-    "2-D offsets": ({"cu_seqlens_k": KEYS[None]}, ValueError, r"must have shape \(n \+ 1,\).* got \(1, 3\)"),
-    "empty offsets": ({"cu_seqlens_k": KEYS[:0]}, ValueError, r"must have shape \(n \+ 1,\).* got \(0,\)"),
-    "begin": ({"cu_seqlens_q": [1, 2, 5]}, ValueError, "cu_seqlens_q must begin with 0, got 1"),
-    "end": ({"cu_seqlens_q": [0, 2, 6]}, ValueError, "number of rows of query, 5, got 6"),
-    "end of keys": ({"cu_seqlens_k": [0, 2, 6]}, ValueError, "number of rows of key, 7, got 6"),
-    "falls": ({"cu_seqlens_k": [0, 9, 7]}, ValueError, "cu_seqlens_k must not fall, but offset 2 is 7 after 9"),
-    "lengths": ({"cu_seqlens_k": [0, 7]}, ValueError, r"cu_seqlens_q has shape \(3,\), cu_seqlens_k has shape \(2,\)"),
-    "one mask": ({"attn_mask": np.ones((5, 7), bool)}, TypeError, "a list with a mask or None for each of the 2 seq"),
-    "few masks": ({"attn_mask": [None]}, ValueError, "each of the 2 sequences, got 1"),
-    "shape of a mask": ({"attn_mask": [None, np.ones((2, 4), bool)]}, ValueError, r"attn_mask\[1\] must broadcast"),
-    "integer mask": ({"attn_mask": [np.ones((2, 3), int), None]}, TypeError, r"attn_mask\[0\] must be boolean"),
-    "slopes": ({"alibi_slopes": np.ones((3, HEADS))}, ValueError, "alibi_slopes must broadcast"),
-    "causal": ({"causal": "lower"}, ValueError, "causal must be None"),
-    "dropout": ({"dropout_p": 2}, ValueError, "dropout_p must be between 0 and 1"),
-    "boolean dropout": ({"dropout_p": np.True_}, TypeError, "dropout_p must be a real number, got a bool"),
-    "rng": ({"rng": "x"}, TypeError, "rng must be an int"),
-    "out": ({"out": np.zeros((5, HEADS, 5), np.float32)}, ValueError, r"out must have shape \(5, 4, 4\)"),
-    "out dtype": ({"out": np.zeros((5, HEADS, 4))}, TypeError, "out must be of dtype float32"),
-    "out is query": ({"out": Q}, ValueError, "out overlaps query"),
-    "out is offsets": ({"out": SHARED, "cu_seqlens_q": SHARED.view(np.int64).reshape(-1)[:3]}, ValueError,
-                       "out overlaps cu_seqlens_q"),
-    "out is other offsets": ({"out": SHARED, "cu_seqlens_k": SHARED.view(np.int32).reshape(-1)[6:9]}, ValueError,
-                             "out overlaps cu_seqlens_k"),
-}  # fmt: skip
+Q, K, V, ROWS, KEYS = PACKED.values()
 
 
-def call_with(changes):
-    given = {"query": Q, "key": K, "value": V, "cu_seqlens_q": ROWS, "cu_seqlens_k": KEYS}
-    return given | changes
-
-
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", BAD_PACKED)
 def test_errors(name):
-    changes, kind, message = BAD[name]
+    changes, kind, message = BAD_PACKED[name]
     for function in (sa.varlen_attention, sa.varlen_attention_vjp):
         with pytest.raises(kind, match=message):
-            function(**call_with(changes))
+            function(**(PACKED | changes))
 
 
 def test_errors_of_the_vjp():
@@ -368,7 +325,7 @@ def test_errors_of_the_vjp():
         ({"key_lengths": [1, 2]}, TypeError, "unexpected keyword argument 'key_lengths'"),
     ]:  # fmt: skip
         with pytest.raises(kind, match=message):
-            vjp(**call_with(changes))
+            vjp(**(PACKED | changes))
     out, pullback = vjp(Q, K, V, ROWS, KEYS)
     with pytest.raises(ValueError, match="grad_out must have shape"):
         pullback(out[:3])
@@ -429,42 +386,3 @@ def test_offsets_of_another_library_changed_later_do_not_matter():
         np.asarray(offsets)[:] = 10**6
         for a, b in zip(pullback(out)[:3], expected[:3], strict=True):
             assert_array_equal(a, b)
-
-
-# ------------------------------------------------------------------------------------------------------- leaks
-
-
-def pull_all(**options):
-    wrt = ("query", "key", "value", "attn_mask", "alibi_slopes", "sinks")
-    out, pullback = sa.varlen_attention_vjp(**options, wrt=wrt)
-    pullback(out)
-
-
-def test_nothing_stays_of_calls_that_succeed():
-    everything = {
-        "attn_mask": [np.zeros((3,), np.float32), np.zeros((HEADS, 3, 4))], "alibi_slopes": np.ones(HEADS),
-        "sinks": [1.0] * HEADS, "dropout_p": 0.5, "rng": 3, "window": (1, 1),
-    }  # fmt: skip
-    given = call_with(everything)
-    assert_nothing_stays(lambda: pull_all(**given), list(given.values()))
-    assert_nothing_stays(lambda: sa.varlen_attention(**given, return_lse=True), list(given.values()))
-
-
-def test_nothing_stays_of_calls_that_fail():
-    calls = [call_with(changes) for changes, *_ in BAD.values()]
-    things = [x for given in calls for x in given.values()]
-
-    def call():
-        for arguments in calls:
-            fails(function=sa.varlen_attention, **arguments)
-
-    assert_nothing_stays(call, things)
-
-
-def test_nothing_stays_of_pullbacks_that_fail():
-    out, pullback = sa.varlen_attention_vjp(Q, K, V, ROWS, KEYS)
-    assert_nothing_stays(lambda: fails(out[:2], function=pullback), [out, Q])
-    boolean = call_with({"attn_mask": [np.zeros((2, 3)), np.ones((3, 4), bool)], "wrt": 15})
-    out, statistics = sa._core._varlen_forward(**{n: x for n, x in boolean.items() if n != "wrt"})
-    given = boolean | {"out": out, "grad_out": out, "statistics": statistics}
-    assert_nothing_stays(lambda: fails(function=sa._core._varlen_backward, **given), list(given.values()))

@@ -1,4 +1,4 @@
-"""Every kind of bad argument to scaled_dot_product_attention: what is passed, what must be raised, what it must say.
+"""Every kind of bad argument to scaled_dot_product_attention and varlen_attention: what is passed, what must be raised, what it must say.
 
 The arguments are query (2, 3, 4), key (2, 5, 4) and value (2, 5, 6) in float32, changed as the entry says.
 """
@@ -225,3 +225,49 @@ BAD = [
     Bad("scratch of 1 PiB", SIZE, None, {"query": huge(200, 2**40), "key": huge(1, 2**40), "value": huge(1, 1)}),
     Bad("length beyond any", SIZE, None, {"query": huge(1, 1), "key": huge(2**50, 1), "value": huge(2**50, 1)}),
 ]  # fmt: skip
+
+# ----------------------------------------------------------------------------------------------- of packed sequences
+
+PACKED = {
+    "query": array((5, 4, 4)), "key": array((7, 4, 4)), "value": array((7, 4, 4)),
+    "cu_seqlens_q": np.array([0, 2, 5]), "cu_seqlens_k": np.array([0, 3, 7]),
+}  # fmt: skip
+SHARED = np.zeros((5, 4, 4), np.float32)  # an output, whose bytes hold offsets as well
+SHARED.view(np.int64).reshape(-1)[:3] = PACKED["cu_seqlens_q"]
+SHARED.view(np.int32).reshape(-1)[6:9] = PACKED["cu_seqlens_k"]
+# What is changed, what must be raised, what it must say.
+BAD_PACKED = {
+    "query is 2-D": ({"query": PACKED["query"][:, 0]}, ValueError, r"query must have 3 dimensions, \(total_q, H, E\), got"),
+    "widths": ({"key": PACKED["key"][..., :3]}, ValueError, "same last dimension: query has shape"),
+    "rows of value": ({"value": PACKED["value"][1:]}, ValueError, "key and value must have the same rows and heads"),
+    "heads": ({"key": PACKED["key"][:, :2], "value": PACKED["value"][:, :2]}, ValueError, "pass enable_gqa=True"),
+    "gqa": ({"key": PACKED["key"][:, :3], "value": PACKED["value"][:, :3], "enable_gqa": True}, ValueError, "must be a multiple"),
+    "bool": ({"query": PACKED["query"] > 0}, TypeError, "query must be of dtype float16, .* integer type, got bool"),
+    "masked array": ({"query": np.ma.masked_array(PACKED["query"])}, TypeError, "query must be a plain array"),
+    "float offsets": ({"cu_seqlens_q": PACKED["cu_seqlens_q"] * 1.0}, TypeError, "cu_seqlens_q must be of an integer dtype, got float64"),
+    "no offsets": ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be an array of integers, got None"),
+    "huge offsets": ({"cu_seqlens_k": np.array([0, 2**63 + 7], np.uint64)}, ValueError, "of key, 7, got 9223372036854775815"),
+    "2-D offsets": ({"cu_seqlens_k": PACKED["cu_seqlens_k"][None]}, ValueError, r"must have shape \(n \+ 1,\).* got \(1, 3\)"),
+    "empty offsets": ({"cu_seqlens_k": PACKED["cu_seqlens_k"][:0]}, ValueError, r"must have shape \(n \+ 1,\).* got \(0,\)"),
+    "begin": ({"cu_seqlens_q": [1, 2, 5]}, ValueError, "cu_seqlens_q must begin with 0, got 1"),
+    "end": ({"cu_seqlens_q": [0, 2, 6]}, ValueError, "number of rows of query, 5, got 6"),
+    "end of keys": ({"cu_seqlens_k": [0, 2, 6]}, ValueError, "number of rows of key, 7, got 6"),
+    "falls": ({"cu_seqlens_k": [0, 9, 7]}, ValueError, "cu_seqlens_k must not fall, but offset 2 is 7 after 9"),
+    "lengths": ({"cu_seqlens_k": [0, 7]}, ValueError, r"cu_seqlens_q has shape \(3,\), cu_seqlens_k has shape \(2,\)"),
+    "one mask": ({"attn_mask": np.ones((5, 7), bool)}, TypeError, "a list with a mask or None for each of the 2 seq"),
+    "few masks": ({"attn_mask": [None]}, ValueError, "each of the 2 sequences, got 1"),
+    "shape of a mask": ({"attn_mask": [None, np.ones((2, 4), bool)]}, ValueError, r"attn_mask\[1\] must broadcast"),
+    "integer mask": ({"attn_mask": [np.ones((2, 3), int), None]}, TypeError, r"attn_mask\[0\] must be boolean"),
+    "slopes": ({"alibi_slopes": np.ones((3, 4))}, ValueError, "alibi_slopes must broadcast"),
+    "causal": ({"causal": "lower"}, ValueError, "causal must be None"),
+    "dropout": ({"dropout_p": 2}, ValueError, "dropout_p must be between 0 and 1"),
+    "boolean dropout": ({"dropout_p": np.True_}, TypeError, "dropout_p must be a real number, got a bool"),
+    "rng": ({"rng": "x"}, TypeError, "rng must be an int"),
+    "out": ({"out": np.zeros((5, 4, 5), np.float32)}, ValueError, r"out must have shape \(5, 4, 4\)"),
+    "out dtype": ({"out": np.zeros((5, 4, 4))}, TypeError, "out must be of dtype float32"),
+    "out is query": ({"out": PACKED["query"]}, ValueError, "out overlaps query"),
+    "out is offsets": ({"out": SHARED, "cu_seqlens_q": SHARED.view(np.int64).reshape(-1)[:3]}, ValueError,
+                       "out overlaps cu_seqlens_q"),
+    "out is other offsets": ({"out": SHARED, "cu_seqlens_k": SHARED.view(np.int32).reshape(-1)[6:9]}, ValueError,
+                             "out overlaps cu_seqlens_k"),
+}  # fmt: skip

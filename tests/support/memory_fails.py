@@ -1,10 +1,11 @@
 """A script: has allocations of each operation fail. `tests/process/test_failing_memory.py` starts it.
 
 It runs with failing_malloc.c preloaded. An operation either succeeds with the same result or raises MemoryError; then all that
-is the user's is as it was, and nothing stays allocated. What is tried is in `core_operations.py`; together it must call every
-function of the extension.
+is the user's is as it was, and nothing stays allocated. Operations are those of the catalogue (`operations.py`); together they must
+call every function of the extension.
 
-Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. Of each operation some allocations are drawn; with --all each one fails:
+Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. Half of the operations are drawn, and of each an allocation; with --all each
+one of each operation fails:
 
     gcc -O1 -shared -fPIC tests/support/failing_malloc.c -o failing.so -ldl
     LD_PRELOAD=$PWD/failing.so PYTHONMALLOC=malloc PYTHONPATH=$PWD python tests/support/memory_fails.py --all
@@ -21,9 +22,9 @@ import random
 import sys
 import time
 
-import core_operations
 import numpy as np
-from core_operations import OPERATIONS
+from core_operations import ALL
+from operations import same
 
 import selfattn as sa
 from selfattn import _core
@@ -32,25 +33,9 @@ shim = ctypes.CDLL(None)
 shim.fail_at.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int]
 shim.allocations.restype = shim.live_blocks.restype = ctypes.c_long
 
-# What works in place is tried with failures of Python and NumPy outside the core too.
-IN_PLACE = {name for name in OPERATIONS if name.startswith("in place: ")}
+OPERATIONS = {name: each for name, each in ALL.items() if not each.random}
 MOST, NEVER = 20000, 2**60  # allocations of an operation
 DRAWN, FEW = 1, 6  # allocations of an operation, of each way to fail; of one with few, all of them
-
-
-def same(a, b):
-    """Compare results: arrays to the bit; of what is no data, only the type."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, int | float | str | bytes | bool | np.generic | None):
-        return a == b
-    return True
 
 
 def copied(x):
@@ -73,9 +58,9 @@ def empty_caches():
 class Attempt:
     """A call with the n-th allocation failing: what it returned or raised, and how many allocations there were."""
 
-    def __init__(self, prepare, n, for_good, core):
-        core_operations.start_again()
-        self.call, self.state = prepare()
+    def __init__(self, operation, n, for_good, core):
+        self.call, self.state = operation.prepare()
+        sa.set_num_threads(operation.threads)
         self.arrays = [x for x in self.state if isinstance(x, np.ndarray)]
         self.before = copied(self.arrays)
         self.result = self.raised = None
@@ -107,73 +92,75 @@ class Attempt:
                 check()
 
 
-def growth(prepare, n, for_good, core, times):
+def growth(operation, n, for_good, core, times):
     """How many blocks stay of some attempts."""
     gc.collect()
     before = shim.live_blocks()
     for _ in range(times):
-        Attempt(prepare, n, for_good, core)
+        Attempt(operation, n, for_good, core)
     gc.collect()
     return shim.live_blocks() - before
 
 
-def stays(prepare, n, for_good, core):
+def stays(operation, n, for_good, core):
     """Fail many times more: how many blocks stay of each failure, beyond those of calls before and behind that get their memory.
 
     Caches fill, and ever more slowly; a leak shows every time.
     """
     for times in (2, 6, 20, 40):
-        if growth(prepare, n, for_good, core, times) < 0.6 * times:
+        if growth(operation, n, for_good, core, times) < 0.6 * times:
             return 0
-        before = growth(prepare, NEVER, False, core, times)
-        grew = growth(prepare, n, for_good, core, times)
-        grew -= (before + growth(prepare, NEVER, False, core, times)) / 2
+        before = growth(operation, NEVER, False, core, times)
+        grew = growth(operation, n, for_good, core, times)
+        grew -= (before + growth(operation, NEVER, False, core, times)) / 2
         if grew < 0.6 * times:
             return 0
     return grew / times
 
 
-def fail(name, prepare, n, for_good, core, expected):
+def fail(name, operation, n, for_good, core, expected):
     """Fail once, and look at what it leaves. Return whether the call needed n allocations."""
     where = (
         f"{name}, allocation {n}{' and all behind it' if for_good else ''}{'' if core else ', also of NumPy'}"
     )
     gc.collect()
     live = shim.live_blocks()
-    attempt = Attempt(prepare, n, for_good, core)
+    attempt = Attempt(operation, n, for_good, core)
     attempt.check(where, core, expected)
     reached = attempt.raised is not None or attempt.seen >= n
     del attempt
     gc.collect()
     if core and shim.live_blocks() > live:
-        grew = stays(prepare, n, for_good, core)
+        grew = stays(operation, n, for_good, core)
         assert grew == 0, f"{where}: {grew:.1f} blocks stay"
     return reached
 
 
-def check(name, prepare, draws):
+def check(name, operation, draws):
     """Fail at allocations in turn, or at drawn ones; return how many there are."""
-    ways = [(True, False), (True, True)] + [(False, False)] * (name in IN_PLACE)
+    ways = [(True, False), (True, True)] + [(False, False)] * operation.in_place  # also of Python and NumPy
     for _ in range(2):  # caches fill
-        attempt = Attempt(prepare, NEVER, False, True)
+        attempt = Attempt(operation, NEVER, False, True)
         if attempt.raised is not None:
             raise attempt.raised
         expected, count = copied(attempt.result), attempt.seen
         del attempt
     if draws is None:  # caches as full as they get, else most failures look like a leak at first
-        settled = any(growth(prepare, NEVER, False, True, 20) <= 20 for _ in range(100))
+        settled = any(growth(operation, NEVER, False, True, 20) <= 20 for _ in range(100))
         assert settled, f"{name}: each call keeps a block, without a failure"
     for core, for_good in ways:
         if draws is None:
-            assert not all(fail(name, prepare, n, for_good, core, expected) for n in range(1, MOST)), "no end"
+            assert not all(fail(name, operation, n, for_good, core, expected) for n in range(1, MOST)), (
+                "no end"
+            )
             continue
-        most = count if core else Attempt(prepare, NEVER, False, core).seen
+        most = count if core else Attempt(operation, NEVER, False, core).seen
         for n in sorted(draws.sample(range(1, most + 1), most if most <= FEW else DRAWN)):
-            fail(name, prepare, n, for_good, core, expected)
+            fail(name, operation, n, for_good, core, expected)
     return count
 
 
-def called(prepare):
+def called(operation):
     """The extension's functions that an operation calls."""
     names = set()
 
@@ -181,8 +168,7 @@ def called(prepare):
         if event == "c_call" and getattr(_core, function.__name__, None) is function:
             names.add(function.__name__)
 
-    core_operations.start_again()
-    call, _ = prepare()
+    call, _ = operation.prepare()
     sys.setprofile(note)
     try:
         call()
@@ -210,6 +196,9 @@ def main():
         begin = time.perf_counter()
         try:
             functions -= called(OPERATIONS[name])
+            if draws is not None and arguments.operations == list(OPERATIONS) and draws.random() < 0.5:
+                print("not drawn")
+                continue
             count = check(name, OPERATIONS[name], draws)
             total += count
             print(f"{count} allocations, {time.perf_counter() - begin:.1f} s", flush=True)

@@ -15,224 +15,23 @@ import threading
 from collections import Counter
 
 import numpy as np
+import operations
+from core_operations import ALL
+from operations import same
 
 import selfattn as sa
-from selfattn import models, nn, optim, training
+from selfattn import nn
 
 THREADS = 4
 DRAWS = 500  # of each thread
 RNG = np.random.default_rng(0)
+FIRST = ["GPT draws", "fit", "RotaryEmbedding", "BertModel", "ModernBertModel", "model 0"]
+FIRST += [f"{name} of {kind}" for name in ("BertModel", "LlamaForCausalLM") for kind in operations.KINDS]
+OPERATIONS = {name: each for name, each in ALL.items() if not (each.random or each.alone or each.threads > 1)}
 
 
-def normal(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape).astype(dtype)
-
-
-# ----------------------------------------------------------------------------------------------------- operations
-# Each makes what a call reads, and returns the call. Threads make their own, or share one.
-
-
-def attention(dtype=np.float32, **options):
-    def prepare():
-        q, k, v = (
-            normal(2, 3, 60, 16, dtype=dtype),
-            normal(2, 3, 70, 16, dtype=dtype),
-            normal(2, 3, 70, 16, dtype=dtype),
-        )
-        return lambda: sa.scaled_dot_product_attention(q, k, v, **options)
-
-    return prepare
-
-
-def gradients(wrt=("query", "key", "value"), **options):
-    def prepare():
-        q, k, v = normal(2, 3, 60, 16), normal(2, 3, 70, 16), normal(2, 3, 70, 16)
-
-        def call():
-            y, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, wrt=wrt, **options)
-            return y, pullback(y)
-
-        return call
-
-    return prepare
-
-
-def packed():
-    q, k, v = normal(90, 2, 16), normal(90, 2, 16), normal(90, 2, 16)
-    offsets = np.array([0, 20, 20, 90])
-    masks = [normal(20, 20), None, normal(70, 70)]
-    wrt = ("query", "key", "value", "attn_mask")
-
-    def call():
-        y, pullback = sa.varlen_attention_vjp(q, k, v, offsets, offsets, attn_mask=masks, wrt=wrt)
-        return sa.varlen_attention(q, k, v, offsets, offsets, is_causal=True), y, pullback(y)
-
-    return call
-
-
-def rows(name, *arguments, dtype=np.float32):
-    def prepare():
-        x = normal(100, 64, dtype=dtype)
-
-        def call():
-            y, pullback = getattr(sa, f"{name}_vjp")(x, *arguments)
-            return getattr(sa, name)(x, *arguments), y, pullback(y)
-
-        return call
-
-    return prepare
-
-
-def rotary():
-    x, cos, sin = normal(2, 3, 40, 16), normal(40, 8), normal(40, 8)
-    return lambda: sa.apply_rotary_emb(x, cos, sin)
-
-
-def layer(make, *shape):
-    def prepare():
-        module, x = make(), normal(*shape)
-
-        def call():
-            y, pullback = module.vjp(x)
-            return module(x), y, pullback(y)
-
-        return call
-
-    return prepare
-
-
-def gpt():
-    model = nn.GPT(50, 32, 2, 4, 64, positions="rotary", rng=0)
-    ids = RNG.integers(0, 50, (3, 20))
-
-    def call():
-        y, pullback = model.vjp(ids)
-        return y, pullback(y), model.generate(ids[0], 8)
-
-    return call
-
-
-def sentences():
-    model = nn.EmbeddingModel(str.split, 50, 32, max_seq_len=40, num_layers=2, num_heads=4, rng=0)
-    ids = [RNG.integers(0, 50, n).tolist() for n in (5, 1, 30)]
-
-    def call():
-        y, pullback = model.vjp(ids)
-        return model(ids), y, pullback(y)
-
-    return call
-
-
-def rounded(kind):
-    """Each time a model that has not computed yet: threads that share it all pack its weights at first."""
-
-    def prepare():
-        config = {
-            "vocab_size": 50,
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-        }
-        model = models.LlamaForCausalLM(config | {"max_position_embeddings": 64}, rng=0).quantize(kind)
-        ids = RNG.integers(0, 50, 20)
-        return lambda: (model.logits(ids), model.generate(ids, 4))
-
-    return prepare
-
-
-def cache():
-    q, k, v = normal(1, 4, 30, 16), normal(1, 2, 30, 16), normal(1, 2, 30, 16)
-
-    def call():
-        own = sa.KVCache(1, 2, 16)
-        return [own.attend(q[:, :, :10], k[:, :, :10], v[:, :, :10])] + [
-            own.attend(q[:, :, [t]], k[:, :, [t]], v[:, :, [t]]) for t in range(10, 30)
-        ]
-
-    return call
-
-
-def steps(make):
-    """The parameters are each call's own, the gradients may be shared."""
-
-    def prepare():
-        start, grads = {"w": normal(40, 60), "v": normal(60)}, {"w": normal(40, 60), "v": normal(60)}
-
-        def call():
-            own = {name: x.copy() for name, x in start.items()}
-            optimizer = make(own)
-            for _ in range(3):
-                optimizer.step(grads)
-            return own
-
-        return call
-
-    return prepare
-
-
-def fitted():
-    x, y = normal(20, 16), normal(20, 8)
-
-    def call():
-        model = nn.Linear(16, 8, rng=0)
-        training.fit(
-            model,
-            [(x, y)] * 3,
-            nn.MSELoss(),
-            1,
-            optimizer=optim.Adam(model.parameters(), 1e-2),
-            log_every=None,
-            progress=False,
-        )
-        return model.parameters()
-
-    return call
-
-
-OPERATIONS = {
-    "attention": attention(),
-    "attention of two threads": attention(num_threads=2),
-    "every option": attention(
-        attn_mask=normal(60, 70), window=(9, 9), softcap=5.0, alibi_slopes=normal(3), sinks=normal(3),
-        key_lengths=np.array([[40], [70]]), dropout_p=0.2, rng=3, num_threads=3,
-    ),
-    "float16": attention(np.float16, return_weights=True, return_lse=True),
-    "float64": attention(np.float64, is_causal=True),
-    "blocks": attention(block_mask=sa.BlockMask.from_blocks(RNG.random((8, 9)) < 0.6, (8, 8))),
-    "gradients": gradients(num_threads=2),
-    "gradients of options": gradients(
-        ("query", "attn_mask", "alibi_slopes", "sinks"), attn_mask=normal(2, 1, 60, 70), alibi_slopes=normal(3), sinks=normal(3),
-    ),
-    "packed": packed,
-    "softmax": rows("softmax"),
-    "log_softmax": rows("log_softmax", dtype=np.float16),
-    "layer_norm": rows("layer_norm", 64, normal(64), normal(64)),
-    "rms_norm": rows("rms_norm", 64, normal(64)),
-    "gelu": rows("gelu"),
-    "rotary": rotary,
-    "linear": layer(lambda: nn.Linear(64, 48, rng=0), 100, 64),
-    "encoder": layer(lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, rng=0), 3, 30, 32),
-    "GPT": gpt,
-    "sentences": sentences,
-    "int8": rounded("int8"),
-    "cache": cache,
-    "SGD": steps(lambda p: optim.SGD(p, 0.1, momentum=0.9)),
-    "Adam": steps(lambda p: optim.Adam(p, 0.1)),
-    "fit": fitted,
-}  # fmt: skip
-if sa._core._compact_unit(False) is not None:
-    OPERATIONS["bfloat16"] = rounded("bfloat16")
-
-
-def same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if a is None or b is None:
-        return a is b
-    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
 
 
 # -------------------------------------------------------------------------------------------------------- threads
@@ -282,30 +81,31 @@ def settings(done):
     sa.set_num_threads(None)
 
 
-def seeded():
-    """The same arrays each time."""
-    RNG.bit_generator.state = np.random.default_rng(1).bit_generator.state
-    return {name: prepare() for name, prepare in OPERATIONS.items()}
+def prepared():
+    """Calls, each with arrays of its own: the same ones each time."""
+    return {name: each.prepare()[0] for name, each in OPERATIONS.items()}
 
 
-def operations(turn):
-    """All operations in all threads: two share what they read, of the others each has its own."""
-    expected = {name: call() for name, call in seeded().items()}
-    calls = [seeded() for _ in range(THREADS - 1)]
+def all_operations(turn):
+    """All operations in all threads: two share what they read, of the others each has its own. Modules are the same in all."""
+    expected = {name: call() for name, call in prepared().items()}
+    calls = [prepared() for _ in range(THREADS)]
+    calls[1] |= {name: call for name, call in calls[0].items() if not OPERATIONS[name].in_place}
     done = threading.Event()
     setting = threading.Thread(target=settings, args=[done])
     setting.start()
-    at_once(*(compute(calls[max(n - 1, 0)], expected, 10 * turn + n) for n in range(THREADS)))
+    at_once(*(compute(own, expected, 10 * turn + n) for n, own in enumerate(calls)))
     done.set()
     setting.join()
 
 
 def first_calls():
     """Packed weights, angles and pieces are made when they are first wanted: here by all threads at once."""
-    for name in ("int8", "bfloat16", "GPT", "sentences", "fit"):
-        if name in OPERATIONS:
-            expected, call = seeded()[name](), seeded()[name]
-            at_once(*[compute({name: call}, {name: expected}, 0)] * THREADS)
+    for name in FIRST:
+        expected = OPERATIONS[name].prepare()[0]()
+        operations.made.cache_clear()
+        call = OPERATIONS[name].prepare()[0]
+        at_once(*[compute({name: call}, {name: expected}, 0)] * THREADS)
 
 
 def handed_over():
@@ -413,7 +213,7 @@ if __name__ == "__main__":
     sys.setswitchinterval(1e-5)  # seconds: with a GIL threads change often
     for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
         for part in (
-            functools.partial(operations, turn),
+            functools.partial(all_operations, turn),
             first_calls,
             handed_over,
             generators,

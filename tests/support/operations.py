@@ -1,0 +1,738 @@
+"""The catalogue of operations: what is tried for leaks, in many threads, with memory that fails, and with two builds.
+
+An operation makes its inputs of a `Draw` and returns a call, and what that reads: the same ones for the same seed. `OPERATIONS` names
+operations that are small; `drawn` makes ever others, whose options are drawn independently of each other, so that all pairs of them
+meet. Only public names are used here, so that `tools/compare_builds.py` computes the same with an older package;
+`core_operations.py` adds what calls the core itself.
+"""
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+from inputs import BFLOAT16, LAYOUTS, random_mask
+
+import selfattn as sa
+from selfattn import models, nn, optim, training
+
+DTYPES = ["float32"] * 4 + ["float64"] * 2 + ["float16", "bfloat16"]
+ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 130)
+KEYS = (1, 2, 3, 4, 5, 63, 64, 65, 128, 200, 1030)
+WIDTHS = (1, 3, 16, 20, 32, 33, 64, 80, 128)
+HEADS = ((1, 1), (2, 2), (3, 3), (4, 1), (6, 2), (8, 2))  # of queries, of keys
+SMALL = 65  # the longest sequence of an operation that has a name
+
+
+class Draw:
+    """The choices of one operation."""
+
+    def __init__(self, *seed, dtype=None, most=np.inf):
+        self.rng = np.random.default_rng(seed)
+        self.name = self.one_of(DTYPES) if dtype is None else dtype
+        self.dtype = BFLOAT16 if self.name == "bfloat16" else np.dtype(self.name)
+        self.wide = np.dtype(np.float64 if self.name == "float64" else np.float32)  # what is computed in
+        self.most = most
+        self.words = []  # of the title
+
+    def one_of(self, choices):
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def size(self, choices):
+        return self.one_of([n for n in choices if n <= self.most])
+
+    def chance(self, p, word=""):
+        """Yes with probability p; the title then has the word."""
+        yes = bool(self.rng.random() < p)
+        if yes and word:
+            self.words.append(word)
+        return yes
+
+    def normal(self, *shape, dtype=None):
+        dtype = self.dtype if dtype is None else np.dtype(dtype)
+        x = self.rng.integers(-3, 4, shape) if dtype.kind == "i" else self.rng.standard_normal(shape)
+        return np.asarray(x).astype(dtype)
+
+    def ids(self, shape, vocabulary=300):
+        return self.rng.integers(3, vocabulary, shape)
+
+    def laid_out(self, x):
+        """The same numbers in another order in memory."""
+        layout = self.one_of([None] * 10 + ["columns_first", *LAYOUTS])
+        if layout is None or (layout == "byte_swapped" and self.name == "bfloat16"):
+            return x
+        self.words.append(f"({layout})")
+        if layout == "columns_first":
+            return np.ascontiguousarray(x.swapaxes(-2, -1)).swapaxes(-2, -1)
+        return LAYOUTS[layout](x)
+
+
+class Operation(NamedTuple):
+    """How to prepare a call, and what to know of it."""
+
+    make: Any  # Draw -> call, and the arrays that the call may not change where it fails; functions among them check what is no array
+    options: dict
+    seed: tuple = (0,)
+    dtype: str | None = "float32"  # None: drawn
+    threads: int = 1  # of the process
+    in_place: bool = (
+        False  # the call changes what was prepared, in the same way each time but for optimisers' steps
+    )
+    random: bool = False  # each call has another result
+    alone: bool = False  # what the call sets is of the whole process
+    long: bool = False  # takes much longer than others that call the same functions of the core
+
+    def draw(self):
+        return Draw(*self.seed, dtype=self.dtype, most=SMALL)
+
+    def prepare(self):
+        return self.make(self.draw(), **self.options)
+
+
+MARKS = set(Operation._fields) - {"make", "options"}
+
+
+def operation(make, /, **given):
+    """An operation: marks, and options of ``make``."""
+    marks = {name: given.pop(name) for name in MARKS & given.keys()}
+    return Operation(make, given, **marks)
+
+
+def some(make, title, times, /, **given):
+    """Operations in which nearly everything is drawn."""
+    return {f"{title} {n}": operation(make, seed=(n, 1), **({"dtype": None} | given)) for n in range(times)}
+
+
+def made_of(d, options):
+    """Options; what is callable makes one."""
+    return {name: x(d) if callable(x) else x for name, x in options.items()}
+
+
+@functools.cache
+def made(make, *arguments, **options):
+    """A module, or a model: the same one each time."""
+    return make(*arguments, **options)
+
+
+def same(a, b):
+    """Whether results are equal: arrays to the bit; of what is no data, only the type."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, int | float | str | bytes | bool | np.generic | None):
+        return a == b
+    return True
+
+
+# ----------------------------------------------------------------------------------------------------- attention
+
+
+def attended(given, options, wrt, grads=None):
+    """Attention, and its gradients where ``wrt`` names some."""
+    differentiable = {name: x for name, x in options.items() if name not in ("out", "return_weights")}
+
+    def call():
+        found = {"result": sa.scaled_dot_product_attention(*given, **options)}
+        if wrt:
+            out, pullback = sa.scaled_dot_product_attention_vjp(*given, **differentiable, wrt=wrt)
+            pulled = grads or (out if options.get("return_lse") else (out,))
+            found |= {"vjp's result": out, "d": pullback(*pulled)}
+        return found
+
+    return call, [*given, *options.values(), *(grads or ())]
+
+
+def attention(d, shape=(2, 3, 40, 16), keys=48, wrt=None, layout=None, **options):
+    """With these options: of arrays larger than the blocks that NumPy keeps for itself."""
+    *lead, _, width = shape
+    given = [d.normal(*shape), d.normal(*lead, keys, width), d.normal(*lead, keys, width)]
+    return attended([layout(x) for x in given] if layout else given, made_of(d, options), wrt)
+
+
+def positions(d, options):
+    """What depends on the places of a query and a key."""
+    if d.chance(0.3):
+        options["causal"] = d.one_of(["upper_left", "lower_right"])
+        d.words.append(options["causal"])
+    if d.chance(0.2, "window"):
+        options["window"] = (d.one_of([None, 0, 5, 70]), d.one_of([None, 0, 3, 64]))
+    if d.chance(0.15, "softcap"):
+        options["softcap"] = 2.0
+    if d.chance(0.1, "scale"):
+        options["scale"] = d.one_of([0.0, -0.5, 3.0])
+
+
+def of_heads(d, options, heads):
+    if d.chance(0.15, "alibi_slopes"):
+        options["alibi_slopes"] = np.abs(d.normal(heads)).astype(d.wide)
+    if d.chance(0.15, "sinks"):
+        options["sinks"] = d.normal(heads).astype(d.wide)
+    if d.chance(0.15, "dropout"):
+        options.update(dropout_p=d.one_of([0.1, 0.5]), rng=7)
+
+
+def mask_of(d, lead, n, s):
+    kind = d.one_of([None] * 5 + ["bool", "float", "float with -inf"])
+    if kind is None:
+        return None
+    shape = d.one_of([(n, s), (n, s), (*lead, n, s), (lead[0], 1, n, s), (1, s), (n, 1), (lead[1], 1, s)])
+    d.words.append(f"{kind} mask {shape}")
+    return (
+        d.normal(*shape)
+        if kind == "float"
+        else random_mask(d.rng, shape, bool if kind == "bool" else d.dtype)
+    )
+
+
+def block_mask_of(d, n, s):
+    kind = d.one_of([None] * 7 + ["documents", "prefix", "blocks"])
+    if kind is None:
+        return {}
+    d.words.append(kind)
+    if kind == "documents":
+        mask = sa.BlockMask.from_documents(*(np.sort(d.rng.integers(0, 3, size)) for size in (n, s)))
+    elif kind == "prefix":
+        mask = sa.BlockMask.prefix_lm(max(1, s // 3))
+    else:
+        mask = sa.BlockMask.from_blocks(d.rng.random((-(-n // 16), -(-s // 32))) < 0.6, (16, 32))
+    return {"block_mask": mask}
+
+
+def poison(d, arrays):
+    """Put NaN or inf into a row of one of the arrays."""
+    if d.chance(0.06, "poison"):
+        x = d.one_of(arrays)
+        with np.errstate(over="ignore"):  # float16
+            x[..., int(d.rng.integers(x.shape[-2])), :] = d.one_of([np.nan, np.inf, -np.inf, 1e30])
+
+
+def any_attention(d):
+    """Forward, backward, log-sum-exp and weights, with any options."""
+    n, s, width = d.size(ROWS), d.size(KEYS), d.size(WIDTHS)
+    if d.chance(0.25):
+        s = n
+    value_width = d.size(WIDTHS) if d.chance(0.2) else width
+    return attention_of(d, (d.one_of((1, 1, 2)), *d.one_of(HEADS)), n, s, width, value_width)
+
+
+def decode(d):
+    """A few queries over many keys, with grouped heads."""
+    n, s, width = d.one_of(range(1, 9)), d.one_of((200, 1030, 2500, 5000)), d.one_of((33, 64, 128))
+    lead = d.one_of([(1, 8, 2), (1, 8, 1), (1, 4, 4), (2, 6, 2), (1, 1, 1)])
+    return attention_of(d, lead, n, s, width, width)
+
+
+def attention_of(d, lead, n, s, width, value_width):
+    batch, heads, key_heads = lead
+    d.words.append(f"attention {lead} {n}x{s}x{width}/{value_width}")
+    q, k, v = (
+        d.normal(batch, heads, n, width),
+        d.normal(batch, key_heads, s, width),
+        d.normal(batch, key_heads, s, value_width),
+    )
+    options = {"num_threads": d.one_of([1, 1, 2]), "enable_gqa": heads != key_heads}
+    positions(d, options)
+    options["attn_mask"] = mask = mask_of(d, (batch, heads), n, s)
+    if d.chance(0.15, "key_lengths"):
+        options["key_lengths"] = lengths = d.rng.integers(0, s + 1, (batch, 1))
+        if d.chance(0.3, "NaN after the last key"):
+            for b, length in enumerate(lengths[:, 0]):
+                k[b, :, length:], v[b, :, length:] = np.nan, np.inf
+    boolean = mask is not None and mask.dtype == bool
+    if boolean and mask.shape == (n, s) and d.chance(0.3, "NaN in a closed key"):
+        mask[:, s // 2] = False
+        k[..., s // 2, :], v[..., s // 2, :] = np.nan, np.inf
+    poison(d, [q, k, v])
+    of_heads(d, options, heads)
+    options |= block_mask_of(d, n, s)
+    options |= {"return_lse": d.chance(0.3, "lse"), "return_weights": d.chance(0.15, "weights")}
+    grads = [d.laid_out(d.normal(batch, heads, n, value_width))]
+    grads += [d.normal(batch, heads, n, dtype=d.wide)] * options["return_lse"]
+    wrt = ["query", "key", "value"] + ["attn_mask"] * (
+        mask is not None and not boolean and d.chance(0.5, "d mask")
+    )
+    wrt += [name for name in ("alibi_slopes", "sinks") if name in options and d.chance(0.7, f"d {name}")]
+    if d.chance(0.2):
+        wrt = [d.one_of(wrt)]
+        d.words.append(f"d {wrt[0]} alone")
+    return attended([d.laid_out(x) for x in (q, k, v)], options, wrt, grads)
+
+
+def into_gradients(d):
+    _, given = attention(d)
+    out, statistics = sa.scaled_dot_product_attention_forward(*given)
+    kept = sa.AttentionGradients(*(np.full_like(x, 7) for x in given))
+
+    def call():
+        return sa.scaled_dot_product_attention_backward(out, out, statistics, *given, gradients=kept)
+
+    return call, [*given, out, statistics, *(x for x in kept if x is not None)]
+
+
+def varlen(d):
+    """Packed sequences, forward and backward."""
+    (heads, key_heads), width, count = d.one_of(HEADS), d.size(WIDTHS), d.one_of((1, 2, 5))
+    lengths = [[d.size((0, 1, 5, 33, 65, 130)) for _ in range(count)] for _ in range(2)]
+    if d.chance(0.6):
+        lengths[1] = lengths[0]
+    offsets = [np.cumsum([0, *x]) for x in lengths]
+    rows, keys = (int(x[-1]) for x in offsets)
+    d.words.append(f"varlen {lengths} heads {heads}/{key_heads} x{width}")
+    given = [
+        d.normal(rows, heads, width),
+        d.normal(keys, key_heads, width),
+        d.normal(keys, key_heads, width),
+        *offsets,
+    ]
+    options = {"num_threads": d.one_of([1, 2]), "enable_gqa": heads != key_heads, "return_lse": True}
+    positions(d, options)
+    of_heads(d, options, heads)
+    wrt = ["query", "key", "value", *({"alibi_slopes", "sinks"} & options.keys())]
+    if d.chance(0.3, "masks"):
+        options["attn_mask"] = [d.normal(*pair) for pair in zip(*lengths, strict=True)]
+        wrt += ["attn_mask"] * d.chance(0.6, "d masks")
+        if d.chance(0.3, "one of them None"):
+            options["attn_mask"][0] = None
+    grads = d.normal(rows, heads, width), d.normal(heads, rows, dtype=d.wide)
+
+    def call():
+        found = sa.varlen_attention(*given, **options)
+        again, pullback = sa.varlen_attention_vjp(*given, **options, wrt=wrt)
+        return {"result": found, "vjp's result": again, "d": pullback(*grads)}
+
+    return call, [*given, *options.values(), *grads]
+
+
+def cached(d):
+    """A cache that grows by a prompt and by tokens."""
+    batch, (heads, key_heads), width = d.one_of((1, 2)), d.one_of(HEADS), d.one_of((16, 33, 64))
+    prompt, tokens = d.size((3, 64, 300)), d.one_of((1, 2, 5))
+    d.words.append(f"cache {(batch, heads, key_heads)} {prompt}+{tokens} x{width}")
+    turns = [
+        [d.normal(batch, h, n, width) for h in (heads, key_heads, key_heads)] for n in (prompt, tokens, 1)
+    ]
+    lengths = np.maximum(1, d.rng.integers(0, prompt + 1, batch))
+    options = {}
+    positions(d, options)
+    options.pop("causal", None)
+
+    def call():
+        cache = sa.KVCache(batch, key_heads, width, dtype=d.dtype)
+        found = cache.attend(*turns[0], lengths=lengths)
+        for b, length in enumerate(lengths):  # padding is undefined
+            found[b, :, length:] = 0
+        return [found, *(cache.attend(*turn, **options) for turn in turns[1:])]
+
+    return call, [*itertools.chain(*turns), lengths]
+
+
+def cache(d):
+    q, k, v = (d.normal(1, 2, 20, 64) for _ in range(3))
+    kept = sa.KVCache(1, 2, 64)
+    kept.append(k[:, :, :10], v[:, :, :10])
+    before = kept.key.copy(), kept.value.copy()
+
+    def call():
+        kept.truncate(10)
+        return kept.attend(q[:, :, 10:], k[:, :, 10:], v[:, :, 10:])
+
+    def unchanged():
+        assert kept.lengths.tolist() == [10], "the cache grew"
+        assert same(before, (kept.key.copy(), kept.value.copy())), "the past changed"
+
+    return call, [q, k, v, unchanged]
+
+
+def merge(d):
+    """Attention over keys in two calls, merged, and additive attention."""
+    n, s, width = d.size(ROWS[:12]), d.size(KEYS[:9]), d.size(WIDTHS[:6])
+    d.words.append(f"merge, additive {n}x{s}x{width}")
+    q, k, v = d.normal(2, n, width), d.normal(2, 2 * s, width), d.normal(2, 2 * s, width)
+    weights = d.normal(width, 5), d.normal(width, 5), d.normal(5)
+
+    def call():
+        halves = [(k[:, half], v[:, half]) for half in (slice(0, s), slice(s, None))]
+        halves = [sa.scaled_dot_product_attention(q, *half, return_lse=True) for half in halves]
+        merged, pullback = sa.merge_attention_vjp(*zip(*halves, strict=True))
+        added, added_pullback = sa.additive_attention_vjp(q, k, v, *weights)
+        alone = sa.merge_attention(*zip(*halves, strict=True)), sa.additive_attention(q, k, v, *weights)
+        return alone, merged, added, pullback(*merged), added_pullback(added)
+
+    return call, [q, k, v, *weights]
+
+
+# --------------------------------------------------------------------------------------------------- row operations
+
+ROW_OPERATIONS = ["softmax", "log_softmax", "layer_norm", "rms_norm", "gelu", "apply_rotary_emb"]
+
+
+def rows(d, name=None):
+    """A row operation and its gradient."""
+    name = name or d.one_of(ROW_OPERATIONS)
+    shape = (d.one_of((1, 2, 3)), d.size((1, 7, 33, 300)), d.size((2, 4, 16, 34, 64, 768)))
+    d.words.append(f"{name} {shape}")
+    x = d.normal(*shape)
+    if d.dtype.kind != "i":
+        poison(d, [x])
+    x, dy = d.laid_out(x), d.laid_out(d.normal(*shape, dtype=np.float64 if d.dtype.kind == "i" else None))
+    arguments = []
+    if name in ("softmax", "log_softmax"):
+        arguments = [d.one_of([-1, -1, 0, 1])]
+    elif name.endswith("norm"):
+        own = d.one_of([shape[-1:], shape[-1:], shape[-2:]])
+        arguments = [own, d.normal(*own) if d.chance(0.7, "weight") else None]
+        arguments += [d.normal(*own) if d.chance(0.7, "bias") else None] * (name == "layer_norm")
+    elif name == "gelu":
+        arguments = [d.one_of(["none", "tanh"])]
+    else:
+        angles = d.rng.random((shape[1], shape[2] // 2))
+        arguments = [*(f(angles).astype(d.dtype) for f in (np.cos, np.sin)), d.chance(0.5, "interleaved")]
+
+    def call():
+        y, pullback = getattr(sa, f"{name}_vjp")(x, *arguments)
+        return {"y": getattr(sa, name)(x, *arguments), "vjp's y": y, "d": pullback(dy)}
+
+    return call, [x, dy, *arguments]
+
+
+# ------------------------------------------------------------------------------------------------------------- steps
+
+
+def parameters_of(d, plain=True):
+    grown = {"w": d.normal(40, 20), "v": d.normal(300)}
+    return grown if plain else {name: x[::-1] for name, x in grown.items()}
+
+
+def step(d, make, plain=True, first=False):
+    parameters, grads = parameters_of(d, plain), parameters_of(d)
+    optimizer = make(parameters)
+    if not first:
+        optimizer.step(grads)
+    before = optimizer.state_dict()
+
+    def call():
+        optimizer.step(grads)
+        return parameters
+
+    def unchanged():
+        assert same(optimizer.state_dict(), before), "the optimiser's state changed"
+
+    return call, [*parameters.values(), *grads.values(), unchanged]
+
+
+def clipping(d, plain=True):
+    grads = parameters_of(d, plain)
+    return lambda: (optim.clip_grad_norm_(grads, 0.5), grads), list(grads.values())
+
+
+def fitted(d):
+    x, y = d.normal(20, 16), d.normal(20, 8)
+
+    def call():
+        model = nn.Linear(16, 8, rng=0)
+        adam = optim.Adam(model.parameters(), 1e-2)
+        training.fit(model, [(x, y)] * 3, nn.MSELoss(), 1, optimizer=adam, log_every=None, progress=False)
+        return model.parameters()
+
+    return call, [x, y]
+
+
+# ------------------------------------------------------------------------------------------------------------ layers
+
+
+def layer(d, make, arguments=(), shape=(40, 32), inputs=None, given=None, **options):
+    """Forward and backward of a layer; `given` makes options of the call."""
+    module = made(make, *arguments, **options)
+    x = [d.normal(*own) if isinstance(own, tuple) else own(d) for own in inputs or [shape]]
+    more = made_of(d, given or {})
+
+    def call():
+        y, pullback = module.vjp(*x, **more)
+        return module(*x, **more), y, pullback(y[0] if isinstance(y, tuple) else y)
+
+    return call, [*x, *more.values(), *module.parameters().values()]
+
+
+def loss(d, make, target, **options):
+    x, target = d.normal(40, 64), target(d)
+
+    def call():
+        value, pullback = make(**options).vjp(x, target)
+        return value, pullback(np.ones_like(value))
+
+    return call, [x, target]
+
+
+TRIANGLE = ~np.tri(20, dtype=bool)
+FLOAT_MASK = np.where(TRIANGLE, -np.inf, 0.25).astype(np.float32)
+MASKS = {
+    "no mask": {},
+    "a float mask": {"mask": FLOAT_MASK},
+    "causal": {"mask": TRIANGLE, "is_causal": True},
+    "padding": {"src_key_padding_mask": np.arange(20) >= np.array([[20], [13]])},
+    "lengths and a mask of each head": {
+        "mask": np.random.default_rng(0).standard_normal((4, 20, 20)).astype(np.float32),
+        "key_lengths": np.array([20, 7]),
+    },
+}  # fmt: skip
+
+
+def encoder(norm_first):
+    options = {"norm_first": norm_first, "activation": "gelu" if norm_first else "relu", "batch_first": True}
+    one = nn.TransformerEncoderLayer(32, 2, 64, 0.0, rng=0, **options)
+    return nn.TransformerEncoder(one, 2, norm=nn.LayerNorm(32) if norm_first else None)
+
+
+def decoder():
+    return nn.TransformerDecoder(nn.TransformerDecoderLayer(32, 2, 64, 0.0, batch_first=True, rng=0), 2)
+
+
+def any_encoder(d):
+    """A layer of an encoder, and its gradients."""
+    width, heads = d.one_of([(8, 2), (32, 4), (64, 2)])
+    n, norm_first = d.one_of((1, 5, 33)), d.chance(0.5, "norm first")
+    d.words.append(f"encoder layer {n}x{width}, {heads} heads")
+    options = {"dropout": 0.0, "norm_first": norm_first, "dtype": d.dtype, "rng": 1}
+    return layer(d, nn.TransformerEncoderLayer, (width, heads, 4 * width), (2, n, width), **options)
+
+
+def model(d):
+    """An embedding model, its gradients, the proxy task and an optimiser's steps."""
+    width, heads = d.one_of([(2, 1), (8, 2), (20, 1), (32, 4), (64, 1), (66, 3), (128, 2)])
+    layers = d.one_of((0, 1, 2))
+    d.words.append(f"model x{width}, {heads} heads, {layers} layers")
+    third = d.one_of((1, 2, 10)[: None if d.most > SMALL else 2])
+    sentences = [d.rng.integers(0, 50, d.one_of((1, 2, 7, 16, 33, 70))).tolist() for _ in range(3 * third)]
+    dy, optimizer = d.normal(3 * third, width), d.one_of([optim.SGD, optim.Adam, optim.AdamW])
+
+    def call():
+        m = nn.EmbeddingModel(
+            str.split, 50, width, max_seq_len=64, num_layers=layers, num_heads=heads, dtype=d.dtype, rng=3
+        )
+        y, pullback = m.vjp(sentences)
+        found = {"y": y, "forward": m(sentences), "d": pullback(dy)}
+        task = nn.ProxyTask(m)
+        chosen = optimizer(task.parameters(), lr=0.01)
+        for turn in range(2):
+            found[f"confidence {turn}"], pullback = task.vjp(
+                *(sentences[third * i : third * (i + 1)] for i in range(3))
+            )
+            chosen.step(pullback(np.ones(third, d.wide)))
+        return found | {"trained": m.state_dict()}
+
+    return call, [dy]
+
+
+def language_model(positions):
+    return nn.GPT(300, 32, 2, 2, 64, positions, rng=0)
+
+
+def learning(d, positions):
+    model, ids = made(language_model, positions), [d.ids(n) for n in (50, 2, 31)]
+
+    def call():
+        value, pullback = model.loss_vjp(ids)
+        y, logits_pullback = model.vjp(ids[:1])
+        return model.loss(ids), value, pullback(1.0), logits_pullback(y)
+
+    return call, [*ids, *model.parameters().values()]
+
+
+def writing(d, positions, **options):
+    """Generation, with a cache that grows, of prompts that end at different steps."""
+    model, prompts = made(language_model, positions), [d.ids(n, 50) for n in (60, 3)]
+    return lambda: model.generate(prompts, 6, **options), [*prompts, *model.parameters().values()]
+
+
+# ------------------------------------------------------------------------------------------------ pretrained models
+
+CONFIG = {
+    "vocab_size": 300, "max_position_embeddings": 64, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2,
+    "intermediate_size": 96,
+}  # fmt: skip
+ENCODERS = {
+    "BertModel": CONFIG,
+    "RobertaModel": CONFIG | {"type_vocab_size": 1},
+    "DistilBertModel": {
+        "vocab_size": 300, "max_position_embeddings": 64, "n_layers": 1, "dim": 64, "n_heads": 2, "hidden_dim": 96,
+    },
+    "MPNetModel": CONFIG,
+    "ModernBertModel": CONFIG | {"local_attention": 8},
+    "BertForSequenceClassification": CONFIG | {"num_labels": 3},
+}  # fmt: skip
+CONFIGS = ENCODERS | {
+    "LlamaForCausalLM": CONFIG | {"num_key_value_heads": 1},
+    "GPT2LMHeadModel": {"vocab_size": 300, "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "ViTModel": {
+        "model_type": "vit", "image_size": 12, "patch_size": 4, "num_channels": 2, "num_hidden_layers": 2, "hidden_size": 64,
+        "num_attention_heads": 2, "intermediate_size": 96,
+    },
+}  # fmt: skip
+
+
+def model_of(name, kind=None):
+    model = getattr(models, name)(CONFIGS[name], rng=0)
+    return model if kind is None else model.quantize(kind)
+
+
+def encoding(d, name, kind=None):
+    model, ids = made(model_of, name, kind), [d.ids(n).tolist() for n in (1, 49, 10)]
+
+    def call():
+        run = model.predict if "Classification" in name else model.encode
+        return run(ids), model.hidden_states(ids[1][:20])
+
+    return call, [*ids, *model.parameters().values()]
+
+
+def encoder_gradients(d, name):
+    model, ids = made(model_of, name), [d.ids(n).tolist() for n in (1, 49, 10)]
+
+    def call():
+        y, pullback = model.vjp(ids)
+        return y, pullback(y)
+
+    return call, [*ids, *model.parameters().values()]
+
+
+def pictures(d):
+    model, pixels = made(model_of, "ViTModel"), d.normal(3, 2, 12, 12)
+    return lambda: (model(pixels), model.hidden_states(pixels[0])), [pixels, *model.parameters().values()]
+
+
+def quantizing(d, kind):
+    """A model that is rounded, and packed at its first use."""
+    state, ids = made(model_of, "BertModel").state_dict(), [d.ids(n).tolist() for n in (1, 49, 10)]
+    return lambda: models.BertModel(CONFIG, state).quantize(kind).encode(ids), [*state.values(), *ids]
+
+
+def answering(d, name, kind=None):
+    model, ids = made(model_of, name, kind), d.ids(40)
+    return lambda: (model.logits(ids), model.hidden_states(ids), model.generate(ids, 4)), [
+        ids,
+        *model.parameters().values(),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- the catalogue
+
+
+class Generator:
+    """One of another library, as any object that draws integers."""
+
+    def integers(self, low, high, size=None, dtype=None):
+        return high // 3
+
+
+OUT = {"out": lambda d: np.full((2, 3, 40, 16), 7, d.dtype)}
+QKV = ("query", "key", "value")
+KINDS = ["int8"] + ["bfloat16"] * (sa.get_isa() in ("avx512bf16", "amx"))
+OPERATIONS = {
+    **some(any_attention, "any attention", 30),
+    "attention": operation(attention),
+    "attention of two threads": operation(attention, keys=5000, num_threads=2),
+    "attention into out": operation(attention, **OUT),
+    "attention into out, with weights and lse": operation(attention, **OUT, return_weights=True, return_lse=True),
+    "attention of float16 with weights and lse": operation(attention, dtype="float16", return_weights=True, return_lse=True),
+    "attention of bfloat16": operation(attention, dtype="bfloat16", is_causal=True),
+    "attention of integers": operation(attention, dtype="int8", wrt=QKV),
+    "attention of nothing": operation(attention, shape=(0, 3, 40, 16), wrt=QKV, return_weights=True),
+    "every option": operation(
+        attention, attn_mask=lambda d: d.normal(40, 48), window=(9, 9), softcap=5.0, alibi_slopes=lambda d: d.normal(3),
+        sinks=lambda d: d.normal(3), key_lengths=np.array([[40], [48]]), dropout_p=0.2, rng=3, num_threads=3,
+        wrt=(*QKV, "attn_mask", "alibi_slopes", "sinks"),
+    ),
+    "lists": operation(
+        attention, layout=np.ndarray.tolist, key_lengths=[[40], [48]], window=[9, 9], sinks=[0.5, 0.25, 0.125], wrt=QKV,
+    ),
+    "huge numbers": operation(attention, window=(2**70, np.int64(3)), dropout_p=0.5, rng=2**100, num_threads=2, wrt=QKV),
+    "dropout of another generator": operation(attention, dropout_p=0.2, rng=lambda d: Generator(), wrt=QKV),
+    "dropout of NumPy's generator": operation(attention, dropout_p=0.2, rng=lambda d: d.rng, wrt=QKV, in_place=True),
+    "dropout of the system's entropy": operation(attention, dropout_p=0.5, wrt=QKV, random=True),
+    "gradients": operation(attention, wrt=QKV),
+    "gradients of two threads": operation(attention, keys=2000, num_threads=2, wrt=QKV),
+    "gradients into arrays": operation(into_gradients),
+    "gradients into arrays of float16": operation(into_gradients, dtype="float16"),
+    **some(varlen, "varlen", 5),
+    **some(merge, "merged and additive attention", 2),
+    **some(cached, "cached", 3),
+    "cache": operation(cache, in_place=True),
+    **{name: x for kind in ROW_OPERATIONS for name, x in some(rows, kind, 3, name=kind).items()},
+    "gelu of integers": operation(rows, name="gelu", dtype="int8"),
+    # steps
+    "SGD": operation(step, make=lambda p: optim.SGD(p, momentum=0.9), in_place=True),
+    "SGD of bfloat16": operation(step, make=lambda p: optim.SGD(p, momentum=0.9), dtype="bfloat16", in_place=True),
+    "Adam": operation(step, make=optim.Adam, in_place=True),
+    "Adam of strides": operation(step, make=optim.Adam, plain=False, in_place=True),
+    "AdamW of float16": operation(step, make=optim.AdamW, dtype="float16", in_place=True),
+    "first step": operation(step, make=optim.Adam, first=True, in_place=True),
+    "first step of float16": operation(step, make=optim.Adam, dtype="float16", plain=False, first=True, in_place=True),
+    "clipping": operation(clipping, in_place=True),
+    "clipping of strides": operation(clipping, plain=False, in_place=True),
+    "clipping of float16": operation(clipping, dtype="float16", in_place=True),
+    "clipping of bfloat16, strided": operation(clipping, dtype="bfloat16", plain=False, in_place=True),
+    "fit": operation(fitted),
+    # layers
+    "linear": operation(layer, make=nn.Linear, arguments=(32, 48), rng=0),
+    "linear of two threads": operation(layer, make=nn.Linear, arguments=(256, 256), rng=0, shape=(300, 256), threads=2),
+    "linear of float64": operation(layer, make=functools.partial(nn.Linear, dtype=np.float64), arguments=(32, 48), rng=0),
+    "linear of float16": operation(layer, make=functools.partial(nn.Linear, dtype=np.float16), arguments=(32, 48), rng=0),
+    "GELU": operation(layer, make=nn.GELU),
+    "SiLU": operation(layer, make=nn.SiLU),
+    "LayerNorm": operation(layer, make=nn.LayerNorm, arguments=(32,)),
+    "RMSNorm": operation(layer, make=nn.RMSNorm, arguments=(32,)),
+    "Embedding": operation(layer, make=nn.Embedding, arguments=(300, 32), rng=0, inputs=[lambda d: d.ids(50)]),
+    "LearnedPositions": operation(layer, make=nn.LearnedPositions, arguments=(32, 64), rng=0),
+    "RotaryEmbedding": operation(layer, make=nn.RotaryEmbedding, arguments=(32,), shape=(2, 3, 40, 32)),
+    "SelfAttention": operation(layer, make=nn.SelfAttention, arguments=(32, 32), rng=0),
+    "SelfAttentionBlock": operation(layer, make=nn.SelfAttentionBlock, arguments=(32, 2), rng=0, shape=(2, 40, 32)),
+    "MultiheadAttention": operation(
+        layer, make=nn.MultiheadAttention, arguments=(32, 2), rng=0, inputs=[(40, 32), (50, 32), (50, 32)],
+    ),
+    "cross entropy": operation(loss, make=nn.CrossEntropyLoss, target=lambda d: d.ids(40, 64), label_smoothing=0.1),
+    "mean squares": operation(loss, make=nn.MSELoss, target=lambda d: d.normal(40, 64)),
+    "logits": operation(loss, make=nn.BCEWithLogitsLoss, target=lambda d: d.rng.random((40, 64), np.float32)),
+    **some(any_encoder, "any encoder", 3),
+    **{
+        f"encoder, {name}{', two threads' * (threads - 1)}": operation(
+            layer, make=encoder, arguments=(norm_first,), shape=(2, 20, 32), given=masks, threads=threads
+        )
+        for n, (name, masks) in enumerate(MASKS.items())
+        for threads, norm_first in ((1, n % 2 == 0), (2, n % 2 == 1))
+    },
+    "decoder": operation(
+        layer, make=decoder, long=True, inputs=((2, 20, 32), (2, 30, 32)), given={"tgt_mask": TRIANGLE, "tgt_is_causal": True},
+    ),
+    "decoder with masks, two threads": operation(
+        layer, make=decoder, inputs=((2, 20, 32), (2, 30, 32)), threads=2,
+        given={"tgt_mask": FLOAT_MASK, "memory_key_padding_mask": np.arange(30) >= np.array([[30], [13]])},
+    ),
+    # models
+    **some(model, "model", 4, long=True),
+    "GPT": operation(learning, positions="learned"),
+    "GPT of two threads": operation(learning, positions="rotary", threads=2),
+    "GPT writes": operation(writing, positions="learned"),
+    "GPT draws": operation(writing, positions="rotary", temperature=1.0, top_k=9, rng=0),
+    **{name: operation(encoding, name=name) for name in ENCODERS},
+    **{f"{name} of {kind}": operation(encoding, name=name, kind=kind) for name in ("BertModel", "ModernBertModel") for kind in KINDS},
+    "gradients of BertModel": operation(encoder_gradients, name="BertModel"),
+    "gradients of ModernBertModel": operation(encoder_gradients, name="ModernBertModel"),
+    **{f"rounding to {kind}": operation(quantizing, kind=kind, long=True) for kind in KINDS},
+    "pictures": operation(pictures),
+    "GPT2LMHeadModel": operation(answering, name="GPT2LMHeadModel"),
+    **{f"LlamaForCausalLM of {kind}": operation(answering, name="LlamaForCausalLM", kind=kind) for kind in [None, *KINDS]},
+}  # fmt: skip
+
+ALL_DRAWN = (
+    [any_attention] * 10 + [decode] * 2 + [cached, varlen, varlen, rows, rows, model, merge, any_encoder]
+)
+
+
+def drawn(d):
+    """Prepare an operation of any kind and any size."""
+    return d.one_of(ALL_DRAWN)(d)
