@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from selfattn import attention_steps
+from selfattn import attention_steps, nn, views
 from selfattn.steps.layers import LayerSteps, ModelSteps, layer_steps, model_steps
 from selfattn.tutorials import load
 
@@ -112,6 +112,28 @@ def numbers_by_node(steps):
             else:
                 found[name + end] = np.atleast_2d(matrix)
     return found
+
+
+def _attention(tokens):
+    return attention_steps(*np.random.default_rng(0).standard_normal((3, len(tokens), 4)))
+
+
+def _gpt(tokens):
+    return views.gpt_page(nn.GPT(len(tokens), 8, 1, 2, 12, rng=0), tokens, tokens[1])
+
+
+# A page of each kind from tokens.
+PAGES = {
+    "steps": lambda tokens: views.steps_page(
+        _attention(tokens), tokens, compare=(_attention(tokens), tokens), exercise=True
+    ),
+    "joined": lambda tokens: views.join_pages(
+        [views.steps_page(_attention(tokens), tokens)] * 2, "".join(tokens)
+    ),
+    "explorer": lambda tokens: views.explorer(_attention(tokens), tokens, word=tokens[1]),
+    "way back": lambda tokens: views.way_back_page(_attention(tokens), tokens),
+    "gpt": _gpt,
+}
 
 
 def data_of(html, kind="sa-data"):

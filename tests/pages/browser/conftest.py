@@ -70,3 +70,15 @@ def visit(browser, tmp_path):
 @pytest.fixture
 def small(visit):
     return visit(views.steps_page(*illustrated()).html)
+
+
+@pytest.fixture
+def opened(visit):
+    """Open a page that its script draws, and wait until it has."""
+
+    def open_page(page, **options):
+        found = visit(page.html, **options)
+        found.wait_for_selector("[data-ready]")
+        return found
+
+    return open_page

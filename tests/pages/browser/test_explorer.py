@@ -47,16 +47,6 @@ def steps_of(rows, seed, heads=2, width=4, **options):
     return sa.attention_steps(*rng.standard_normal((3, heads, rows, width)) * 2, **options)
 
 
-@pytest.fixture
-def opened(visit):
-    def open_page(page, **options):
-        found = visit(page.html, **options)
-        found.wait_for_selector("[data-ready]")
-        return found
-
-    return open_page
-
-
 def takes(page, side=0):
     """A caption as (word, [(weight, from), ...])."""
     word, rest = page.locator(".sa-takes").nth(side).inner_text().split(" takes ")

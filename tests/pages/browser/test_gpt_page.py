@@ -6,16 +6,6 @@ import pytest
 from selfattn import nn, views
 
 
-@pytest.fixture
-def opened(visit):
-    def open_page(page, **options):
-        found = visit(page.html, **options)
-        found.wait_for_selector("[data-ready]")
-        return found
-
-    return open_page
-
-
 def bars(page):
     rows = page.locator(".sa-bars-list li:not(.sa-rest)").all()
     return [(row.locator(".sa-name").inner_text(), float(row.locator("output").inner_text())) for row in rows]

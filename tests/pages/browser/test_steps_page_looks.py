@@ -2,7 +2,7 @@
 
 import pytest
 from page_driver import CONTRASTS, cell, change
-from pages import NASTY, bank, everything, illustrated, large
+from pages import NASTY, PAGES, bank, everything, illustrated, large
 
 from selfattn import views
 
@@ -148,6 +148,15 @@ def test_a_narrow_page_scrolls_in_its_equations_only_and_print_cuts_nothing_off(
         "Math.max(...[...document.querySelectorAll('table, pre, p, h3')].map((e) => e.getBoundingClientRect().right))"
     )
     assert right <= 718
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nasty_tokens_run_nothing(visit, name):
+    page = visit(PAGES[name](NASTY).html)
+    page.wait_for_selector("[data-live]")
+    page.locator("button:visible").last.click()
+    page.wait_for_function("token => document.body.innerText.includes(token)", arg=NASTY[0])
+    assert page.locator("img").count() == 0
 
 
 def test_nasty_captions_titles_and_pictures_run_nothing(visit):
