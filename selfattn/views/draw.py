@@ -10,8 +10,8 @@ from itertools import zip_longest
 
 import numpy as np
 
+from selfattn.views.document import MAX_MATRICES, MAX_SIDE, weights_svg
 from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage, results, start_of_results
-from selfattn.views.picture import MAX_MATRICES, MAX_SIDE, weights_svg
 from selfattn.views.texts import fill
 from selfattn.views.writing import Array, decimals_of, number, script_data, text
 

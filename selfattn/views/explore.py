@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from selfattn.views.document import KIT, Document, drawn_by_script
+from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.heads import (
     HABITS,
     Habit,
@@ -24,7 +24,6 @@ from selfattn.views.heads import (
     read_steps,
     stored,
 )
-from selfattn.views.picture import weights_svg
 from selfattn.views.texts import EXPLORER, fill
 from selfattn.views.writing import text as escaped
 from selfattn.views.writing import visible

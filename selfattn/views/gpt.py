@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from selfattn.views.document import KIT, Document, drawn_by_script
-from selfattn.views.picture import weights_svg
+from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.texts import GPT_TEXTS, fill
 from selfattn.views.writing import Array, text, visible
 

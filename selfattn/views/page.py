@@ -11,10 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfattn.views.document import KIT, Document
+from selfattn.views.document import KIT, Document, stacked
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
-from selfattn.views.picture import stacked
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop, tour_data
 from selfattn.views.writing import as_whole, storable, text, visible

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 from selfattn.steps.attention import AttentionSteps
 from selfattn.steps.layers import AdditiveSteps, LayerSteps
-from selfattn.views.document import KIT, Document, drawn_by_script
+from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.page import check_tokens
-from selfattn.views.picture import weights_svg
 from selfattn.views.texts import CAPTIONS, WAY_BACK, fill
 from selfattn.views.tours import Stop
 from selfattn.views.writing import Array, number, said, text
