@@ -75,9 +75,7 @@ class TextData {
 
   /**
    * The softmax of a query's products with the keys it sees.
-   * @param {{ query: Rows, key: Rows, band: [number | null, number | null] }} stored
-   * @param {number} head
-   * @param {number} i
+   * @type {(stored: { query: Rows, key: Rows, band: [number | null, number | null] }, head: number, i: number) => Float64Array}
    */
   softmax({ query, key, band }, head, i) {
     const width = query.values.shape[2], group = this.heads[0] && query.values.shape[0] / key.values.shape[0];

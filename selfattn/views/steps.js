@@ -326,14 +326,7 @@ class View {
     }
   }
 
-  /**
-   * @param {HTMLTableCellElement} td
-   * @param {number} value
-   * @param {boolean} hidden
-   * @param {number} size
-   * @param {number} digits
-   * @param {boolean} moved
-   */
+  /** @type {(td: HTMLTableCellElement, value: number, hidden: boolean, size: number, digits: number, moved: boolean) => void} */
   paint(td, value, hidden, size, digits, moved) {
     if (hidden) {
       if (!td.querySelector("input")) td.textContent = "____";

@@ -81,12 +81,7 @@ function pixelColours(root) {
 
 /** @typedef {ReturnType<typeof pixelColours>} PixelColours */
 
-/**
- * @param {HTMLCanvasElement} canvas
- * @param {number} rows
- * @param {number} columns
- * @param {(i: number, j: number) => number} colour
- */
+/** @type {(canvas: HTMLCanvasElement, rows: number, columns: number, colour: (i: number, j: number) => number) => void} */
 function paint(canvas, rows, columns, colour) {
   canvas.width = Math.max(1, columns);
   canvas.height = Math.max(1, rows);

@@ -207,11 +207,7 @@ class Ribbons {
 
   /**
    * The row that stands out as it was before an edit, if that changed it.
-   * @param {Matrix} before
-   * @param {Matrix} weights
-   * @param {{ unit: number, gap: number, least: number }} m
-   * @param {number} left
-   * @param {number} right
+   * @type {(before: Matrix, weights: Matrix, m: { unit: number, gap: number, least: number }, left: number, right: number) => string}
    */
   ghosts(before, weights, m, left, right) {
     const selected = this.state?.selected;
