@@ -7,7 +7,6 @@ of a tile take as much memory as a tile's, and are computed anew for the gradien
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -112,7 +111,7 @@ def additive_attention(
     >>> bool(np.allclose(out, weights @ x))
     True
     """
-    call = _Call.read((query, key, value, w_query, w_key, v), **options)
+    call = _Call((query, key, value, w_query, w_key, v), **options)
     out, lse, *weights = call.attend(return_weights, num_threads)
     results = (out, lse, *weights) if return_lse else (out, *weights)
     return results if len(results) > 1 else out
@@ -167,7 +166,7 @@ def additive_attention_vjp(
     >>> grads.v.shape, bool(np.allclose(grads.value.sum(axis=0), 4))  # four rows of weights with sum 1
     ((4,), True)
     """
-    call = _Call.read((query, key, value, w_query, w_key, v), **options)
+    call = _Call((query, key, value, w_query, w_key, v), **options)
     out, _ = call.attend(False, num_threads)
     shape = out.shape
 
@@ -204,64 +203,41 @@ def additive_attention_vjp(
     return out, pullback
 
 
-@dataclass(frozen=True)
 class _Call:
     """A call, checked: arrays in the precision that computes, projected, their leading dims broadcast."""
 
-    given: tuple[Array, ...]
-    query: Array  # (..., L, A), projected
-    key: Array  # (..., S, A), projected
-    value: Array  # (..., S, Ev)
-    v: Array
-    mask: Array | None  # (..., L, S), a view
-    lengths: Array | None  # (...,)
-    diagonal: int | None  # query i sees keys up to i + diagonal
-    lead: tuple[int, ...]
-    compute: np.dtype[Any]
-    result: np.dtype[Any]
-
-    @classmethod
     @np.errstate(all="ignore")
-    def read(
-        cls,
+    def __init__(
+        self,
         arrays: tuple[npt.ArrayLike, ...],
-        *,
         attn_mask: npt.ArrayLike | None = None,
         is_causal: bool = False,
         causal: str | None = None,
         key_lengths: npt.ArrayLike | None = None,
-    ) -> _Call:
+    ) -> None:
         names = AdditiveGradients._fields
-        given = tuple(as_array(name, x) for name, x in zip(names, arrays, strict=True))
-        result = promoted(float_dtype(name, x) for name, x in zip(names, given, strict=True))
-        compute = compute_dtype(*given)
-        _check_shapes(*given)
+        self.given = tuple(as_array(name, x) for name, x in zip(names, arrays, strict=True))
+        self.result = promoted(float_dtype(name, x) for name, x in zip(names, self.given, strict=True))
+        self.compute = compute_dtype(*self.given)
+        _check_shapes(*self.given)
         options: dict[str, Any] = {"is_causal": is_causal, "causal": causal, "key_lengths": key_lengths}
         # The core checks the rest, cheaply without width.
-        q, k, values, *_ = (x[..., :0] for x in given)
-        lead = _core.scaled_dot_product_attention(q, k, values, attn_mask, **options).shape[:-2]
-        q, k, values, w_q, w_k, weights = (x.astype(compute, copy=False) for x in given)
-        length, n_keys = q.shape[-2], k.shape[-2]
-        diagonal = None
+        q, k, values, *_ = (x[..., :0] for x in self.given)
+        self.lead = lead = _core.scaled_dot_product_attention(q, k, values, attn_mask, **options).shape[:-2]
+        q, k, values, w_q, w_k, self.v = (x.astype(self.compute, copy=False) for x in self.given)
+        self.length, self.n_keys = length, n_keys = q.shape[-2], k.shape[-2]
+        self.diagonal = None  # query i sees keys up to i + diagonal
         if is_causal or causal:
-            diagonal = n_keys - length if causal == "lower_right" else 0
-        q, k, values = (
+            self.diagonal = n_keys - length if causal == "lower_right" else 0
+        # (..., L, A) and (..., S, A), projected; (..., S, Ev)
+        self.query, self.key, self.value = (
             np.broadcast_to(x, lead + x.shape[-2:]) for x in (linear(q, w_q.T), linear(k, w_k.T), values)
         )
-        return cls(
-            given, q, k, values, weights,
-            None if attn_mask is None else np.broadcast_to(attn_mask, (*lead, length, n_keys)),
-            None if key_lengths is None else np.broadcast_to(key_lengths, lead or np.shape(key_lengths)).reshape(lead),
-            diagonal, lead, compute, result,
-        )  # fmt: skip
-
-    @property
-    def length(self) -> int:
-        return int(self.query.shape[-2])
-
-    @property
-    def n_keys(self) -> int:
-        return int(self.key.shape[-2])
+        # (..., L, S), a view; (...,)
+        self.mask = None if attn_mask is None else np.broadcast_to(attn_mask, (*lead, length, n_keys))
+        self.lengths: Array | None = None
+        if key_lengths is not None:
+            self.lengths = np.broadcast_to(key_lengths, lead or np.shape(key_lengths)).reshape(lead)
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], slice]]:
         """Yield head after head, and of each some rows at a time: never more scores than SCORES, or one row."""

@@ -6,7 +6,6 @@ Owns what they are made from and the tables of runs that the C core walks.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -72,10 +71,8 @@ class BlockMask:
     __array_ufunc__: ClassVar[None] = None  # array & mask: an error, not an array of masks
 
     def __post_init__(self) -> None:
-        kinds = (_Documents, _Prefix, _Blocks)
-        if not (
-            isinstance(self._parts, tuple) and self._parts and all(isinstance(p, kinds) for p in self._parts)
-        ):
+        parts, kinds = self._parts, (_Documents, _Prefix, _Blocks)
+        if not (isinstance(parts, tuple) and parts and all(isinstance(part, kinds) for part in parts)):
             raise TypeError("make a BlockMask with from_documents, prefix_lm or from_blocks")
         if len(self._parts) > _MOST:
             raise ValueError(f"at most {_MOST} block masks can be combined, got {len(self._parts)}")
@@ -498,15 +495,10 @@ def _block_sizes(given: int | tuple[int, int]) -> tuple[int, int]:
     pair = tuple(given) if isinstance(given, tuple | list) else (given, given)
     if len(pair) != 2:
         raise ValueError(f"block_size must be an int >= 1 or two of them, got {given!r}")
-    sizes = []
-    for size in pair:
-        try:
-            number = None if isinstance(size, bool | np.bool_) else operator.index(size)
-        except TypeError:
-            number = None
-        if number is None:
-            raise TypeError(f"block_size must be an int >= 1 or two of them, got {given!r}")
-        if number < 1:
-            raise ValueError(f"block_size must be at least 1, got {given!r}")
-        sizes.append(min(number, _NO_LENGTH))
+    try:
+        sizes = [min(check_size("block_size", size), _NO_LENGTH) for size in pair]
+    except TypeError:
+        raise TypeError(f"block_size must be an int >= 1 or two of them, got {given!r}") from None
+    except ValueError:
+        raise ValueError(f"block_size must be at least 1, got {given!r}") from None
     return sizes[0], sizes[1]
