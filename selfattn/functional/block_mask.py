@@ -111,7 +111,7 @@ class BlockMask:
         """
         queries = _ids("query_ids", query_ids)
         keys = queries if key_ids is None else _ids("key_ids", key_ids)
-        return cls((_Documents.of(queries, keys),))
+        return cls((_Documents(queries, keys),))
 
     @classmethod
     def prefix_lm(cls, prefix_lengths: npt.ArrayLike, *, causal: str = "upper_left") -> BlockMask:
@@ -149,7 +149,7 @@ class BlockMask:
             raise ValueError(f"prefix_lengths must be at least 0, got {lengths.min()}")
         if causal not in ("upper_left", "lower_right"):
             raise ValueError(f"causal must be 'upper_left' or 'lower_right', got {causal!r}")
-        return cls((_Prefix(_frozen(lengths), causal),))
+        return cls((_Prefix(lengths, causal),))
 
     @classmethod
     def from_blocks(cls, pattern: npt.ArrayLike, block_size: int | tuple[int, int]) -> BlockMask:
@@ -189,7 +189,7 @@ class BlockMask:
             raise ValueError(
                 f"pattern must have at least 2 dims, (..., blocks of queries, blocks of keys), got {array.shape}"
             )
-        return cls((_Blocks.of(array, _block_sizes(block_size)),))
+        return cls((_Blocks(array, _block_sizes(block_size)),))
 
     # ----------------------------------------------------------------------------------------------- using it
 
@@ -322,44 +322,31 @@ class _Runs(NamedTuple):
     share: float  # of open pairs
 
 
-@dataclass(frozen=True, eq=False)
 class _InRuns:
     """What the kinds have in common whose open keys are runs."""
 
-    found: _Runs
-
-    @property
-    def open_share(self) -> float | None:
-        return self.found.share
+    def __init__(self, found: _Runs) -> None:
+        self.found = found
+        self.lead: Lead = found.classes.shape[:-1]
+        self.open_share: float | None = found.share
 
     def table(self, n_queries: int, n_keys: int) -> Table:
         return tuple(self.found)
 
 
-@dataclass(frozen=True, eq=False)
 class _Documents(_InRuns):
-    query_ids: Array
-    key_ids: Array
-    kind: ClassVar[str] = "documents"
+    kind = "documents"
 
-    @classmethod
-    def of(cls, query_ids: Array, key_ids: Array) -> _Documents:
+    def __init__(self, query_ids: Array, key_ids: Array) -> None:
         try:
             lead = np.broadcast_shapes(query_ids.shape[:-1], key_ids.shape[:-1])
         except ValueError:
             raise ValueError(
                 f"the leading dims of query_ids {query_ids.shape} and key_ids {key_ids.shape} do not broadcast"
             ) from None
-        found = _runs_of_documents(query_ids, key_ids, lead)
-        return cls(found, _frozen(query_ids), _frozen(key_ids))
-
-    @property
-    def lead(self) -> Lead:
-        return self.found.classes.shape[:-1]
-
-    @property
-    def lengths(self) -> tuple[int | None, int | None]:
-        return self.query_ids.shape[-1], self.key_ids.shape[-1]
+        super().__init__(_runs_of_documents(query_ids, key_ids, lead))
+        self.query_ids, self.key_ids = _frozen(query_ids), _frozen(key_ids)
+        self.lengths: tuple[int | None, int | None] = query_ids.shape[-1], key_ids.shape[-1]
 
     def check(self, n_queries: int, n_keys: int) -> None:
         if self.lengths != (n_queries, n_keys):
@@ -373,17 +360,14 @@ class _Documents(_InRuns):
         return same
 
 
-@dataclass(frozen=True, eq=False)
 class _Prefix:
-    prefix: Array
-    causal: str
-    kind: ClassVar[str] = "prefix_lm"
-    lengths: ClassVar[tuple[int | None, int | None]] = (None, None)
-    open_share: ClassVar[float | None] = None
+    kind = "prefix_lm"
+    lengths: tuple[int | None, int | None] = (None, None)
+    open_share: float | None = None
 
-    @property
-    def lead(self) -> Lead:
-        return self.prefix.shape
+    def __init__(self, prefix: Array, causal: str) -> None:
+        self.prefix, self.causal = _frozen(prefix), causal
+        self.lead: Lead = prefix.shape
 
     def check(self, n_queries: int, n_keys: int) -> None:
         if self.prefix.size and self.prefix.max() > n_keys:
@@ -403,22 +387,15 @@ class _Prefix:
         return self.prefix, self._offset(n_queries, n_keys), share
 
 
-@dataclass(frozen=True, eq=False)
 class _Blocks(_InRuns):
-    pattern: Array
-    sizes: tuple[int, int]
-    kind: ClassVar[str] = "blocks"
-    lengths: ClassVar[tuple[int | None, int | None]] = (None, None)
+    kind = "blocks"
+    lengths: tuple[int | None, int | None] = (None, None)
 
-    @classmethod
-    def of(cls, pattern: Array, sizes: tuple[int, int]) -> _Blocks:
+    def __init__(self, pattern: Array, sizes: tuple[int, int]) -> None:
         if (pattern.shape[-1] - 1) * sizes[1] >= _NO_LENGTH:
             raise ValueError(f"{pattern.shape[-1]} blocks of {sizes[1]} keys are more keys than there can be")
-        return cls(_runs_of_blocks(pattern, sizes), _frozen(pattern), sizes)
-
-    @property
-    def lead(self) -> Lead:
-        return self.pattern.shape[:-2]
+        super().__init__(_runs_of_blocks(pattern, sizes))
+        self.pattern, self.sizes = _frozen(pattern), sizes
 
     def check(self, n_queries: int, n_keys: int) -> None:
         needed = tuple(-(-n // size) for n, size in zip((n_queries, n_keys), self.sizes, strict=True))
