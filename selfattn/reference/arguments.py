@@ -132,11 +132,8 @@ def prepare(
 def check_real(name: str, value: Any) -> float:
     """Take a real number of any kind as a float; texts, bools and complex numbers are none."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
-    if (
-        isinstance(value, bool | str | bytes | complex)
-        or kind in "bcOSTUmM"
-        or getattr(value, "ndim", 0) != 0
-    ):
+    is_other = isinstance(value, bool | str | bytes | complex) or kind in "bcOSTUmM"
+    if is_other or getattr(value, "ndim", 0) != 0:
         raise TypeError(f"{name} must be a real number, not {value!r:.80}")
     try:
         return float(value)
@@ -295,14 +292,11 @@ def check_window(window: Sequence[int | None] | None) -> tuple[int | None, int |
     except (TypeError, ValueError):
         raise ValueError(f"window must be (left, right), not {window!r}") from None
     for side in (left, right):
-        if side is not None and isinstance(side, bool | np.bool_):
+        if isinstance(side, bool | np.bool_):
             raise TypeError(f"window bounds are integers or None, not booleans: {window!r}")
         if side is not None and operator.index(side) < 0:
             raise ValueError(f"window bounds must not be negative: {window!r}")
-    return (
-        None if left is None else operator.index(left),
-        None if right is None else operator.index(right),
-    )
+    return tuple(None if side is None else operator.index(side) for side in (left, right))  # type: ignore[return-value]
 
 
 def norm_arguments(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -120,8 +120,8 @@ def _sequences(
     seed = seed_from_rng(options.get("rng")) if options.get("dropout_p", 0) > 0 else None
     for s in range(len(rows)):
         own = dict(options, rng=seed, first_head=s * heads)
-        masks: Sequence[Any] | None = options.get("attn_mask")
-        own["attn_mask"] = None if masks is None else masks[s]
+        if own.get("attn_mask") is not None:
+            own["attn_mask"] = own["attn_mask"][s]
         for name in ("alibi_slopes", "sinks"):
             if (scalars := options.get(name)) is not None:
                 own[name] = np.broadcast_to(np.asarray(scalars), (len(rows), heads))[s]
