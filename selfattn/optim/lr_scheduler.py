@@ -30,7 +30,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from selfattn._check import check_number, check_size
-from selfattn.optim.optimizers import Optimizer
+from selfattn.optim.optimizers import Optimizer, not_negative
 
 __all__ = ["CosineAnnealingLR", "LRScheduler", "LambdaLR", "LinearLR", "OneCycleLR", "SequentialLR"]
 
@@ -250,12 +250,10 @@ class LinearLR(LRScheduler):
         total_iters: int = 5,
         last_epoch: int = -1,
     ) -> None:
-        self.start_factor = check_number("start_factor", start_factor)
-        self.end_factor = check_number("end_factor", end_factor)
-        if not 0 < self.start_factor <= 1:
-            raise ValueError(f"start_factor must be above 0 and at most 1, not {start_factor}")
-        if not 0 <= self.end_factor <= 1:
-            raise ValueError(f"end_factor must be from 0 to 1, not {end_factor}")
+        self.start_factor = _within(
+            "start_factor", start_factor, lambda x: 0 < x <= 1, "above 0 and at most 1"
+        )
+        self.end_factor = _within("end_factor", end_factor, lambda x: 0 <= x <= 1, "from 0 to 1")
         self.total_iters = check_size("total_iters", total_iters)
         super().__init__(optimizer, last_epoch)
 
@@ -312,9 +310,7 @@ class CosineAnnealingLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         self.T_max = check_size("T_max", T_max)
-        self.eta_min = check_number("eta_min", eta_min)
-        if not 0 <= self.eta_min < math.inf:
-            raise ValueError(f"eta_min must be at least 0 and finite, not {eta_min}")
+        self.eta_min = not_negative("eta_min", eta_min)
         super().__init__(optimizer, last_epoch)
 
     def _next(self) -> float:
@@ -400,9 +396,7 @@ class OneCycleLR(LRScheduler):
             raise ValueError("OneCycleLR needs total_steps, or epochs and steps_per_epoch")
         else:
             self.total_steps = check_size("epochs", epochs) * check_size("steps_per_epoch", steps_per_epoch)
-        share = check_number("pct_start", pct_start)
-        if not 0 <= share <= 1:
-            raise ValueError(f"pct_start must be from 0 to 1, not {pct_start}")
+        share = _within("pct_start", pct_start, lambda x: 0 <= x <= 1, "from 0 to 1")
         if anneal_strategy not in ("cos", "linear"):
             raise ValueError(f'anneal_strategy must be "cos" or "linear", not {anneal_strategy!r}')
         self.anneal_strategy = anneal_strategy
@@ -410,19 +404,13 @@ class OneCycleLR(LRScheduler):
         self._momentum = "betas" if hasattr(optimizer, "betas") else "momentum"
         if self.cycle_momentum and not hasattr(optimizer, self._momentum):
             raise ValueError("the optimizer has neither betas nor momentum; pass cycle_momentum=False")
-        high, low = check_number("max_momentum", max_momentum), check_number("base_momentum", base_momentum)
-        top = check_number("max_lr", max_lr)
+        below_1: Any = (lambda x: 0 <= x < 1, "at least 0 and below 1")
+        high = _within("max_momentum", max_momentum, *below_1)
+        low = _within("base_momentum", base_momentum, *below_1)
+        top = not_negative("max_lr", max_lr)
         factors = check_number("div_factor", div_factor), check_number("final_div_factor", final_div_factor)
         if not all(0 < factor < math.inf for factor in factors):
             raise ValueError(f"div_factor and final_div_factor must be above 0 and finite, not {factors}")
-        for name, number, most in (
-            ("max_lr", top, math.inf),
-            ("base_momentum", low, 1),
-            ("max_momentum", high, 1),
-        ):
-            if not 0 <= number < most:
-                limit = "below 1" if most == 1 else "finite"
-                raise ValueError(f"{name} must be at least 0 and {limit}, not {number}")
         start = top / factors[0]
         end = start / factors[1]
         if last_epoch == -1:
@@ -560,6 +548,14 @@ def _checked(optimizer: Any) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be one of selfattn.optim, not {type(optimizer).__name__}")
     return optimizer
+
+
+def _within(name: str, value: Any, fits: Callable[[float], bool], words: str) -> float:
+    """Take a number that has to be within bounds."""
+    number = check_number(name, value)
+    if not fits(number):
+        raise ValueError(f"{name} must be {words}, not {value}")
+    return number
 
 
 def _copied(value: Any) -> Any:

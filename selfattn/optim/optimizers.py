@@ -62,7 +62,7 @@ class Optimizer:
         self.params = dict(params)
         self.stepped = False
         self.lr = lr
-        self.weight_decay = _not_negative("weight_decay", weight_decay)
+        self.weight_decay = not_negative("weight_decay", weight_decay)
         self.state: dict[str, dict[str, Any]] = {name: {} for name in params}
         self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
 
@@ -79,7 +79,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        self._lr = _not_negative("lr", lr)
+        self._lr = not_negative("lr", lr)
 
     def step(self, grads: Mapping[str, npt.ArrayLike]) -> None:
         """Move the parameters by one step.
@@ -280,7 +280,7 @@ class SGD(Optimizer):
         nesterov: bool = False,
     ) -> None:
         super().__init__(params, lr, weight_decay)
-        momentum, dampening = _not_negative("momentum", momentum), check_number("dampening", dampening)
+        momentum, dampening = not_negative("momentum", momentum), check_number("dampening", dampening)
         if nesterov and (momentum == 0 or dampening != 0):
             raise ValueError(
                 f"nesterov needs momentum > 0 and dampening 0, not momentum={momentum}, dampening={dampening}"
@@ -343,7 +343,7 @@ class Adam(Optimizer):
         numbers = tuple(check_number("each of betas", beta) for beta in betas)
         if len(numbers) != 2 or not all(0 <= beta < 1 for beta in numbers):
             raise ValueError(f"betas must be two numbers in [0, 1), not {betas}")
-        self.betas, self.eps = (numbers[0], numbers[1]), _not_negative("eps", eps)
+        self.betas, self.eps = (numbers[0], numbers[1]), not_negative("eps", eps)
 
     def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
         steps = [self.state[name].get("step", 0) + 1 for name in names]
@@ -498,7 +498,7 @@ def _as_saved(name: str, option: Any) -> Any:
     return check_number(name, option)
 
 
-def _not_negative(name: str, value: Any) -> float:
+def not_negative(name: str, value: Any) -> float:
     number = check_number(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be at least 0 and finite, not {value}")
