@@ -499,6 +499,7 @@ def _as_saved(name: str, option: Any) -> Any:
 
 
 def not_negative(name: str, value: Any) -> float:
+    """Take a number that must be at least 0 and finite."""
     number = check_number(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be at least 0 and finite, not {value}")
