@@ -10,7 +10,6 @@ import numpy.typing as npt
 from selfattn._check import Array, as_features, as_gradient
 from selfattn.engine.weights import float_type
 from selfattn.nn.activations import GELU, Activation, ReLU
-from selfattn.nn.containers import Sequential
 from selfattn.nn.dropout import Dropout
 from selfattn.nn.module import Gradients, Module, Pullback, run
 from selfattn.nn.multihead_attention import MultiheadAttention
@@ -192,18 +191,21 @@ class TransformerDecoderLayer(ResidualLayer):
             return added
 
         def feed_forward(x: Array) -> tuple[Array, Back]:
-            layers = self.linear1, ACTIVATIONS[self.activation], self.dropout, self.linear2, self.dropout3
-            y, chain_back = run(Sequential(*layers), keep, x)
+            chain = []
+            for name, layer in (
+                ("linear1", self.linear1), ("", ACTIVATIONS[self.activation]), ("", self.dropout),
+                ("linear2", self.linear2), ("", self.dropout3),
+            ):  # fmt: skip
+                x, layer_back = run(layer, keep, x)
+                chain.append((name, layer_back))
 
             def back(dy: Array) -> tuple[Array, None, dict[str, Gradients]]:
-                dx, grads = chain_back(dy)
-                named: dict[str, Gradients] = {"linear1": {}, "linear2": {}}
-                for key, gradient in grads.items():
-                    number, name = key.split(".")
-                    named["linear1" if number == "0" else "linear2"][name] = gradient
-                return dx, None, named
+                found: dict[str, Gradients] = {}
+                for name, layer_back in reversed(chain):
+                    dy, found[name] = layer_back(dy)
+                return dy, None, found
 
-            return y, back
+            return x, back
 
         backs = []
         for norm, added in (
