@@ -26,13 +26,9 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 
 /* What was given: borrowed, or NULL. */
 typedef struct {
-#define SA_PARAMETER(name, otherwise, functions, read, to, doc) PyObject *name;
-#define SA_INNER_PARAMETER(name, otherwise, functions, read, to) PyObject *name;
-#define SA_KEYWORDS_ONLY
+#define SA_PARAMETER(name, otherwise, functions, read, to) PyObject *name;
 #include "python/attention_parameters.h"
 #undef SA_PARAMETER
-#undef SA_INNER_PARAMETER
-#undef SA_KEYWORDS_ONLY
 } sa_attention_arguments;
 
 /* A call under way: its references, and the core's structs that point into them. */
@@ -90,7 +86,5 @@ void sa_call_fill(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype
 int sa_call_row_shape(const sa_call *c, npy_intp cols, npy_intp *shape);
 /* (B…, L) as (…, L, 1). */
 void sa_call_fill_rows(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype);
-
-extern const char sa_doc_attention[];
 
 #endif

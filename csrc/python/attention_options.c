@@ -371,9 +371,7 @@ int sa_call_read_seed(sa_call *c) {
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
 
 static const sa_parameter parameters[] = {
-#define SA_PARAMETER(name, otherwise, functions, read, to, doc) {#name, otherwise, functions, read, offsetof(sa_call, to)},
-#define SA_INNER_PARAMETER(name, otherwise, functions, read, to) {#name, otherwise, functions, read, offsetof(sa_call, to)},
-#define SA_KEYWORDS_ONLY
+#define SA_PARAMETER(name, otherwise, functions, read, to) {#name, otherwise, functions, read, offsetof(sa_call, to)},
 #include "python/attention_parameters.h"
     {NULL, NULL, 0, NULL, 0}};
 
