@@ -82,7 +82,7 @@ typedef struct sa_watch {
     void (*poll)(struct sa_watch *);
 } sa_watch;
 
-/* Whether what is left of the call is to fall out; the calling thread polls. Accepts NULL. */
+/* True if the call should stop; the calling thread polls for that. False for NULL. */
 bool sa_stops(sa_watch *watch);
 
 /* A forward call. The caller has checked it. "Scalars" are one for each leading index. */
@@ -110,7 +110,7 @@ typedef struct {
     ptrdiff_t first_head;  /* the first of dropout's head numbers */
     double scale, softcap; /* softcap 0: none */
     bool causal;
-    ptrdiff_t diagonal;                  /* query i stands on key i + diagonal */
+    ptrdiff_t diagonal;                  /* query i has the position of key i + diagonal */
     ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
     double dropout_p;
     uint64_t seed;
@@ -173,7 +173,7 @@ typedef struct {
     size_t gathered_at;  /* in scratch: a task's dK and dV; 0: added to in place */
     size_t mask_sums_at; /* in scratch: sums of a shared mask gradient */
     size_t done_at;      /* in scratch: counts of finished turns or rows */
-    bool follow;         /* groups go through a shared mask one behind the other */
+    bool follow;         /* groups go through a shared mask one after the other */
     bool mask_apart;     /* the mask's gradient has a pass of its own */
     bool large;
     int threads;

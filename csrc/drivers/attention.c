@@ -174,7 +174,7 @@ typedef struct {
     char *scratch, *partial;
 } forward_run;
 
-/* Tasks taken of a thread's share, on a cache line behind its scratch. */
+/* Tasks taken of a thread's share, on a cache line after its scratch. */
 static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
@@ -196,7 +196,7 @@ static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     return run->plan->tasks;
 }
 
-/* Chunks of each block that have ended; behind the partial results. */
+/* Chunks of each block that have ended; stored after the partial results. */
 static ptrdiff_t *chunks_ended(const sa_attention *a, const sa_attention_plan *plan, char *partial) {
     return (ptrdiff_t *)(void *)(partial + (size_t)plan->tasks * partial_bytes(a, plan));
 }

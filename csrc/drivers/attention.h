@@ -7,10 +7,10 @@
 /* False on overflow. */
 bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 
-/* Keys and values, or a mask, of so many bytes come from memory. */
+/* Keys and values, or a mask, of this many bytes come from memory. */
 #define SA_FAR_BYTES 24e6
 
-/* Whether queries and outputs of so many rows exceed the cores' caches. */
+/* Whether queries and outputs of this many rows exceed the cores' caches. */
 bool sa_is_large(const sa_attention *a, ptrdiff_t rows);
 
 /* Query heads with the same keys and values, by GQA or by broadcast trailing leading axes. */

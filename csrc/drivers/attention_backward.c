@@ -18,18 +18,18 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* Keys and rows are cut into ranges until there are so many tasks, but none is shorter than this: each task copies its own. */
+/* Keys and rows are cut into ranges until there are this many tasks, but none is shorter than this: each task copies its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
 #define SA_LARGE_RANGE 1024
 
-/* Groups follow one another if they have so many blocks, and keys, values and gradients exceed these bytes. */
+/* Groups follow one another if they have this many blocks, and keys, values and gradients exceed these bytes. */
 #define SA_QUANT_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
-/* A task gathers its rows of dK and dV, up to so many bytes, if they lie this far apart: they fall on few sets of the
- * caches. It also does if rows begin inside cache lines, kernels add whole lines, and it has so many blocks. */
+/* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart: they fall on few sets of the
+ * caches. It also does if rows begin inside cache lines, kernels add whole lines, and it has this many blocks. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
@@ -113,7 +113,7 @@ static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t range) {
     return sa_smaller(range * units / plan->row_ranges * plan->unit_blocks, plan->blocks);
 }
 
-/* Whether rows lie far apart or, if `lines`, begin inside cache lines. */
+/* Whether rows are far apart or, if `lines`, begin inside cache lines. */
 static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width, bool lines) {
     const ptrdiff_t stride = m->row_stride;
     const bool far = stride != width * (ptrdiff_t)sa_element_size(a->f64) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
@@ -171,7 +171,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     return SA_OK;
 }
 
-/* One gradient's rows: in place, or one behind the other in scratch. */
+/* One gradient's rows: in place, or one after the other in scratch. */
 typedef struct {
     char *in_place, *together;
     ptrdiff_t stride, bytes; /* stride in place, bytes of a row */
@@ -360,7 +360,7 @@ static void mask_task(void *call, ptrdiff_t t) {
     sa_backward_mask_task(at->run->g, at->run->plan, &at->run->mask, t, at->scratch);
 }
 
-/* Steps, or rows, that task t has done. Neighbours' counts lie on different cache lines. */
+/* Turns, or rows, that task t has done. Neighbours' counts are on different cache lines. */
 static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     const sa_backward_plan *plan = run->plan;
     char *counts = run->scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;

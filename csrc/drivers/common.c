@@ -1,4 +1,4 @@
-/* What all drivers stand on. */
+/* What all drivers use. */
 #include "drivers/common.h"
 
 #include "runtime/team.h"

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A matrix unit reads whole tiles: so many bytes behind the last panel are zeros, and rows are whole lines. */
+/* A matrix unit reads whole tiles: this many bytes after the last panel are zeros, and rows are whole lines. */
 #define SA_BEHIND_PANELS 2048
 
 /* Panels that stay in L2 while the rows go by. */
@@ -81,7 +81,7 @@ static ptrdiff_t stride_of(sa_weights kind, ptrdiff_t in) {
 
 static ptrdiff_t most_rows(sa_weights kind) { return sa_compact_active(kind)->most_rows; }
 
-/* Rows that a tile may read, though they are none. */
+/* Rows that a tile may read: those after the last one too. */
 static ptrdiff_t readable(sa_weights kind, ptrdiff_t rows) { return rows + most_rows(kind); }
 
 static size_t rounded_bytes(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
@@ -229,7 +229,8 @@ static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
     }
 }
 
-/* Spoiled rows part the others: their y is written once, as it may be the residual. */
+/* A row that cannot be rounded is multiplied alone, between the rows before and after it: y may be the residual, so it is
+ * written once. */
 void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int which, ptrdiff_t column, ptrdiff_t width) {
     ptrdiff_t from = 0;
     for (ptrdiff_t i = 0; i < r->rows && l->weights == SA_WEIGHTS_INT8; ++i) {

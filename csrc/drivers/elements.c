@@ -66,7 +66,7 @@ static void walk(const sa_elements *x, const char *from, double factor) {
             return;
         }
     }
-    int axis; /* along which the next row lies */
+    int axis; /* along which rows follow one another */
     do {
         for (ptrdiff_t i = 0; i < n; i += SA_WALKED) {
             const ptrdiff_t count = sa_smaller(n - i, SA_WALKED);

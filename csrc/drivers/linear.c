@@ -145,7 +145,7 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
     sa_kernels_for(l->f64)->drop_rows(&own, x, stride, rows, width, residual);
 }
 
-/* Of a product, behind its activation or before the residual joins. */
+/* Of a product, after its activation or before the residual joins. */
 static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows, ptrdiff_t width) {
     const ptrdiff_t at = bytes_of(l, row * l->out[which] + column);
     if (l->dropout.p > 0) {
@@ -168,7 +168,7 @@ static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, pt
     }
 }
 
-/* Likewise, of decoding. Rows that cannot be split are multiplied as others. */
+/* As multiply_quants, for rows of decoding. Rows that cannot be split go through multiply_quants. */
 static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const sa_product *all,
                           char *scratch) {
     const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, all->again, scratch);

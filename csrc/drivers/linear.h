@@ -11,7 +11,7 @@ typedef struct {
     bool f64;
     sa_weights weights; /* the kind of all */
     bool far;           /* the weights come from memory, not from caches */
-    bool gemv;          /* rows of decoding: quants are read as they lie, and sums have an order of their own */
+    bool gemv;          /* rows of decoding: quants are read in place, and sums have an order of their own */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
@@ -26,7 +26,7 @@ typedef struct {
     sa_watch *watch;          /* of sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
-/* How a product is cut: tasks of so many rows, and so many shares of the columns, or 0 for each panel of columns. */
+/* How a product is cut: rows of a task, and shares of the columns, or 0 for a task for each panel of columns. */
 typedef struct {
     ptrdiff_t rows, shares, panel;
 } sa_cut;

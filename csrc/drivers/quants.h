@@ -12,7 +12,7 @@ typedef struct {
 
 const sa_quant_shape *sa_quant_shape_of(sa_quant_type type);
 
-/* Rows (out, in), `in` a multiple of the quant's numbers, where they lie. */
+/* Rows (out, in), `in` a multiple of the quant's numbers; nothing is copied. */
 sa_compact sa_quants_at(sa_quant_type type, ptrdiff_t out, ptrdiff_t in, const void *rows);
 
 /* to (in,): row `row` as float32. */
@@ -22,7 +22,7 @@ void sa_quants_row(const sa_compact *w, ptrdiff_t row, float *to);
 void sa_quants_look_up(const sa_compact *w, const float *always, const float *positions, const int64_t *ids, ptrdiff_t rows,
                        float *x);
 
-/* Scratch beside that of matmul_nt, for as many columns as a product has at once. */
+/* Scratch in addition to that of matmul_nt, for as many columns as a product has at once. */
 size_t sa_quants_scratch(ptrdiff_t columns, ptrdiff_t in);
 
 /* p->c += A·Bᵀ where B are the rows of w from `column` on; p->b is not set. The sums are those of float32 weights. */

@@ -15,7 +15,7 @@ static bool is_elementwise(const sa_row_call *c) {
 
 static bool sums_parameters(const sa_row_call *c) { return c->dweight.data != NULL || c->dbias.data != NULL; }
 
-/* Chunks of dweight and dbias are few and have many rows: their sums stay small beside x. */
+/* Chunks of dweight and dbias are few and have many rows: their sums take little memory next to x. */
 #define SA_MOST_CHUNKS 32
 #define SA_CHUNK_ROWS 16
 

@@ -213,7 +213,7 @@ static void norm_final(const sa_token_share *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->add_norm(&n);
 }
 
-/* A sequence's rows, or the one that stands for it. */
+/* A sequence's rows, or the one that represents it. */
 static void leave(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t sequence = p->from + t, start = e->starts[sequence], length = e->starts[sequence + 1] - start;

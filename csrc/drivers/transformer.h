@@ -65,10 +65,10 @@ typedef struct {
     sa_tensor key_bias; /* (sequences, longest), likewise */
     sa_pooling pooling;
     sa_cache cache;  /* without mask and dropout, in a call that keeps nothing; all layers are causal */
-    sa_watch *watch; /* or NULL; of a call that is cancelled all results are undefined, and the cache behind its past */
+    sa_watch *watch; /* or NULL; of a call that is cancelled all results are undefined, and the cache after its past */
 } sa_transformer;
 
-/* The arrays of one layer, one behind the other. Widths are of a row. Without a backward pass all layers share them, and
+/* The arrays of one layer, one after the other. Widths are of a row. Without a backward pass all layers share them, and
  * some share a place. */
 enum {
     SA_X,       /* d */
@@ -90,7 +90,7 @@ enum {
     SA_ARRAYS
 };
 
-/* Where they lie in bytes, for a number of rows. */
+/* Their offsets in bytes, for a number of rows. */
 typedef struct {
     size_t at[SA_ARRAYS], bytes;
 } sa_layout;
@@ -102,10 +102,10 @@ typedef struct {
     bool far;                       /* weights come from memory */
     bool decodes;                   /* of decoding: each sequence has a past and one new token */
     ptrdiff_t shares, share_tokens; /* a share begins at the first sequence from a multiple on … */
-    ptrdiff_t share_rows;           /* … and has at most so many tokens */
+    ptrdiff_t share_rows;           /* … and has at most this many tokens */
     ptrdiff_t attend_rows;
     /* With a cache: tasks of a sequence that attend, and that merge chunks of keys; whether the former also append; and a
-     * sequence's partial results, behind what else is shared. */
+     * sequence's partial results, after what else is shared. */
     ptrdiff_t attend_tasks, merge_tasks;
     bool joined;
     size_t partial_bytes;

@@ -64,7 +64,7 @@ static void norm_parameters(const sa_token_share *p, ptrdiff_t t) {
 
 static ptrdiff_t norm_panels(const sa_token_share *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
 
-/* The norm at the attention (which 0) or behind the feed-forward network (1). */
+/* The norm at the attention (which 0) or after the feed-forward network (1). */
 static sa_norm_pullback layer_norm(const sa_token_share *p, int which, const char *dy, char *ds, bool adds) {
     const sa_layer *l = sa_layer_of(p);
     const sa_layer_gradients *g = &p->g->layer[p->layer];
@@ -80,7 +80,7 @@ static sa_norm_pullback outer_norm(const sa_token_share *p, int which) {
     return (sa_norm_pullback){norm->weight, norm->rms, unit, scale, p->dy, p->other, false, g[0], g[1]};
 }
 
-/* dy becomes the gradient of what entered. Its parameters wait: their sums leave no thread idle beside products. */
+/* dy becomes the gradient of what entered. Its parameters wait: their sums leave no thread idle while others multiply. */
 static void back_through_norm(sa_token_share *p, sa_norm_pullback norm) {
     p->norm = norm;
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
@@ -88,7 +88,7 @@ static void back_through_norm(sa_token_share *p, sa_norm_pullback norm) {
     swap(&p->dy, &p->other);
 }
 
-/* dy += the gradient of what entered a norm that stands before a sum: dn is that of what left it. */
+/* dy += the gradient of what entered a norm before a sum: dn is that of what left it. */
 static void add_through_norm(sa_token_share *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);

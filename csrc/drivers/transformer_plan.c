@@ -1,4 +1,4 @@
-/* Sizes of the transformer's calls: where activations lie, what each product of a layer multiplies, and how a call is cut up. */
+/* Sizes of the transformer's calls: the places of activations, what each product of a layer multiplies, and how a call is cut up. */
 #include <math.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What the transformer's passes share: where activations lie, the products of a layer, how tasks run. */
+/* What the transformer's passes share: the places of activations, the products of a layer, how tasks run. */
 #ifndef SA_TRANSFORMER_TASKS_H
 #define SA_TRANSFORMER_TASKS_H
 
@@ -76,7 +76,7 @@ bool sa_transformer_fits(const sa_transformer *e);
 
 sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
-/* With keep every layer has its own, and behind the last one lie the rows that leave it, and unit and scale of the first
+/* With keep every layer has its own, and after the last one are the rows that leave it, and unit and scale of the first
  * and of the final norm. */
 sa_frame sa_frame_of(const sa_token_share *p);
 
@@ -109,7 +109,7 @@ static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0
 void sa_describe_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
                       sa_attention *a);
 
-/* With a cache (transformer_cache.c): how attention is cut, and its phases behind the projections. */
+/* With a cache (transformer_cache.c): how attention is cut, and its phases after the projections. */
 size_t sa_plan_cache(const sa_transformer *e, sa_transformer_plan *plan);
 void sa_attend_with_cache(const sa_token_share *p);
 

@@ -246,7 +246,7 @@ static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t tasks) {
     sa_wait_for_team(team);
 }
 
-/* The tasks of a turn, from the sequences that have so many turns. */
+/* The tasks of a turn, from the sequences that have that many turns. */
 static ptrdiff_t tasks_of_turn(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t turn) {
     ptrdiff_t first = 0;
     while (first < n && plan->items[first].turns > turn) {

@@ -38,7 +38,7 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
 
 sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial);
 
-/* As sa_attention_gradients, of v->packed. Mask gradients stand apart. */
+/* As sa_attention_gradients, of v->packed. Mask gradients are in dmasks. */
 typedef struct {
     const sa_varlen *v;
     const sa_attention_gradients *packed;

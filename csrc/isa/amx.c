@@ -60,12 +60,5 @@ const sa_kernels sa_kernels_amx = {
     .int8 = {&sa_int8_amx, &sa_int8_avx512vnni, &sa_int8_avx2},
     .bf16 = {&sa_bf16_amx},
 };
-#if defined(SA_EMULATED)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_amx_here;
+#include "isa/end.h"
 #endif

@@ -16,11 +16,5 @@
 #include "kernels/products/gemv_avx2.h"
 #define SA_COMPACT_UNITS .gemv = {&sa_gemv_avx2}, .int8 = {&sa_int8_avxvnni, &sa_int8_avx2}
 #include "isa/both_types.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_avx2_here;
+#include "isa/end.h"
 #endif

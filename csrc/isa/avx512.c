@@ -15,12 +15,5 @@
 #include "simd/avx512.h"
 #define SA_COMPACT_UNITS .gemv = {&sa_gemv_avx512vnni, &sa_gemv_avx2}, .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2}
 #include "isa/both_types.h"
-#if defined(SA_EMULATED)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_avx512_here;
+#include "isa/end.h"
 #endif

@@ -58,12 +58,5 @@ const sa_kernels sa_kernels_avx512bf16 = {
     .int8 = {&sa_int8_avx512vnni, &sa_int8_avx2},
     .bf16 = {&sa_bf16_avx512bf16},
 };
-#if defined(SA_EMULATED)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_avx512bf16_here;
+#include "isa/end.h"
 #endif

@@ -14,12 +14,5 @@
 #include "isa/table.h"
 #include "kernels/products/int8_vnni.h"
 #include "kernels/products/gemv_vnni.h"
-#if defined(SA_EMULATED)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_avx512vnni_here;
+#include "isa/end.h"
 #endif

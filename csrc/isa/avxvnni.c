@@ -12,12 +12,5 @@
 #endif
 #include "isa/table.h"
 #include "kernels/products/int8_avxvnni.h"
-#if defined(SA_EMULATED)
-#elif defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_avxvnni_here;
+#include "isa/end.h"
 #endif

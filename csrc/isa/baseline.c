@@ -17,11 +17,5 @@
 #define SA_COMPACT_UNITS .int8 = {&sa_int8_baseline}
 #include "isa/both_types.h"
 #include "kernels/products/int8_plain.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_baseline_here;
+#include "isa/end.h"
 #endif

@@ -9,6 +9,4 @@
 #define SA_COMPACT_UNITS .int8 = {&sa_int8_neondot, &sa_int8_neon}
 #include "isa/both_types.h"
 #include "kernels/products/int8_plain.h"
-#else
-typedef int sa_no_neon_here;
 #endif

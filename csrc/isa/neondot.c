@@ -13,11 +13,5 @@
 #endif
 #include "isa/table.h"
 #include "kernels/products/int8_neondot.h"
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#else
-typedef int sa_no_neondot_here;
+#include "isa/end.h"
 #endif

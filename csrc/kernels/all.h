@@ -13,7 +13,6 @@
 #include "kernels/attention/copies.h"
 #include "kernels/attention/ahead.h"
 #include "kernels/attention/scores.h"
-#include "kernels/attention/masks.h"
 #include "kernels/decode/rows.h"
 #include "kernels/decode/leaves.h"
 #include "kernels/attention/forward.h"

@@ -9,7 +9,7 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
 
-/* A mask leaves a tile of scores open, closes some, adds to them, or closes all; a bit beside that: its keys have a bias. */
+/* A mask leaves a tile of scores open, closes some, adds to them, or closes all; one more bit: its keys have a bias. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
 /* What is known of a tile copied as bfloat16: nothing, all numbers fit, or some do not. */
@@ -28,7 +28,7 @@ typedef struct {
     char *stats[SA_MAX_BLOCK_ROWS];
     ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* only keys lo … hi − 1 are open */
     ptrdiff_t open_from, open_to;                           /* within lo … hi of all rows */
-    ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key that the query stands on */
+    ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key at the query's position */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
     uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
@@ -44,7 +44,7 @@ typedef struct {
     const void *key_bias; /* of key 0; or NULL */
     ptrdiff_t begin, end;
     ptrdiff_t open_end;   /* of the keys open to its rows; the block may have a chunk */
-    ptrdiff_t keys;       /* by key_lengths: none behind them is read */
+    ptrdiff_t keys;       /* by key_lengths: none after them is read */
     ptrdiff_t cache_from; /* the first key of the scratch's copied tiles, ≤ begin */
     bool cache_holds;     /* these keys are copied already */
     bool fetches;         /* keys and values a tile ahead */
@@ -119,7 +119,7 @@ typedef struct {
     ptrdiff_t a_stride, b_stride, c_stride;
     bool again;
     bool adds; /* matmul_tn: to C */
-    bool far;  /* matmul_nt: B comes from memory, and the rows behind it are next */
+    bool far;  /* matmul_nt: B comes from memory, and the rows after it are next */
 } sa_product;
 
 /* The norm of s = x, or x + added: unit = (s − mean(s))·scale, y = unit·weight + bias. RMSNorm has no mean. */
@@ -248,7 +248,7 @@ typedef struct {
     sa_quant_type type;
     ptrdiff_t rows, pieces; /* of SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); what lies behind is fetched meanwhile */
+    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); what follows is fetched meanwhile */
     ptrdiff_t row_bytes;
     float *sums; /* (rows, SA_GEMV_COLUMNS) */
 } sa_gemv_tile;
@@ -281,7 +281,7 @@ typedef struct {
     size_t (*attention_scratch)(const sa_attention *a);
     size_t (*attention_partial)(const sa_attention *a, ptrdiff_t rows);
     void (*attention_forward)(const sa_block *b, void *scratch);
-    /* Adds up a block's partial results, which lie one behind the other, and finishes it. */
+    /* Adds up a block's partial results, which follow one another, and finishes it. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
     size_t (*backward_scratch)(const sa_attention_gradients *g);
     bool (*adds_by_lines)(const sa_attention *a); /* whole cache lines to dK and dV */
@@ -327,7 +327,7 @@ typedef struct {
     uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
-    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros behind them, and what their groups stand for. */
+    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros after them, and the meaning of their groups. */
     void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row);
     void (*compact_ends)(const sa_compact_ends *e);
     /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16: the scale is NULL. */

@@ -256,7 +256,7 @@ static bool parts_groups(const sa_attention *a, const sa_tensor *bias) {
     return parts;
 }
 
-/* For layers, whose padding masks are added beside another mask. */
+/* For layers, which add a padding mask to another mask. */
 static int read_key_bias(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     sa_dtype dtype;

@@ -3,7 +3,7 @@
 
 #include "kernels/kernels.h"
 
-/* Keeps the GIL: the sum is short beside what the caller does with the parameters. */
+/* Keeps the GIL: the sum is short next to what the caller does with the parameters. */
 static PyObject *sum_of_arrays(PyObject *module, PyObject *arrays) {
     (void)module;
     if (!PyTuple_Check(arrays)) {

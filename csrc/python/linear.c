@@ -1,4 +1,4 @@
-/* Products with weights, for selfattn/nn/_products.py. */
+/* Products with weights, for nn.Linear and all layers that project. */
 #include "python/arrays.h"
 
 #include "drivers/attention.h"

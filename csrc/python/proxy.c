@@ -2,7 +2,7 @@
  *
  *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
  *
- * Keeps the GIL: the work is small beside the model's. */
+ * Keeps the GIL: the work is small next to the model's. */
 #include "python/arrays.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The row operations and their gradients: parameters, outputs, run. Docstrings are in doc_rowops.h. Nothing is computed
+/* The row operations and their gradients: parameters, outputs, run. Nothing is computed
  * before all is checked. */
 #include "python/arrays.h"
 
@@ -303,7 +303,7 @@ static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa
 }
 
 static sa_status compute(void *call, char *scratch, char *shared) {
-    (void)shared; /* behind the scratch */
+    (void)shared; /* after the scratch */
     row_call *k = call;
     sa_row_run(&k->c, &k->plan, scratch);
     return SA_OK;

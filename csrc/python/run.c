@@ -12,7 +12,7 @@
 /* On the stack up to here. */
 #define SA_STACK_SCRATCH 32768
 
-/* Nanoseconds between looks for signals: long beside the 5 ms that other threads may hold the GIL. */
+/* Nanoseconds between looks for signals: long next to the 5 ms that other threads may hold the GIL. */
 #define SA_BETWEEN_LOOKS 50000000
 
 typedef struct {

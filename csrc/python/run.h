@@ -11,7 +11,7 @@ typedef struct {
     sa_status planned; /* the rest counts only if SA_OK */
     int threads;
     size_t scratch_bytes;                                          /* of each thread */
-    size_t shared_bytes;                                           /* behind all scratch */
+    size_t shared_bytes;                                           /* after all scratch */
     bool small;                                                    /* too little work to let go of the GIL */
     sa_watch **watch;                                              /* for Ctrl-C; NULL: cannot be stopped */
     sa_status (*compute)(void *call, char *scratch, char *shared); /* 64-byte aligned */

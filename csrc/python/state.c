@@ -1,4 +1,4 @@
-/* Owns what all of the binding stands on: NumPy's C API, the module's state, messages. */
+/* Owns what all of the binding uses: NumPy's C API, the module's state, messages. */
 #define SA_IMPORTS_NUMPY
 #include "python/state.h"
 

@@ -11,7 +11,7 @@ static void release_capsule(PyObject *capsule) { sa_transformer_release(PyCapsul
 
 /* ---- ids ----------------------------------------------------------------------------------------------------------------- */
 
-/* Whether all of so many elements are ids, and no other thread has made the list shorter. Its lock is held. */
+/* Whether all n elements are ids, and no other thread has made the list shorter. Its lock is held. */
 static bool copy_locked(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t *to) {
     if (PyList_GET_SIZE(list) < n) {
         return false;
@@ -117,7 +117,7 @@ static int run(sa_transformer_call *c, PyObject *module, sa_status planned, sa_s
 static sa_status status_of(const sa_transformer_call *c) { return sa_stops(c->e.watch) ? SA_CANCELLED : SA_OK; }
 
 static sa_status forward(void *call, char *scratch, char *shared) {
-    (void)shared; /* behind the scratch */
+    (void)shared; /* after the scratch */
     const sa_transformer_call *c = call;
     sa_transformer_forward(&c->e, &c->plan, c->out, c->saved, scratch);
     return status_of(c);

@@ -29,7 +29,7 @@ void sa_transformer_release(sa_transformer_call *c) {
 
 /* ---- the parameters ---------------------------------------------------------------------------------------------------- */
 
-/* Keeps an array, contiguous and of the type of all. columns 0: a vector; rows −1: any number. NULL for None. */
+/* Keeps an array, contiguous and of the model's dtype. columns 0: a vector; rows −1: any number. NULL for None. */
 static int take_array(sa_transformer_call *c, Py_ssize_t i, PyObject *value, npy_intp rows, npy_intp columns, const char *name,
                       const void **to) {
     if (value == Py_None) {
@@ -229,7 +229,7 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
     return 0;
 }
 
-/* Arrays `from` and behind it. */
+/* Arrays `from` and `from` + 1. */
 static int take_norm(sa_transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_ssize_t from, sa_norm *norm) {
     if (take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
         take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0) {
@@ -294,7 +294,7 @@ static int check_mask(const sa_transformer_call *c) {
                            sa_shape_of(c->array[MASK]));
 }
 
-/* An array of the type of all; one of the bits of bfloat16; a tuple of one of int8 and the scales of its rows; or quants. */
+/* An array of the model's dtype; one of the bits of bfloat16; a tuple of one of int8 and the scales of its rows; or quants. */
 static int take_table(sa_transformer_call *c, PyObject *value) {
     const sa_compact *quants = sa_compact_of(value);
     if (quants != NULL) {

@@ -11,31 +11,35 @@ typedef __m256d mf64;
 typedef __m256i vu32;
 
 static const int32_t sa_avx2_prefix_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
-SA_VERB __m256i sa_avx2_prefix32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
-SA_VERB __m256i sa_avx2_prefix64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
+SA_VERB __m256i sa_avx2_prefix_f32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
+SA_VERB __m256i sa_avx2_prefix_f64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
+
+/* What is one instruction for both types: t is f32 or f64, ps or pd what its names end in. */
+#define SA_AVX2_VERBS(t, real, ps)                                                                                             \
+    SA_VERB v##t v##t##_load(const real *p) { return _mm256_loadu_##ps(p); }                                                   \
+    SA_VERB void v##t##_store(real *p, v##t a) { _mm256_storeu_##ps(p, a); }                                                   \
+    SA_VERB v##t v##t##_load_n(const real *p, int n) { return _mm256_maskload_##ps(p, sa_avx2_prefix_##t(n)); }                \
+    SA_VERB void v##t##_store_n(real *p, v##t a, int n) { _mm256_maskstore_##ps(p, sa_avx2_prefix_##t(n), a); }                \
+    SA_VERB v##t v##t##_set1(real x) { return _mm256_set1_##ps(x); }                                                           \
+    SA_VERB v##t v##t##_fma(v##t a, v##t b, v##t c) { return _mm256_fmadd_##ps(a, b, c); }                                     \
+    SA_VERB v##t v##t##_max(v##t a, v##t b) { return _mm256_max_##ps(a, b); }                                                  \
+    SA_VERB v##t v##t##_min(v##t a, v##t b) { return _mm256_min_##ps(a, b); }                                                  \
+    SA_VERB v##t v##t##_abs(v##t a) { return _mm256_andnot_##ps(_mm256_set1_##ps(-(real)0.0), a); }                            \
+    SA_VERB v##t v##t##_sqrt(v##t a) { return _mm256_sqrt_##ps(a); }                                                           \
+    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                             \
+        const v##t sign = _mm256_set1_##ps(-(real)0.0);                                                                        \
+        return _mm256_or_##ps(_mm256_andnot_##ps(sign, a), _mm256_and_##ps(sign, s));                                          \
+    }                                                                                                                          \
+    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_LT_OQ); }                                       \
+    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_NLT_UQ); }                                  \
+    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return _mm256_cmp_##ps(a, b, _CMP_EQ_OQ); }                                       \
+    SA_VERB m##t v##t##_both(m##t a, m##t b) { return _mm256_and_##ps(a, b); }                                                 \
+    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return _mm256_blendv_##ps(no, yes, m); }                           \
+    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return _mm256_and_##ps(m, a); }                                          \
+    SA_VERB int v##t##_any(m##t m) { return _mm256_movemask_##ps(m) != 0; }
 
 #define SA_F32_LANES 8
-SA_VERB vf32 vf32_load(const float *p) { return _mm256_loadu_ps(p); }
-SA_VERB void vf32_store(float *p, vf32 a) { _mm256_storeu_ps(p, a); }
-SA_VERB vf32 vf32_load_n(const float *p, int n) { return _mm256_maskload_ps(p, sa_avx2_prefix32(n)); }
-SA_VERB void vf32_store_n(float *p, vf32 a, int n) { _mm256_maskstore_ps(p, sa_avx2_prefix32(n), a); }
-SA_VERB vf32 vf32_set1(float x) { return _mm256_set1_ps(x); }
-SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm256_fmadd_ps(a, b, c); }
-SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return _mm256_max_ps(a, b); }
-SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return _mm256_min_ps(a, b); }
-SA_VERB vf32 vf32_abs(vf32 a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-SA_VERB vf32 vf32_sqrt(vf32 a) { return _mm256_sqrt_ps(a); }
-SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) {
-    const __m256 sign = _mm256_set1_ps(-0.0f);
-    return _mm256_or_ps(_mm256_andnot_ps(sign, a), _mm256_and_ps(sign, s));
-}
-SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
-SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
-SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
-SA_VERB mf32 vf32_both(mf32 a, mf32 b) { return _mm256_and_ps(a, b); }
-SA_VERB vf32 vf32_select(mf32 m, vf32 yes, vf32 no) { return _mm256_blendv_ps(no, yes, m); }
-SA_VERB vf32 vf32_zero_unless(mf32 m, vf32 a) { return _mm256_and_ps(m, a); }
-SA_VERB int vf32_any(mf32 m) { return _mm256_movemask_ps(m) != 0; }
+SA_AVX2_VERBS(f32, float, ps)
 SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     __m256i a = _mm256_loadu_si256((const __m256i *)w);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(a, _mm256_set1_epi32((int)t)), a));
@@ -100,27 +104,7 @@ SA_VERB vf32 vf32_odd_bf16(const void *p) {
 SA_VERB vf32 vf32_load_f16(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
 #define SA_F64_LANES 4
-SA_VERB vf64 vf64_load(const double *p) { return _mm256_loadu_pd(p); }
-SA_VERB void vf64_store(double *p, vf64 a) { _mm256_storeu_pd(p, a); }
-SA_VERB vf64 vf64_load_n(const double *p, int n) { return _mm256_maskload_pd(p, sa_avx2_prefix64(n)); }
-SA_VERB void vf64_store_n(double *p, vf64 a, int n) { _mm256_maskstore_pd(p, sa_avx2_prefix64(n), a); }
-SA_VERB vf64 vf64_set1(double x) { return _mm256_set1_pd(x); }
-SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm256_fmadd_pd(a, b, c); }
-SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return _mm256_max_pd(a, b); }
-SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return _mm256_min_pd(a, b); }
-SA_VERB vf64 vf64_abs(vf64 a) { return _mm256_andnot_pd(_mm256_set1_pd(-0.0), a); }
-SA_VERB vf64 vf64_sqrt(vf64 a) { return _mm256_sqrt_pd(a); }
-SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) {
-    const __m256d sign = _mm256_set1_pd(-0.0);
-    return _mm256_or_pd(_mm256_andnot_pd(sign, a), _mm256_and_pd(sign, s));
-}
-SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
-SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_NLT_UQ); }
-SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return _mm256_cmp_pd(a, b, _CMP_EQ_OQ); }
-SA_VERB mf64 vf64_both(mf64 a, mf64 b) { return _mm256_and_pd(a, b); }
-SA_VERB vf64 vf64_select(mf64 m, vf64 yes, vf64 no) { return _mm256_blendv_pd(no, yes, m); }
-SA_VERB vf64 vf64_zero_unless(mf64 m, vf64 a) { return _mm256_and_pd(m, a); }
-SA_VERB int vf64_any(mf64 m) { return _mm256_movemask_pd(m) != 0; }
+SA_AVX2_VERBS(f64, double, pd)
 SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
     __m128i a = _mm_loadu_si128((const __m128i *)w);
     return _mm256_castsi256_pd(_mm256_cvtepi32_epi64(_mm_cmpeq_epi32(_mm_max_epu32(a, _mm_set1_epi32((int)t)), a)));

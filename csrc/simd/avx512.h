@@ -8,25 +8,31 @@ typedef __mmask16 mf32;
 typedef __mmask8 mf64;
 typedef __m512i vu32;
 
+/* What is one instruction for both types: t is f32 or f64, ps or pd what its names end in. */
+#define SA_AVX512_VERBS(t, real, ps)                                                                                           \
+    SA_VERB v##t v##t##_load(const real *p) { return _mm512_loadu_##ps(p); }                                                   \
+    SA_VERB void v##t##_store(real *p, v##t a) { _mm512_storeu_##ps(p, a); }                                                   \
+    SA_VERB v##t v##t##_load_n(const real *p, int n) { return _mm512_maskz_loadu_##ps((m##t)((1u << n) - 1), p); }             \
+    SA_VERB void v##t##_store_n(real *p, v##t a, int n) { _mm512_mask_storeu_##ps(p, (m##t)((1u << n) - 1), a); }              \
+    SA_VERB v##t v##t##_set1(real x) { return _mm512_set1_##ps(x); }                                                           \
+    SA_VERB v##t v##t##_fma(v##t a, v##t b, v##t c) { return _mm512_fmadd_##ps(a, b, c); }                                     \
+    SA_VERB v##t v##t##_max(v##t a, v##t b) { return _mm512_max_##ps(a, b); }                                                  \
+    SA_VERB v##t v##t##_min(v##t a, v##t b) { return _mm512_min_##ps(a, b); }                                                  \
+    SA_VERB v##t v##t##_abs(v##t a) { return _mm512_abs_##ps(a); }                                                             \
+    SA_VERB v##t v##t##_sqrt(v##t a) { return _mm512_sqrt_##ps(a); }                                                           \
+    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                             \
+        return _mm512_or_##ps(_mm512_abs_##ps(a), _mm512_and_##ps(s, _mm512_set1_##ps(-(real)0.0)));                           \
+    }                                                                                                                          \
+    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_LT_OQ); }                                \
+    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_NLT_UQ); }                           \
+    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return _mm512_cmp_##ps##_mask(a, b, _CMP_EQ_OQ); }                                \
+    SA_VERB m##t v##t##_both(m##t a, m##t b) { return (m##t)(a & b); }                                                         \
+    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return _mm512_mask_blend_##ps(m, no, yes); }                       \
+    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return _mm512_maskz_mov_##ps(m, a); }                                    \
+    SA_VERB int v##t##_any(m##t m) { return m != 0; }
+
 #define SA_F32_LANES 16
-SA_VERB vf32 vf32_load(const float *p) { return _mm512_loadu_ps(p); }
-SA_VERB void vf32_store(float *p, vf32 a) { _mm512_storeu_ps(p, a); }
-SA_VERB vf32 vf32_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p); }
-SA_VERB void vf32_store_n(float *p, vf32 a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a); }
-SA_VERB vf32 vf32_set1(float x) { return _mm512_set1_ps(x); }
-SA_VERB vf32 vf32_fma(vf32 a, vf32 b, vf32 c) { return _mm512_fmadd_ps(a, b, c); }
-SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return _mm512_max_ps(a, b); }
-SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return _mm512_min_ps(a, b); }
-SA_VERB vf32 vf32_abs(vf32 a) { return _mm512_abs_ps(a); }
-SA_VERB vf32 vf32_sqrt(vf32 a) { return _mm512_sqrt_ps(a); }
-SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) { return _mm512_or_ps(_mm512_abs_ps(a), _mm512_and_ps(s, _mm512_set1_ps(-0.0f))); }
-SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
-SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
-SA_VERB mf32 vf32_both(mf32 a, mf32 b) { return (mf32)(a & b); }
-SA_VERB vf32 vf32_select(mf32 m, vf32 yes, vf32 no) { return _mm512_mask_blend_ps(m, no, yes); }
-SA_VERB vf32 vf32_zero_unless(mf32 m, vf32 a) { return _mm512_maskz_mov_ps(m, a); }
-SA_VERB int vf32_any(mf32 m) { return m != 0; }
+SA_AVX512_VERBS(f32, float, ps)
 SA_VERB mf32 vf32_words_ge(const uint32_t *w, uint32_t t) {
     return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int)t));
 }
@@ -153,24 +159,7 @@ SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
 }
 
 #define SA_F64_LANES 8
-SA_VERB vf64 vf64_load(const double *p) { return _mm512_loadu_pd(p); }
-SA_VERB void vf64_store(double *p, vf64 a) { _mm512_storeu_pd(p, a); }
-SA_VERB vf64 vf64_load_n(const double *p, int n) { return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p); }
-SA_VERB void vf64_store_n(double *p, vf64 a, int n) { _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), a); }
-SA_VERB vf64 vf64_set1(double x) { return _mm512_set1_pd(x); }
-SA_VERB vf64 vf64_fma(vf64 a, vf64 b, vf64 c) { return _mm512_fmadd_pd(a, b, c); }
-SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return _mm512_max_pd(a, b); }
-SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return _mm512_min_pd(a, b); }
-SA_VERB vf64 vf64_abs(vf64 a) { return _mm512_abs_pd(a); }
-SA_VERB vf64 vf64_sqrt(vf64 a) { return _mm512_sqrt_pd(a); }
-SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) { return _mm512_or_pd(_mm512_abs_pd(a), _mm512_and_pd(s, _mm512_set1_pd(-0.0))); }
-SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
-SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ); }
-SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }
-SA_VERB mf64 vf64_both(mf64 a, mf64 b) { return (mf64)(a & b); }
-SA_VERB vf64 vf64_select(mf64 m, vf64 yes, vf64 no) { return _mm512_mask_blend_pd(m, no, yes); }
-SA_VERB vf64 vf64_zero_unless(mf64 m, vf64 a) { return _mm512_maskz_mov_pd(m, a); }
-SA_VERB int vf64_any(mf64 m) { return m != 0; }
+SA_AVX512_VERBS(f64, double, pd)
 SA_VERB mf64 vf64_words_ge(const uint32_t *w, uint32_t t) {
     return _mm256_cmpge_epu32_mask(_mm256_loadu_si256((const __m256i *)w), _mm256_set1_epi32((int)t));
 }

@@ -8,38 +8,42 @@ typedef int32_t mf32 __attribute__((vector_size(16)));
 typedef int64_t mf64 __attribute__((vector_size(16)));
 typedef uint32_t vu32 __attribute__((vector_size(16)));
 
+/* What is written alike for both types: t is f32 or f64. */
+#define SA_VEC128_VERBS(t, real)                                                                                               \
+    SA_VERB v##t v##t##_load(const real *p) {                                                                                  \
+        v##t a;                                                                                                                \
+        memcpy(&a, p, sizeof a);                                                                                               \
+        return a;                                                                                                              \
+    }                                                                                                                          \
+    SA_VERB void v##t##_store(real *p, v##t a) { memcpy(p, &a, sizeof a); }                                                    \
+    SA_VERB v##t v##t##_load_n(const real *p, int n) {                                                                         \
+        v##t a = {0};                                                                                                          \
+        for (int i = 0; i < n; ++i) {                                                                                          \
+            a[i] = p[i];                                                                                                       \
+        }                                                                                                                      \
+        return a;                                                                                                              \
+    }                                                                                                                          \
+    SA_VERB void v##t##_store_n(real *p, v##t a, int n) {                                                                      \
+        for (int i = 0; i < n; ++i) {                                                                                          \
+            p[i] = a[i];                                                                                                       \
+        }                                                                                                                      \
+    }                                                                                                                          \
+    SA_VERB m##t v##t##_lt(v##t a, v##t b) { return (m##t)(a < b); }                                                           \
+    SA_VERB m##t v##t##_not_lt(v##t a, v##t b) { return ~(m##t)(a < b); }                                                      \
+    SA_VERB m##t v##t##_eq(v##t a, v##t b) { return (m##t)(a == b); }                                                          \
+    SA_VERB m##t v##t##_both(m##t a, m##t b) { return a & b; }                                                                 \
+    SA_VERB v##t v##t##_select(m##t m, v##t yes, v##t no) { return (v##t)((m & (m##t)yes) | (~m & (m##t)no)); }                \
+    SA_VERB v##t v##t##_zero_unless(m##t m, v##t a) { return (v##t)(m & (m##t)a); }                                            \
+    SA_VERB v##t v##t##_copysign(v##t a, v##t s) {                                                                             \
+        const m##t sign = (m##t)v##t##_set1(-(real)0.0);                                                                       \
+        return (v##t)((~sign & (m##t)a) | (sign & (m##t)s));                                                                   \
+    }
+
 #define SA_F32_LANES 4
-SA_VERB vf32 vf32_load(const float *p) {
-    vf32 a;
-    memcpy(&a, p, sizeof a);
-    return a;
-}
-SA_VERB void vf32_store(float *p, vf32 a) { memcpy(p, &a, sizeof a); }
-SA_VERB vf32 vf32_load_n(const float *p, int n) {
-    vf32 a = {0};
-    for (int i = 0; i < n; ++i) {
-        a[i] = p[i];
-    }
-    return a;
-}
-SA_VERB void vf32_store_n(float *p, vf32 a, int n) {
-    for (int i = 0; i < n; ++i) {
-        p[i] = a[i];
-    }
-}
 SA_VERB vf32 vf32_set1(float x) { return (vf32){x, x, x, x}; }
-SA_VERB mf32 vf32_lt(vf32 a, vf32 b) { return (mf32)(a < b); }
-SA_VERB mf32 vf32_not_lt(vf32 a, vf32 b) { return ~(mf32)(a < b); }
-SA_VERB mf32 vf32_eq(vf32 a, vf32 b) { return (mf32)(a == b); }
-SA_VERB mf32 vf32_both(mf32 a, mf32 b) { return a & b; }
-SA_VERB vf32 vf32_select(mf32 m, vf32 yes, vf32 no) { return (vf32)((m & (mf32)yes) | (~m & (mf32)no)); }
-SA_VERB vf32 vf32_zero_unless(mf32 m, vf32 a) { return (vf32)(m & (mf32)a); }
+SA_VEC128_VERBS(f32, float)
 SA_VERB int vf32_any(mf32 m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 SA_VERB vf32 vf32_abs(vf32 a) { return (vf32)((mf32)a & 0x7fffffff); }
-SA_VERB vf32 vf32_copysign(vf32 a, vf32 s) {
-    const mf32 sign = (mf32)vf32_set1(-0.0f);
-    return (vf32)((~sign & (mf32)a) | (sign & (mf32)s));
-}
 #if defined(SA_VEC128_SSE2)
 SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return (vf32)_mm_max_ps((__m128)a, (__m128)b); }
 SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return (vf32)_mm_min_ps((__m128)a, (__m128)b); }
@@ -109,37 +113,10 @@ SA_VERB vf32 vf32_load_f16(const void *p) {
 #endif
 
 #define SA_F64_LANES 2
-SA_VERB vf64 vf64_load(const double *p) {
-    vf64 a;
-    memcpy(&a, p, sizeof a);
-    return a;
-}
-SA_VERB void vf64_store(double *p, vf64 a) { memcpy(p, &a, sizeof a); }
-SA_VERB vf64 vf64_load_n(const double *p, int n) {
-    vf64 a = {0};
-    for (int i = 0; i < n; ++i) {
-        a[i] = p[i];
-    }
-    return a;
-}
-SA_VERB void vf64_store_n(double *p, vf64 a, int n) {
-    for (int i = 0; i < n; ++i) {
-        p[i] = a[i];
-    }
-}
 SA_VERB vf64 vf64_set1(double x) { return (vf64){x, x}; }
-SA_VERB mf64 vf64_lt(vf64 a, vf64 b) { return (mf64)(a < b); }
-SA_VERB mf64 vf64_not_lt(vf64 a, vf64 b) { return ~(mf64)(a < b); }
-SA_VERB mf64 vf64_eq(vf64 a, vf64 b) { return (mf64)(a == b); }
-SA_VERB mf64 vf64_both(mf64 a, mf64 b) { return a & b; }
-SA_VERB vf64 vf64_select(mf64 m, vf64 yes, vf64 no) { return (vf64)((m & (mf64)yes) | (~m & (mf64)no)); }
-SA_VERB vf64 vf64_zero_unless(mf64 m, vf64 a) { return (vf64)(m & (mf64)a); }
+SA_VEC128_VERBS(f64, double)
 SA_VERB int vf64_any(mf64 m) { return (m[0] | m[1]) != 0; }
 SA_VERB vf64 vf64_abs(vf64 a) { return (vf64)((mf64)a & INT64_MAX); }
-SA_VERB vf64 vf64_copysign(vf64 a, vf64 s) {
-    const mf64 sign = (mf64)vf64_set1(-0.0);
-    return (vf64)((~sign & (mf64)a) | (sign & (mf64)s));
-}
 #if defined(SA_VEC128_SSE2)
 SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return (vf64)_mm_max_pd((__m128d)a, (__m128d)b); }
 SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return (vf64)_mm_min_pd((__m128d)a, (__m128d)b); }

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "kernels/kernels.h"
 
@@ -37,6 +38,10 @@ double element_get(const char *p, sa_dtype dtype, bool swapped);
 void element_set(char *p, sa_dtype dtype, bool swapped, double x); /* to nearest even */
 double unit_roundoff(sa_dtype dtype);
 void *dirty_memory(size_t size); /* 64-byte aligned; floats are NaN */
+
+/* A local pointer whose memory is freed where it ends. */
+#define OWNED __attribute__((cleanup(free_owned)))
+static inline void free_owned(void *pointer) { free(*(void **)pointer); }
 
 /* Layouts; flags combine. */
 enum {

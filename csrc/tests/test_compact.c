@@ -270,10 +270,11 @@ static void draw_row(float *x, ptrdiff_t n, int kind, random_source *random) {
 static void try_rounding(ptrdiff_t n) {
     random_source random = {(uint64_t)n};
     const ptrdiff_t stride = sa_ceil_div(n + 1, LINE) * LINE;
-    float *x = dirty_memory((size_t)(ALL_KINDS * n) * sizeof *x);
-    uint8_t *to = dirty_memory((size_t)(ALL_KINDS * stride)), *q = dirty_memory((size_t)stride);
+    OWNED float *x = dirty_memory((size_t)(ALL_KINDS * n) * sizeof *x);
+    OWNED uint8_t *to = dirty_memory((size_t)(ALL_KINDS * stride)), *q = dirty_memory((size_t)stride);
     const ptrdiff_t groups = groups_of(n);
-    sa_rounded *row = dirty_memory((size_t)(ALL_KINDS * groups) * sizeof *row), right[MOST_GROUPS];
+    OWNED sa_rounded *row = dirty_memory((size_t)(ALL_KINDS * groups) * sizeof *row);
+    sa_rounded right[MOST_GROUPS];
     for (int kind = 0; kind < ALL_KINDS; ++kind) {
         draw_row(x + kind * n, n, kind, &random);
     }
@@ -291,10 +292,6 @@ static void try_rounding(ptrdiff_t n) {
         }
         CHECK(memcmp(q, to + kind * stride, (size_t)stride) == 0, "a row of %td, kind %d: wrong bytes", n, kind);
     }
-    free(x);
-    free(to);
-    free(q);
-    free(row);
 }
 
 /* ---- tables -------------------------------------------------------------------------------------------------------------- */
@@ -303,13 +300,14 @@ static void try_rounding(ptrdiff_t n) {
 static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
     enum { ROWS = 5, VOCABULARY = 9 };
     random_source random = {(uint64_t)d};
-    int8_t *numbers = dirty_memory((size_t)(VOCABULARY * d));
-    uint16_t *halves = dirty_memory((size_t)(VOCABULARY * d) * sizeof *halves);
+    OWNED int8_t *numbers = dirty_memory((size_t)(VOCABULARY * d));
+    OWNED uint16_t *halves = dirty_memory((size_t)(VOCABULARY * d) * sizeof *halves);
     const ptrdiff_t groups = groups_of(d);
-    float *whole = dirty_memory((size_t)(VOCABULARY * d) * sizeof *whole);
-    float *scale = dirty_memory((size_t)(VOCABULARY * groups) * sizeof *scale);
-    float *more = dirty_memory((size_t)d * sizeof *more), *places = dirty_memory((size_t)(ROWS * d) * sizeof *places);
-    float *got = dirty_memory((size_t)(ROWS * d) * sizeof *got), *right = dirty_memory((size_t)(ROWS * d) * sizeof *right);
+    OWNED float *whole = dirty_memory((size_t)(VOCABULARY * d) * sizeof *whole);
+    OWNED float *scale = dirty_memory((size_t)(VOCABULARY * groups) * sizeof *scale);
+    OWNED float *more = dirty_memory((size_t)d * sizeof *more), *places = dirty_memory((size_t)(ROWS * d) * sizeof *places);
+    OWNED float *got = dirty_memory((size_t)(ROWS * d) * sizeof *got),
+                *right = dirty_memory((size_t)(ROWS * d) * sizeof *right);
     static const int64_t ids[ROWS] = {8, 0, 3, 3, 7};
     for (ptrdiff_t i = 0; i < VOCABULARY * d; ++i) {
         float *own = scale + i / d * groups + i % d / SA_GROUP;
@@ -326,14 +324,6 @@ static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
     sa_kernels_active()->f32.look_up(whole, always ? more : NULL, positions ? places : NULL, ids, ROWS, d, right);
     CHECK(memcmp(got, right, (size_t)(ROWS * d) * sizeof *got) == 0, "rows of %td looked up in %s", d,
           int8 ? "int8" : "bfloat16");
-    free(numbers);
-    free(halves);
-    free(whole);
-    free(scale);
-    free(more);
-    free(places);
-    free(got);
-    free(right);
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------ */
@@ -427,11 +417,10 @@ static void product_free(product *m) {
 /* One thread takes all rows, as a part of the transformer does. */
 static void run_by_share(const sa_linear *l) {
     const sa_cut cut = sa_cut_product(l, l->in, 2, true);
-    void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
+    OWNED void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
     for (ptrdiff_t t = sa_linear_tasks(l, &cut) - 1; t >= 0; --t) {
         sa_linear_task(l, &cut, t, scratch);
     }
-    free(scratch);
 }
 
 static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int threads) {
@@ -446,9 +435,8 @@ static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int thre
     for (int which = 0; which < l->count; ++which) {
         some.y[which] += row * l->out[which] * (ptrdiff_t)sizeof(float);
     }
-    void *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&some, threads, false, false));
+    OWNED void *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&some, threads, false, false));
     sa_linear_forward(&some, threads, scratch);
-    free(scratch);
 }
 
 /* `piece` rows at a time; 0: by part. The results of all parts, behind which nothing is written. */
@@ -561,10 +549,10 @@ static void compare(const product *m, const float *results) {
     const product_shape *s = &m->shape;
     ptrdiff_t wrong = 0, first = -1;
     double kept_first = 0;
-    uint8_t *q = dirty_memory((size_t)s->in + 1);
+    OWNED uint8_t *q = dirty_memory((size_t)s->in + 1);
     for (int which = 0; which < s->count; ++which) {
         const ptrdiff_t out = s->out[which];
-        float *kept = dirty_memory((size_t)(s->rows * out) * sizeof *kept);
+        OWNED float *kept = dirty_memory((size_t)(s->rows * out) * sizeof *kept);
         for (ptrdiff_t i = 0; i < s->rows * out; ++i) {
             kept[i] = 1;
         }
@@ -584,14 +572,12 @@ static void compare(const product *m, const float *results) {
             }
         }
         results += s->rows * out;
-        free(kept);
     }
     CHECK(wrong == 0,
           "product of %d bits, %td rows of %td to %d parts of %td…, bias %d, activation %d, dropout %g: %td wrong, "
           "element %td is %g",
           s->kind == SA_WEIGHTS_INT8 ? 8 : 16, s->rows, s->in, s->count, s->out[0], s->bias, s->activation, s->dropout, wrong,
           first, kept_first);
-    free(q);
 }
 
 /* Returns the results, which have the same bits in any cut. */
@@ -603,11 +589,10 @@ static float *try_ways(const product *m) {
     float *results = product_run(m, PTRDIFF_MAX, 1);
     compare(m, results);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; ++i) {
-        float *others = product_run(m, ways[i].piece, ways[i].threads);
+        OWNED float *others = product_run(m, ways[i].piece, ways[i].threads);
         CHECK(memcmp(results, others, (size_t)m->results * sizeof *results) == 0,
               "product of kind %d, %td rows of %td to %td…: way %zu differs", m->shape.kind, m->shape.rows, m->shape.in,
               m->shape.out[0], i);
-        free(others);
     }
     return results;
 }
@@ -679,17 +664,15 @@ static void try_odd_rows(const product_shape *shape) {
     for (int kind = 0; kind < ALL_KINDS; ++kind) {
         draw_row(m.x + (1 + 2 * kind) * in, in, kind, &random);
     }
-    float *results = try_ways(&m);
+    OWNED float *results = try_ways(&m);
     for (int kind = 0; kind < ALL_KINDS; ++kind) {
         draw_row(m.x + (1 + 2 * kind) * in, in, PLAIN_ROW, &random);
     }
-    float *others = product_run(&m, PTRDIFF_MAX, 1);
+    OWNED float *others = product_run(&m, PTRDIFF_MAX, 1);
     for (ptrdiff_t r = 0; r < shape->rows; r += 2) {
         CHECK(memcmp(results + r * out, others + r * out, (size_t)out * sizeof *results) == 0,
               "product of kind %d, %td to %td: row %td changes with its neighbour", shape->kind, in, out, r);
     }
-    free(results);
-    free(others);
     product_free(&m);
 }
 
@@ -722,7 +705,7 @@ static void try_bits(void) {
     for (int kind = 0; kind < FINITE_KINDS; ++kind) {
         draw_row(m.x + 2 * kind * shape.in, shape.in, kind, &random);
     }
-    float *results = product_run(&m, PTRDIFF_MAX, 1);
+    OWNED float *results = product_run(&m, PTRDIFF_MAX, 1);
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (ptrdiff_t i = 0; i < m.results; ++i) {
         uint32_t bits;
@@ -732,7 +715,6 @@ static void try_bits(void) {
     if (strcmp(isa, "generic") != 0 && strcmp(isa, "baseline") != 0) {
         CHECK(hash == UINT64_C(0xc1b1885814763ad8), "the bits of an int8 product are %#llx here", (unsigned long long)hash);
     }
-    free(results);
     product_free(&m);
 }
 

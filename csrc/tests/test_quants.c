@@ -96,7 +96,7 @@ static void try_numbers(sa_quant_type type, bool hostile) {
     weights w;
     weights_make(&w, type, out, sa_quant_shape_of(type)->numbers == 1 ? 96 : 3, hostile, &random);
     const ptrdiff_t in = w.w.in;
-    float *row = dirty_memory((size_t)in * sizeof *row), *rows = dirty_memory((size_t)(2 * in) * sizeof *rows);
+    OWNED float *row = dirty_memory((size_t)in * sizeof *row), *rows = dirty_memory((size_t)(2 * in) * sizeof *rows);
     ptrdiff_t wrong = 0;
     for (ptrdiff_t c = 0; c < out; ++c) {
         sa_quants_row(&w.w, c, row);
@@ -111,8 +111,6 @@ static void try_numbers(sa_quant_type type, bool hostile) {
         wrong += !same((double)rows[i], (double)(row[i] + row[i]));
     }
     CHECK(wrong == 0, "%s: %td wrong numbers looked up", sa_quant_shape_of(type)->name, wrong);
-    free(row);
-    free(rows);
     weights_free(&w);
 }
 
@@ -120,9 +118,8 @@ static float *multiply(const sa_linear *l, int threads) {
     sa_linear own = *l;
     float *y = dirty_memory((size_t)(l->rows * l->out[0] + 1) * sizeof *y);
     own.y[0] = (char *)y;
-    char *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&own, threads, false, false) + 1);
+    OWNED char *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&own, threads, false, false) + 1);
     sa_linear_forward(&own, threads, scratch);
-    free(scratch);
     return y;
 }
 
@@ -132,7 +129,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
     weights w;
     weights_make(&w, type, out, quants, hostile, &random);
     const ptrdiff_t in = w.w.in;
-    float *x = dirty_memory((size_t)(rows * in + 1) * sizeof *x);
+    OWNED float *x = dirty_memory((size_t)(rows * in + 1) * sizeof *x);
     for (ptrdiff_t i = 0; i < rows * in; ++i) {
         x[i] = (float)random_between(&random, -1, 1);
     }
@@ -145,15 +142,15 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
                          .out = {out},
                          .weight = {(const char *)&w.w},
                          .x = (const char *)x};
-    float *y = multiply(&l, 1), *shared = multiply(&l, 3);
+    OWNED float *y = multiply(&l, 1), *shared = multiply(&l, 3);
     ptrdiff_t bad = 0;
     double worst = 0;
     for (ptrdiff_t r = 0; r < rows; ++r) {
         sa_linear alone = l;
         alone.rows = 1;
         alone.x = (const char *)(x + r * in);
-        float *own = multiply(&alone, 1);
-        double *off = calloc((size_t)in + 1, sizeof *off); /* what each number's factor may add */
+        OWNED float *own = multiply(&alone, 1);
+        OWNED double *off = calloc((size_t)in + 1, sizeof *off); /* what each number's factor may add */
         for (ptrdiff_t i = 0; i < in; ++i) {
             double largest = 0; /* of 32 */
             for (ptrdiff_t k = i / 32 * 32; gemv && k < in && k < i / 32 * 32 + 32; ++k) {
@@ -173,14 +170,9 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
                 worst = fmax(worst, fabs(got - sum) / (error + 1e-30));
             }
         }
-        free(own);
-        free(off);
     }
     CHECK(bad == 0 && worst <= 1, "%s, %td x %td x %td, decoding %d, hostile %d: %td wrong bits, off by %g bounds",
           sa_quant_shape_of(type)->name, rows, out, in, gemv, hostile, bad, worst);
-    free(y);
-    free(shared);
-    free(x);
     weights_free(&w);
 }
 

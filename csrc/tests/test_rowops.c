@@ -98,7 +98,7 @@ static void rows_run(live_rows *c, int threads) {
     sa_row_plan plan;
     CHECK(sa_row_make_plan(&c->call, threads, &plan) == SA_OK, "plan");
     const size_t bytes = plan.shared_bytes + (size_t)plan.threads * plan.scratch_bytes;
-    void *scratch = NULL;
+    OWNED void *scratch = NULL;
     if (bytes > 0) {
         CHECK(posix_memalign(&scratch, 64, bytes) == 0, "memory");
         memset(scratch, 0xff, bytes);
@@ -106,7 +106,6 @@ static void rows_run(live_rows *c, int threads) {
     memset(c->dweight, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
     memset(c->dbias, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
     sa_row_run(&c->call, &plan, scratch);
-    free(scratch);
 }
 
 /* ---- the closed forms ---------------------------------------------------------------------------------------------- */
@@ -211,7 +210,7 @@ static void try_rows(const row_case *t, const char *title) {
     live_rows c;
     const size_t all = (size_t)(t->rows * t->n), n = (size_t)t->n;
     rows_make(&c, t, 7);
-    double *memory = calloc(2 * all + 4 * n, sizeof *memory);
+    OWNED double *memory = calloc(2 * all + 4 * n, sizeof *memory);
     const row_truth to = {
         memory, memory + all, memory + 2 * all, memory + 2 * all + n, memory + 2 * all + 2 * n, memory + 2 * all + 3 * n};
     for (ptrdiff_t i = 0; i < t->rows; ++i) {
@@ -222,13 +221,11 @@ static void try_rows(const row_case *t, const char *title) {
     CHECK(array_margins_intact(&c.out), "%s: written beside the output", title);
     array_remember(&c.out);
     const size_t bytes = n * sa_itemsize(c.parameter_dtype);
-    char *kept = malloc(bytes + 1);
+    OWNED char *kept = malloc(bytes + 1);
     memcpy(kept, c.dweight, bytes);
     rows_run(&c, 3);
     CHECK(array_unchanged(&c.out) && memcmp(kept, c.dweight, bytes) == 0, "%s of %s: the threads change bits", title,
           kind_names[t->kind]);
-    free(kept);
-    free(memory);
     rows_free(&c);
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "drivers/compact.h"
 #include "drivers/transformer_tasks.h"
 #include "tests/test.h"
 
@@ -53,9 +54,9 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     random_source random = {(uint64_t)(m * 1000 + n * 10 + width)};
     const ptrdiff_t a_rows = kind == TN ? n : m, a_columns = kind == TN ? m : n;
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
-    void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
-    void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * sa_element_size(f64) + 1);
-    void *scratch = dirty_memory(kernels->matmul_scratch(m, d));
+    OWNED void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
+    OWNED void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * sa_element_size(f64) + 1);
+    OWNED void *scratch = dirty_memory(kernels->matmul_scratch(m, d));
     memcpy(before, c, (size_t)(m * c_stride) * sa_element_size(f64));
     const bool adds = kind != TN || m % 2 == 1;
     const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, .adds = adds, .far = m % 3 == 1};
@@ -75,11 +76,6 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     const double bound = (double)(n + 2) * sqrt((double)(n + 2)) * (f64 ? 2.3e-16 : 1.2e-7);
     CHECK(worst <= bound, "product %d, %td x %td x %td, float%d: off by %g, more than %g", kind, m, n, width, f64 ? 64 : 32,
           worst, bound);
-    free(a);
-    free(b);
-    free(c);
-    free(before);
-    free(scratch);
 }
 
 /* An operand still split in the scratch gives the same bits. Numbers that cannot be split spoil no other row or column. */
@@ -90,11 +86,11 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     }
     random_source random = {(uint64_t)(m + n + width)};
     const ptrdiff_t a_stride = kind == TN ? m : n, b_stride = kind == NT ? n : width;
-    float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
-          *other = draw(n * (m + width), false, &random);
+    OWNED float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
+                *other = draw(n * (m + width), false, &random);
     float *c[3];
     sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, .adds = false};
-    void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
+    OWNED void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
     for (int run = 0; run < 3; ++run) { /* plain, after another product, with odd numbers */
         if (run == 2) {
@@ -136,19 +132,15 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     for (int run = 0; run < 3; ++run) {
         free(c[run]);
     }
-    free(a);
-    free(b);
-    free(other);
-    free(scratch);
 }
 
 /* Without rows there is nothing to do, but gradients of parameters are zeros. */
 static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
     random_source random = {1};
-    void *weight = draw(out * in, f64, &random), *dweight = dirty_memory((size_t)(out * in) * sa_element_size(f64));
+    OWNED void *weight = draw(out * in, f64, &random), *dweight = dirty_memory((size_t)(out * in) * sa_element_size(f64));
     const sa_linear l = {.f64 = f64, .in = in, .count = 1, .out = {out}, .weight = {weight}, .x = weight, .y = {dweight}};
     const sa_linear_gradients g = {.l = &l, .dy = {weight}, .dx = dweight, .dweight = {dweight}};
-    void *scratch = dirty_memory(sa_linear_scratch(&l, 1, false, true));
+    OWNED void *scratch = dirty_memory(sa_linear_scratch(&l, 1, false, true));
     sa_linear_forward(&l, 1, scratch);
     sa_linear_backward(&g, 1, scratch);
     double most = 0;
@@ -156,9 +148,6 @@ static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
         most = fabs(get(dweight, f64, i)) <= most ? most : INFINITY;
     }
     CHECK(most == 0, "no rows, %td x %td: a gradient is not 0", out, in);
-    free(weight);
-    free(dweight);
-    free(scratch);
 }
 
 /* ---- the model ---------------------------------------------------------------------------------------------------------- */
@@ -290,26 +279,27 @@ static void model_free(model *m) {
     free(m->ids);
 }
 
-static ptrdiff_t outputs_of(const model *m) { return (m->e.pooling == SA_EACH_ROW ? m->e.tokens : m->e.sequences) * m->e.d; }
+static ptrdiff_t transformer_outputs(const sa_transformer *e) {
+    return (e->pooling == SA_EACH_ROW ? e->tokens : e->sequences) * e->d;
+}
 
-/* As many threads even for small cases, by parts or by tasks of phases. */
-static void *run_forward(const model *m, int threads, bool by_shares, void **saved) {
+/* As many threads even for small cases, by shares or by tasks of phases. Returns the outputs. */
+static void *transformer_run(const sa_transformer *e, int threads, bool by_shares, void **saved) {
     sa_transformer_plan plan;
-    CHECK(sa_transformer_make_plan(&m->e, saved != NULL, 1, &plan) == SA_OK, "a plan");
+    CHECK(sa_transformer_make_plan(e, saved != NULL, 1, &plan) == SA_OK, "a plan");
     const size_t attention = plan.scratch_bytes; /* more than a task's, with a cache */
     plan.threads = threads;
     plan.by_shares = by_shares;
     plan.far = threads == 3;
-    plan.layout = sa_layout_of(&m->e, by_shares && saved == NULL ? plan.share_rows : m->e.tokens, saved != NULL);
-    plan.scratch_bytes = plan.layout.bytes + attention + sa_transformer_scratch(&m->e, &plan, false);
-    plan.shared_bytes = plan.layout.bytes + (size_t)m->e.sequences * plan.partial_bytes;
-    void *out = dirty_memory((size_t)outputs_of(m) * sa_element_size(m->e.f64));
-    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes), *memory = NULL;
+    plan.layout = sa_layout_of(e, by_shares && saved == NULL ? plan.share_rows : e->tokens, saved != NULL);
+    plan.scratch_bytes = plan.layout.bytes + attention + sa_transformer_scratch(e, &plan, false);
+    plan.shared_bytes = plan.layout.bytes + (size_t)e->sequences * plan.partial_bytes;
+    void *out = dirty_memory((size_t)transformer_outputs(e) * sa_element_size(e->f64));
+    OWNED void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     if (saved != NULL) {
-        memory = *saved = dirty_memory(plan.saved_bytes);
+        *saved = dirty_memory(plan.saved_bytes);
     }
-    sa_transformer_forward(&m->e, &plan, out, memory, scratch);
-    free(scratch);
+    sa_transformer_forward(e, &plan, out, saved == NULL ? NULL : *saved, scratch);
     return out;
 }
 
@@ -333,9 +323,8 @@ static void run_backward(const model *m, const void *saved, const void *grad, in
     CHECK(sa_transformer_plan_backward(&m->e, 1 << 10, &plan) == SA_OK, "a plan");
     plan.threads = threads;
     plan.scratch_bytes = sa_transformer_scratch(&m->e, &plan, true);
-    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
+    OWNED void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_transformer_backward(&m->e, &g, &plan, saved, scratch);
-    free(scratch);
 }
 
 /* Output, then gradients. */
@@ -344,10 +333,9 @@ typedef struct {
 } results;
 
 static void run_both(const model *m, const void *grad, int threads, results *r) {
-    void *saved;
-    r->array[0] = run_forward(m, threads, threads == 1, &saved);
+    OWNED void *saved;
+    r->array[0] = transformer_run(&m->e, threads, threads == 1, &saved);
     run_backward(m, saved, grad, threads, r->array + 1);
-    free(saved);
 }
 
 static void results_free(const model *m, results *r) {
@@ -362,7 +350,7 @@ static void compare(const model *m, const results *got, const results *expected,
     const bool f64 = m->e.f64;
     double size = 1, before;
     for (int i = 0; i <= m->parameters; ++i) {
-        const ptrdiff_t n = i == 0 ? outputs_of(m) : m->size[i - 1];
+        const ptrdiff_t n = i == 0 ? transformer_outputs(&m->e) : m->size[i - 1];
         double worst = 0, most = 0;
         before = size;
         for (ptrdiff_t j = 0; j < n; ++j) {
@@ -384,15 +372,15 @@ static void try_model(const model_shape *shape) {
     model m;
     results expected, got[2];
     model_make(&m, shape, true);
-    const ptrdiff_t outputs = outputs_of(&m);
-    double *grad = draw_float32(outputs, true, &random);
+    const ptrdiff_t outputs = transformer_outputs(&m.e);
+    OWNED double *grad = draw_float32(outputs, true, &random);
     CHECK(sa_isa_set("generic") == SA_OK, "plain C");
     run_both(&m, grad, 1, &expected);
     CHECK(sa_isa_set(isa) == SA_OK, "and back");
     model_free(&m);
     for (int f64 = 0; f64 < 2; ++f64) {
         model_make(&m, shape, f64);
-        void *own_grad = malloc((size_t)outputs * sa_element_size(f64));
+        OWNED void *own_grad = malloc((size_t)outputs * sa_element_size(f64));
         for (ptrdiff_t i = 0; i < outputs; ++i) {
             put(own_grad, f64, i, grad[i]);
         }
@@ -405,8 +393,8 @@ static void try_model(const model_shape *shape) {
                          (size_t)m.size[i - 1] * sa_element_size(f64)) == 0,
                   "model of width %td, float%d: gradient %d differs between threads", shape->d, f64 ? 64 : 32, i);
         }
-        void *others[] = {run_forward(&m, 1, true, NULL), run_forward(&m, 3, true, NULL), run_forward(&m, 3, false, NULL),
-                          got[1].array[0]};
+        void *others[] = {transformer_run(&m.e, 1, true, NULL), transformer_run(&m.e, 3, true, NULL),
+                          transformer_run(&m.e, 3, false, NULL), got[1].array[0]};
         for (int way = 0; way < 4; ++way) {
             CHECK(memcmp(got[0].array[0], others[way], (size_t)outputs * sa_element_size(f64)) == 0,
                   "model of width %td, float%d: the bits of way %d differ", shape->d, f64 ? 64 : 32, way);
@@ -416,11 +404,9 @@ static void try_model(const model_shape *shape) {
         }
         results_free(&m, &got[0]);
         results_free(&m, &got[1]);
-        free(own_grad);
         model_free(&m);
     }
     results_free(&m, &expected);
-    free(grad);
 }
 
 /* ---- with a cache -------------------------------------------------------------------------------------------------------- */
@@ -448,13 +434,12 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
             part.e.longest = length > part.e.longest ? length : part.e.longest;
         }
         part.e.tokens = starts[count];
-        char *rows = run_forward(&part, threads, by_shares, NULL);
+        OWNED char *rows = transformer_run(&part.e, threads, by_shares, NULL);
         for (ptrdiff_t s = 0; s < count; ++s) {
             memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,
                    (size_t)((starts[s + 1] - starts[s]) * m->e.d * size));
             past[s] += starts[s + 1] - starts[s];
         }
-        free(rows);
     }
     free(part.e.cache.keys);
     free(part.e.cache.values);
@@ -465,9 +450,10 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
 static void try_cache(const model_shape *shape, bool f64) {
     model m;
     model_make(&m, shape, f64);
-    const ptrdiff_t n = outputs_of(&m);
+    const ptrdiff_t n = transformer_outputs(&m.e);
     const size_t bytes = (size_t)n * sa_element_size(f64);
-    void *expected = run_forward(&m, 1, true, NULL), *got[4];
+    OWNED void *expected = transformer_run(&m.e, 1, true, NULL);
+    void *got[4];
     for (int way = 0; way < 4; ++way) { /* alone at last */
         got[way] = dirty_memory(bytes);
         for (ptrdiff_t s = 0; s < (way < 3 ? 1 : shape->sequences); ++s) {
@@ -487,8 +473,162 @@ static void try_cache(const model_shape *shape, bool f64) {
     for (int way = 0; way < 4; ++way) {
         free(got[way]);
     }
-    free(expected);
     model_free(&m);
+}
+
+/* ---- with compact weights ------------------------------------------------------------------------------------------------ */
+
+/* A model's twin with compact weights, whose own weights become what these stand for. */
+typedef struct {
+    sa_transformer e;
+    sa_layer layer[MOST_LAYERS];
+    sa_compact compact[MOST_LAYERS][SA_LAYER_PARAMETERS];
+    void *owned[3 * MOST_LAYERS * SA_LAYER_PARAMETERS + 3];
+    int count;
+} compact_model;
+
+static void *own(compact_model *c, size_t bytes) { return c->owned[c->count++] = dirty_memory(bytes); }
+
+/* x (rows, columns) becomes numbers that int8 or bfloat16 hold. Returns these, and the scales of int8. */
+static char *round_numbers(compact_model *c, sa_weights kind, float *x, ptrdiff_t rows, ptrdiff_t columns, float **scales) {
+    const ptrdiff_t groups = sa_ceil_div(columns, SA_GROUP);
+    char *to = own(c, (size_t)(rows * columns) * 2);
+    *scales = own(c, (size_t)(rows * groups) * sizeof **scales);
+    for (ptrdiff_t g = 0; g < rows * groups; ++g) {
+        const ptrdiff_t row = g / groups * columns, from = row + g % groups * SA_GROUP;
+        const ptrdiff_t end = sa_smaller(row + columns, from + SA_GROUP);
+        float most = 0;
+        for (ptrdiff_t i = from; i < end; ++i) {
+            most = fmaxf(most, fabsf(x[i]));
+        }
+        const float scale = (*scales)[g] = most / 127;
+        for (ptrdiff_t i = from; i < end; ++i) {
+            if (kind == SA_WEIGHTS_INT8) {
+                const int8_t q = (int8_t)rintf(x[i] / scale);
+                to[i] = (char)q;
+                x[i] = scale * (float)q;
+            } else {
+                element_set(to + 2 * i, SA_BF16, false, (double)x[i]);
+                x[i] = (float)element_get(to + 2 * i, SA_BF16, false);
+            }
+        }
+    }
+    return to;
+}
+
+/* Attention without a norm after it, whose output replaces its input; two rows are multiplied as they are. */
+static void keep_attention_alone(model *m, compact_model *c) {
+    random_source random = {5};
+    float *rows = own(c, (size_t)(m->e.tokens * m->e.d) * sizeof *rows);
+    for (ptrdiff_t i = 0; i < m->e.tokens * m->e.d; ++i) {
+        rows[i] = (float)random_between(&random, -1, 1) * (i / m->e.d == 7 ? 1e-33f : i / m->e.d == 8 ? 1e-42f : 1);
+    }
+    m->e.rows = rows;
+    m->e.ids = NULL;
+    m->e.table = m->e.positions = m->e.first_norm.weight = m->e.final_norm.weight = NULL;
+    m->e.pooling = SA_EACH_ROW;
+    for (ptrdiff_t i = 0; i < m->e.layers; ++i) {
+        m->layer[i].norm_first = false;
+        m->layer[i].hidden = 0;
+        for (int which = SA_ATTENTION_NORM; which < SA_LAYER_PARAMETERS; ++which) {
+            m->layer[i].weight[which] = m->layer[i].bias[which] = NULL;
+        }
+    }
+}
+
+static void compact_make(compact_model *c, model *m, sa_weights kind, bool alone) {
+    float *scales;
+    c->count = 0;
+    if (alone) {
+        keep_attention_alone(m, c);
+    }
+    c->e = m->e;
+    c->e.layer = c->layer;
+    for (ptrdiff_t i = 0; i < m->e.layers; ++i) {
+        c->layer[i] = m->layer[i];
+        c->layer[i].weights = kind;
+        for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+            if (m->layer[i].weight[which] == NULL || which == SA_ATTENTION_NORM || which == SA_LAST_NORM) {
+                continue;
+            }
+            const int at = (int)(3 + OF_LAYER * i) + 2 * which;
+            const ptrdiff_t columns = which == SA_DOWN ? m->layer[i].hidden : m->e.d, rows = m->size[at] / columns;
+            float *x = m->parameter[at];
+            for (ptrdiff_t k = 0; k < m->size[at]; ++k) {
+                x[k] *= 2 / sqrtf((float)columns);
+            }
+            const char *numbers = round_numbers(c, kind, x, rows, columns, &scales);
+            char *panels = own(c, sa_compact_bytes(kind, rows, columns));
+            c->compact[i][which] = sa_compact_fill(kind, rows, columns, numbers, scales, panels);
+            c->layer[i].weight[which] = &c->compact[i][which];
+        }
+    }
+    if (!alone) {
+        c->e.table = round_numbers(c, kind, m->parameter[0], m->e.vocabulary, m->e.d, &scales);
+        c->e.table_kind = kind;
+        c->e.table_scale = kind == SA_WEIGHTS_INT8 ? scales : NULL;
+    }
+}
+
+/* Of a sequence alone. */
+static float *run_alone(const sa_transformer *e, ptrdiff_t sequence) {
+    const int64_t start = e->starts[sequence], starts[2] = {0, e->starts[sequence + 1] - start};
+    sa_transformer one = *e;
+    one.tokens = one.longest = (ptrdiff_t)starts[1];
+    one.sequences = 1;
+    one.starts = starts;
+    one.ids = e->ids == NULL ? NULL : e->ids + start;
+    one.rows = e->rows == NULL ? NULL : (const float *)e->rows + start * e->d;
+    return transformer_run(&one, 1, true, NULL);
+}
+
+/* Close to the same with these weights in float32, and the same bits of any way to run it and for each sequence alone. A product
+ * rounds its rows: to 1/255 of a range that is some 8 times the size of a number, or to 8 bits. Up to 7 products of a layer add
+ * what they lost. */
+static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
+    model m;
+    compact_model c;
+    model_make(&m, shape, false);
+    compact_make(&c, &m, kind, alone);
+    const ptrdiff_t outputs = transformer_outputs(&m.e), d = m.e.d;
+    const double bound = sqrt(7.0 * (double)m.e.layers) * (kind == SA_WEIGHTS_INT8 ? 8.0 / 255 / sqrt(12.0) : 0x1p-9);
+    OWNED float *got = transformer_run(&c.e, 1, true, NULL), *right = transformer_run(&m.e, 1, true, NULL);
+    double difference = 0, size = 0;
+    for (ptrdiff_t i = 0; i < outputs; ++i) {
+        difference += pow((double)got[i] - (double)right[i], 2);
+        size += pow((double)right[i], 2);
+    }
+    difference = sqrt(difference / size);
+    CHECK(difference <= bound && difference > 0,
+          "model %d, weights of kind %d, attention alone %d: off by a share of %g, more than %g", shape->kind, kind, alone,
+          difference, bound);
+    for (int way = 1; way < 4; ++way) {
+        OWNED float *other = transformer_run(&c.e, way < 2 ? 1 : 3, way % 2 == 0, NULL);
+        CHECK(memcmp(got, other, (size_t)outputs * sizeof *got) == 0, "model %d, weights of kind %d: way %d differs",
+              shape->kind, kind, way);
+    }
+    for (ptrdiff_t s = 0; s < m.e.sequences && shape->kind != DROPS; ++s) { /* dropout goes by the row of the call */
+        OWNED float *own_rows = run_alone(&c.e, s);
+        const bool each = m.e.pooling == SA_EACH_ROW;
+        const ptrdiff_t first = each ? (ptrdiff_t)m.starts[s] : s, rows = each ? (ptrdiff_t)m.starts[s + 1] - first : 1;
+        CHECK(memcmp(got + first * d, own_rows, (size_t)(rows * d) * sizeof *got) == 0,
+              "model %d, weights of kind %d: sequence %td differs alone", shape->kind, kind, s);
+    }
+    for (int i = 0; i < c.count; ++i) {
+        free(c.owned[i]);
+    }
+    model_free(&m);
+}
+
+void test_compact_models(void) {
+    static const model_shape shapes[] = {{BERT, 144, 3, 2, 11, 5, {5, 66, 1, 30, 150}},
+                                         {DROPS, 144, 3, 2, 11, 5, {5, 66, 1, 30, 150}},
+                                         {GATED, 48, 3, 2, 11, 5, {5, 66, 1, 30, 150}}};
+    for (int kind = SA_WEIGHTS_INT8; kind <= SA_WEIGHTS_BF16; ++kind) {
+        for (int n = 0; n < 5 && sa_compact_active(kind) != NULL; ++n) {
+            try_compact(&shapes[n % 3], kind, n >= 3);
+        }
+    }
 }
 
 void test_transformer(void) {

@@ -145,7 +145,7 @@ static void run_packed(ragged *c, int threads) {
 
 static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k, bool lower_right,
                 uint64_t seed, const char *title) {
-    ragged *c = calloc(1, sizeof *c);
+    OWNED ragged *c = calloc(1, sizeof *c);
     c->lower_right = lower_right;
     make_ragged(c, spec, n, lengths_q, lengths_k, seed);
     for (int s = 0; s < n; ++s) {
@@ -171,7 +171,6 @@ static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const 
         array_free(&c->arrays[which]);
     }
     free(c->delta);
-    free(c);
 }
 
 void test_varlen(void) {

@@ -16,7 +16,7 @@ SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && FN(factor_is_ordinary)(a);
 }
 
-/* Nor in wide blocks of one vector. */
+/* Wide blocks of one vector go by multiply-adds. */
 SA_ONCE bool FN(bf16dot_take)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
 
 SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {

@@ -1,6 +1,10 @@
 /* The instructions of AVX-512, its products of bfloat16 and int8, AVX-VNNI and AMX that the kernels use, in AVX2
  * (make -C csrc emulate).
- * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. */
+ * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile includes it in front
+ * of an ISA file. */
+#define SA_EMULATED
+#pragma GCC target("avx2,fma,f16c")
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -55,39 +59,37 @@ typedef union {
 #define EMU_PS(x) (((const emu_bits){.ps = (x)}).half_ps[i])
 #define EMU_PD(x) (((const emu_bits){.pd = (x)}).half_pd[i])
 #define EMU_SI(x) (((const emu_bits){.si = (x)}).half_si[i])
+#define EMU_REALS(name)                                                                                                        \
+    EMU_HALVES(__m512, ps, name##_ps, (__m512 a, __m512 b), _mm256_##name##_ps(EMU_PS(a), EMU_PS(b)))                          \
+    EMU_HALVES(__m512d, pd, name##_pd, (__m512d a, __m512d b), _mm256_##name##_pd(EMU_PD(a), EMU_PD(b)))
+#define EMU_INTS(name) EMU_HALVES(__m512i, si, name, (__m512i a, __m512i b), _mm256_##name(EMU_SI(a), EMU_SI(b)))
 
+EMU_REALS(max)
+EMU_REALS(min)
+EMU_REALS(and)
+EMU_REALS(or)
+EMU_REALS(unpacklo)
+EMU_REALS(unpackhi)
+EMU_INTS(unpacklo_epi16)
+EMU_INTS(unpackhi_epi16)
+EMU_INTS(unpacklo_epi32)
+EMU_INTS(unpackhi_epi32)
+EMU_INTS(unpacklo_epi64)
+EMU_INTS(unpackhi_epi64)
+EMU_INTS(add_epi32)
+EMU_INTS(sub_epi32)
+EMU_INTS(sub_epi16)
+EMU_INTS(mullo_epi32)
+EMU_INTS(mul_epu32)
 EMU_HALVES(__m512, ps, fmadd_ps, (__m512 a, __m512 b, __m512 c), _mm256_fmadd_ps(EMU_PS(a), EMU_PS(b), EMU_PS(c)))
 EMU_HALVES(__m512d, pd, fmadd_pd, (__m512d a, __m512d b, __m512d c), _mm256_fmadd_pd(EMU_PD(a), EMU_PD(b), EMU_PD(c)))
-EMU_HALVES(__m512, ps, max_ps, (__m512 a, __m512 b), _mm256_max_ps(EMU_PS(a), EMU_PS(b)))
-EMU_HALVES(__m512d, pd, max_pd, (__m512d a, __m512d b), _mm256_max_pd(EMU_PD(a), EMU_PD(b)))
-EMU_HALVES(__m512, ps, min_ps, (__m512 a, __m512 b), _mm256_min_ps(EMU_PS(a), EMU_PS(b)))
-EMU_HALVES(__m512d, pd, min_pd, (__m512d a, __m512d b), _mm256_min_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512, ps, sqrt_ps, (__m512 a), _mm256_sqrt_ps(EMU_PS(a)))
 EMU_HALVES(__m512d, pd, sqrt_pd, (__m512d a), _mm256_sqrt_pd(EMU_PD(a)))
-EMU_HALVES(__m512, ps, and_ps, (__m512 a, __m512 b), _mm256_and_ps(EMU_PS(a), EMU_PS(b)))
-EMU_HALVES(__m512d, pd, and_pd, (__m512d a, __m512d b), _mm256_and_pd(EMU_PD(a), EMU_PD(b)))
-EMU_HALVES(__m512, ps, or_ps, (__m512 a, __m512 b), _mm256_or_ps(EMU_PS(a), EMU_PS(b)))
-EMU_HALVES(__m512d, pd, or_pd, (__m512d a, __m512d b), _mm256_or_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512, ps, abs_ps, (__m512 a), _mm256_andnot_ps(_mm256_set1_ps(-0.0f), EMU_PS(a)))
 EMU_HALVES(__m512d, pd, abs_pd, (__m512d a), _mm256_andnot_pd(_mm256_set1_pd(-0.0), EMU_PD(a)))
-EMU_HALVES(__m512, ps, unpacklo_ps, (__m512 a, __m512 b), _mm256_unpacklo_ps(EMU_PS(a), EMU_PS(b)))
-EMU_HALVES(__m512, ps, unpackhi_ps, (__m512 a, __m512 b), _mm256_unpackhi_ps(EMU_PS(a), EMU_PS(b)))
-EMU_HALVES(__m512i, si, unpacklo_epi16, (__m512i a, __m512i b), _mm256_unpacklo_epi16(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, unpackhi_epi16, (__m512i a, __m512i b), _mm256_unpackhi_epi16(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, unpacklo_epi32, (__m512i a, __m512i b), _mm256_unpacklo_epi32(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, unpackhi_epi32, (__m512i a, __m512i b), _mm256_unpackhi_epi32(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, unpacklo_epi64, (__m512i a, __m512i b), _mm256_unpacklo_epi64(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, unpackhi_epi64, (__m512i a, __m512i b), _mm256_unpackhi_epi64(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512d, pd, unpacklo_pd, (__m512d a, __m512d b), _mm256_unpacklo_pd(EMU_PD(a), EMU_PD(b)))
-EMU_HALVES(__m512d, pd, unpackhi_pd, (__m512d a, __m512d b), _mm256_unpackhi_pd(EMU_PD(a), EMU_PD(b)))
 EMU_HALVES(__m512i, si, and_si512, (__m512i a, __m512i b), _mm256_and_si256(EMU_SI(a), EMU_SI(b)))
 EMU_HALVES(__m512i, si, or_si512, (__m512i a, __m512i b), _mm256_or_si256(EMU_SI(a), EMU_SI(b)))
 EMU_HALVES(__m512i, si, xor_si512, (__m512i a, __m512i b), _mm256_xor_si256(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, add_epi32, (__m512i a, __m512i b), _mm256_add_epi32(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, sub_epi32, (__m512i a, __m512i b), _mm256_sub_epi32(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, sub_epi16, (__m512i a, __m512i b), _mm256_sub_epi16(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, mullo_epi32, (__m512i a, __m512i b), _mm256_mullo_epi32(EMU_SI(a), EMU_SI(b)))
-EMU_HALVES(__m512i, si, mul_epu32, (__m512i a, __m512i b), _mm256_mul_epu32(EMU_SI(a), EMU_SI(b)))
 EMU_HALVES(__m512i, si, slli_epi32, (__m512i a, int n), _mm256_slli_epi32(EMU_SI(a), n))
 EMU_HALVES(__m512i, si, slli_epi64, (__m512i a, int n), _mm256_slli_epi64(EMU_SI(a), n))
 EMU_HALVES(__m512i, si, srli_epi32, (__m512i a, int n), _mm256_srli_epi32(EMU_SI(a), n))

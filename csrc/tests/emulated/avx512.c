@@ -1,6 +1,0 @@
-/* isa/avx512.c on the instructions of avx512.h. */
-#pragma GCC target("avx2,fma,f16c")
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include "tests/emulated/avx512.h"
-#define SA_EMULATED
-#include "isa/avx512.c"

@@ -1,5 +1,0 @@
-/* isa/avx512vnni.c on the instructions of avx512.h. */
-#pragma GCC target("avx2,fma,f16c")
-#include "tests/emulated/avx512.h"
-#define SA_EMULATED
-#include "isa/avx512vnni.c"
