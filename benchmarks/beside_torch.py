@@ -12,7 +12,7 @@ import numpy as np
 import selfattn as sa
 from selfattn import nn, optim
 
-TOKENS, WIDTH, HEADS, WIDER = (16, 64), 128, 4, 512
+TOKENS, WIDTH, HEADS, WIDER = (8, 64), 128, 4, 512
 
 
 def ours(x: np.ndarray) -> Callable[[], None]:
