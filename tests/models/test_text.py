@@ -665,11 +665,3 @@ def test_what_the_command_line_says(folder, capsys, tmp_path):
     assert "has no tokenizer.json" in capsys.readouterr().err
     assert cli.main(["embed", str(tmp_path / "nowhere"), "sea"]) == 1
     assert "nowhere is not a folder" in capsys.readouterr().err
-
-
-def test_embed_to_standard_output_by_its_sign(folder, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    before = set(tmp_path.iterdir())
-    assert cli.main(["embed", str(folder), "sea", "--out", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["sentence"] == "sea"
-    assert set(tmp_path.iterdir()) == before

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import _core
 from selfattn.engine import transformer as core
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.weights import QUANTS, Quants, multiply
@@ -266,12 +265,3 @@ def test_bad_blocks():
         multiply(np.ones((2, 32), np.float32), blocks, None)
     with pytest.raises(TypeError, match="float64"):
         multiply(np.ones((2, 64)), blocks, None)
-    for kind, columns in [("Q9", 64), ("Q4_1", 33), ("Q4_1", -32), ("Q4_1", 2**60)]:
-        with pytest.raises(ValueError, match="no rows of"):
-            _core._quants(raw, kind, columns)
-    with pytest.raises(TypeError, match="uint8 with 20 columns"):
-        _core._quants(raw, "Q4_1", 32)
-    with pytest.raises(TypeError, match="int64"):
-        _core._expand_quants(blocks.packed, np.zeros(2, np.int32))
-    with pytest.raises(IndexError, match="row 4 is out of bounds for 4 rows"):
-        _core._expand_quants(blocks.packed, np.array([4]))

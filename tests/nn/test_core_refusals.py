@@ -58,6 +58,7 @@ def test_weights_that_are_packed():
     for arguments, error, message in (
         ((rows, "Q8_0", 33), ValueError, "no rows of 33 columns in blocks of Q8_0"),
         ((rows, "Q8_0", -32), ValueError, "no rows of -32 columns"),
+        ((rows, "Q8_0", 2**60), ValueError, "no rows of"),
         ((rows, "Q9", 32), ValueError, "in blocks of Q9"),
         ((rows, "Q8_0", 64), TypeError, "with 68 columns"),
         ((rows[:, ::2], "Q8_0", 32), TypeError, "contiguous"),
@@ -97,6 +98,7 @@ def sgd(**changed):
         ({"parameters": [X.tolist()]}, TypeError, r"parameters\[0\] must be an array"),
         ({"gradients": []}, TypeError, r"gradients\[0\] must be an array"),
         ({"gradients": [X[:1]]}, TypeError, r"gradients\[0\] must be a contiguous"),
+        ({"gradients": [X.T.copy().T]}, TypeError, r"gradients\[0\] must be a contiguous"),
         ({"gradients": [X.astype(np.float64)]}, TypeError, "of the parameter's dtype and size"),
         ({"parameters": [X.astype(np.float16)]}, TypeError, r"parameters\[0\] must be a contiguous"),
         ({"parameters": [FIXED]}, ValueError, r"parameters\[0\] is read-only"),
@@ -104,6 +106,7 @@ def sgd(**changed):
         ({"steps": [0]}, ValueError, r"steps\[0\] must be an int of at least 1"),
         ({"steps": []}, ValueError, r"steps\[0\] must be an int of at least 1"),
         ({"steps": [1.0]}, ValueError, r"steps\[0\] must be an int of at least 1"),
+        ({"steps": [np.int64(1)]}, ValueError, r"steps\[0\] must be an int of at least 1"),
         ({"steps": [2**70]}, OverflowError, "int"),
         ({"lr": -1.0}, ValueError, r"at least 0 and finite, not \(-1.0, 0.0\)"),
         ({"lr": np.inf}, ValueError, r"at least 0 and finite, not \(inf, 0.0\)"),

@@ -1,4 +1,6 @@
-"""Losses, activations, positions and decoders with arrays in any layout: the same bits as of plain arrays."""
+"""What holds of every layer and loss: arrays in any layout give the same bits, and what may become of results and parameters."""
+
+import copy
 
 import numpy as np
 import pytest
@@ -28,15 +30,43 @@ LAYERS = {
         (X, MEMORY, ~np.tri(4, dtype=bool)),
     ),
 }
+MORE = {  # of which other tests draw layouts, or which take none
+    "LayerNorm": (nn.LayerNorm(6), (X,)),
+    "RMSNorm": (nn.RMSNorm(6), (X,)),
+    "SinusoidalPositions": (nn.SinusoidalPositions(6), (X,)),
+    "Dropout": (nn.Dropout(0.5, rng=0), (X,)),
+    "SelfAttention": (nn.SelfAttention(6, 4, bias=True, rng=0), (X,)),
+    "SelfAttention, dot": (nn.SelfAttention(6, 4, score="dot", rng=0), (X,)),
+    "SelfAttention, additive": (nn.SelfAttention(6, 4, score="additive", rng=0), (X,)),
+    "SelfAttentionBlock": (nn.SelfAttentionBlock(6, rng=0), (X,)),
+    "SelfAttentionBlock of 3 heads": (nn.SelfAttentionBlock(6, 3, rng=0), (X,)),
+    "MultiheadAttention": (nn.MultiheadAttention(6, 2, rng=0), (X, X, X)),
+    "MultiheadAttention of other widths": (nn.MultiheadAttention(8, 2, kdim=6, vdim=6, rng=0), (np.ones((3, 4, 8)), X, X)),
+    "ScaledDotProductAttention": (nn.ScaledDotProductAttention(), (X, X, X)),
+    "ScaledDotProductAttention with dropout": (nn.ScaledDotProductAttention(), (X, X, X, None, nn.Dropout(0.5, rng=0))),
+    "TransformerEncoderLayer": (nn.TransformerEncoderLayer(6, 2, **OPTIONS), (X,)),
+    "TransformerEncoder": (nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, **OPTIONS), 2), (X,)),
+    "TransformerDecoderLayer, norms first": (nn.TransformerDecoderLayer(6, 2, **OPTIONS, norm_first=True), (X, MEMORY)),
+    "Sequential": (nn.Sequential(nn.Linear(6, 6, rng=0), nn.SelfAttention(6, 4, rng=0)), (X,)),
+}  # fmt: skip
+
+
+def flat(found):
+    """All arrays of nested tuples and dicts."""
+    if isinstance(found, tuple | dict):
+        parts = found.values() if isinstance(found, dict) else found
+        return [array for part in parts for array in flat(part)]
+    return [found]
+
+
+def gradient_for(y):
+    y = flat(y)[0]
+    return np.cos(np.arange(np.size(y))).reshape(np.shape(y))
 
 
 def results(layer, arguments):
     y, pullback = layer.vjp(*arguments)
-    found = pullback(np.cos(np.arange(np.size(y))).reshape(np.shape(y)))
-    flat = [y]
-    for part in found if isinstance(found, tuple) else (found,):
-        flat += part.values() if isinstance(part, dict) else part if isinstance(part, tuple) else [part]
-    return [layer(*arguments), *flat]
+    return [layer(*arguments), y, *flat(pullback(gradient_for(y)))]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -52,3 +82,28 @@ def test_arrays_in_any_layout(name, layout, dtype):
         assert np.asarray(got).dtype.isnative and np.asarray(got).dtype == np.asarray(expected).dtype
     for x, kept in zip(arguments, before, strict=True):
         np.testing.assert_array_equal(x, kept)
+
+
+@pytest.mark.parametrize("name", LAYERS | MORE)
+def test_a_pullback_may_be_called_again_for_one_state_of_the_parameters(name):
+    """All that was returned may be written to: `y -= target` is how the gradient of a squared error is often written."""
+    layer, arguments = (LAYERS | MORE)[name]
+    layer, before = copy.deepcopy(layer), copy.deepcopy(arguments)
+    y, pullback = layer.vjp(*arguments)
+    dy = gradient_for(y)
+    expected = [array.copy() for array in flat(pullback(dy))]
+    for array in [*flat(y), *flat(pullback(dy))]:
+        if np.ndim(array):
+            array[...] = np.nan
+    for got, wanted in zip(flat(pullback(dy)), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    for x, kept in zip(arguments, before, strict=True):
+        assert not isinstance(x, np.ndarray) or np.array_equal(x, kept)
+    parameters = layer.parameters()
+    if parameters and name != "LearnedPositions":  # whose gradient needs no parameter
+        for key, array in parameters.items():
+            if key.endswith(("weight", "W_query")):
+                _, pullback = layer.vjp(*arguments)
+                array[...] += 1
+                with pytest.raises(RuntimeError, match="call vjp again"):
+                    pullback(dy)

@@ -41,11 +41,8 @@ def test_texts(module, text):
 
 def test_what_is_no_parameter():
     layer = nn.Linear(2, 2, rng=0)
-    for name, value, error in (
-        (3, None, TypeError), ("a b", None, ValueError), ("forward", None, ValueError), ("w", [1.0], TypeError),
-    ):  # fmt: skip
-        with pytest.raises(error, match="parameter"):
-            layer.register_parameter(name, value)
+    with pytest.raises(TypeError, match="parameter"):
+        layer.register_parameter("w", [1.0])
     with pytest.raises(ValueError, match="weight must hold floats or integers, not bool"):
         layer.load_state_dict({"weight": np.ones((2, 2), bool), "bias": np.zeros(2, np.float32)})
 

@@ -13,7 +13,7 @@ from selfattn import _core, nn
 KINDS = ["int8"] + (["bfloat16"] if _core._compact_unit(False) else [])
 
 
-def steps_of(x: np.ndarray) -> np.ndarray:
+def steps_of(x):
     """Return the step to which each element of x (..., n) is rounded in int8: its group's range by 255."""
     steps = np.empty_like(x)
     for begin in range(0, x.shape[-1], 128):
@@ -22,7 +22,7 @@ def steps_of(x: np.ndarray) -> np.ndarray:
     return steps
 
 
-def float32_of(layer: nn.Linear) -> np.ndarray:
+def float32_of(layer):
     """Return the weight that a rounded layer stands for, computed here."""
     if layer.weight.dtype == np.int8:
         scale = np.repeat(layer.weight_scale, 128, axis=1)[:, : layer.in_features]

@@ -234,38 +234,6 @@ def test_a_shared_layer_has_one_gradient_the_sum():
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        *LAYERS.values(),
-        lambda: nn.SelfAttention(6, 4, score="dot", rng=0),
-        lambda: nn.SelfAttention(6, 4, score="additive", rng=0),
-        lambda: nn.Dropout(0.5, rng=0),
-        lambda: nn.Sequential(nn.Linear(6, 6, rng=0), nn.SelfAttention(6, 4, rng=0)),
-    ],
-)
-def test_what_a_layer_returned_may_be_changed(make):
-    """`y -= target` is how the gradient of a squared error is often written."""
-    y, pullback = make().vjp(ROWS)
-    dy = y - 0.5
-    expected = pullback(dy)
-    y -= 0.5
-    for got, want in zip(pullback(y), expected, strict=True):
-        np.testing.assert_equal(got, want)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_pullback_is_for_one_state_of_the_parameters(name):
-    layer = LAYERS[name]()
-    y, pullback = layer.vjp(ROWS)
-    first, again = pullback(y), pullback(y)
-    np.testing.assert_array_equal(first[0], again[0])
-    if "weight" in repr(layer) or "W_query" in repr(layer):
-        next(iter(layer.parameters().values()))[...] *= 2
-        with pytest.raises(RuntimeError, match="call vjp again"):
-            pullback(y)
-
-
-@pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: nn.Linear(0, 1), ValueError, "in_features must be at least 1, not 0"),

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +20,13 @@ ESCAPE = "\x1b["
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("compute", tutorials.TUTORIALS, ids=lambda compute: compute.__name__)
-def test_tutorial_agrees(compute: Any, dtype: type) -> None:
+def test_tutorial_agrees(compute, dtype):
     tutorial = compute(dtype)
     assert tutorial.comparisons
     assert [comparison.name for comparison in tutorial.comparisons if not comparison.agrees] == []
 
 
-def test_no_printed_tensor_is_forgotten() -> None:
+def test_no_printed_tensor_is_forgotten():
     first, _, basics, illustrated, _ = tutorials.compute_all()
     data = tutorials.load("first_principles").items()
     steps = [name for name, step in data if isinstance(step, dict) and "printed" in step]
@@ -40,7 +39,7 @@ def test_no_printed_tensor_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("change", [1e-3, np.nan, np.inf])
-def test_a_wrong_digit_is_seen(change: float) -> None:
+def test_a_wrong_digit_is_seen(change):
     for tutorial in tutorials.compute_all():
         for comparison in tutorial.comparisons:
             computed = comparison.computed.astype(np.float64)
@@ -49,7 +48,7 @@ def test_a_wrong_digit_is_seen(change: float) -> None:
             assert not wrong.agrees, comparison.name
 
 
-def test_significant_digits() -> None:
+def test_significant_digits():
     printed = [6.0337e-06, 0.98201, 0.0]
     close = tutorials._to_digits("", printed, np.array([6.03374e-06, 0.982014, 0.0]), 5)
     assert close.agrees
@@ -57,7 +56,7 @@ def test_significant_digits() -> None:
         assert not tutorials._to_digits("", printed, np.array(wrong), 5).agrees
 
 
-def test_the_verdict_is_all_unless_more_is_wanted() -> None:
+def test_the_verdict_is_all_unless_more_is_wanted():
     done = run_command()
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -71,7 +70,7 @@ def test_the_verdict_is_all_unless_more_is_wanted() -> None:
     assert run_command("--no-timing").stdout.splitlines() == [lines[0], lines[-1]]
 
 
-def test_main_job_in_a_pipe() -> None:
+def test_main_job_in_a_pipe():
     done = run_command("--no-timing", "--verbose")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -87,7 +86,7 @@ def test_main_job_in_a_pipe() -> None:
     assert re.search(r"6\.0337e-06 +0\.98201 +0\.017986 +6\.0337e-06 +0\.98201 +0\.017986", done.stdout)
 
 
-def test_ascii_output() -> None:
+def test_ascii_output():
     done = run_command("--verbose", environment={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
@@ -95,7 +94,7 @@ def test_ascii_output() -> None:
 
 
 @pytest.mark.parametrize(("no_color", "colored"), [(None, True), ("1", False)])
-def test_colour_on_a_terminal(no_color: str | None, colored: bool) -> None:
+def test_colour_on_a_terminal(no_color, colored):
     pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     environment = {"NO_COLOR": no_color, "TERM": "xterm"}
@@ -115,7 +114,7 @@ def test_colour_on_a_terminal(no_color: str | None, colored: bool) -> None:
     assert (ESCAPE.encode() in output) == colored
 
 
-def test_timing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_timing(capsys):
     assert cli.main(["--verbose"]) == 0
     first, _, last = capsys.readouterr().out.partition("One forward pass")
     assert len(re.findall(r"^  (selfattn|NumPy) +[\d.]+ ms .* GFLOP/s", last, re.MULTILINE)) == 2
@@ -123,9 +122,7 @@ def test_timing(capsys: pytest.CaptureFixture[str]) -> None:
     assert sa.get_isa() in last
 
 
-def test_exit_code_when_a_tensor_differs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_code_when_a_tensor_differs(monkeypatch, capsys):
     everything = tutorials.compute_all()
     comparison = everything[2].comparisons[5]
     wrong = dataclasses.replace(comparison, computed=comparison.computed + 0.25)
@@ -140,7 +137,7 @@ def test_exit_code_when_a_tensor_differs(
     assert "    largest difference: 0.25" in capsys.readouterr().out
 
 
-def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info(capsys):
     assert cli.main(["info"]) == 0
     printed = capsys.readouterr().out
     for text in (sa.__version__, np.__version__, sa.get_isa(), config.cpu_model(), "threads"):
@@ -153,7 +150,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["build"]["compiler"] and facts["build"]["team"] in ("OpenMP", "POSIX threads")
 
 
-def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_config(capsys):
     facts = sa.show_config("dicts")
     assert json.loads(json.dumps(facts)) == facts
     assert sa.show_config() is None
@@ -171,7 +168,7 @@ def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
         (["--version"], f"selfattn {sa.__version__}"),
     ],
 )
-def test_help(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(arguments, text, capsys):
     assert cli.main(arguments) == 0
     out, error = capsys.readouterr()
     assert text in out
@@ -182,14 +179,14 @@ def test_help(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str
     "arguments",
     [["--bogus"], ["bogus"], ["info", "more"], ["bench", "--suite", "bogus"], ["bench", "--rounds", "0"]],
 )
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(arguments, capsys):
     assert cli.main(arguments) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert "usage:" in error
 
 
-def test_broken_pipe() -> None:
+def test_broken_pipe():
     reading, writing = os.pipe()
     os.close(reading)
     done = finish(start([*COMMAND, "--no-timing"], stdout=writing))
@@ -201,7 +198,7 @@ def test_broken_pipe() -> None:
 @pytest.mark.parametrize(
     "arguments", [["info"], ["info", "--json"], ["--no-timing"], ["steps", "1", "--out", "-"]]
 )
-def test_full_disk(arguments: list[str]) -> None:
+def test_full_disk(arguments):
     with open("/dev/full", "w") as full:
         done = finish(start([*COMMAND, *arguments], stdout=full))
     assert done.returncode == 1

@@ -9,7 +9,6 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +46,7 @@ WRITING = [["steps", "1"], ["embed", "m", "sea", "--out", "v.npy"], [*TRAIN, "--
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A text, a model trained on it, arrays, and results of the benchmark."""
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     folder = tmp_path_factory.mktemp("streams")
@@ -64,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(made, monkeypatch):
     monkeypatch.chdir(made)
     return made
 
@@ -72,17 +71,17 @@ def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Minimal:
     """A stream that has what `print` needs and no more."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.text = ""
 
-    def write(self, text: str) -> None:
+    def write(self, text):
         self.text += text
 
-    def flush(self) -> None:
+    def flush(self):
         pass
 
 
-def closed() -> io.StringIO:
+def closed():
     stream = io.StringIO()
     stream.close()
     return stream
@@ -90,22 +89,14 @@ def closed() -> io.StringIO:
 
 @pytest.mark.parametrize("stream", [lambda: None, closed], ids=["none", "closed"])
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
-def test_a_result_that_nobody_gets_is_an_error(
-    arguments: list[str],
-    stream: Any,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_result_that_nobody_gets_is_an_error(arguments, stream, here, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", stream())
     assert cli.main(arguments) == 1
     assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", WRITING, ids=" ".join)
-def test_a_file_is_written_without_standard_output(
-    arguments: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_without_standard_output(arguments, here, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setattr(sys, "stdin", None)
@@ -113,9 +104,7 @@ def test_a_file_is_written_without_standard_output(
 
 
 @pytest.mark.parametrize("arguments", PRINTING + WRITING, ids=" ".join)
-def test_streams_may_be_minimal(
-    arguments: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_streams_may_be_minimal(arguments, here, monkeypatch, tmp_path):
     out = Minimal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", Minimal())
@@ -125,7 +114,7 @@ def test_streams_may_be_minimal(
     assert out.text or "v.npy" in arguments
 
 
-def test_descriptors_that_are_closed(here: Path) -> None:
+def test_descriptors_that_are_closed(here):
     """The next file to be opened must not become standard output: what is printed would go into it."""
     script = """
 import os, sys
@@ -140,7 +129,7 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_one_descriptor_is_closed(number: int, here: Path, tmp_path: Path) -> None:
+def test_one_descriptor_is_closed(number, here, tmp_path):
     arguments = [*TRAIN, "--out", tmp_path / "m"]
     done = finish(start([*COMMAND, *arguments], preexec_fn=lambda: os.close(number)))
     assert (done.returncode, done.stderr) == (0, "")
@@ -148,14 +137,14 @@ def test_one_descriptor_is_closed(number: int, here: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments", [["--bogus"], ["embed", "no/model", "sea"]])
-def test_messages_that_cannot_be_written(arguments: list[str], here: Path) -> None:
+def test_messages_that_cannot_be_written(arguments, here):
     with open("/dev/full", "w") as full:
         done = finish(start([*COMMAND, *arguments], stderr=full))
     assert (done.returncode, done.stdout) == (2 if arguments == ["--bogus"] else 1, "")
 
 
 @pytest.mark.parametrize("gone", ["full", "unread"])
-def test_a_remark_that_cannot_be_written_is_no_failure(gone: str, here: Path) -> None:
+def test_a_remark_that_cannot_be_written_is_no_failure(gone, here):
     """Python would end with 120 for what is left in the buffer of standard error."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -167,7 +156,7 @@ def test_a_remark_that_cannot_be_written_is_no_failure(gone: str, here: Path) ->
 
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "layers", "--help"]])
-def test_help_that_nobody_gets_is_an_error(arguments: list[str], buffered: str, here: Path) -> None:
+def test_help_that_nobody_gets_is_an_error(arguments, buffered, here):
     with open("/dev/full", "w") as full:
         done = finish(start([*COMMAND, *arguments], {"PYTHONUNBUFFERED": buffered}, stdout=full))
     assert done.returncode == 1
@@ -175,16 +164,14 @@ def test_help_that_nobody_gets_is_an_error(arguments: list[str], buffered: str, 
 
 
 @pytest.mark.parametrize("what", [["--help"], TINY, ["bench"], ["bench", "layers"], ["bench", "gpt"]])
-def test_nothing_is_measured_or_shown_for_nobody(
-    what: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_measured_or_shown_for_nobody(what, here, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(what) == 1
     assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["standard output", "a pipe with a name"])
-def test_a_page_of_which_a_part_is_read(way: str, here: Path, tmp_path: Path) -> None:
+def test_a_page_of_which_a_part_is_read(way, here, tmp_path):
     """A write without a buffer is content with the part that a pipe has taken."""
     os.mkfifo(tmp_path / "pipe")
     out = "-" if way == "standard output" else tmp_path / "pipe"
@@ -204,7 +191,7 @@ def test_a_page_of_which_a_part_is_read(way: str, here: Path, tmp_path: Path) ->
         ["steps", "mine.npz", "--text", "die Möwe ruft", "--out", "-"],
     ],
 )  # fmt: skip
-def test_text_where_the_locale_is_ascii(arguments: list[str], here: Path) -> None:
+def test_text_where_the_locale_is_ascii(arguments, here):
     ascii_only = {
         "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": None
     }  # fmt: skip
@@ -220,24 +207,20 @@ def test_text_where_the_locale_is_ascii(arguments: list[str], here: Path) -> Non
         ["embed", "m", "\ud800"],
     ],
 )  # fmt: skip
-def test_arguments_that_are_no_text(
-    arguments: list[str], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_that_are_no_text(arguments, here, capsys):
     assert cli.main(arguments) == 2
     assert "must be UTF-8, not " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["train"], ["train", "gpt"]])
-def test_a_folder_without_a_name(command: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_name(command, here, capsys):
     """``--out "$UNSET"`` would fill the folder that one is in."""
     assert cli.main([*command, "t.txt", "--out", ""]) == 2
     assert "argument --out: must be the name of a folder, not ''" in capsys.readouterr().err
 
 
-def test_an_error_without_a_message_has_a_name(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: Any) -> None:
+def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
+    def fail(*_):
         raise MemoryError
 
     monkeypatch.setattr("selfattn.cli.models._load", fail)
@@ -248,10 +231,8 @@ def test_an_error_without_a_message_has_a_name(
         assert capsys.readouterr().err.endswith("error: MemoryError\n")
 
 
-def test_a_worker_that_dies_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def die(*_: Any) -> None:
+def test_a_worker_that_dies_is_told(monkeypatch, capsys):
+    def die(*_):
         raise ChildProcessError("the selfattn worker ended on its own")
 
     monkeypatch.setattr("selfattn.benchmarks.app.measure", die)
@@ -266,12 +247,12 @@ def test_a_worker_that_dies_is_told(
         ["--lengths", "0x10"], ["--suite", ""], ["--load", "", "--json", "x"],
     ],
 )  # fmt: skip
-def test_what_a_benchmark_cannot_do(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_benchmark_cannot_do(options, capsys):
     assert cli.main(["bench", *options]) == 2
     assert "invalid" not in capsys.readouterr().err
 
 
-def test_standard_input_that_is_no_file(here: Path) -> None:
+def test_standard_input_that_is_no_file(here):
     """A socket cannot be opened as /dev/stdin, and an offset would be lost."""
     import socket
 
@@ -289,7 +270,7 @@ def test_standard_input_that_is_no_file(here: Path) -> None:
     assert done.stdout.split("\t")[1:] == ["1", "line 1 of the sea\n"], done.stderr
 
 
-def test_a_dash_is_a_stream_everywhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dash_is_a_stream_everywhere(here, capsys):
     arrays = (here / "mine.npz").read_bytes()
     done = finish(start([*COMMAND, "steps", "-", "--out", "-"], stdin=-1, text=False), arrays)
     assert b'<body class="sa-page">' in done.stdout, done.stderr
@@ -301,7 +282,7 @@ def test_a_dash_is_a_stream_everywhere(here: Path, capsys: pytest.CaptureFixture
     assert not (here / "-").exists()
 
 
-def test_a_pipe_is_written_into(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_is_written_into(here, capfd):
     """As the shell's >(...) makes one; a rename would put a file in its place."""
     reading, writing = os.pipe()
     assert cli.main(["embed", "m", "sea", "--out", f"/dev/fd/{writing}"]) == 0
@@ -312,7 +293,7 @@ def test_a_pipe_is_written_into(here: Path, capfd: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("mode", ["w", "a"])
 @pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"]])
-def test_the_name_of_standard_output(arguments: list[str], mode: str, here: Path, tmp_path: Path) -> None:
+def test_the_name_of_standard_output(arguments, mode, here, tmp_path):
     """Behind it is the file that the shell has opened, into which the result goes; root's rename would replace the name itself."""
     before = os.readlink("/dev/stdout")
     path = tmp_path / "log"
@@ -331,9 +312,7 @@ def test_the_name_of_standard_output(arguments: list[str], mode: str, here: Path
 
 @pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"], ["explore", "m", "sea"]])
 @pytest.mark.parametrize("name", ["", "new/"])
-def test_names_of_no_file(
-    arguments: list[str], name: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_no_file(arguments, name, here, capsys):
     assert cli.main([*arguments, "--out", name]) == 2
     out, error = capsys.readouterr()
     assert out == ""
@@ -343,9 +322,7 @@ def test_names_of_no_file(
 
 @pytest.mark.parametrize("command", ["embed", "explore"])
 @pytest.mark.parametrize("name", ["m/model.safetensors", "m/config.json", "link/vocabulary.json"])
-def test_the_model_is_not_replaced(
-    command: str, name: str, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_model_is_not_replaced(command, name, here, tmp_path, capsys):
     (tmp_path / "m").symlink_to(here / "m")
     place = tmp_path / name.replace("link", "m")
     before = place.read_bytes()
@@ -354,14 +331,14 @@ def test_the_model_is_not_replaced(
     assert place.read_bytes() == before
 
 
-def test_files_beside_a_model_are_written(here: Path) -> None:
+def test_files_beside_a_model_are_written(here):
     for _ in range(2):
         assert cli.main(["embed", "m", "sea", "--out", "m/vectors.json"]) == 0
     (here / "m" / "vectors.json").unlink()
 
 
 @pytest.mark.parametrize("content", [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000])
-def test_results_that_are_none(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_are_none(content, tmp_path, capsys):
     (tmp_path / "r.json").write_bytes(content)
     assert cli.main(["bench", "--load", str(tmp_path / "r.json")]) == 1
     out, error = capsys.readouterr()
@@ -370,21 +347,15 @@ def test_results_that_are_none(content: bytes, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("file", ["missing.json", ".", "t.txt/r.json"])
-def test_results_that_cannot_be_read(file: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_cannot_be_read(file, here, capsys):
     assert cli.main(["bench", "--load", file]) == 1
     assert capsys.readouterr().err.startswith("selfattn bench: error: [Errno")
 
 
 @pytest.mark.parametrize("arguments", [[*TINY, "--json"], ["embed", "m", "sea", "--out"]])
 @pytest.mark.parametrize("place", ["no/such/x.json", "m"])
-def test_a_place_is_checked_before_the_work(
-    arguments: list[str],
-    place: str,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def work(*_: Any, **__: Any) -> None:
+def test_a_place_is_checked_before_the_work(arguments, place, here, monkeypatch, capsys):
+    def work(*_, **__):
         raise AssertionError("it began to work")
 
     monkeypatch.setattr("selfattn.benchmarks.app.Turns", work)
@@ -395,16 +366,14 @@ def test_a_place_is_checked_before_the_work(
     assert ("no such folder" if "/" in place else "a folder is in the way") in error
 
 
-def test_the_input_is_not_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_input_is_not_replaced(here, capsys):
     before = (here / "t.txt").read_bytes()
     assert cli.main(["embed", "m", "--file", "t.txt", "--out", "./t.txt"]) == 1
     assert "would replace the sentences" in capsys.readouterr().err
     assert (here / "t.txt").read_bytes() == before
 
 
-def test_files_that_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_there(tmp_path, monkeypatch, capsys):
     """A page replaces a page without being told to, and nothing else."""
     monkeypatch.chdir(tmp_path)
     long = "é" * 125 + "x"  # 251 bytes
@@ -437,25 +406,23 @@ def test_files_that_are_there(
         (["bench", "layers", "--secnods", "1"], "'--seconds'"),
     ],
 )
-def test_slips_get_a_suggestion(arguments: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slips_get_a_suggestion(arguments, meant, capsys):
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
 
 
 @pytest.mark.parametrize("arguments", [["xyzzy"], ["--xyzzy"], ["embed", "m", "--", "--flie"]])
-def test_no_suggestion_where_nothing_is_near(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], here: Path
-) -> None:
+def test_no_suggestion_where_nothing_is_near(arguments, capsys, here):
     cli.main(arguments)
     assert "did you mean" not in capsys.readouterr().err
 
 
-def test_a_stream_that_says_nothing_of_terminals() -> None:
+def test_a_stream_that_says_nothing_of_terminals():
     assert not any(streams.is_terminal(each) for each in (None, Minimal(), closed(), io.StringIO()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_a_command_leaves_no_half_file(number: int, tmp_path: Path) -> None:
+def test_what_ends_a_command_leaves_no_half_file(number, tmp_path):
     """As a limit of time does, or a terminal that is closed."""
     script = """
         import pathlib
@@ -478,7 +445,7 @@ def test_what_ends_a_command_leaves_no_half_file(number: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"])
-def test_arrays_that_are_none(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrays_that_are_none(content, tmp_path, capsys):
     """Nobody is advised to unpickle a file that is no pickle."""
     (tmp_path / "a.npz").write_bytes(content)
     assert cli.main(["steps", str(tmp_path / "a.npz")]) == 1

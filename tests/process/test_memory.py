@@ -31,21 +31,21 @@ VERY_LONG = ("all_pairs", "many_queries_of_few_keys", "many_keys_of_few_queries"
 NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
 
 
-def normal(*shape: int) -> np.ndarray:
+def normal(*shape):
     """Repeat a million normal numbers: to draw all would take longer than the call."""
     return np.resize(np.random.default_rng(len(shape)).standard_normal(1 << 20, dtype=np.float32), shape)
 
 
-def inputs(length: int = 4096, heads: int = 8, width: int = 64) -> tuple[np.ndarray, ...]:
+def inputs(length=4096, heads=8, width=64):
     """Query, key and value of one shape; each is what `normal` gives, so they are equal but apart."""
     return tuple(normal(1, heads, length, width) for _ in range(3))
 
 
-def swapped(x: np.ndarray) -> np.ndarray:
+def swapped(x):
     return x.byteswap().view(x.dtype.newbyteorder())
 
 
-def wide() -> tuple[np.ndarray, ...]:
+def wide():
     """128 MiB each."""
     return inputs(length=8192, heads=64)
 
@@ -93,7 +93,7 @@ CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-def memory_beyond(call: Callable[[], Any]) -> tuple[int, Any]:
+def memory_beyond(call):
     """Bytes that the call needed at its peak, on top of what was there and of what it returned."""
     peak, result = memory.peak_beyond(call)
     arrays = result if isinstance(result, tuple) else (result,)
@@ -114,14 +114,14 @@ def forward_and_backward(arguments, options, grad_out):
     return tuple(gradient for gradient in pullback(grad_out) if gradient is not None)
 
 
-def encoder_step(tokens: int) -> Callable[[], Callable[..., Any]]:
+def encoder_step(tokens):
     """Give the forward pass of a training step, whose pullback holds about 19 KiB for each token."""
     layer = nn.TransformerEncoderLayer(128, 2, 512, dropout=0.0, batch_first=True, rng=0)
     model, x = nn.TransformerEncoder(layer, num_layers=2), normal(tokens // 32, 32, 128)
     return lambda: model.vjp(x)[1]
 
 
-def kept_blocks() -> dict[str, float]:
+def kept_blocks():
     """Give what pullbacks hold, each, and what stays of it when all are gone, in MiB."""
     sa.set_num_threads(1)
     encoder_step(tokens=32)()
@@ -134,7 +134,7 @@ def kept_blocks() -> dict[str, float]:
     return {"each": each / MIB, "kept": (memory.status("VmRSS") - before) / MIB}
 
 
-def fresh_pages() -> dict[str, float]:
+def fresh_pages():
     """Give the pages that each of repeated calls takes from the system, with its results and without."""
     import resource
 
@@ -167,7 +167,7 @@ def fresh_pages() -> dict[str, float]:
     return pages
 
 
-def script(name: str) -> None:
+def script(name):
     if name == "fresh pages":
         print(json.dumps(fresh_pages()))
         return
@@ -192,14 +192,14 @@ def script(name: str) -> None:
     print(json.dumps({"bytes": needed, "finite": finite}))
 
 
-def in_a_fresh_process(name: str, **settings: str) -> dict[str, Any]:
+def in_a_fresh_process(name, **settings):
     """Run `script`, with the allocator's own settings alone."""
     done = finish(start([*PYTHON, __file__, name], settings))
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
-def measure(name: str) -> int:
+def measure(name):
     # freed arrays go back to the system at once: none is left for the call to use unseen
     settings = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
     answer = in_a_fresh_process(name, **settings)
