@@ -155,7 +155,7 @@ def test_a_remark_that_cannot_be_written_is_no_failure(gone, here):
 
 
 @pytest.mark.parametrize("buffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "layers", "--help"]])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"]])
 def test_help_that_nobody_gets_is_an_error(arguments, buffered, here):
     with open("/dev/full", "w") as full:
         done = finish(start([*COMMAND, *arguments], {"PYTHONUNBUFFERED": buffered}, stdout=full))
@@ -163,7 +163,7 @@ def test_help_that_nobody_gets_is_an_error(arguments, buffered, here):
     assert done.stderr.endswith(": error: [Errno 28] No space left on device\n")
 
 
-@pytest.mark.parametrize("what", [["--help"], TINY, ["bench"], ["bench", "layers"], ["bench", "gpt"]])
+@pytest.mark.parametrize("what", [["--help"], TINY, ["bench"]])
 def test_nothing_is_measured_or_shown_for_nobody(what, here, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(what) == 1
@@ -403,7 +403,7 @@ def test_files_that_are_there(tmp_path, monkeypatch, capsys):
         (["train", "t.txt", "--oot", "m"], "'--out'"),
         (["steps", "1", "--opne"], "'--open'"),
         (["bench", "--quik"], "'--quick'"),
-        (["bench", "layers", "--secnods", "1"], "'--seconds'"),
+        (["bench", "--secnods", "1"], "'--seconds'"),
     ],
 )
 def test_slips_get_a_suggestion(arguments, meant, capsys):
