@@ -67,8 +67,7 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
         raise ValueError(f"{config.where}: rotary positions need heads of an even width, not {width}")
     if width > MOST_WIDTH:
         raise ValueError(f"{config.where}: heads of a width of {width}; more than {MOST_WIDTH} are not read")
-    exponents = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
-    periods = (np.float32(theta) ** exponents).astype(np.float32)
+    periods = _periods(width, theta)
     if kind != "default":
         own.raw("original_max_position_embeddings")  # in files also where it is not used
     try:
@@ -80,6 +79,16 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     if not np.isfinite(rope.frequencies).all() or not 0 < rope.factor < math.inf:
         raise ValueError(f"{where} gives frequencies or a factor that are not finite")
     return rope
+
+
+def plain_rope(width: int, theta: float) -> Rope:
+    """Return the frequencies θ^(−2i/width) of heads of a width (Su et al., "RoFormer", 2021, equation 15)."""
+    return Rope(_tuple(1 / _periods(width, theta)))
+
+
+def _periods(width: int, theta: float) -> Any:
+    exponents = np.arange(0, width, 2).astype(np.float32) / np.float32(width)
+    return (np.float32(theta) ** exponents).astype(np.float32)
 
 
 def _tuple(frequencies: Any) -> tuple[float, ...]:

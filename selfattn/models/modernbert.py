@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
-import numpy as np
-
-from selfattn._check import Array
-from selfattn.engine.transformer import Layer, Rotary, Transformer
+from selfattn.engine.rope import plain_rope
+from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._config import MOST_LAYERS, Config
 from selfattn.models._pretrained import Parameters, Shapes
 from selfattn.models._text_encoder import TextEncoder
@@ -124,13 +121,5 @@ class ModernBertModel(TextEncoder):
             norm_first=True,
             activation=self.activation,
             window=(None, None) if kind == FULL else (self.window, self.window),
-            rotary=_angles(self.hidden_size // self.num_heads, self.theta[kind], longest, dtype),
+            rotary=plain_rope(self.hidden_size // self.num_heads, self.theta[kind]).rotary(longest, dtype),
         )
-
-
-@functools.lru_cache(8)
-def _angles(width: int, theta: float, longest: int, dtype: Any) -> Rotary:
-    """Return the cosines and sines of position times θ^(−2i/width) (Su et al., "RoFormer", 2021, equation 15)."""
-    inverse = (1 / theta ** (np.arange(0, width, 2, dtype=np.float32) / width)).astype(np.float32)
-    angles: Array = np.arange(longest, dtype=np.float32)[:, None] * inverse
-    return Rotary(np.cos(angles).astype(dtype), np.sin(angles).astype(dtype))
