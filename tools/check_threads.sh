@@ -16,8 +16,8 @@ cd "$directory/sources"
 
 # Random addresses may lie where the sanitizer's own memory is to be.
 fixed=$(setarch -R true 2>/dev/null && echo "setarch -R" || true)
-# The children of fork() compute as well.
-export TSAN_OPTIONS="die_after_fork=0 history_size=4 exitcode=66 suppressions=$PWD/tools/check_threads.supp"
+# The children of fork() compute as well. Sizes that are refused are beyond any memory.
+export TSAN_OPTIONS="die_after_fork=0 history_size=4 exitcode=66 allocator_may_return_null=1 suppressions=$PWD/tools/check_threads.supp"
 runtime=
 run() {
     LD_PRELOAD=$runtime PYTHONPATH="$directory/sources${PYTHONPATH:+:$PYTHONPATH}" \

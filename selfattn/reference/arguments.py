@@ -340,7 +340,7 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
     extra = tuple(range(gradient.ndim - len(shape)))
     gradient = gradient.sum(axis=extra) if extra else gradient
-    axes = tuple(axis for axis, n in enumerate(shape) if n == 1 and gradient.shape[axis] != 1)
+    axes = tuple(axis for axis in range(gradient.ndim) if shape[axis] == 1 != gradient.shape[axis])
     return gradient.sum(axis=axes, keepdims=True) if axes else gradient.reshape(shape)
 
 

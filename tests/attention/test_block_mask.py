@@ -158,11 +158,6 @@ def test_a_mask_that_closes_nothing_more_changes_no_bit():
         np.testing.assert_array_equal(attend(*arrays, block_mask=mask), attend(*arrays, causal=causal))
 
 
-def test_an_empty_batch():
-    empty = random_inputs((0, 3, 7, 4), 7)
-    assert attend(*empty, block_mask=BlockMask.from_documents(np.zeros((0, 1, 7), int))).shape == (0, 3, 7, 4)
-
-
 def test_steps_show_what_is_closed():
     mask = BlockMask.from_documents([0, 0, 1])
     steps = sa.attention_steps(np.eye(3), np.eye(3), np.eye(3), block_mask=mask)

@@ -107,12 +107,12 @@ def problems(draw):
         )
         options["attn_mask"] = draw(layouts(mask))
     if draw(st.booleans()):
-        options["scale"] = draw(st.sampled_from([0.0, 1, -0.5, 3.0, 0.01]))
+        options["scale"] = draw(st.sampled_from([0.0, 1, -0.5, 3.0, 0.01, 1e-30, np.float32(0.5)]))
     if draw(st.booleans()):
         side = st.one_of(st.none(), st.integers(0, 20), st.sampled_from([100, 2**63, 10**30]))
         options["window"] = (draw(side), draw(side))
     if draw(st.integers(0, 3)) == 0:
-        options["softcap"] = draw(st.sampled_from([0.1, 1.0, 50.0, 1e6]))
+        options["softcap"] = draw(st.sampled_from([1e-3, 0.1, 1.0, 50, 1e6, 1e30]))
     for name in ("alibi_slopes", "sinks"):
         if draw(st.integers(0, 2)) == 0:
             per_head = np.asarray(normal(rng, draw(sub_shapes(lead)), draw(st.sampled_from(FLOATS))))

@@ -3,9 +3,6 @@
 import copy
 import json
 import pickle
-import sys
-from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -116,26 +113,6 @@ def test_a_copy_goes_on_alone(again):
     other = again(rng)
     first = [rng.standard_normal(2).tolist(), rng.random(2).tolist()]
     assert [other.standard_normal(2).tolist(), other.random(2).tolist()] == first
-
-
-def test_threads_that_share_a_generator():
-    """A number is drawn once, whoever draws it."""
-    shared, threads, draws = sa.torch_rng(3), 4, 2000
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            futures = [
-                pool.submit(lambda: [float(shared.normal()) for _ in range(draws)]) for _ in range(threads)
-            ]
-            drawn = Counter(x for future in futures for x in future.result())
-    finally:
-        sys.setswitchinterval(before)
-    alone = sa.torch_rng(3)
-    # each thread may leave the second number of a pair
-    first = Counter(float(alone.normal()) for _ in range(threads * draws + threads))
-    assert drawn.total() == threads * draws
-    assert drawn <= first
 
 
 @pytest.mark.parametrize("wrong", [True, "0.5", b"0.5", np.complex64(0.5), np.array("0.5"), np.ones(1)])

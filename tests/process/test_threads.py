@@ -9,14 +9,13 @@ import importlib.util
 import os
 import re
 import sysconfig
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import PYTHON, TIME_LIMIT, finish, run_script, start
+from processes import PYTHON, finish, run_script, start
 
 import selfattn as sa
 
@@ -148,33 +147,6 @@ def test_without_a_number_in_omp_num_threads_it_is_the_cpus_this_process_may_use
 def test_omp_num_threads_as_it_was_at_import(setting, number):
     script = "import os, selfattn; os.environ['OMP_NUM_THREADS'] = '2'; print(selfattn.get_num_threads())"
     assert run(script, prelude="", OMP_NUM_THREADS=setting) == str(number)
-
-
-def test_many_python_threads_at_once():
-    query, key, value = arrays()
-    options = [
-        {}, {"is_causal": True}, {"window": (20, 5)}, {"dropout_p": 0.3, "rng": 5}, {"attn_mask": query[0, 0, :, :1] > 0},
-        {"return_weights": True}, {"softcap": 5.0}, {"key_lengths": np.array([[30], [300]])},
-    ]  # fmt: skip
-    expected = [sa.scaled_dot_product_attention(query, key, value, num_threads=1, **o) for o in options]
-    start = threading.Barrier(8)
-
-    def work(first):
-        start.wait()
-        for turn in range(12):
-            which = (first + turn) % len(options)
-            number = (None, 1, 2, 3)[turn % 4]
-            got = sa.scaled_dot_product_attention(query, key, value, num_threads=number, **options[which])
-            for a, b in zip(as_tuple(got), as_tuple(expected[which]), strict=True):
-                np.testing.assert_array_equal(a, b)
-
-    with ThreadPoolExecutor(8) as pool:
-        for future in [pool.submit(work, first) for first in range(8)]:
-            future.result(timeout=TIME_LIMIT)
-
-
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
 
 
 @needs_proc

@@ -647,6 +647,9 @@ OPERATIONS = {
         sinks=lambda d: d.normal(3), key_lengths=np.array([[40], [48]]), dropout_p=0.2, rng=3, num_threads=3,
         wrt=(*QKV, "attn_mask", "alibi_slopes", "sinks"),
     ),
+    "blocks": operation(
+        attention, block_mask=lambda d: sa.BlockMask.from_blocks(d.rng.random((5, 6)) < 0.6, (8, 8)), wrt=QKV,
+    ),
     "lists": operation(
         attention, layout=np.ndarray.tolist, key_lengths=[[40], [48]], window=[9, 9], sinks=[0.5, 0.25, 0.125], wrt=QKV,
     ),
