@@ -13,6 +13,7 @@ from selfattn.training import checkpoint
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 pytest.importorskip("safetensors", reason="the extra 'models' is not installed")
 
+TINY = ["--dim", "8", "--heads", "1", "--layers", "1", "--context", "8", "--steps", "1", "--quiet"]
 TEXT = "the sea was calm.\nthe ship sailed on.\n" * 40
 SMALL = [
     "--dim",
@@ -42,6 +43,11 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
 def test_it_writes_what_it_has_read(folder, capsys):
     assert {path.name for path in (folder / "model").iterdir()} == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
@@ -69,18 +75,8 @@ def test_transformers_loads_the_folder(folder):
     assert theirs_too("the ship was")["input_ids"] == ids
 
 
-def test_training_again_gives_the_same_weights_and_replaces_only_by_force(folder, capsys):
-    command = [
-        "train",
-        "gpt",
-        str(folder / "text.txt"),
-        "--out",
-        str(folder / "model"),
-        "--steps",
-        "150",
-        *SMALL,
-        "--quiet",
-    ]
+def test_training_again_gives_the_same_weights_and_replaces_only_by_force(here, folder, capsys):
+    command = ["train", "gpt", "text.txt", "--out", "model", "--steps", "150", *SMALL, "--quiet"]
     before = (folder / "model" / "model.safetensors").read_bytes()
     assert cli.main(command) == 1
     assert "holds a model: --force replaces it" in capsys.readouterr().err
@@ -99,8 +95,7 @@ def test_training_again_gives_the_same_weights_and_replaces_only_by_force(folder
         (["text.txt", "--resume"], "no unfinished training"),
     ],
 )
-def test_errors_are_one_line(folder, tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.chdir(folder)
+def test_errors_are_one_line(here, tmp_path, capsys, arguments, message):
     assert cli.main(["train", "gpt", *arguments, "--out", str(tmp_path / "out")]) == 1
     err = capsys.readouterr().err
     assert message in err
@@ -115,15 +110,13 @@ def test_errors_are_one_line(folder, tmp_path, capsys, monkeypatch, arguments, m
         ["--lr", "nan"], ["--lr", "-1"], ["--lr", "inf"], ["--dim", "1e3"],
     ],
 )  # fmt: skip
-def test_numbers_that_are_none(folder, tmp_path, capsys, monkeypatch, arguments):
-    monkeypatch.chdir(folder)
+def test_numbers_that_are_none(here, tmp_path, capsys, arguments):
     assert cli.main(["train", "gpt", "text.txt", *arguments, "--out", str(tmp_path / "out")]) == 2
     assert f"argument {arguments[0]}: must be" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_what_the_loop_refuses_leaves_no_folder(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_what_the_loop_refuses_leaves_no_folder(here, tmp_path, capsys, monkeypatch):
 
     def fit(*args, **options):
         raise FloatingPointError("the loss is nan")
@@ -135,8 +128,7 @@ def test_what_the_loop_refuses_leaves_no_folder(folder, tmp_path, capsys, monkey
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
-def test_files_of_ones_own_are_not_replaced_unasked(folder, tmp_path, capsys, monkeypatch, name):
-    monkeypatch.chdir(folder)
+def test_files_of_ones_own_are_not_replaced_unasked(here, tmp_path, capsys, name):
     (tmp_path / name).write_text("mine")
     assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path)]) == 1
     assert "--force replaces it" in capsys.readouterr().err
@@ -144,34 +136,29 @@ def test_files_of_ones_own_are_not_replaced_unasked(folder, tmp_path, capsys, mo
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
-def test_a_file_of_the_name_of_a_checkpoint_is_left_alone(folder, tmp_path, capsys, monkeypatch, force):
-    monkeypatch.chdir(folder)
+def test_a_file_of_the_name_of_a_checkpoint_is_left_alone(here, tmp_path, capsys, force):
     (tmp_path / "unfinished.safetensors").write_text("mine")
     assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *force]) == 1
     assert "no training of selfattn's left it" in capsys.readouterr().err
     assert (tmp_path / "unfinished.safetensors").read_text() == "mine"
 
 
-def test_other_files_stay_where_a_model_is_trained(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_other_files_stay_where_a_model_is_trained(here, tmp_path):
     theirs = ("modules.json", "special_tokens_map.json", "notes.txt")
     for name in theirs:
         (tmp_path / name).write_text("mine")
-    small = ["--dim", "8", "--heads", "1", "--layers", "1", "--context", "8", "--steps", "1", "--quiet"]
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *small]) == 0
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *TINY]) == 0
     assert {name: (tmp_path / name).read_text() for name in theirs} == dict.fromkeys(theirs, "mine")
 
 
-def test_force_begins_anew_only_with_a_text(folder, tmp_path, capsys, monkeypatch):
+def test_force_begins_anew_only_with_a_text(here, tmp_path, capsys):
     """An unfinished training is hours of work: it goes when there is something to begin with."""
-    monkeypatch.chdir(folder)
     unfinished = tmp_path / "unfinished.safetensors"
     checkpoint.save(unfinished, {"a": np.ones(2)})
     for text in ("nothing.txt", "."):
         assert cli.main(["train", "gpt", text, "--out", str(tmp_path), "--force"]) == 1
     assert unfinished.exists()
-    small = ["--dim", "8", "--heads", "1", "--layers", "1", "--context", "8", "--steps", "1", "--quiet"]
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), "--force", *small]) == 0
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), "--force", *TINY]) == 0
     assert not unfinished.exists()
 
 

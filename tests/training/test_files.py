@@ -19,6 +19,9 @@ pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
 SENTENCES = ["tom chase jerry", "jerry likes cheese", "harry killed voldemort"]
 
 
+PAGE = steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2)))
+
+
 def whitespace_model(rng=0, dtype=np.float32, **sizes):
     tokenizer = WhitespaceTokenizer.train(SENTENCES)
     sizes = {"vocab_size": tokenizer.vocab_size, "embedding_dim": 8, "max_seq_len": 16, **sizes}
@@ -407,7 +410,7 @@ def test_a_link_stays_a_link_and_what_it_points_at_is_written(tmp_path):
         assert files.load_arrays(tmp_path / "data" / name)["a"].tolist() == [1, 1]
         _disk.write_rows(tmp_path / name, [np.ones((2, 3))], 3, np.float32)
         assert np.load(tmp_path / "data" / name).shape == (2, 3)
-        steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2))).save(tmp_path / name)
+        PAGE.save(tmp_path / name)
         assert (tmp_path / "data" / name).read_text().startswith("<!DOCTYPE html>")
         assert (tmp_path / name).is_symlink()
     (tmp_path / "circle").symlink_to("circle")
@@ -433,9 +436,8 @@ def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path, monkeypatch):
         (tmp_path / name).write_text("mine")
         (tmp_path / name).chmod(0o444)
     monkeypatch.setattr(os, "access", lambda path, mode: bool(os.stat(path).st_mode & 0o222))
-    page = steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2)))
     for write in (
-        lambda: page.save(tmp_path / "page.html"),
+        lambda: PAGE.save(tmp_path / "page.html"),
         lambda: files.save_arrays(tmp_path / "arrays", {"a": np.ones(2)}),
         lambda: _disk.write_rows(tmp_path / "rows.npy", [np.ones((2, 3))], 3, np.float32),
     ):
@@ -449,7 +451,7 @@ def test_a_page_is_replaced_when_it_is_whole(tmp_path, monkeypatch):
     path.write_text("the page of yesterday")
     fail_at(monkeypatch, "fsync", 0, FULL)
     with pytest.raises(OSError, match="No space left on device"):
-        steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2))).save(path)
+        PAGE.save(path)
     assert path.read_text() == "the page of yesterday"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -496,8 +498,7 @@ def test_files_that_are_not_of_the_model_stay(saved, tmp_path):
 def test_a_folder_is_no_place_for_a_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    page = steps_page(attention_steps(np.eye(2), np.eye(2), np.eye(2)))
-    for write in (page.save, lambda path: files.save_arrays(path, {"a": np.ones(2)})):
+    for write in (PAGE.save, lambda path: files.save_arrays(path, {"a": np.ones(2)})):
         with pytest.raises(IsADirectoryError, match="a folder is in the way"):
             write(name)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]

@@ -392,15 +392,6 @@ def test_a_second_ctrl_c_does_not_wait():
     assert interrupted.type is KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stream", [None, object(), io.StringIO()], ids=["none", "no isatty", "closed"])
-def test_standard_error_may_be_no_terminal_at_all(monkeypatch, stream):
-    if isinstance(stream, io.StringIO):
-        stream.close()
-    monkeypatch.setattr("sys.stderr", stream)
-    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=None)
-    assert len(history.epoch_losses) == 1
-
-
 def test_a_sentence_that_will_not_do_is_found_before_the_first_step(tmp_path):
     """Of 20 triplets the last; nothing has moved, and no checkpoint is there."""
     task = make_task()
@@ -443,28 +434,31 @@ def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path):
     assert task.seen == []
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_bar_that_nobody_sees(stream, monkeypatch):
-    """Without standard error, as for a daemon, it is drawn for nobody; lines without standard output, too."""
-    pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
-    monkeypatch.setattr(sys, stream, None)
-    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=1, progress=True)
-    assert len(history.step_losses) == 4
-    make_task().model.encode(["tom", "jerry"], progress=True)
-
-
-def test_a_bar_that_cannot_be_written_ends_no_training(monkeypatch):
+class Full(io.StringIO):
     """As when the disk behind a log is full, or the program that reads it is gone."""
-    pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
 
-    class Full(io.StringIO):
-        def write(self, text):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        def flush(self):
-            self.write("")
+    def flush(self):
+        self.write("")
 
-    monkeypatch.setattr(sys, "stderr", Full())
-    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=None, progress=True)
+
+CLOSED = io.StringIO()
+CLOSED.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [("stdout", None), ("stderr", None), ("stderr", object()), ("stderr", CLOSED), ("stderr", Full())],
+)
+@pytest.mark.parametrize("progress", [False, True])
+def test_no_stream_ends_a_training(name, stream, progress, monkeypatch):
+    """Without standard error, as for a daemon, a bar is drawn for nobody; lines without standard output, too."""
+    if progress:
+        pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
+    monkeypatch.setattr(sys, name, stream)
+    log_every = 1 if name == "stdout" else None
+    history = training.fit(make_task(), TRIPLETS[:4], epochs=1, rng=0, log_every=log_every, progress=progress)
     assert len(history.step_losses) == 4
-    make_task().model.encode(["tom", "jerry"], progress=True)
+    make_task().model.encode(["tom", "jerry"], progress=progress)
