@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from covering import covering
-from nn_checks import check_gradients, compare_with_torch, perturbed, torch_state, torch_twin
+from nn_checks import assert_born_alike, check_gradients, compare_with_torch, perturbed, torch_twin
 
 import selfattn as sa
 from selfattn import nn
@@ -109,13 +109,11 @@ def test_ways_to_say_the_same():
 
 
 def test_weights_at_birth_are_those_of_pytorch():
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(3)
-    theirs = torch_state(torch.nn.TransformerDecoderLayer(8, 2, 16))
-    ours = nn.TransformerDecoderLayer(8, 2, 16, rng=sa.torch_rng(3)).state_dict()
-    assert list(ours) == list(theirs)
-    for name, array in theirs.items():
-        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    assert_born_alike(
+        lambda rng: nn.TransformerDecoderLayer(8, 2, 16, rng=rng),
+        lambda torch: torch.nn.TransformerDecoderLayer(8, 2, 16),
+        seed=3,
+    )
 
 
 def test_the_future_and_missing_memory_are_not_seen():

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 from nn_checks import (
+    assert_born_alike,
     assert_close,
     check_gradients,
     compare_with_torch,
     perturbed,
-    torch_state,
     torch_twin,
 )
 
-import selfattn as sa
 from selfattn import nn
 
 N, L, S, E, HEADS = 2, 5, 7, 8, 2
@@ -86,14 +85,10 @@ def test_outputs_and_gradients_are_those_of_pytorch(shape, batched, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_initial_numbers_are_those_of_pytorch(shape):
-    torch = pytest.importorskip("torch", reason="torch, the peer, is not installed")
     arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
-    torch.manual_seed(11)
-    expected = torch_state(torch.nn.MultiheadAttention(**arguments))
-    got = make(arguments, rng=sa.torch_rng(11)).state_dict()
-    assert list(got) == list(expected)
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, expected[name])
+    assert_born_alike(
+        lambda rng: make(arguments, rng=rng), lambda torch: torch.nn.MultiheadAttention(**arguments), seed=11
+    )
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -6,11 +6,11 @@ import tracemalloc
 import numpy as np
 import pytest
 from nn_checks import (
+    assert_born_alike,
     assert_close,
     check_gradients,
     compare_with_torch,
     perturbed,
-    torch_state,
     torch_twin,
     with_one_input,
 )
@@ -107,17 +107,17 @@ def test_gradients_have_the_dtypes_of_what_they_belong_to(weights, inputs, resul
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_numbers_are_those_of_pytorch_and_copies_are_equal(kind):
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(3)
-    theirs = torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind])
-    theirs = torch.nn.TransformerEncoder(theirs, 2, torch.nn.LayerNorm(D), enable_nested_tensor=False)
-    ours = nn.TransformerEncoder(
-        layer_of(kind, rng=sa.torch_rng(3)), 2, nn.LayerNorm(D), enable_nested_tensor=False, mask_check=False
-    )
-    expected, got = torch_state(theirs), ours.state_dict()
-    assert list(got) == list(expected) == list(ours.parameters())
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, expected[name])
+    def ours(rng):
+        layer, more = layer_of(kind, rng=rng), {"enable_nested_tensor": False, "mask_check": False}
+        model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D), **more)
+        assert list(model.state_dict()) == list(model.parameters())
+        return model
+
+    def theirs(torch):
+        layer = torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind])
+        return torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(D), enable_nested_tensor=False)
+
+    assert_born_alike(ours, theirs, seed=3)
 
 
 def test_an_encoder_has_copies_that_part_when_trained():

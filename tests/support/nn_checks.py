@@ -55,6 +55,16 @@ def torch_state(module):
     return {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
 
 
+def assert_born_alike(ours, make_theirs, seed):
+    """``ours(rng)`` has the parameters, their order and the bits of what PyTorch makes from the same seed."""
+    torch = pytest.importorskip("torch", reason="torch, the peer, is not installed")
+    torch.manual_seed(seed)
+    expected, got = torch_state(make_theirs(torch)), ours(sa.torch_rng(seed)).state_dict()
+    assert list(got) == list(expected)
+    for name, array in got.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
 def torch_twin(make_ours, make_theirs, dtype):
     """Make both layers, ours with the weights of theirs, moved from where they were born."""
     torch = pytest.importorskip("torch")
