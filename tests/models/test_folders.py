@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from safetensors_headers import HOSTILE, hostile
 
 from selfattn import models
 
@@ -150,40 +151,7 @@ def test_weights_that_do_not_fit(folder, change, words):
         assert word in str(error.value)
 
 
-def hostile(header, data=b"\0" * 64, length=None):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
-def entry(begin, end, shape=(16,), dtype="F32"):
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0\0\0",
-        struct.pack("<Q", 2**63),
-        hostile({}, length=2**40),
-        hostile(b"not json"),
-        hostile(b"{" * 10_000),
-        hostile({"a": 3}),
-        hostile({"a": entry(0, 128)}),  # beyond the end
-        hostile({"a": entry(-64, 0)}),
-        hostile({"a": entry(64, 0)}),
-        hostile({"a": entry(0, 64, (2**62, 8))}),  # a product beyond 64 bits
-        hostile({"a": entry(0, 64, (-4, -4))}),
-        hostile({"a": entry(0, 60)}),  # not what the shape says
-        hostile({"a": entry(0, 64), "b": entry(0, 64)}),  # overlap
-        hostile({"a": entry(0, 64), "b": entry(32, 96)}, b"\0" * 96),
-        hostile({"a": entry(8, 72)}, b"\0" * 72),  # a hole
-        hostile({"a": entry(0, 64)}, b"\0" * 80),  # more than the header says
-        hostile({"a": entry(0, 64, dtype="F33")}),
-        hostile(b'{"a": {"dtype": "F32", "shape": [16]}}'),
-        b"\x80\x02}q\x00." + b"\0" * 64,  # a pickle under that name
-    ],
-)
+@pytest.mark.parametrize("content", HOSTILE)
 def test_hostile_headers(folder, content):
     (folder / WEIGHTS).write_bytes(content)
     with pytest.raises(ValueError, match="cut off, damaged or no safetensors file"):
