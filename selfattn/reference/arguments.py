@@ -338,6 +338,7 @@ def rotary_table(name: str, table: Array, x_ndim: int, half: tuple[int, ...]) ->
 
 def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
+    gradient = gradient.reshape((1,) * (len(shape) - gradient.ndim) + gradient.shape)  # (1,) may stand for ()
     extra = tuple(range(gradient.ndim - len(shape)))
     gradient = gradient.sum(axis=extra) if extra else gradient
     axes = tuple(axis for axis in range(gradient.ndim) if shape[axis] == 1 != gradient.shape[axis])

@@ -492,3 +492,11 @@ def test_rotary_tables_without_a_head_axis_differ_by_batch():
         reference.apply_rotary_emb(x[..., :7], np.ones((5, 3)), np.ones((5, 3)))
     with pytest.raises(ValueError, match="sin"):
         reference.apply_rotary_emb(x, np.ones((5, 4)), np.ones((5, 3)))
+
+
+def test_sinks_of_one_head_have_a_gradient_of_their_shape():
+    """Without leading dimensions, (1,) and () mean the same."""
+    x = np.ones((3, 2))
+    for shape in ((), (1,)):
+        _, pullback = reference.scaled_dot_product_attention_vjp(x, x, x, sinks=np.zeros(shape))
+        assert pullback(x).sinks.shape == shape
