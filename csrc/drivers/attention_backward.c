@@ -25,7 +25,7 @@
 #define SA_LARGE_RANGE 1024
 
 /* Groups follow one another if they have this many blocks, and keys, values and gradients exceed these bytes. */
-#define SA_QUANT_TO_FOLLOW 8
+#define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
 /* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart: they fall on few sets of the
@@ -83,7 +83,7 @@ static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan
 
 static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
     const double bytes = 2.0 * (double)plan->sharing * (double)a->S * (double)(a->E + a->Dv) * (double)sa_element_size(a->f64);
-    return plan->sharing > 1 && plan->key_ranges == 1 && plan->blocks >= SA_QUANT_TO_FOLLOW &&
+    return plan->sharing > 1 && plan->key_ranges == 1 && plan->blocks >= SA_BLOCKS_TO_FOLLOW &&
            bytes > (double)SA_BYTES_TO_FOLLOW;
 }
 

@@ -18,7 +18,7 @@ enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
 /* The rows of a block: each with its own query, options and outputs, all with one key head. */
 typedef struct {
     int count;
-    bool clipped; /* some key of the block is closed to some row */
+    bool clipped; /* causal, windows, lengths or block masks close some key of the block to some row */
     int gaps;     /* lists that close keys between lo and hi */
     const char *query[SA_MAX_BLOCK_ROWS];
     const char *mask[SA_MAX_BLOCK_ROWS];

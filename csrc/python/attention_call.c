@@ -1,4 +1,5 @@
-/* Owns an attention call: its inputs and their shapes. attention_options.c reads options. Nothing is written before all is
+/* Owns an attention call: its inputs and their shapes. attention_parameters.h lists every argument with its
+ * reader in attention_options.c. Nothing is written before all is
  * checked. */
 #include "python/attention_call.h"
 

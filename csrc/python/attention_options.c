@@ -25,7 +25,7 @@ static int read_softcap(void *call, PyObject *value, const char *name, void *to)
 
 /* ---- causal and window ---------------------------------------------------------------------------------------------- */
 
-/* is_causal, read before, set *to. */
+/* *to holds is_causal, which is read first. */
 static int read_causal(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     bool *causal = to;

@@ -1,4 +1,4 @@
-"""The command ``selfattn``: `app` reads its arguments and shows what attention computes, `models` trains and searches."""
+"""The command ``selfattn``: `app` starts what its first argument names, in the file of that name, `models` or `language`."""
 
 from selfattn.cli.app import main
 

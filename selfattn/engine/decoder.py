@@ -119,8 +119,8 @@ class Decoder:
 
     def hidden(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None) -> list[Array]:
         """Compute the rows (L_i, d) that enter the head. With a cache, the tokens come after those in it, and are appended."""
-        rows, starts = self._run(self._core_model, ids, cache)
-        return np.split(rows, starts[1:-1])
+        rows, cu_seqlens = self._run(self._core_model, ids, cache)
+        return np.split(rows, cu_seqlens[1:-1])
 
     def next_logits(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache) -> Array:
         """Append tokens, and compute the logits of the one that follows, (sequences, vocabulary)."""
@@ -143,16 +143,16 @@ class Decoder:
     def _run(
         self, core: tuple[object, object, object], ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
     ) -> tuple[Array, Ids]:
-        packed, starts = self._packed(ids, cache)
+        packed, cu_seqlens = self._packed(ids, cache)
         if cache is None:
-            return _core._transformer_forward(packed, starts, core, False), starts
-        lengths = cache.lengths + np.diff(starts)
+            return _core._transformer_forward(packed, cu_seqlens, core, False), cu_seqlens
+        lengths = cache.lengths + np.diff(cu_seqlens)
         cache.reserve(int(lengths.max(initial=0)))
         rows: Array = _core._transformer_forward(
-            packed, starts, core, False, (cache.keys, cache.values, cache.lengths)
+            packed, cu_seqlens, core, False, (cache.keys, cache.values, cache.lengths)
         )
         cache.lengths = lengths
-        return rows, starts
+        return rows, cu_seqlens
 
     def _packed(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None) -> tuple[Ids, Ids]:
         """Check the ids of sequences, and pack them."""

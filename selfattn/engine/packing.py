@@ -1,6 +1,6 @@
 """Ids as the core takes them: checked, and packed, sequences one after the other without padding.
 
-``starts`` says where each sequence begins, and ends with the number of all ids. Messages are the callers': what is here says what
+``cu_seqlens`` says where each sequence begins, and ends with the number of all ids. Messages are the callers': what is here says what
 is wrong with which id.
 """
 
@@ -28,12 +28,12 @@ def vectors(name: str, sequences: Iterable[npt.ArrayLike]) -> list[Ids]:
 
 
 def pack(sequences: Sequence[Any]) -> tuple[Ids, Ids]:
-    """Put the ids of sequences, vectors or lists of int, one after the other; also return ``starts``."""
-    starts = np.zeros(len(sequences) + 1, np.int64)
-    np.cumsum([len(own) for own in sequences], out=starts[1:])
+    """Put the ids of sequences, vectors or lists of int, one after the other; also return ``cu_seqlens``."""
+    cu_seqlens = np.zeros(len(sequences) + 1, np.int64)
+    np.cumsum([len(own) for own in sequences], out=cu_seqlens[1:])
     if sequences and isinstance(sequences[0], np.ndarray):
-        return np.concatenate(sequences, dtype=np.int64), starts
-    return np.fromiter(itertools.chain.from_iterable(sequences), np.int64, int(starts[-1])), starts
+        return np.concatenate(sequences, dtype=np.int64), cu_seqlens
+    return np.fromiter(itertools.chain.from_iterable(sequences), np.int64, int(cu_seqlens[-1])), cu_seqlens
 
 
 def check_ids(ids: Array, vocab_size: int, found: str = "not") -> None:

@@ -1,7 +1,7 @@
 """Pretrained models: encoders and language models, from folders as Transformers and sentence-transformers write them.
 
 >>> from selfattn import models
->>> model = models.load("all-MiniLM-L6-v2")  # doctest: +SKIP
+>>> model = models.load("./all-MiniLM-L6-v2")  # doctest: +SKIP
 >>> model.encode(["a storm at sea", "the sea was calm"]).shape  # doctest: +SKIP
 (2, 384)
 

@@ -155,7 +155,7 @@ def add(found: Gradients, name: str, grad: Array) -> None:
 
 
 class Pretrained(Module):
-    """A pretrained encoder: parameters by Transformers' names, of which subclasses make the core's settings.
+    """A pretrained model: parameters by Transformers' names, of which subclasses make the core's settings.
 
     Parameters
     ----------
@@ -192,6 +192,7 @@ class Pretrained(Module):
     buffers: ClassVar[
         tuple[str, ...]
     ] = ()  # how names end of what is stored with the parameters, and is none
+    # What the names of other tasks' heads begin with, which a file may have and which are not read.
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
     )  # fmt: skip
@@ -423,6 +424,7 @@ class Pretrained(Module):
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _built(self, longest: int) -> tuple[Transformer, Parameters]:
+        """Return the core's settings for sequences of at most so many tokens, and where their arrays come from."""
         parameters = Parameters(self.arrays, self._made, self.blocks)
         return self._settings(parameters, longest), parameters
 
@@ -434,15 +436,15 @@ def run(model: Transformer, inputs: Array, cu_seqlens: Array, pooling: Any) -> A
 
 def states(model: Transformer, inputs: Array) -> list[Array]:
     """Return the rows that enter the first layer, and those that leave each, of one sequence."""
-    ends = np.array([0, len(inputs)])
+    cu_seqlens = np.array([0, len(inputs)])
     x = inputs
     if model.table is not None or model.embedding_norm is not None:
-        x = transformer.forward(model._replace(layers=(), final_norm=None), inputs, ends)
+        x = transformer.forward(model._replace(layers=(), final_norm=None), inputs, cu_seqlens)
     found = [x]
     for n, layer in enumerate(model.layers):
         last = n == len(model.layers) - 1
         alone = Transformer((layer,), final_norm=model.final_norm if last else None, mask=model.mask)
-        x = transformer.forward(alone, x, ends)
+        x = transformer.forward(alone, x, cu_seqlens)
         found.append(x)
     return found
 

@@ -55,7 +55,9 @@ class TextEncoder(Pretrained):
     type_table: ClassVar[str | None] = None
     position_table: ClassVar[str | None] = None
     first_position = 0
-    has_fixed_settings = True  # whatever the lengths and the numbers in the parameters
+    has_fixed_settings = (
+        True  # the same for sequences of any lengths and any values of parameters, so made once
+    )
     # Of a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
     num_labels: int
@@ -424,9 +426,9 @@ class TextEncoder(Pretrained):
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
         given, types = self._ids_and_types(sentence)
-        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
+        ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
         return transformer_steps(
-            *self._inputs(self._core(), ids, ends, None if types is None else np.asarray(types)),
+            *self._inputs(self._core(), ids, cu_seqlens, None if types is None else np.asarray(types)),
             tokens=self._pieces(given),
         )
 
@@ -443,10 +445,12 @@ class TextEncoder(Pretrained):
             The last is the encoder's result, behind its final norm if it has one.
         """
         given, types = self._ids_and_types(sentence)
-        ids, ends = np.asarray(given, np.int64), np.array([0, len(given)])
-        self._check_ids(ids, ends)
+        ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
+        self._check_ids(ids, cu_seqlens)
         settings, _ = self._built(len(ids))
-        settings, inputs = self._inputs(settings, ids, ends, None if types is None else np.asarray(types))
+        settings, inputs = self._inputs(
+            settings, ids, cu_seqlens, None if types is None else np.asarray(types)
+        )
         return states(settings, inputs)
 
     def forward(self, sentences: Any) -> Array:
@@ -548,7 +552,7 @@ class TextEncoder(Pretrained):
     def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
         """Compute the last hidden states of packed sequences, or one row for each."""
         self._check_ids(ids, cu_seqlens)
-        if types is None and self.has_fixed_settings:  # they point to the live arrays: made once
+        if types is None and self.has_fixed_settings:  # views of the arrays: changed weights show through
             if pooling not in self._prepared:
                 settings, _ = self._built(self.max_positions)
                 self._prepared[pooling] = transformer.as_core(settings._replace(pooling=pooling))

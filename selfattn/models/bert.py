@@ -55,7 +55,7 @@ class BertModel(TextEncoder):
     )  # fmt: skip
     feed_forward: ClassVar[tuple[str, str]] = ("intermediate.dense", "output.dense")
     norms: ClassVar[tuple[str, str]] = ("attention.output.LayerNorm", "output.LayerNorm")
-    pools: ClassVar[bool] = True  # files may hold a pooler, which classifiers use
+    has_pooler: ClassVar[bool] = True  # files may hold a pooler, which classifiers use
 
     def _read(self, config: Config) -> None:
         width, layers, heads, wide, activation = self.keys
@@ -99,7 +99,7 @@ class BertModel(TextEncoder):
             shapes |= norm(name + self.norms[0], d)
             shapes |= linear(name + up, wide, d) | linear(name + down, d, wide)
             shapes |= norm(name + self.norms[1], d)
-        pooler = linear("pooler.dense", d, d) if self.pools else {}
+        pooler = linear("pooler.dense", d, d) if self.has_pooler else {}
         return shapes | pooler, set(pooler)
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
@@ -153,7 +153,7 @@ class DistilBertModel(BertModel):
     projections = ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
     feed_forward = ("ffn.lin1", "ffn.lin2")
     norms = ("sa_layer_norm", "output_layer_norm")
-    pools = False
+    has_pooler = False
 
     def _read_more(self, config: Config) -> None:
         self.eps = 1e-12

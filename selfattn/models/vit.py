@@ -207,8 +207,8 @@ class ViTModel(Pretrained):
         -------
         ndarray, shape (n, 1 + patches, d) or (1 + patches, d)
         """
-        rows, ends, _, grid = self._rows(pixels)
-        y = run(self._built(int(ends[1]) if len(ends) > 1 else 1)[0], rows, ends, None)
+        rows, cu_seqlens, _, grid = self._rows(pixels)
+        y = run(self._built(int(cu_seqlens[1]) if len(cu_seqlens) > 1 else 1)[0], rows, cu_seqlens, None)
         return self._shaped(y, pixels, grid)
 
     def _shaped(self, rows: Array, pixels: npt.ArrayLike, grid: Grid) -> Array:
@@ -230,9 +230,9 @@ class ViTModel(Pretrained):
         pullback : callable
             ``grads = pullback(dy)``, keyed like :meth:`parameters`; pixels have no gradient.
         """
-        rows, ends, patches, grid = self._rows(pixels)
-        settings, parameters = self._built(int(ends[1]) if len(ends) > 1 else 1)
-        y, core_pullback = transformer.vjp(settings, rows, ends)
+        rows, cu_seqlens, patches, grid = self._rows(pixels)
+        settings, parameters = self._built(int(cu_seqlens[1]) if len(cu_seqlens) > 1 else 1)
+        y, core_pullback = transformer.vjp(settings, rows, cu_seqlens)
 
         def backward(dy: Array) -> Gradients:
             dx, grads, _ = core_pullback(dy.reshape(rows.shape))
@@ -264,8 +264,8 @@ class ViTModel(Pretrained):
             raise ValueError(
                 f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}"
             )
-        rows, ends, _, _ = self._rows(pixels)
-        settings: Any = self._built(int(ends[1]))[0]
+        rows, cu_seqlens, _, _ = self._rows(pixels)
+        settings: Any = self._built(int(cu_seqlens[1]))[0]
         return states(settings._replace(final_norm=None), rows)
 
 

@@ -411,7 +411,7 @@ class _Call:
                 raise ValueError(
                     f"sequence {n} has {len(own)} tokens; there must be 1 to {model.max_seq_len}, max_seq_len"
                 )
-        self.ids, self.starts = pack(given)
+        self.ids, self.cu_seqlens = pack(given)
         check_ids(self.ids, model.vocab_size)
         self.one = _is_one(ids)
         self.shape = None if isinstance(ids, list | tuple) else np.shape(ids)
@@ -420,7 +420,7 @@ class _Call:
 
     def rows(self) -> Array:
         """Compute the rows that enter the head."""
-        return transformer.forward(self.model, self.ids, self.starts)
+        return transformer.forward(self.model, self.ids, self.cu_seqlens)
 
     def unpacked(self, rows: Array) -> Any:
         """See the logits of packed tokens as those of the given sequences."""
@@ -428,14 +428,14 @@ class _Call:
             return rows
         if self.shape is not None:
             return rows.reshape(*self.shape, rows.shape[1])
-        return np.split(rows, self.starts[1:-1])
+        return np.split(rows, self.cu_seqlens[1:-1])
 
     def vjp(self) -> tuple[Array, Pullback]:
         """Compute packed logits and the way back from their gradient to those of the parameters."""
         parameters = self.owner.parameters()
         for parameter in parameters.values():
             refuse_gradients(parameter)
-        rows, core_back = self.described.vjp(self.model, self.ids, self.starts)
+        rows, core_back = self.described.vjp(self.model, self.ids, self.cu_seqlens)
         weight, positions = self.owner.head.weight, self.owner.position_embedding
         head = plain(weight, widest(weight))
         logits = linear(rows, head)
@@ -453,11 +453,11 @@ class _Call:
     def _of_positions(self, dx: Array, shape: tuple[int, ...]) -> Array:
         """Sum the gradients of what enters the layers over sequences."""
         d_weight = np.zeros(shape, dx.dtype)
-        lengths = np.diff(self.starts)
+        lengths = np.diff(self.cu_seqlens)
         if len(set(lengths.tolist())) == 1:
             dx.reshape(-1, lengths[0], dx.shape[1]).sum(axis=0, out=d_weight[: lengths[0]])
             return d_weight
-        for begin, length in zip(self.starts[:-1], lengths, strict=True):
+        for begin, length in zip(self.cu_seqlens[:-1], lengths, strict=True):
             d_weight[:length] += dx[begin : begin + length]
         return d_weight
 

@@ -415,7 +415,7 @@ class _Call:
         self.rows = self._packed(by_sequence)
         lengths = np.full(self.shape[0], length) if self.exists is None else self.exists.sum(axis=1)
         present = np.flatnonzero(lengths)
-        self.starts = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
+        self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
         heads = first.self_attn.num_heads
         allowed, key_bias = mask_from_ignored(mask, padding_mask, lead, heads, (length, length), self.compute)
         if key_bias is not None:
@@ -460,8 +460,8 @@ class _Call:
     def run(self, keep: bool) -> tuple[Array, Any]:
         """Compute the output, and its pullback if it is to be kept."""
         if not keep:
-            return self._unpacked(transformer.forward(self.model, self.rows, self.starts)), None
-        rows, core_back = self.described.vjp(self.model, self.rows, self.starts)
+            return self._unpacked(transformer.forward(self.model, self.rows, self.cu_seqlens)), None
+        rows, core_back = self.described.vjp(self.model, self.rows, self.cu_seqlens)
         y = self._unpacked(rows)
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
@@ -529,9 +529,9 @@ class Description:
             seed=seed_from_rng(attention.rng) if any(drops) else 0,
         )
 
-    def vjp(self, model: transformer.Transformer, inputs: Array, starts: Array) -> tuple[Array, Any]:
+    def vjp(self, model: transformer.Transformer, inputs: Array, cu_seqlens: Array) -> tuple[Array, Any]:
         """Compute the rows of a model, and ``dy -> (dx, pairs of a parameter and its gradient)``."""
-        rows, core_back = transformer.vjp(model, inputs, starts)
+        rows, core_back = transformer.vjp(model, inputs, cu_seqlens)
 
         def back(dy: Array) -> tuple[Array, list[tuple[Array, Array]]]:
             dx, grads, _ = core_back(dy)

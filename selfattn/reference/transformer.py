@@ -59,10 +59,10 @@ class Watch:
         """Take notice of an intermediate; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
 
     def attend(
-        self, query: Array, key: Array, value: Array, ends: Array, **options: Any
+        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
         """Compute attention of packed sequences, (tokens, heads, width), and what takes a gradient back."""
-        return varlen_attention_vjp(query, key, value, ends, ends, **options)
+        return varlen_attention_vjp(query, key, value, cu_seqlens, cu_seqlens, **options)
 
 
 UNSEEN = Watch()
@@ -93,15 +93,15 @@ def transformer_vjp(
     model's fields, the table first; ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share,
     else None.
     """
-    ends, given = np.asarray(cu_seqlens), np.asarray(inputs)
+    cu_seqlens, given = np.asarray(cu_seqlens), np.asarray(inputs)
     compute = np.dtype(compute_dtype or (given if model.table is None else model.table).dtype)
     tape = Tape()
-    x = rows = _enter(model, given, ends, compute)
+    x = rows = _enter(model, given, cu_seqlens, compute)
     x = normalised(tape, model.embedding_norm, x, (-1, 0))
     for n in range(len(model.layers)):
-        x = one_layer(tape, model, n, x, ends)
+        x = one_layer(tape, model, n, x, cu_seqlens)
     x = normalised(tape, model.final_norm, x, (len(model.layers), 0))
-    y = _pool(tape, model.pooling, x, ends)
+    y = _pool(tape, model.pooling, x, cu_seqlens)
 
     def pullback(dy: npt.ArrayLike) -> tuple[Array, list[Array], Array | None]:
         found = tape.back(y, np.asarray(dy, compute))
@@ -118,7 +118,7 @@ def transformer_vjp(
     return y, pullback
 
 
-def _enter(model: Any, given: Array, ends: Array, compute: np.dtype[Any]) -> Array:
+def _enter(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) -> Array:
     """Look ids up, and add what is always added and the positions; given rows stay as they are."""
     if model.table is None:
         return given.astype(compute)
@@ -126,23 +126,23 @@ def _enter(model: Any, given: Array, ends: Array, compute: np.dtype[Any]) -> Arr
     if model.always is not None:
         x = x + model.always.astype(compute)
     if model.positions is not None:
-        x = x + model.positions[_places(ends)].astype(compute)
+        x = x + model.positions[_places(cu_seqlens)].astype(compute)
     return x
 
 
-def _places(ends: Array) -> Array:
+def _places(cu_seqlens: Array) -> Array:
     """Return the place of every token in its sequence."""
-    lengths = np.diff(ends)
-    places: Array = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+    lengths = np.diff(cu_seqlens)
+    places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
     return places
 
 
-def _pool(tape: Tape, kind: str | None, x: Array, ends: Array) -> Array:
+def _pool(tape: Tape, kind: str | None, x: Array, cu_seqlens: Array) -> Array:
     if kind is None:
         return x
-    lengths = np.diff(ends)
+    lengths = np.diff(cu_seqlens)
     share = np.zeros((len(lengths), len(x)), x.dtype)  # of each row in each result
-    for s, (begin, end) in enumerate(pairwise(ends)):
+    for s, (begin, end) in enumerate(pairwise(cu_seqlens)):
         rows = {"mean": slice(begin, end), "first": begin, "last": end - 1}[kind]
         share[s, rows] = 1 / lengths[s] if kind == "mean" else 1
     return tape.put(share @ x, [x], lambda dy: [share.T @ dy])
@@ -151,7 +151,7 @@ def _pool(tape: Tape, kind: str | None, x: Array, ends: Array) -> Array:
 # ------------------------------------------------------------------------------------------------------- a layer
 
 
-def one_layer(tape: Tape, model: Any, n: int, x: Array, ends: Array, watch: Watch = UNSEEN) -> Array:
+def one_layer(tape: Tape, model: Any, n: int, x: Array, cu_seqlens: Array, watch: Watch = UNSEEN) -> Array:
     """Compute layer n of a model.
 
     ::
@@ -160,7 +160,7 @@ def one_layer(tape: Tape, model: Any, n: int, x: Array, ends: Array, watch: Watc
         norm after:   s = norm(x + attend(x))      y = norm(s + feed_forward(s))
     """
     watch.keep("inputs", x)
-    layer = _Layer(tape, model, n, ends, watch)
+    layer = _Layer(tape, model, n, cu_seqlens, watch)
     s = layer.residual(x, layer.attend, "attention_norm", ("attention_inputs", "residual", "norm"))
     if model.layers[n].up is None:
         return s
@@ -171,8 +171,8 @@ def one_layer(tape: Tape, model: Any, n: int, x: Array, ends: Array, watch: Watc
 class _Layer:
     """One layer of a model on its way."""
 
-    def __init__(self, tape: Tape, model: Any, n: int, ends: Array, watch: Watch) -> None:
-        self.tape, self.model, self.n, self.ends, self.watch = tape, model, n, ends, watch
+    def __init__(self, tape: Tape, model: Any, n: int, cu_seqlens: Array, watch: Watch) -> None:
+        self.tape, self.model, self.n, self.cu_seqlens, self.watch = tape, model, n, cu_seqlens, watch
         self.layer = model.layers[n]
 
     def residual(
@@ -194,7 +194,7 @@ class _Layer:
 
     def attend(self, x: Array) -> Array:
         """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
-        layer, ends = self.layer, self.ends
+        layer, cu_seqlens = self.layer, self.cu_seqlens
         heads = layer.num_heads
         key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
         if layer.key is None:  # one projection for all three
@@ -207,9 +207,9 @@ class _Layer:
             parts = [_heads(self.tape, one, slice(None), flat[0].shape[1] // heads) for one in flat]
         for name, part in zip(("query", "key", "value"), parts, strict=True):
             self.watch.keep(name, part)
-        query, key = (_rotate(self.tape, layer.rotary, part, _places(ends)) for part in parts[:2])
+        query, key = (_rotate(self.tape, layer.rotary, part, _places(cu_seqlens)) for part in parts[:2])
         attended, pull = self.watch.attend(
-            query, key, parts[2], ends,
+            query, key, parts[2], cu_seqlens,
             scale=layer.scale,
             enable_gqa=key_heads != heads,
             is_causal=layer.causal,
@@ -217,7 +217,7 @@ class _Layer:
             softcap=layer.softcap or None,
             dropout_p=layer.dropout[WEIGHTS],
             rng=layer.seed,
-            attn_mask=_masks(self.model, ends, heads, x.dtype),
+            attn_mask=_masks(self.model, cu_seqlens, heads, x.dtype),
         )  # fmt: skip
         mask = self.model.mask
         has_gradient = mask is not None and mask.dtype != np.bool_ and len(mask) == 1  # sequences share it
@@ -316,13 +316,13 @@ def _heads(tape: Tape, x: Array, columns: slice, width: int) -> Array:
     return tape.put(x[:, columns].reshape(len(x), -1, width), [x], back)
 
 
-def _masks(model: Any, ends: Array, heads: int, dtype: np.dtype[Any]) -> list[Array] | None:
+def _masks(model: Any, cu_seqlens: Array, heads: int, dtype: np.dtype[Any]) -> list[Array] | None:
     """Return a mask for each sequence, (heads, length, length), with the bias of its keys in it."""
     mask, bias = model.mask, model.key_bias
     if mask is None and bias is None:
         return None
     found = []
-    for s, length in enumerate(np.diff(ends)):
+    for s, length in enumerate(np.diff(cu_seqlens)):
         own = np.True_ if mask is None else mask[s if len(mask) > 1 else 0, :, :length, :length]
         own = np.broadcast_to(own, (heads, length, length))
         if bias is not None:

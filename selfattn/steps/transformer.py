@@ -191,7 +191,7 @@ class _Seen(Watch):
         self.steps[name] = kept
 
     def attend(
-        self, query: Array, key: Array, value: Array, ends: Array, **options: Any
+        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
         if options["attn_mask"] is not None:
             (options["attn_mask"],) = options["attn_mask"]

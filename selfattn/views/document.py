@@ -19,7 +19,7 @@ from selfattn import _disk
 from selfattn._extras import import_extra
 from selfattn.views.writing import Array, letters, number, script_data, short, text
 
-# Types within a line, other comments, indentation.
+# What is left out of scripts: types within a line, other comments, indentation.
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
 #: What every page is drawn with, in order of use. A file sees the names of those before it, and touches no page when it is read.

@@ -88,7 +88,7 @@ def _closed(attention: Any, weights: Array) -> Array | None:
 
 
 def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Array, Array] | None:
-    """Return queries, keys and what is closed, if the softmax of their products gives the weights again."""
+    """Return scaled queries, and keys, if the softmax of their products gives the weights again; else None."""
     query, key = (getattr(attention, name, None) for name in ("query", "key"))
     if query is None or key is None or query.ndim < 2:
         return None
@@ -232,7 +232,7 @@ def _layer(text: TextHeads, n: int, store: Store) -> dict[str, Any]:
     if made_of is not None:
         query, key = made_of
         groups, band = _key_heads(key), _band(text.closed[n])
-        if band is not None and 2 * (query.size + key[::groups].size) < 2 * weights.size:
+        if band is not None and query.size + key[::groups].size < weights.size:
             return {
                 "query": _stored_rows(query, store),
                 "key": _stored_rows(key[::groups], store),

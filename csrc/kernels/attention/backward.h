@@ -5,7 +5,7 @@
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
  *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
  *
- * dO_i and δ_i are copied times 1/l_i, so that P is 2^(s − m). P and dS are [keys][queries].
+ * In the code P lacks the 1/l of these formulas, which is in the copies of dO and δ; dS is as written. P and dS are [keys][queries].
  *
  * A closed pair takes part in no product. Its P and dS are set to 0 by selection; where a 0 would meet NaN or
  * infinity, the tile is done again pair by pair. */

@@ -1,6 +1,6 @@
 /* δ of every row, (4) of docs/theory/backward.md, and its part in the gradients of sinks and slopes. */
 
-/* Σ x[i]·y[i], but for x[i] = 0. Eight short sums keep the error small. */
+/* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing. Eight short sums keep the error small. */
 SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     const vec zero = V(set1)(0);
     vec sum[8];

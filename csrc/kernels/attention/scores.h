@@ -1,6 +1,6 @@
-/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → gaps → closed keys
- * → maximum → exp → dropout; a call runs those it needs. After the passes: what closes pairs or
- * adds to scores, which are the mask, the keys' bias, the bounds of rows (causal, windows, lengths), the gaps of block masks. */
+/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps
+ * → bounds of rows → maximum → exp → dropout; a call runs those it needs. The second half of this file decides which of them a tile
+ * needs, by what closes pairs or adds to scores: the mask, the keys' bias, the bounds of rows (causal, windows, lengths), the gaps of block masks. */
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {

@@ -16,7 +16,8 @@
 SA_LEAVES(SA_FMA_LEAVES)
 #undef SA_FMA_LEAVES
 
-/* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. end: see open_ends; the rest of P stays. */
+/* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. From key end[v] on (open_ends) P keeps old numbers, which
+ * close_vector sets to −inf before anyone reads them. */
 SA_INLINE void FN(scores_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
                                ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
