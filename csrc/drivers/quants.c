@@ -1,4 +1,4 @@
-/* Driver of weights in quants. Rows are expanded to float32, a few columns at a time, in the thread's scratch, and thrown away. */
+/* Driver of weights in quants, for many rows; decoding multiplies them as they are (kernels/products/gemv.h). Rows are expanded to float32, a few columns at a time, in the thread's scratch, and thrown away. */
 #include "drivers/quants.h"
 
 #include <string.h>

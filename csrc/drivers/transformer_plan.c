@@ -12,7 +12,7 @@
 #define SA_LEAST_SHARE_TOKENS 192
 
 /* Compact weights are in panels already: smaller shares keep their rows nearer. */
-#define SA_COMPACT_PART_TOKENS 128
+#define SA_COMPACT_SHARE_TOKENS 128
 #define SA_LEAST_COMPACT_SHARE_TOKENS 64
 
 /* Weights of more bytes do not stay in a core's caches from call to call. */
@@ -319,7 +319,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     plan->threads = sa_transformer_threads(e, 1, max_threads);
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
     const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
-    const ptrdiff_t most = compact ? SA_COMPACT_PART_TOKENS : SA_SHARE_TOKENS;
+    const ptrdiff_t most = compact ? SA_COMPACT_SHARE_TOKENS : SA_SHARE_TOKENS;
     const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
     plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
     if (threads > 1) {

@@ -89,7 +89,7 @@ typedef enum {
     SA_PROJECT_OUTPUT,
     SA_PROJECT_GATE,
     SA_PROJECT_UP,
-    SA_PROJECT_BOTH, /* gate and up, without the activation: for the backward pass */
+    SA_PROJECT_BOTH, /* up and gate, without the activation: for the backward pass */
     SA_PROJECT_DOWN,
     SA_PRODUCTS
 } sa_product_kind;

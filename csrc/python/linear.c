@@ -131,7 +131,7 @@ static PyObject *linear_backward(PyObject *module, PyObject *args) {
         c.g.dx = PyArray_BYTES((PyArrayObject *)dx);
         c.g.dweight[0] = PyArray_BYTES((PyArrayObject *)dweight);
         c.g.dbias[0] = PyArray_BYTES((PyArrayObject *)dbias);
-        c.l.bias[0] = c.g.dbias[0]; /* there is one */
+        c.l.bias[0] = c.g.dbias[0]; /* never read: it says that there is a bias */
         result = run(&c, module, 2, true, backward) < 0 ? NULL : PyTuple_Pack(3, dx, dweight, dbias);
     }
     Py_XDECREF(dx);

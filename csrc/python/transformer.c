@@ -117,7 +117,7 @@ static int run(sa_transformer_call *c, PyObject *module, sa_status planned, sa_s
 static sa_status status_of(const sa_transformer_call *c) { return sa_stops(c->e.watch) ? SA_CANCELLED : SA_OK; }
 
 static sa_status forward(void *call, char *scratch, char *shared) {
-    (void)shared; /* after the scratch */
+    (void)shared; /* the driver lays out the whole piece itself, shared memory first (drivers/transformer.h) */
     const sa_transformer_call *c = call;
     sa_transformer_forward(&c->e, &c->plan, c->out, c->saved, scratch);
     return status_of(c);

@@ -101,7 +101,7 @@ class Transformer(NamedTuple):
 def arrays(model: Transformer) -> list[Weight]:
     """Return the parameters in the order of their gradients: the table, then field by field, weights before biases.
 
-    What is always added, positions, mask and angles are no parameters.
+    What is always added, positions, mask and angles have no gradient of their own: a caller sums ``dx`` for positions.
     """
     found: list[Weight | None] = [model.table]
 

@@ -1,9 +1,10 @@
-"""Weights of 8 and 16 bits: rounding to them and back, and matrices of them for the core.
+"""Weights of 8 and 16 bits and quants: rounding to them and back, and matrices of them for the core.
 
 int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127, rounded to the
 nearest. bfloat16 is held as its bits, in uint16: NumPy has no such type. What is rounded of activations is the core's business.
 
-Quants are weights as a GGUF file stores them: read where they are, expanded to float32 number by number where they multiply.
+Quants are weights as a GGUF file stores them, read where they are: for many rows, such as a prompt, some are expanded to float32 at a
+time; for decoding's rows they are multiplied as they are (``csrc/kernels/products/gemv.h``).
 """
 
 from __future__ import annotations

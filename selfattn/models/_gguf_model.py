@@ -137,7 +137,7 @@ def _tensor(file: GGUF, name: str, as_stored: bool) -> Any:
     if not as_stored or len(file.tensors[name].shape) != 2 or name.startswith("position_embd"):
         return file.array(name)
     blocks = file.blocks(name)
-    if blocks is None:  # all matrices of a layer are of one kind to the core
+    if blocks is None:  # a layer has no quants and plain arrays at once
         array = file.array(name)
         blocks = Quants(array.view(np.uint8), "F32", (array.shape[0], array.shape[1]))
     return blocks

@@ -87,7 +87,7 @@ class Parameters:
         if factor is not None:
             scale = self.arrays[factor]
             array = array * (scale[:, None] if array.ndim == 2 else scale)
-        self.held.append(array)  # an id stays what it is
+        self.held.append(array)  # kept alive, so that no other array gets its id()
         self.origins[id(array)] = _Origin(name, rows, factor)
         return array
 

@@ -476,9 +476,8 @@ class Description:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
-        self.origins: dict[
-            int, tuple[Array, Array]
-        ] = {}  # by the id of what the core reads: that, and the parameter
+        # By the id of an array that the core reads: that array, and the parameter that it comes from.
+        self.origins: dict[int, tuple[Array, Array]] = {}
 
     def array(self, parameter: Any) -> Any:
         """Return a parameter as the core reads it; 16 bits as float32."""
