@@ -55,17 +55,13 @@ def scaled_dot_product_attention_vjp(
 
     Parameters
     ----------
-    query : array_like, shape (..., L, E)
-    key : array_like, shape (..., S, E)
-    value : array_like, shape (..., S, Ev)
-        Floating point or integers; integers count as float64.
+    query, key, value, out
+        As :func:`scaled_dot_product_attention` takes them.
     **options
     return_lse : bool, default False
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
     return_weights : bool, default False
         Refused: the weights have no gradient here.
-    out : ndarray, optional
-        See :func:`scaled_dot_product_attention`.
     wrt : sequence of str, default ("query", "key", "value")
         What to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks".
         Gradients that are left out are not computed.
@@ -150,7 +146,7 @@ def scaled_dot_product_attention_forward(
     Parameters
     ----------
     query, key, value, return_lse, return_weights
-        As :func:`scaled_dot_product_attention`.
+        As :func:`scaled_dot_product_attention` takes them.
     **options
     out : ndarray, optional
         As :func:`scaled_dot_product_attention`. In place of 16 bits it may be of float32: it is then not rounded,

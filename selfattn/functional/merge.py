@@ -131,10 +131,8 @@ def merge_attention_vjp(
 
     Parameters
     ----------
-    outs : sequence of array_like, each of shape (..., L, Ev)
-        At least one, of float16, bfloat16, float32, float64 or integers, which count as float64.
-    lses : sequence of array_like, each of shape (..., L)
-        The natural log-sum-exp of each part.
+    outs, lses
+        As :func:`merge_attention` takes them.
 
     Returns
     -------
@@ -148,8 +146,7 @@ def merge_attention_vjp(
     Raises
     ------
     TypeError, ValueError
-        As :func:`merge_attention`; in the pullback, a gradient of another shape than its result, or float64 where that
-        has fewer bits.
+        As :func:`merge_attention`; in the pullback as :func:`softmax_vjp`.
 
     References
     ----------

@@ -73,9 +73,8 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
 
     Parameters
     ----------
-    x : array_like
-        float16, bfloat16, float32, float64 or integers, which count as float64.
-    axis : int, default -1
+    x, axis
+        As :func:`softmax` takes them.
 
     Returns
     -------
@@ -111,23 +110,20 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
 
     Parameters
     ----------
-    x : array_like
-        float16, bfloat16, float32, float64 or integers, which count as float64.
-    axis : int, default -1
+    x, axis
+        As :func:`log_softmax` takes them.
 
     Returns
     -------
     y : ndarray
         As :func:`log_softmax` returns it.
     pullback : callable
-        ``dx = pullback(dy)``, as often as wanted, in the shape and dtype of x (float64 for integers). x must stay as it is
-        until the last call.
+        As that of :func:`softmax_vjp`.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`log_softmax`; in the pullback, a gradient of another shape than its result, or float64 where that
-        has fewer bits.
+        As :func:`log_softmax`; in the pullback as :func:`softmax_vjp`.
 
     Examples
     --------
@@ -160,13 +156,8 @@ def layer_norm_vjp(
 
     Parameters
     ----------
-    x : array_like, shape (..., *normalized_shape)
-        float16, bfloat16, float32, float64 or integers, which count as float64.
-    normalized_shape : int or tuple of int
-        The last axes of x, over which mean and variance are taken.
-    weight, bias : array_like, shape normalized_shape, optional
-        1 and 0 by default.
-    eps : float, default 1e-5
+    x, normalized_shape, weight, bias, eps
+        As :func:`layer_norm` takes them.
 
     Returns
     -------
@@ -180,8 +171,7 @@ def layer_norm_vjp(
     Raises
     ------
     TypeError, ValueError
-        As :func:`layer_norm`; in the pullback, a gradient of another shape than its result, or float64 where that
-        has fewer bits.
+        As :func:`layer_norm`; in the pullback as :func:`softmax_vjp`.
 
     References
     ----------
@@ -195,14 +185,9 @@ def layer_norm_vjp(
     (array([[ 0.2041, -0.4082,  0.2041]]), array([-1.2247,  0.    ,  0.    ]), None)
     """
     x, weight, bias = as_array("x", x), optional("weight", weight), optional("bias", bias)
-    y = _core.layer_norm(x, normalized_shape, weight, bias, eps)
-    dtype = y.dtype
-
-    def pullback(dy: npt.ArrayLike) -> LayerNormGradients:
-        dy = as_fitting_gradient("dy", dy, x.shape, dtype)
-        return LayerNormGradients(*_core._layer_norm_backward(x, dy, normalized_shape, weight, bias, eps))
-
-    return y, pullback
+    options = normalized_shape, weight, bias, eps
+    y, gradients = _with_pullback(_core.layer_norm, _core._layer_norm_backward, x, *options)
+    return y, lambda dy: LayerNormGradients(*gradients(dy))
 
 
 def rms_norm_vjp(
@@ -225,29 +210,20 @@ def rms_norm_vjp(
 
     Parameters
     ----------
-    x : array_like, shape (..., *normalized_shape)
-        float16, bfloat16, float32, float64 or integers, which count as float64.
-    normalized_shape : int or tuple of int
-        The last axes of x, over which the mean is taken.
-    weight : array_like, shape normalized_shape, optional
-        1 by default.
-    eps : float, optional
-        By default the machine epsilon of the precision that is computed in: float64's for float64, else float32's.
+    x, normalized_shape, weight, eps
+        As :func:`rms_norm` takes them.
 
     Returns
     -------
     y : ndarray
         As :func:`rms_norm` returns it.
     pullback : callable
-        ``pullback(dy)``, as often as wanted, gives :class:`RMSNormGradients` ``(x, weight)``, None for a weight that was not
-        given, in the shapes and dtypes of the inputs (float64 for integers), which must stay as they are until the last
-        call. Sums over rows are kept in float64.
+        As that of :func:`layer_norm_vjp`; it gives :class:`RMSNormGradients` ``(x, weight)``.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`rms_norm`; in the pullback, a gradient of another shape than its result, or float64 where that
-        has fewer bits.
+        As :func:`rms_norm`; in the pullback as :func:`softmax_vjp`.
 
     References
     ----------
@@ -261,15 +237,12 @@ def rms_norm_vjp(
     (array([[ 0.181 , -0.1358]]), array([0.8485, 0.    ]))
     """
     x, weight = as_array("x", x), optional("weight", weight)
-    y = _core.rms_norm(x, normalized_shape, weight, eps)
-    dtype = y.dtype
 
-    def pullback(dy: npt.ArrayLike) -> RMSNormGradients:
-        dy = as_fitting_gradient("dy", dy, x.shape, dtype)
+    def backward(x: Array, dy: Array, *options: Any) -> RMSNormGradients:
         dx, dweight, _ = _core._rms_norm_backward(x, dy, normalized_shape, weight, None, eps)
         return RMSNormGradients(dx, dweight)
 
-    return y, pullback
+    return _with_pullback(_core.rms_norm, backward, x, normalized_shape, weight, eps)
 
 
 def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> tuple[Array, Pullback]:
@@ -282,23 +255,20 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
 
     Parameters
     ----------
-    x : array_like
-        float16, bfloat16, float32, float64 or integers, which count as float64.
-    approximate : {"none", "tanh"}, default "none"
+    x, approximate
+        As :func:`gelu` takes them.
 
     Returns
     -------
     y : ndarray
         As :func:`gelu` returns it.
     pullback : callable
-        ``dx = pullback(dy)``, as often as wanted, in the shape and dtype of x (float64 for integers). x must stay as it is
-        until the last call.
+        As that of :func:`softmax_vjp`.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`gelu`; in the pullback, a gradient of another shape than its result, or float64 where that
-        has fewer bits.
+        As :func:`gelu`; in the pullback as :func:`softmax_vjp`.
 
     References
     ----------
@@ -331,12 +301,8 @@ def apply_rotary_emb_vjp(
 
     Parameters
     ----------
-    x : array_like, shape (..., L, D), D even
-        float16, bfloat16, float32, float64 or integers, which count as float64.
-    cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)
-        With one axis less than x, and three or more, they have no head axis and are the same for every head.
-    interleaved : bool, default False
-        Pairs are neighbouring columns (2 n, 2 n + 1); by default column n goes with column n + D / 2.
+    x, cos, sin, interleaved
+        As :func:`apply_rotary_emb` takes them.
     wrt : str or sequence of str
         What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.
 
@@ -352,8 +318,7 @@ def apply_rotary_emb_vjp(
     Raises
     ------
     TypeError, ValueError
-        As :func:`apply_rotary_emb`; another name in ``wrt``; in the pullback, a gradient of another shape than its result, or float64 where that
-        has fewer bits.
+        As :func:`apply_rotary_emb`; another name in ``wrt``; in the pullback as :func:`softmax_vjp`.
 
     References
     ----------
@@ -395,15 +360,15 @@ def apply_rotary_emb_vjp(
 
 
 def _with_pullback(
-    forward: Callable[..., Array], backward: Callable[..., Array], x: npt.ArrayLike, option: Any
-) -> tuple[Array, Pullback]:
-    """Run an operation of one array, both halves of which are in the core."""
+    forward: Callable[..., Array], backward: Callable[..., Any], x: npt.ArrayLike, *options: Any
+) -> tuple[Array, Callable[[npt.ArrayLike], Any]]:
+    """Run an operation on the rows of x, both halves of which are in the core."""
     array = as_array("x", x)
-    y = forward(array, option)
+    y = forward(array, *options)
     dtype = y.dtype  # the pullback must not hold `y`
 
-    def pullback(dy: npt.ArrayLike) -> Array:
-        return backward(array, as_fitting_gradient("dy", dy, array.shape, dtype), option)
+    def pullback(dy: npt.ArrayLike) -> Any:
+        return backward(array, as_fitting_gradient("dy", dy, array.shape, dtype), *options)
 
     return y, pullback
 

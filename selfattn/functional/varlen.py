@@ -127,12 +127,8 @@ def varlen_attention_vjp(
 
     Parameters
     ----------
-    query : array_like, shape (total_q, H, E)
-    key : array_like, shape (total_k, H, E)
-    value : array_like, shape (total_k, H, Ev)
-    cu_seqlens_q, cu_seqlens_k : array_like of int, shape (n + 1,)
-    attn_mask, out
-        See :func:`varlen_attention`.
+    query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask, out
+        As :func:`varlen_attention` takes them.
     **options
     return_lse, wrt
         See :func:`scaled_dot_product_attention_vjp`.

@@ -232,10 +232,8 @@ def attention_steps(
 
     Parameters
     ----------
-    query : array_like, shape (..., L, E)
-    key : array_like, shape (..., S, E)
-    value : array_like, shape (..., S, Ev)
-        Floating point or integers; integers count as float64.
+    query, key, value
+        As :func:`scaled_dot_product_attention` takes them.
     **options
 
     Returns
