@@ -110,83 +110,97 @@ double unit_roundoff(sa_dtype dtype) {
     return dtype == SA_F64 ? 0x1p-53 : dtype == SA_F32 ? 0x1p-24 : dtype == SA_F16 ? 0x1p-11 : 0x1p-8;
 }
 
-void *dirty_memory(size_t size) {
-    void *p = NULL;
-    if (posix_memalign(&p, 64, size ? size : 64) != 0) {
+static void **owned;
+static size_t owned_count, owned_most;
+
+static void *own(void *p) {
+    if (owned_count == owned_most) {
+        owned_most = 2 * owned_most + 1024;
+        owned = realloc(owned, owned_most * sizeof *owned);
+    }
+    if (p == NULL || owned == NULL) {
         abort();
     }
-    memset(p, 0xFF, size);
-    return p;
+    return owned[owned_count++] = p;
+}
+
+size_t memory_count(void) { return owned_count; }
+
+void memory_free(const size_t *before) {
+    while (owned_count > *before) {
+        free(owned[--owned_count]);
+    }
+}
+
+void *dirty_memory(size_t size) {
+    void *p = NULL;
+    return memset(own(posix_memalign(&p, 64, size ? size : 64) == 0 ? p : NULL), 0xFF, size);
+}
+
+void *zero_memory(size_t size) { return own(calloc(size ? size : 1, 1)); }
+
+double real_get(const void *x, bool f64, ptrdiff_t i) { return f64 ? ((const double *)x)[i] : (double)((const float *)x)[i]; }
+
+void real_set(void *x, bool f64, ptrdiff_t i, double value) {
+    const sa_dtype dtype = f64 ? SA_F64 : SA_F32;
+    element_set((char *)x + i * (ptrdiff_t)sa_itemsize(dtype), dtype, false, value);
+}
+
+void *draw_reals(ptrdiff_t n, bool f64, random_source *r) {
+    void *x = zero_memory((size_t)n * sa_itemsize(f64 ? SA_F64 : SA_F32));
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        real_set(x, f64, i, random_between(r, -1, 1));
+    }
+    return x;
 }
 
 enum { MARGIN = 64, PATTERN = 0xA5 };
 
-/* `extent` spans the axes inside, and grows. */
-static ptrdiff_t place(ptrdiff_t size, bool broadcast, bool flipped, ptrdiff_t padding, ptrdiff_t least, ptrdiff_t *extent) {
-    if (broadcast) {
-        return 0;
-    }
-    ptrdiff_t stride = *extent + padding;
-    stride = stride < least ? least : stride;
-    *extent = stride * (size > 0 ? size : 1);
-    return flipped ? -stride : stride;
-}
-
 void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned layout, unsigned broadcast, bool output) {
-    const ptrdiff_t item = (ptrdiff_t)sa_itemsize(dtype);
-    const int last = shape->n_lead - 1;
+    const ptrdiff_t item = (ptrdiff_t)sa_itemsize(dtype), long_row = 8192 + 3 * item;
+    const int rows = shape->n_lead, cols = rows + 1, last = rows - 1; /* axes */
     const bool inside = (layout & HEADS_INSIDE) && last >= 0, across = (layout & TRANSPOSED) != 0;
-    ptrdiff_t extent = item;
     memset(a, 0, sizeof *a);
     a->shape = *shape;
     sa_matrix *m = &a->tensor.m;
     m->dtype = dtype;
     m->swapped = (layout & SWAPPED) != 0;
-    for (int step = 0; step < 3; ++step) {
-        if (step == (across ? 2 : 0)) {
-            extent *= layout & STEPPED_COLS ? 3 : 1;
-            m->col_stride = place(shape->cols, broadcast & BROADCAST_COLS, layout & FLIPPED_COLS, 0, 0, &extent);
-        } else if (step == 1 && inside) {
-            a->tensor.lead_stride[last] =
-                place(shape->lead[last], broadcast & 1u << last, layout & FLIPPED_LEAD, layout & ODD_LEAD ? 1 : 0, 0, &extent);
-        } else if (step == (across ? 0 : 2)) {
-            const ptrdiff_t odd = layout & ODD_ROWS ? 1 : 0, least = layout & LONG_ROWS ? 8192 + 3 * item : 0;
-            m->row_stride = place(shape->rows, broadcast & BROADCAST_ROWS, layout & FLIPPED_ROWS, odd, least, &extent);
-        }
-    }
-    for (int axis = inside ? last - 1 : last; axis >= 0; --axis) {
-        a->tensor.lead_stride[axis] =
-            place(shape->lead[axis], broadcast & 1u << axis, layout & FLIPPED_LEAD, layout & ODD_LEAD ? 1 : 0, 0, &extent);
-    }
 
-    ptrdiff_t least = 0, most = 0;
+    int order[SA_MAX_LEAD + 2], count = 0; /* from the innermost axis on */
+    order[count++] = across ? rows : cols;
+    if (inside) {
+        order[count++] = last;
+    }
+    order[count++] = across ? cols : rows;
+    for (int axis = inside ? last - 1 : last; axis >= 0; --axis) {
+        order[count++] = axis;
+    }
+    ptrdiff_t extent = item, least = 0, most = 0;
     bool empty = false;
-    for (int axis = 0; axis < shape->n_lead + 2; ++axis) {
-        const ptrdiff_t size = axis < shape->n_lead ? shape->lead[axis] : axis == shape->n_lead ? shape->rows : shape->cols;
-        const ptrdiff_t stride = axis < shape->n_lead    ? a->tensor.lead_stride[axis]
-                                 : axis == shape->n_lead ? m->row_stride
-                                                         : m->col_stride;
+    for (int i = 0; i < count; ++i) {
+        const int axis = order[i];
+        const bool is_row = axis == rows, is_col = axis == cols;
+        const ptrdiff_t size = is_row ? shape->rows : is_col ? shape->cols : shape->lead[axis];
+        ptrdiff_t *stride = is_row ? &m->row_stride : is_col ? &m->col_stride : &a->tensor.lead_stride[axis];
+        extent *= is_col && layout & STEPPED_COLS ? 3 : 1;
+        if (!(broadcast & (is_row ? BROADCAST_ROWS : is_col ? BROADCAST_COLS : 1u << axis))) {
+            extent += layout & (is_row ? ODD_ROWS : is_col ? 0 : ODD_LEAD) ? 1 : 0;
+            extent = is_row && layout & LONG_ROWS && extent < long_row ? long_row : extent;
+            *stride = layout & (is_row ? FLIPPED_ROWS : is_col ? FLIPPED_COLS : FLIPPED_LEAD) ? -extent : extent;
+            extent *= size > 0 ? size : 1;
+        }
         empty |= size == 0;
-        least += stride < 0 && size > 0 ? stride * (size - 1) : 0;
-        most += stride > 0 && size > 0 ? stride * (size - 1) : 0;
+        *(*stride < 0 ? &least : &most) += size > 0 ? *stride * (size - 1) : 0;
     }
     const ptrdiff_t before = (output ? MARGIN : 0) + (layout & UNALIGNED ? 1 : 0), after = output ? MARGIN : 0;
     a->bytes = (size_t)(before + after + (empty ? 0 : most - least + item));
-    a->memory = malloc(a->bytes ? a->bytes : 1);
-    memset(a->memory, output ? PATTERN : 0, a->bytes ? a->bytes : 1);
+    a->memory = memset(zero_memory(a->bytes), output ? PATTERN : 0, a->bytes);
     m->data = a->memory + before - (empty ? 0 : least);
-}
-
-void array_free(array *a) {
-    free(a->memory);
-    free(a->before);
-    memset(a, 0, sizeof *a);
 }
 
 void array_remember(array *a) {
     if (a->memory && !a->before) {
-        a->before = malloc(a->bytes ? a->bytes : 1);
-        memcpy(a->before, a->memory, a->bytes);
+        a->before = memcpy(zero_memory(a->bytes), a->memory, a->bytes);
     }
 }
 
@@ -200,21 +214,33 @@ static ptrdiff_t head_count(const array *a) {
     return heads;
 }
 
+void array_draw(array *a, double least, double most, random_source *r) {
+    for (ptrdiff_t head = 0; head < head_count(a); ++head) {
+        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
+            for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
+                element_set(array_at(a, head, 1, i, j), a->tensor.m.dtype, a->tensor.m.swapped, random_between(r, least, most));
+            }
+        }
+    }
+}
+
+void array_fill(array *a, double x) { array_draw(a, x, x, &(random_source){0}); }
+
 bool array_margins_intact(const array *a) {
-    char *owned = calloc(a->bytes ? a->bytes : 1, 1);
+    FREES_AT_END;
+    char *inside = zero_memory(a->bytes);
     const size_t item = sa_itemsize(a->tensor.m.dtype);
     for (ptrdiff_t head = 0; head < head_count(a); ++head) {
         for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
             for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-                memset(owned + (array_at(a, head, 1, i, j) - a->memory), 1, item);
+                memset(inside + (array_at(a, head, 1, i, j) - a->memory), 1, item);
             }
         }
     }
     bool intact = true;
     for (size_t n = 0; n < a->bytes; ++n) {
-        intact &= owned[n] || (unsigned char)a->memory[n] == PATTERN;
+        intact &= inside[n] || (unsigned char)a->memory[n] == PATTERN;
     }
-    free(owned);
     return intact;
 }
 

@@ -23,23 +23,24 @@ static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
 /* The last run may reach beyond S, as a cut-off block does. */
 static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, random_source *r) {
     ptrdiff_t count = 0;
-    m->starts = malloc((size_t)(m->classes + 1) * sizeof *m->starts);
-    m->runs = malloc(((size_t)(m->classes * S) + 1) * sizeof *m->runs);
-    m->starts[0] = 0;
+    int64_t *starts = zero_memory((size_t)(m->classes + 1) * sizeof *starts);
+    sa_run *runs = zero_memory((size_t)(m->classes * S) * sizeof *runs);
     for (ptrdiff_t c = 0; c < m->classes; ++c) {
         const char *open = m->open + c * S;
         for (ptrdiff_t j = 0; j < S; ++j) {
             if (open[j] && (j == 0 || !open[j - 1])) {
-                m->runs[count++].lo = j;
+                runs[count++].lo = j;
             }
             if (open[j] && (j + 1 == S || !open[j + 1])) {
-                m->runs[count - 1].hi = j + 1 + (j + 1 == S ? random_below(r, 70) : 0);
+                runs[count - 1].hi = j + 1 + (j + 1 == S ? random_below(r, 70) : 0);
             }
         }
-        m->starts[c + 1] = count;
-        mask->gaps |= count - m->starts[c] > 1;
+        starts[c + 1] = count;
+        mask->gaps |= count - starts[c] > 1;
     }
-    m->runs = realloc(m->runs, ((size_t)count + (count == 0)) * sizeof *m->runs);
+    const size_t bytes = (size_t)count * sizeof *runs;
+    mask->starts = starts;
+    mask->runs = memcpy(zero_memory(bytes), runs, bytes); /* to the byte */
 }
 
 static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, bool single, random_source *r) {
@@ -57,14 +58,12 @@ static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, boo
             memcpy(array_at(&m->array, head, 1, n, 0), &class, sizeof class);
         }
     }
-    m->open = malloc((size_t)(m->classes * c->call.S) + 1);
+    m->open = zero_memory((size_t)(m->classes * c->call.S));
     for (ptrdiff_t n = 0; n < m->classes; ++n) {
         fill_open(m->open + n * c->call.S, c->call.S, single, r);
     }
     find_runs(m, mask, c->call.S, r);
     mask->classes = m->array.tensor;
-    mask->starts = m->starts;
-    mask->runs = m->runs;
 }
 
 static void make_prefix(live_case *c, test_block_mask *m, sa_block_mask *mask, random_source *r) {
@@ -90,15 +89,6 @@ void block_masks_make(live_case *c, random_source *r) {
         }
     }
     c->call.block_masks = c->block_masks;
-}
-
-void block_masks_free(live_case *c) {
-    for (int n = 0; n < c->call.block_mask_count; ++n) {
-        array_free(&c->block_tables[n].array);
-        free(c->block_tables[n].starts);
-        free(c->block_tables[n].runs);
-        free(c->block_tables[n].open);
-    }
 }
 
 bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {

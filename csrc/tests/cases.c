@@ -136,7 +136,7 @@ static void poison_closed(live_case *c, int which, random_source *r) {
     const array *a = &c->arrays[which];
     const bool of_keys = which == KEY || which == VALUE;
     const ptrdiff_t rows = a->shape.rows, others = of_keys ? c->spec.L : c->spec.S;
-    char *seen = calloc(a->bytes + 1, 1);
+    char *seen = zero_memory(a->bytes + 1);
     for (int turn = 0; turn < 2; ++turn) {
         for (ptrdiff_t head = 0; head < c->heads; ++head) {
             for (ptrdiff_t row = 0; row < rows && a->shape.cols > 0; ++row) {
@@ -150,7 +150,6 @@ static void poison_closed(live_case *c, int which, random_source *r) {
             }
         }
     }
-    free(seen);
 }
 
 static void poison(live_case *c, random_source *r) {
@@ -249,7 +248,7 @@ static void attach(live_case *c) {
         make(c, D_MASK, c->spec.L, c->spec.S, 1, a->f64 ? SA_F64 : SA_F32, 0, c->spec.mask_broadcast);
         g->dmask = c->arrays[D_MASK].tensor;
         g->dmask.m.data = NULL;
-        array_free(&c->arrays[D_MASK]);
+        c->arrays[D_MASK] = (array){.memory = NULL};
     }
     g->a = a;
 }
@@ -323,25 +322,7 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
     }
 }
 
-void case_free(live_case *c) {
-    block_masks_free(c);
-    for (int which = 0; which < ARRAYS; ++which) {
-        array_free(&c->arrays[which]);
-    }
-}
-
 /* ---- running ------------------------------------------------------------------------------------------------------- */
-
-static void blank(live_case *c, int which, double x) {
-    const array *a = &c->arrays[which];
-    for (ptrdiff_t head = 0; head < c->heads && a->memory; ++head) {
-        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
-            for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-                case_set(c, which, head, i, j, x);
-            }
-        }
-    }
-}
 
 static live_case *looking; /* for its count of looks */
 
@@ -364,15 +345,14 @@ static sa_status run_backward(live_case *c) {
     c->call.watch = &watch;
     status = sa_attention_backward(&c->gradients, &plan, scratch);
     c->call.watch = NULL;
-    free(c->gradients.delta);
-    free(scratch);
     return status;
 }
 
 sa_status case_run(live_case *c) {
+    FREES_AT_END;
     sa_attention_plan plan;
     for (int which = OUT; which < ARRAYS; ++which) {
-        blank(c, which, which == OUT || which == LSE ? (double)NAN : 0);
+        array_fill(&c->arrays[which], which == OUT || which == LSE ? (double)NAN : 0);
     }
     sa_status status = sa_attention_make_plan(&c->call, 2, &plan);
     if (status != SA_OK) {
@@ -389,8 +369,6 @@ sa_status case_run(live_case *c) {
     c->chunks = plan.chunks;
     void *scratch = dirty_memory((size_t)plan.threads * plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
     status = sa_attention_forward(&c->call, &plan, scratch, partial);
-    free(scratch);
-    free(partial);
     return status == SA_OK && c->spec.backward ? run_backward(c) : status;
 }
 
@@ -399,22 +377,10 @@ sa_status case_run(live_case *c) {
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
     const sa_attention *a = &c->call;
     const ptrdiff_t at = i + a->diagonal;
-    if (a->key_lengths.m.data && j >= (ptrdiff_t)case_get(c, LENGTHS, head, 0, 0)) {
-        return false;
-    }
-    if (a->causal && j > at) {
-        return false;
-    }
-    if (a->window_left != SA_UNBOUNDED && j < at - a->window_left) {
-        return false;
-    }
-    if (a->window_right != SA_UNBOUNDED && j > at + a->window_right) {
-        return false;
-    }
-    if (!block_masks_allow(c, head, i, j)) {
-        return false;
-    }
-    if (a->key_bias.m.data && case_get(c, KEY_BIAS, head, 0, j) == (double)-INFINITY) {
+    if ((a->key_lengths.m.data && j >= (ptrdiff_t)case_get(c, LENGTHS, head, 0, 0)) || (a->causal && j > at) ||
+        (a->window_left != SA_UNBOUNDED && j < at - a->window_left) ||
+        (a->window_right != SA_UNBOUNDED && j > at + a->window_right) || !block_masks_allow(c, head, i, j) ||
+        (a->key_bias.m.data && case_get(c, KEY_BIAS, head, 0, j) == (double)-INFINITY)) {
         return false;
     }
     if (a->mask.m.data) {
@@ -465,7 +431,7 @@ static long compare(const live_case *c, int which, const expected_array *expecte
 static void read_numbers(live_case *c) {
     for (int which = 0; which < INPUTS; ++which) {
         const ptrdiff_t rows = c->arrays[which].shape.rows, cols = c->arrays[which].shape.cols;
-        double *numbers = c->arrays[which].memory ? malloc((size_t)(c->heads * rows * cols) * sizeof *numbers + 1) : NULL;
+        double *numbers = c->arrays[which].memory ? zero_memory((size_t)(c->heads * rows * cols) * sizeof *numbers) : NULL;
         for (ptrdiff_t n = 0; n < c->heads * rows * cols && numbers; ++n) {
             numbers[n] = case_get(c, which, n / cols / rows, n / cols % rows, n % cols);
         }
@@ -473,14 +439,8 @@ static void read_numbers(live_case *c) {
     }
 }
 
-static void forget_numbers(live_case *c) {
-    for (int which = 0; which < INPUTS; ++which) {
-        free(c->numbers[which]);
-        c->numbers[which] = NULL;
-    }
-}
-
 void case_verify(live_case *c, const char *title) {
+    FREES_AT_END;
     expected_array expected[ARRAYS];
     char text[1000], first[200] = "";
     long wrong = 0;
@@ -488,8 +448,8 @@ void case_verify(live_case *c, const char *title) {
     for (int which = 0; which < ARRAYS; ++which) {
         const size_t n = c->arrays[which].bytes / sa_itemsize(c->arrays[which].tensor.m.dtype) + 1;
         expected[which].count = c->arrays[which].memory ? n : 0;
-        expected[which].value = calloc(n, sizeof *expected[which].value);
-        expected[which].error = calloc(n, sizeof *expected[which].error);
+        expected[which].value = zero_memory(n * sizeof *expected[which].value);
+        expected[which].error = zero_memory(n * sizeof *expected[which].error);
     }
     read_numbers(c);
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
@@ -497,13 +457,11 @@ void case_verify(live_case *c, const char *title) {
             reference_row(c, head, i, expected);
         }
     }
-    forget_numbers(c);
+    memset(c->numbers, 0, sizeof c->numbers);
     for (int which = 0; which < ARRAYS; ++which) {
         wrong += compare(c, which, &expected[which], first, sizeof first);
         unchanged &= which >= INPUTS || array_unchanged(&c->arrays[which]);
         intact &= which < INPUTS || array_margins_intact(&c->arrays[which]);
-        free(expected[which].value);
-        free(expected[which].error);
     }
     case_describe(&c->spec, text, sizeof text);
     CHECK(wrong == 0 && unchanged && intact, "%s: %ld wrong%s%s; %s\n    %s", title, wrong,
@@ -520,6 +478,7 @@ bool case_same_bits(const live_case *c, const live_case *other) {
 }
 
 void case_try(const test_case *spec, uint64_t seed, const char *title) {
+    FREES_AT_END;
     live_case c;
     case_make(&c, spec, seed);
     const sa_status status = case_run(&c);
@@ -528,5 +487,4 @@ void case_try(const test_case *spec, uint64_t seed, const char *title) {
     } else {
         CHECK(false, "%s: status %d", title, status);
     }
-    case_free(&c);
 }

@@ -163,11 +163,12 @@ static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, co
     const sa_attention *a = &c->call;
     const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
     const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* at most so many share a key */
-    wide *dp = calloc((size_t)a->S + 1, sizeof *dp);
-    double *dp_error = calloc((size_t)a->S + 1, sizeof *dp_error);
+    wide *dp = zero_memory((size_t)(a->S + 1) * sizeof *dp);
+    double *dp_error = zero_memory((size_t)(a->S + 1) * sizeof *dp_error);
     const wide grad_lse = c->spec.grad_lse ? (wide)case_get(c, GRAD_LSE, head, i, 0) : 0;
     wide delta = -grad_lse;
     double delta_error = u * 2 * fabs((double)grad_lse);
+    bool sees = false;
     for (ptrdiff_t j = 0; j < a->S; ++j) {
         const double error = u * (r->weight_error[j] + rows) + coarse;
         const size_t dvalue = c->arrays[D_VALUE].memory ? case_index(c, D_VALUE, head, j, 0) : 0;
@@ -179,9 +180,6 @@ static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, co
             expect_at(&all[D_VALUE], dvalue + (size_t)d, r->weight[j] * r->factor[j] * go, error, least);
         }
         delta += r->open[j] ? r->weight[j] * dp[j] : 0;
-    }
-    bool sees = false;
-    for (ptrdiff_t j = 0; j < a->S; ++j) {
         sees |= r->open[j];
     }
     for (ptrdiff_t d = 0; d < a->Dv && sees; ++d) { /* kernels read the stored output */
@@ -218,18 +216,17 @@ static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, co
     const double sink = (double)r->sink;
     expect(c, all, D_SINKS, head, i, 0, r->live ? -r->sink * delta : 0,
            sink * (delta_error + u * (r->mean_error + r->sums + 8) * fabs((double)delta)) + least);
-    free(dp);
-    free(dp_error);
 }
 
 void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *all) {
+    FREES_AT_END;
     const sa_attention *a = &c->call;
     const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
     const double coarse = rounding_of_weights(c);
     const size_t n = (size_t)a->S + 1;
-    wide *wides = calloc(3 * n, sizeof *wides);
-    double *doubles = calloc(4 * n, sizeof *doubles);
-    row_state r = {.open = calloc(n, 1), .s = wides, .gain = wides + n, .weight = wides + 2 * n};
+    wide *wides = zero_memory(3 * n * sizeof *wides);
+    double *doubles = zero_memory(4 * n * sizeof *doubles);
+    row_state r = {.open = zero_memory(n), .s = wides, .gain = wides + n, .weight = wides + 2 * n};
     r.s_error = doubles;
     r.gain_error = doubles + n;
     r.weight_error = doubles + 2 * n;
@@ -255,7 +252,4 @@ void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_arr
     if (c->spec.backward && r.live) {
         gradients_of_row(c, head, i, &r, all);
     }
-    free(wides);
-    free(doubles);
-    free(r.open);
 }

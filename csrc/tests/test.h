@@ -37,11 +37,17 @@ double random_between(random_source *r, double least, double most);
 double element_get(const char *p, sa_dtype dtype, bool swapped);
 void element_set(char *p, sa_dtype dtype, bool swapped, double x); /* to nearest even */
 double unit_roundoff(sa_dtype dtype);
+double real_get(const void *x, bool f64, ptrdiff_t i);
+void real_set(void *x, bool f64, ptrdiff_t i, double value);
 void *dirty_memory(size_t size); /* 64-byte aligned; floats are NaN */
+void *zero_memory(size_t size);
+void *draw_reals(ptrdiff_t n, bool f64, random_source *r); /* from −1 to 1 */
 
-/* A local pointer whose memory is freed where it ends. */
-#define OWNED __attribute__((cleanup(free_owned)))
-static inline void free_owned(void *pointer) { free(*(void **)pointer); }
+/* In a block: memory that these take from here on, arrays and cases too, is freed where the block ends.
+ * Threads take none. */
+#define FREES_AT_END __attribute__((cleanup(memory_free), unused)) const size_t memory_before = memory_count()
+size_t memory_count(void);
+void memory_free(const size_t *before);
 
 /* Layouts; flags combine. */
 enum {
@@ -77,7 +83,8 @@ typedef struct {
 } array;
 
 void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned layout, unsigned broadcast, bool output);
-void array_free(array *a);
+void array_fill(array *a, double x);
+void array_draw(array *a, double least, double most, random_source *r);
 void array_remember(array *a);
 bool array_unchanged(const array *a);
 bool array_margins_intact(const array *a);
@@ -126,8 +133,6 @@ typedef struct {
 typedef struct {
     array array; /* classes or prefixes */
     ptrdiff_t classes;
-    int64_t *starts;
-    sa_run *runs;
     char *open; /* [classes][S] */
 } test_block_mask;
 
@@ -146,7 +151,6 @@ typedef struct {
 
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
 void case_make(live_case *c, const test_case *spec, uint64_t seed);
-void case_free(live_case *c);
 sa_status case_run(live_case *c);
 void case_verify(live_case *c, const char *title);                                  /* against the reference, one CHECK */
 void case_try(const test_case *spec, uint64_t seed, const char *title);             /* makes, runs, verifies */
@@ -161,7 +165,6 @@ bool case_same_bits(const live_case *c, const live_case *other);
 /* ---- block masks (block_masks.c) ------------------------------------------------------------------------------------ */
 
 void block_masks_make(live_case *c, random_source *r);
-void block_masks_free(live_case *c);
 bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
 
 /* ---- the reference (reference.c) ----------------------------------------------------------------------------------- */
@@ -181,17 +184,10 @@ typedef struct {
 
 void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds gradients */
 
-void test_exp(void);
-void test_convert(void);
-void test_attention(void);
-void test_varlen(void);
-void test_rows(void);
-void test_plan(void);
-void test_random(void);
-void test_update(void);
-void test_transformer(void);
-void test_quants(void);
-void test_compact(void);
+#define ALL_TESTS(T)                                                                                                           \
+    T(exp) T(convert) T(attention) T(varlen) T(rows) T(plan) T(random) T(update) T(transformer) T(quants) T(compact)
+#define DECLARE_TEST(name) void test_##name(void);
+ALL_TESTS(DECLARE_TEST)
 void test_compact_models(void); /* called by test_compact */
 
 #endif

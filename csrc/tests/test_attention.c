@@ -124,6 +124,7 @@ static void climbing(void) {
             test_case t = plain_case(floats[d], L, 300, 4, 3);
             t.weights = true;
             t.lead[0] = 1;
+            FREES_AT_END;
             live_case c;
             case_make(&c, &t, 10);
             for (ptrdiff_t j = 0; j < t.S; ++j) {
@@ -138,7 +139,6 @@ static void climbing(void) {
             memcpy(c.arrays[QUERY].before, c.arrays[QUERY].memory, c.arrays[QUERY].bytes);
             CHECK(case_run(&c) == SA_OK, "status");
             case_verify(&c, "climbing scores");
-            case_free(&c);
         }
     }
 }
@@ -154,6 +154,7 @@ static void long_keys(void) {
         t.causal = n == 2;
         t.diagonal = n == 2 ? t.S - t.L : 0;
         t.block_masks = n == 2 ? RUNS : 0;
+        FREES_AT_END;
         live_case c;
         case_make(&c, &t, 11);
         CHECK(case_run(&c) == SA_OK, "status");
@@ -162,7 +163,6 @@ static void long_keys(void) {
         }
         once = n == 0 ? c.looks : once;
         CHECK(n != 1 || c.looks == once + 2, "%d looks over %td keys, %d over 2048", c.looks, t.S, once);
-        case_free(&c);
     }
 }
 

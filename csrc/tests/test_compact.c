@@ -57,12 +57,6 @@ static void tile_make(tile *m, const sa_compact_unit *p, ptrdiff_t rows, ptrdiff
     m->t = (sa_compact_tile){rows, words, m->x, stride, m->panel, m->sums + LINE};
 }
 
-static void tile_free(tile *m) {
-    free(m->x);
-    free(m->panel);
-    free(m->sums);
-}
-
 static void tile_run(tile *m, const sa_compact_unit *p) {
     static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
     if (p->open != NULL) {
@@ -102,6 +96,7 @@ static int get_number(const sa_compact_unit *p, const char *row, ptrdiff_t i) {
 }
 
 static void try_int8_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words, int x_kind, int w_kind) {
+    FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + words)};
     tile m;
     tile_make(&m, p, rows, words);
@@ -129,11 +124,11 @@ static void try_int8_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t wo
     }
     CHECK(wrong == 0, "int8 by %s, %td rows, %td words, numbers %d and %d: %td wrong sums", p->name, rows, words, x_kind,
           w_kind, wrong);
-    tile_free(&m);
 }
 
 /* `odd` in the middle row must not reach another. */
 static void try_bf16_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words, double odd) {
+    FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + words)};
     const ptrdiff_t n = 2 * words, odd_row = odd == 0 ? -1 : rows / 2;
     tile m;
@@ -168,7 +163,6 @@ static void try_bf16_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t wo
         }
     }
     CHECK(worst <= 1, "bfloat16 by %s, %td rows, %td words, %g in a row: off by %g bounds", p->name, rows, words, odd, worst);
-    tile_free(&m);
 }
 
 static void try_leaves(void) {
@@ -268,12 +262,13 @@ static void draw_row(float *x, ptrdiff_t n, int kind, random_source *random) {
 }
 
 static void try_rounding(ptrdiff_t n) {
+    FREES_AT_END;
     random_source random = {(uint64_t)n};
     const ptrdiff_t stride = sa_ceil_div(n + 1, LINE) * LINE;
-    OWNED float *x = dirty_memory((size_t)(ALL_KINDS * n) * sizeof *x);
-    OWNED uint8_t *to = dirty_memory((size_t)(ALL_KINDS * stride)), *q = dirty_memory((size_t)stride);
+    float *x = dirty_memory((size_t)(ALL_KINDS * n) * sizeof *x);
+    uint8_t *to = dirty_memory((size_t)(ALL_KINDS * stride)), *q = dirty_memory((size_t)stride);
     const ptrdiff_t groups = groups_of(n);
-    OWNED sa_rounded *row = dirty_memory((size_t)(ALL_KINDS * groups) * sizeof *row);
+    sa_rounded *row = dirty_memory((size_t)(ALL_KINDS * groups) * sizeof *row);
     sa_rounded right[MOST_GROUPS];
     for (int kind = 0; kind < ALL_KINDS; ++kind) {
         draw_row(x + kind * n, n, kind, &random);
@@ -298,16 +293,16 @@ static void try_rounding(ptrdiff_t n) {
 
 /* What is looked up has the bits of the same numbers in float32. */
 static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
+    FREES_AT_END;
     enum { ROWS = 5, VOCABULARY = 9 };
     random_source random = {(uint64_t)d};
-    OWNED int8_t *numbers = dirty_memory((size_t)(VOCABULARY * d));
-    OWNED uint16_t *halves = dirty_memory((size_t)(VOCABULARY * d) * sizeof *halves);
+    int8_t *numbers = dirty_memory((size_t)(VOCABULARY * d));
+    uint16_t *halves = dirty_memory((size_t)(VOCABULARY * d) * sizeof *halves);
     const ptrdiff_t groups = groups_of(d);
-    OWNED float *whole = dirty_memory((size_t)(VOCABULARY * d) * sizeof *whole);
-    OWNED float *scale = dirty_memory((size_t)(VOCABULARY * groups) * sizeof *scale);
-    OWNED float *more = dirty_memory((size_t)d * sizeof *more), *places = dirty_memory((size_t)(ROWS * d) * sizeof *places);
-    OWNED float *got = dirty_memory((size_t)(ROWS * d) * sizeof *got),
-                *right = dirty_memory((size_t)(ROWS * d) * sizeof *right);
+    float *whole = dirty_memory((size_t)(VOCABULARY * d) * sizeof *whole);
+    float *scale = dirty_memory((size_t)(VOCABULARY * groups) * sizeof *scale);
+    float *more = dirty_memory((size_t)d * sizeof *more), *places = dirty_memory((size_t)(ROWS * d) * sizeof *places);
+    float *got = dirty_memory((size_t)(ROWS * d) * sizeof *got), *right = dirty_memory((size_t)(ROWS * d) * sizeof *right);
     static const int64_t ids[ROWS] = {8, 0, 3, 3, 7};
     for (ptrdiff_t i = 0; i < VOCABULARY * d; ++i) {
         float *own = scale + i / d * groups + i % d / SA_GROUP;
@@ -344,7 +339,6 @@ typedef struct {
     sa_linear l;
     sa_compact compact[SA_MOST_WEIGHTS];
     void *weight[SA_MOST_WEIGHTS];
-    char *memory[SA_MOST_WEIGHTS];
     float *scale[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS], *x, *residual, *gate;
     ptrdiff_t results; /* of all parts, one behind the other */
 } product;
@@ -389,8 +383,8 @@ static void product_make(product *m, const product_shape *s) {
     for (int which = 0; which < s->count; ++which) {
         const ptrdiff_t out = m->l.out[which] = s->out[which];
         draw_weight(m, which, &random);
-        m->memory[which] = dirty_memory(sa_compact_bytes(s->kind, out, s->in));
-        m->compact[which] = sa_compact_fill(s->kind, out, s->in, m->weight[which], m->scale[which], m->memory[which]);
+        void *panels = dirty_memory(sa_compact_bytes(s->kind, out, s->in));
+        m->compact[which] = sa_compact_fill(s->kind, out, s->in, m->weight[which], m->scale[which], panels);
         m->l.weight[which] = (const char *)&m->compact[which];
         m->bias[which] = s->bias ? draw_floats(out, &random) : NULL;
         m->l.bias[which] = (const char *)m->bias[which];
@@ -402,28 +396,18 @@ static void product_make(product *m, const product_shape *s) {
     m->l.gate = (const char *)m->gate;
 }
 
-static void product_free(product *m) {
-    for (int which = 0; which < m->shape.count; ++which) {
-        free(m->weight[which]);
-        free(m->memory[which]);
-        free(m->scale[which]);
-        free(m->bias[which]);
-    }
-    free(m->x);
-    free(m->residual);
-    free(m->gate);
-}
-
 /* One thread takes all rows, as a part of the transformer does. */
 static void run_by_share(const sa_linear *l) {
+    FREES_AT_END;
     const sa_cut cut = sa_cut_product(l, l->in, 2, true);
-    OWNED void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
+    void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
     for (ptrdiff_t t = sa_linear_tasks(l, &cut) - 1; t >= 0; --t) {
         sa_linear_task(l, &cut, t, scratch);
     }
 }
 
 static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int threads) {
+    FREES_AT_END;
     sa_linear some = *l;
     some.rows = rows;
     some.dropout.first_row += row;
@@ -435,7 +419,7 @@ static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int thre
     for (int which = 0; which < l->count; ++which) {
         some.y[which] += row * l->out[which] * (ptrdiff_t)sizeof(float);
     }
-    OWNED void *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&some, threads, false, false));
+    void *scratch = dirty_memory((size_t)threads * sa_linear_scratch(&some, threads, false, false));
     sa_linear_forward(&some, threads, scratch);
 }
 
@@ -463,7 +447,6 @@ static float *product_run(const product *m, ptrdiff_t piece, int threads) {
         run_rows(&l, row, sa_smaller(l.rows - row, piece), threads);
     }
     CHECK(memcmp(results + bytes, untouched, LINE) == 0, "a product of %td x %td writes behind its results", l.out[0], l.in);
-    free(apart);
     return (float *)(void *)results;
 }
 
@@ -546,13 +529,14 @@ static bool is_right(const product *m, int which, ptrdiff_t r, ptrdiff_t c, doub
 }
 
 static void compare(const product *m, const float *results) {
+    FREES_AT_END;
     const product_shape *s = &m->shape;
     ptrdiff_t wrong = 0, first = -1;
     double kept_first = 0;
-    OWNED uint8_t *q = dirty_memory((size_t)s->in + 1);
+    uint8_t *q = dirty_memory((size_t)s->in + 1);
     for (int which = 0; which < s->count; ++which) {
         const ptrdiff_t out = s->out[which];
-        OWNED float *kept = dirty_memory((size_t)(s->rows * out) * sizeof *kept);
+        float *kept = dirty_memory((size_t)(s->rows * out) * sizeof *kept);
         for (ptrdiff_t i = 0; i < s->rows * out; ++i) {
             kept[i] = 1;
         }
@@ -589,12 +573,19 @@ static float *try_ways(const product *m) {
     float *results = product_run(m, PTRDIFF_MAX, 1);
     compare(m, results);
     for (size_t i = 0; i < sizeof ways / sizeof *ways; ++i) {
-        OWNED float *others = product_run(m, ways[i].piece, ways[i].threads);
+        float *others = product_run(m, ways[i].piece, ways[i].threads);
         CHECK(memcmp(results, others, (size_t)m->results * sizeof *results) == 0,
               "product of kind %d, %td rows of %td to %td…: way %zu differs", m->shape.kind, m->shape.rows, m->shape.in,
               m->shape.out[0], i);
     }
     return results;
+}
+
+static void try_shape(const product_shape *shape) {
+    FREES_AT_END;
+    product m;
+    product_make(&m, shape);
+    try_ways(&m);
 }
 
 static void try_product(sa_weights kind, ptrdiff_t in) {
@@ -614,10 +605,7 @@ static void try_product(sa_weights kind, ptrdiff_t in) {
         s.dropout = random_chance(&random, 0.3) ? 0.3 : 0;
         s.in_place = s.in_place && (s.residual ? s.dropout == 0 : true);
     }
-    product m;
-    product_make(&m, &s);
-    free(try_ways(&m));
-    product_free(&m);
+    try_shape(&s);
 }
 
 /* Nothing to multiply, or nothing to write; and long sums. */
@@ -632,15 +620,13 @@ static void try_extremes(sa_weights kind) {
                                      .out = {i & 12 ? 33 : 0},
                                      .bias = true,
                                      .residual = true};
-        product m;
-        product_make(&m, &shape);
-        free(try_ways(&m));
-        product_free(&m);
+        try_shape(&shape);
     }
 }
 
 /* GELU behind int8, of −8 to 8 and of what is far beyond: x is 0, so these are the bias. */
 static void try_gelu(void) {
+    FREES_AT_END;
     const product_shape shape = {
         .kind = SA_WEIGHTS_INT8, .rows = 1, .in = 1, .count = 1, .out = {1602}, .bias = true, .activation = SA_ACT_GELU};
     product m;
@@ -651,12 +637,12 @@ static void try_gelu(void) {
     }
     m.bias[0][1600] = 1e30f;
     m.bias[0][1601] = -1e30f;
-    free(try_ways(&m));
-    product_free(&m);
+    try_ways(&m);
 }
 
 /* Rows of all kinds side by side. What is odd keeps to its own row. */
 static void try_odd_rows(const product_shape *shape) {
+    FREES_AT_END;
     product m;
     random_source random = {3};
     product_make(&m, shape);
@@ -664,16 +650,15 @@ static void try_odd_rows(const product_shape *shape) {
     for (int kind = 0; kind < ALL_KINDS; ++kind) {
         draw_row(m.x + (1 + 2 * kind) * in, in, kind, &random);
     }
-    OWNED float *results = try_ways(&m);
+    float *results = try_ways(&m);
     for (int kind = 0; kind < ALL_KINDS; ++kind) {
         draw_row(m.x + (1 + 2 * kind) * in, in, PLAIN_ROW, &random);
     }
-    OWNED float *others = product_run(&m, PTRDIFF_MAX, 1);
+    float *others = product_run(&m, PTRDIFF_MAX, 1);
     for (ptrdiff_t r = 0; r < shape->rows; r += 2) {
         CHECK(memcmp(results + r * out, others + r * out, (size_t)out * sizeof *results) == 0,
               "product of kind %d, %td to %td: row %td changes with its neighbour", shape->kind, in, out, r);
     }
-    product_free(&m);
 }
 
 static void try_all_odd_rows(sa_weights kind) {
@@ -696,6 +681,7 @@ static void try_all_odd_rows(sa_weights kind) {
 
 /* The same wherever multiplications and sums are fused: on x86-64 and aarch64. */
 static void try_bits(void) {
+    FREES_AT_END;
     const char *isa = sa_isa_name();
     const product_shape shape = {
         .kind = SA_WEIGHTS_INT8, .rows = 2 * FINITE_KINDS, .in = 333, .count = 1, .out = {75}, .bias = true, .residual = true};
@@ -705,7 +691,7 @@ static void try_bits(void) {
     for (int kind = 0; kind < FINITE_KINDS; ++kind) {
         draw_row(m.x + 2 * kind * shape.in, shape.in, kind, &random);
     }
-    OWNED float *results = product_run(&m, PTRDIFF_MAX, 1);
+    float *results = product_run(&m, PTRDIFF_MAX, 1);
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (ptrdiff_t i = 0; i < m.results; ++i) {
         uint32_t bits;
@@ -715,7 +701,6 @@ static void try_bits(void) {
     if (strcmp(isa, "generic") != 0 && strcmp(isa, "baseline") != 0) {
         CHECK(hash == UINT64_C(0xc1b1885814763ad8), "the bits of an int8 product are %#llx here", (unsigned long long)hash);
     }
-    product_free(&m);
 }
 
 void test_compact(void) {

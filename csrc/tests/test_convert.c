@@ -37,6 +37,7 @@ static void verify_conversion(live_case *c, const double *right, const char *tit
 
 /* Every 16-bit code: in place, with a step, swapped. */
 static void read_16_bits(sa_dtype dtype, unsigned layout) {
+    FREES_AT_END;
     static double right[65536];
     live_case c;
     make_conversion(&c, dtype, SA_F32, layout, 0);
@@ -47,11 +48,11 @@ static void read_16_bits(sa_dtype dtype, unsigned layout) {
         right[n] = element_get((const char *)&code, dtype, false);
     }
     verify_conversion(&c, right, "every 16-bit code read");
-    case_free(&c);
 }
 
 /* float32 at every 16-bit number, at the next tie, on either side of it. */
 static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
+    FREES_AT_END;
     static double right[65536];
     live_case c;
     make_conversion(&c, SA_F32, dtype, 0, layout);
@@ -69,10 +70,10 @@ static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
         case_set(&c, VALUE, n / 4096, 0, n % 4096, (double)x);
     }
     verify_conversion(&c, right, "float32 around every 16-bit number");
-    case_free(&c);
 }
 
 static void read_integers(sa_dtype dtype, double least, double most, unsigned layout) {
+    FREES_AT_END;
     static double right[65536];
     live_case c;
     random_source r = {(uint64_t)dtype};
@@ -83,7 +84,6 @@ static void read_integers(sa_dtype dtype, double least, double most, unsigned la
         right[n] = x;
     }
     verify_conversion(&c, right, "integers read");
-    case_free(&c);
 }
 
 void test_convert(void) {

@@ -52,17 +52,8 @@ static void run_all(const char *isa) {
     if (!CHECK(sa_isa_set(isa) == SA_OK && strcmp(sa_isa_name(), isa) == 0, "%s: not in this build or not on this CPU", isa)) {
         return;
     }
-    run("exp", test_exp);
-    run("convert", test_convert);
-    run("attention", test_attention);
-    run("varlen", test_varlen);
-    run("rows", test_rows);
-    run("plan", test_plan);
-    run("random", test_random);
-    run("update", test_update);
-    run("transformer", test_transformer);
-    run("quants", test_quants);
-    run("compact", test_compact);
+#define RUN_TEST(name) run(#name, test_##name);
+    ALL_TESTS(RUN_TEST)
 }
 
 int main(int argc, char **argv) {

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "drivers/common.h"
 #include "runtime/team.h"
 #include "tests/test.h"
 
@@ -84,18 +85,6 @@ static void try_blocks(void *call, int thread, int team) {
     }
 }
 
-static void try_numbers(numbers *n, const char *dtype, bool sample) {
-    sa_run_team(sa_get_num_threads(), try_blocks, n);
-    double worst = 0;
-    long bad = 0;
-    for (int t = 0; t < SA_MOST_THREADS; ++t) {
-        worst = n->worst[t] > worst ? n->worst[t] : worst;
-        bad += n->bad[t];
-    }
-    CHECK(bad == 0, "%s: %ld %s are wrong; worst %.4f ulp", n->f->name, bad, dtype, worst);
-    printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), n->f->name, dtype, worst, sample ? " (sample)" : "");
-}
-
 static void block_of_float32(numbers *n, int thread, long block) {
     float x[BLOCK], y[BLOCK];
     for (uint32_t i = 0; i < BLOCK; ++i) {
@@ -105,17 +94,6 @@ static void block_of_float32(numbers *n, int thread, long block) {
     for (int i = 0; i < BLOCK; ++i) {
         n->bad[thread] += !good(n->f, false, (double)x[i], (double)y[i], &n->worst[thread]);
     }
-}
-
-static void all_float32(int which) {
-    numbers n = {
-        .f = &functions[which],
-        .kernel = kernel_of(&sa_kernels_active()->f32, which),
-        .blocks = (long)(UINT64_C(1) << 32) / BLOCK,
-        .step = exhaustive ? 1 : 499,
-        .block = block_of_float32,
-    };
-    try_numbers(&n, "float32", !exhaustive);
 }
 
 /* Over the range, at its lower end and below, small by magnitude, near integers and ends. */
@@ -147,15 +125,26 @@ static void block_of_float64(numbers *n, int thread, long block) {
     }
 }
 
-static void sampled_float64(int which) {
+static void try_numbers(int which, bool f64) {
+    const char *dtype = f64 ? "float64" : "float32";
     numbers n = {
         .f = &functions[which],
-        .kernel = kernel_of(&sa_kernels_active()->f64, which),
-        .blocks = quick ? 8 : 100,
-        .step = 1,
-        .block = block_of_float64,
+        .kernel = kernel_of(sa_kernels_for(f64), which),
+        .blocks = !f64    ? (long)(UINT64_C(1) << 32) / BLOCK
+                  : quick ? 8
+                          : 100,
+        .step = f64 || exhaustive ? 1 : 499,
+        .block = f64 ? block_of_float64 : block_of_float32,
     };
-    try_numbers(&n, "float64", true);
+    sa_run_team(sa_get_num_threads(), try_blocks, &n);
+    double worst = 0;
+    long bad = 0;
+    for (int t = 0; t < SA_MOST_THREADS; ++t) {
+        worst = n.worst[t] > worst ? n.worst[t] : worst;
+        bad += n.bad[t];
+    }
+    CHECK(bad == 0, "%s: %ld %s are wrong; worst %.4f ulp", n.f->name, bad, dtype, worst);
+    printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), n.f->name, dtype, worst, f64 || !exhaustive ? " (sample)" : "");
 }
 
 /* In every lane and a vector's rest. */
@@ -194,7 +183,7 @@ static void special(int which) {
 void test_exp(void) {
     for (int which = 0; which < 3; ++which) {
         special(which);
-        all_float32(which);
-        sampled_float64(which);
+        try_numbers(which, false);
+        try_numbers(which, true);
     }
 }

@@ -12,10 +12,7 @@ static void take_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int thre
     void *data[PARTS];
     for (int part = 0; part < PARTS; ++part) {
         array_make(&parts[part], &shape, dtype, 0, 0, true);
-        for (ptrdiff_t i = 0; i < n; ++i) {
-            const double x = random_between(&random, part == SQUARE ? 0 : -1, 1);
-            element_set(array_at(&parts[part], 0, 1, 0, i), dtype, false, x);
-        }
+        array_draw(&parts[part], part == SQUARE ? 0 : -1, 1, &random);
         data[part] = parts[part].tensor.m.data;
     }
     const bool has_mean = u.kind == SA_ADAM || u.momentum > 0, has_square = u.kind == SA_ADAM;
@@ -27,6 +24,7 @@ static void take_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int thre
 }
 
 static void try_step(const sa_update *u, ptrdiff_t n, bool f64, int64_t step, int threads) {
+    FREES_AT_END;
     const char *isa = sa_isa_name();
     array expected[PARTS], got[PARTS];
     take_step(*u, n, f64, step, threads, got);
@@ -37,8 +35,6 @@ static void try_step(const sa_update *u, ptrdiff_t n, bool f64, int64_t step, in
         CHECK(array_margins_intact(&got[part]) && memcmp(got[part].memory, expected[part].memory, got[part].bytes) == 0,
               "kind %d, n %td, float%d, step %ld, %d threads: other bits in part %d, or written beside it", u->kind, n,
               f64 ? 64 : 32, (long)step, threads, part);
-        array_free(&expected[part]);
-        array_free(&got[part]);
     }
 }
 

@@ -8,6 +8,7 @@
 
 /* Bits are the same for any threads, whatever gradients are left out. */
 static void same_bits(const test_case *spec, const char *title) {
+    FREES_AT_END;
     static const int threads[] = {2, 3, 7, 1, 2, 1, 1};
     static const unsigned without[] = {0, 0, 0, 1, 2, 4, 15};
     test_case t = *spec;
@@ -21,10 +22,8 @@ static void same_bits(const test_case *spec, const char *title) {
         case_make(&other, &t, 21);
         CHECK(case_run(&other) == SA_OK && case_same_bits(&first, &other), "%s: other bits with %d threads, without %x", title,
               t.threads, without[n]);
-        case_free(&other);
     }
     case_verify(&first, title);
-    case_free(&first);
 }
 
 static void threads(void) {
@@ -59,6 +58,7 @@ static void split(void) {
         for (ptrdiff_t S = 2047; S < 6000; S += S < 2048 ? 1 : 1500) {
             test_case t = plain_case(L % 4 == 1 ? SA_F32 : SA_F64, L, S, 6, 5);
             t.weights = t.sinks = L == 7;
+            FREES_AT_END;
             live_case c;
             case_make(&c, &t, (uint64_t)S);
             CHECK(case_run(&c) == SA_OK && (c.chunks > 1) == (t.S >= 2048), "%td keys in %td chunks", t.S, c.chunks);
@@ -66,7 +66,6 @@ static void split(void) {
             c.spec.unsplit = true;
             CHECK(case_run(&c) == SA_OK && c.chunks == 1, "unsplit");
             case_verify(&c, "the same unsplit");
-            case_free(&c);
         }
     }
 }
@@ -120,6 +119,7 @@ static void cancelling(void) {
     for (int n = 1; n < 3; ++n) {
         test_case t = plain_case(SA_F32, 100, 100, 8, 8);
         t.threads = n;
+        FREES_AT_END;
         live_case c;
         case_make(&c, &t, 2);
         sa_watch watch = {.cancelled = 1};
@@ -129,7 +129,6 @@ static void cancelling(void) {
         watch.cancelled = 0;
         CHECK(case_run(&c) == SA_OK, "a flag that is not set");
         case_verify(&c, "a flag that is not set");
-        case_free(&c);
     }
 }
 

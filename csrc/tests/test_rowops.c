@@ -31,14 +31,6 @@ static const char *const kind_names[SA_ROW_KINDS] = {
     [SA_GELU_TANH_BACKWARD] = "gelu tanh",
 };
 
-static void fill(array *a, double size, random_source *r) {
-    for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
-        for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-            element_set(array_at(a, 0, 1, i, j), a->tensor.m.dtype, a->tensor.m.swapped, random_between(r, -size, size));
-        }
-    }
-}
-
 /* Rows may be columns. */
 static void see(sa_strided *s, const array *a, bool by_columns) {
     s->data = a->tensor.m.data;
@@ -57,12 +49,12 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     array_make(&c->dy, &shape, t->dy_dtype, t->layout, 0, false);
     array_make(&c->out, &shape, t->dtype, t->by_columns ? TRANSPOSED : 0, 0, true); /* contiguous to the call */
     array_make(&c->weight, &row, t->dtype, t->layout & SWAPPED, 0, false);
-    fill(&c->x, 3, &r);
-    fill(&c->dy, 1, &r);
-    fill(&c->weight, 2, &r);
+    array_draw(&c->x, -3, 3, &r);
+    array_draw(&c->dy, -1, 1, &r);
+    array_draw(&c->weight, -2, 2, &r);
     c->parameter_dtype = t->dtype;
-    c->dweight = malloc((size_t)t->n * sa_itemsize(t->dtype) + (t->n == 0));
-    c->dbias = malloc((size_t)t->n * sa_itemsize(t->dtype) + (t->n == 0));
+    c->dweight = zero_memory((size_t)t->n * sa_itemsize(t->dtype));
+    c->dbias = zero_memory((size_t)t->n * sa_itemsize(t->dtype));
     sa_row_call *call = &c->call;
     call->kind = t->kind;
     call->f64 = t->dtype == SA_F64;
@@ -85,24 +77,10 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     }
 }
 
-static void rows_free(live_rows *c) {
-    array_free(&c->x);
-    array_free(&c->dy);
-    array_free(&c->out);
-    array_free(&c->weight);
-    free(c->dweight);
-    free(c->dbias);
-}
-
 static void rows_run(live_rows *c, int threads) {
     sa_row_plan plan;
     CHECK(sa_row_make_plan(&c->call, threads, &plan) == SA_OK, "plan");
-    const size_t bytes = plan.shared_bytes + (size_t)plan.threads * plan.scratch_bytes;
-    OWNED void *scratch = NULL;
-    if (bytes > 0) {
-        CHECK(posix_memalign(&scratch, 64, bytes) == 0, "memory");
-        memset(scratch, 0xff, bytes);
-    }
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)plan.threads * plan.scratch_bytes);
     memset(c->dweight, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
     memset(c->dbias, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
     sa_row_run(&c->call, &plan, scratch);
@@ -207,10 +185,11 @@ static void verify(const live_rows *c, const row_truth *to, const char *title) {
 }
 
 static void try_rows(const row_case *t, const char *title) {
+    FREES_AT_END;
     live_rows c;
     const size_t all = (size_t)(t->rows * t->n), n = (size_t)t->n;
     rows_make(&c, t, 7);
-    OWNED double *memory = calloc(2 * all + 4 * n, sizeof *memory);
+    double *memory = zero_memory((2 * all + 4 * n) * sizeof *memory);
     const row_truth to = {
         memory, memory + all, memory + 2 * all, memory + 2 * all + n, memory + 2 * all + 2 * n, memory + 2 * all + 3 * n};
     for (ptrdiff_t i = 0; i < t->rows; ++i) {
@@ -221,12 +200,10 @@ static void try_rows(const row_case *t, const char *title) {
     CHECK(array_margins_intact(&c.out), "%s: written beside the output", title);
     array_remember(&c.out);
     const size_t bytes = n * sa_itemsize(c.parameter_dtype);
-    OWNED char *kept = malloc(bytes + 1);
-    memcpy(kept, c.dweight, bytes);
+    char *kept = memcpy(zero_memory(bytes), c.dweight, bytes);
     rows_run(&c, 3);
     CHECK(array_unchanged(&c.out) && memcmp(kept, c.dweight, bytes) == 0, "%s of %s: the threads change bits", title,
           kind_names[t->kind]);
-    rows_free(&c);
 }
 
 void test_rows(void) {

@@ -8,20 +8,6 @@
 #include "drivers/transformer_tasks.h"
 #include "tests/test.h"
 
-static double get(const void *x, bool f64, ptrdiff_t i) { return f64 ? ((const double *)x)[i] : (double)((const float *)x)[i]; }
-
-static void put(void *x, bool f64, ptrdiff_t i, double value) {
-    element_set((char *)x + i * (ptrdiff_t)sa_element_size(f64), f64 ? SA_F64 : SA_F32, false, value);
-}
-
-static void *draw(ptrdiff_t n, bool f64, random_source *random) {
-    void *x = malloc((size_t)n * sa_element_size(f64) + (n == 0));
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        put(x, f64, i, random_between(random, -1, 1));
-    }
-    return x;
-}
-
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
 
 enum { NT, NN, TN };
@@ -34,8 +20,8 @@ static void multiply(int kind, const sa_real_kernels *kernels, const sa_product 
 static double product_at(int kind, const sa_product *p, bool f64, ptrdiff_t i, ptrdiff_t j, double sum, double *size) {
     *size = 0;
     for (ptrdiff_t k = 0; k < p->n; ++k) {
-        const double a = get(p->a, f64, kind == TN ? k * p->a_stride + i : i * p->a_stride + k);
-        const double b = get(p->b, f64, kind == NT ? j * p->b_stride + k : k * p->b_stride + j);
+        const double a = real_get(p->a, f64, kind == TN ? k * p->a_stride + i : i * p->a_stride + k);
+        const double b = real_get(p->b, f64, kind == NT ? j * p->b_stride + k : k * p->b_stride + j);
         sum += a * b;
         *size += fabs(a * b);
     }
@@ -43,6 +29,7 @@ static double product_at(int kind, const sa_product *p, bool f64, ptrdiff_t i, p
 }
 
 static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, bool f64) {
+    FREES_AT_END;
     const sa_real_kernels *kernels = sa_kernels_for(f64);
     const ptrdiff_t d = kind == TN ? width : n;
     if (kind == TN) {
@@ -54,9 +41,9 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     random_source random = {(uint64_t)(m * 1000 + n * 10 + width)};
     const ptrdiff_t a_rows = kind == TN ? n : m, a_columns = kind == TN ? m : n;
     const ptrdiff_t b_rows = kind == NT ? width : n, b_columns = kind == NT ? n : width, c_stride = width + 3;
-    OWNED void *a = draw(a_rows * a_columns, f64, &random), *b = draw(b_rows * b_columns, f64, &random);
-    OWNED void *c = draw(m * c_stride, f64, &random), *before = malloc((size_t)(m * c_stride) * sa_element_size(f64) + 1);
-    OWNED void *scratch = dirty_memory(kernels->matmul_scratch(m, d));
+    void *a = draw_reals(a_rows * a_columns, f64, &random), *b = draw_reals(b_rows * b_columns, f64, &random);
+    void *c = draw_reals(m * c_stride, f64, &random), *before = zero_memory((size_t)(m * c_stride) * sa_element_size(f64));
+    void *scratch = dirty_memory(kernels->matmul_scratch(m, d));
     memcpy(before, c, (size_t)(m * c_stride) * sa_element_size(f64));
     const bool adds = kind != TN || m % 2 == 1;
     const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, .adds = adds, .far = m % 3 == 1};
@@ -64,11 +51,11 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     double worst = 0;
     for (ptrdiff_t i = 0; i < m; ++i) {
         for (ptrdiff_t j = 0; j < c_stride; ++j) {
-            double sum = get(before, f64, i * c_stride + j), size;
+            double sum = real_get(before, f64, i * c_stride + j), size;
             if (j < width) {
                 sum = product_at(kind, &p, f64, i, j, adds ? sum : 0, &size);
             }
-            const double error = fabs(get(c, f64, i * c_stride + j) - sum);
+            const double error = fabs(real_get(c, f64, i * c_stride + j) - sum);
             worst = error <= worst ? worst : error; /* NaN counts */
         }
     }
@@ -80,24 +67,25 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
 
 /* An operand still split in the scratch gives the same bits. Numbers that cannot be split spoil no other row or column. */
 static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
+    FREES_AT_END;
     const sa_real_kernels *kernels = sa_kernels_for(false);
     if ((kind == TN ? width : n) < kernels->splits_from) {
         return;
     }
     random_source random = {(uint64_t)(m + n + width)};
     const ptrdiff_t a_stride = kind == TN ? m : n, b_stride = kind == NT ? n : width;
-    OWNED float *a = draw(m * n, false, &random), *b = draw(n * width, false, &random),
-                *other = draw(n * (m + width), false, &random);
+    float *a = draw_reals(m * n, false, &random), *b = draw_reals(n * width, false, &random),
+          *other = draw_reals(n * (m + width), false, &random);
     float *c[3];
     sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, .adds = false};
-    OWNED void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
+    void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
     for (int run = 0; run < 3; ++run) { /* plain, after another product, with odd numbers */
         if (run == 2) {
             a[kind == TN ? k * m + row : row * n + k] = odd;
             b[kind == NT ? column * n + k : k * width + column] = odd;
         }
-        p.c = c[run] = calloc((size_t)(m * width), sizeof(float));
+        p.c = c[run] = zero_memory((size_t)(m * width) * sizeof(float));
         p.again = run == 1;
         if (run == 1) {
             sa_product before = p;
@@ -129,23 +117,21 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
             }
         }
     }
-    for (int run = 0; run < 3; ++run) {
-        free(c[run]);
-    }
 }
 
 /* Without rows there is nothing to do, but gradients of parameters are zeros. */
 static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
+    FREES_AT_END;
     random_source random = {1};
-    OWNED void *weight = draw(out * in, f64, &random), *dweight = dirty_memory((size_t)(out * in) * sa_element_size(f64));
+    void *weight = draw_reals(out * in, f64, &random), *dweight = dirty_memory((size_t)(out * in) * sa_element_size(f64));
     const sa_linear l = {.f64 = f64, .in = in, .count = 1, .out = {out}, .weight = {weight}, .x = weight, .y = {dweight}};
     const sa_linear_gradients g = {.l = &l, .dy = {weight}, .dx = dweight, .dweight = {dweight}};
-    OWNED void *scratch = dirty_memory(sa_linear_scratch(&l, 1, false, true));
+    void *scratch = dirty_memory(sa_linear_scratch(&l, 1, false, true));
     sa_linear_forward(&l, 1, scratch);
     sa_linear_backward(&g, 1, scratch);
     double most = 0;
     for (ptrdiff_t i = 0; i < out * in; ++i) {
-        most = fabs(get(dweight, f64, i)) <= most ? most : INFINITY;
+        most = fabs(real_get(dweight, f64, i)) <= most ? most : INFINITY;
     }
     CHECK(most == 0, "no rows, %td x %td: a gradient is not 0", out, in);
 }
@@ -178,9 +164,9 @@ typedef struct {
 
 /* The same numbers in both types. */
 static void *draw_float32(ptrdiff_t n, bool f64, random_source *random) {
-    void *x = draw(n, f64, random);
+    void *x = draw_reals(n, f64, random);
     for (ptrdiff_t i = 0; i < n; ++i) {
-        put(x, f64, i, (double)(float)get(x, f64, i));
+        real_set(x, f64, i, (double)(float)real_get(x, f64, i));
     }
     return x;
 }
@@ -236,7 +222,7 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
         m->e.longest = shape->length[s] > m->e.longest ? shape->length[s] : m->e.longest;
     }
     m->e.tokens = (ptrdiff_t)m->starts[shape->sequences];
-    m->ids = malloc((size_t)m->e.tokens * sizeof *m->ids + 1);
+    m->ids = zero_memory((size_t)m->e.tokens * sizeof *m->ids);
     for (ptrdiff_t i = 0; i < m->e.tokens; ++i) {
         m->ids[i] = random_below(&random, shape->vocabulary);
     }
@@ -270,15 +256,6 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
     }
 }
 
-static void model_free(model *m) {
-    for (int i = 0; i < m->parameters; ++i) {
-        free(m->parameter[i]);
-    }
-    free(m->positions);
-    free(m->angles);
-    free(m->ids);
-}
-
 static ptrdiff_t transformer_outputs(const sa_transformer *e) {
     return (e->pooling == SA_EACH_ROW ? e->tokens : e->sequences) * e->d;
 }
@@ -295,7 +272,7 @@ static void *transformer_run(const sa_transformer *e, int threads, bool by_share
     plan.scratch_bytes = plan.layout.bytes + attention + sa_transformer_scratch(e, &plan, false);
     plan.shared_bytes = plan.layout.bytes + (size_t)e->sequences * plan.partial_bytes;
     void *out = dirty_memory((size_t)transformer_outputs(e) * sa_element_size(e->f64));
-    OWNED void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     if (saved != NULL) {
         *saved = dirty_memory(plan.saved_bytes);
     }
@@ -323,7 +300,7 @@ static void run_backward(const model *m, const void *saved, const void *grad, in
     CHECK(sa_transformer_plan_backward(&m->e, 1 << 10, &plan) == SA_OK, "a plan");
     plan.threads = threads;
     plan.scratch_bytes = sa_transformer_scratch(&m->e, &plan, true);
-    OWNED void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
+    void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_transformer_backward(&m->e, &g, &plan, saved, scratch);
 }
 
@@ -333,15 +310,9 @@ typedef struct {
 } results;
 
 static void run_both(const model *m, const void *grad, int threads, results *r) {
-    OWNED void *saved;
+    void *saved;
     r->array[0] = transformer_run(&m->e, threads, threads == 1, &saved);
     run_backward(m, saved, grad, threads, r->array + 1);
-}
-
-static void results_free(const model *m, results *r) {
-    for (int i = 0; i <= m->parameters; ++i) {
-        free(r->array[i]);
-    }
 }
 
 /* Sums of d terms, a softmax and a feed-forward network per layer; norms keep size 1. Gradients are sums of all tokens. That
@@ -354,7 +325,7 @@ static void compare(const model *m, const results *got, const results *expected,
         double worst = 0, most = 0;
         before = size;
         for (ptrdiff_t j = 0; j < n; ++j) {
-            const double right = get(expected->array[i], true, j), error = fabs(get(got->array[i], f64, j) - right);
+            const double right = real_get(expected->array[i], true, j), error = fabs(real_get(got->array[i], f64, j) - right);
             worst = error <= worst ? worst : error; /* NaN counts */
             most = fmax(most, fabs(right));
         }
@@ -367,22 +338,22 @@ static void compare(const model *m, const results *got, const results *expected,
 }
 
 static void try_model(const model_shape *shape) {
+    FREES_AT_END;
     const char *isa = sa_isa_name();
     random_source random = {1};
     model m;
     results expected, got[2];
     model_make(&m, shape, true);
     const ptrdiff_t outputs = transformer_outputs(&m.e);
-    OWNED double *grad = draw_float32(outputs, true, &random);
+    double *grad = draw_float32(outputs, true, &random);
     CHECK(sa_isa_set("generic") == SA_OK, "plain C");
     run_both(&m, grad, 1, &expected);
     CHECK(sa_isa_set(isa) == SA_OK, "and back");
-    model_free(&m);
     for (int f64 = 0; f64 < 2; ++f64) {
         model_make(&m, shape, f64);
-        OWNED void *own_grad = malloc((size_t)outputs * sa_element_size(f64));
+        void *own_grad = zero_memory((size_t)outputs * sa_element_size(f64));
         for (ptrdiff_t i = 0; i < outputs; ++i) {
-            put(own_grad, f64, i, grad[i]);
+            real_set(own_grad, f64, i, grad[i]);
         }
         for (int n = 0; n < 2; ++n) {
             run_both(&m, own_grad, 1 + 2 * n, &got[n]);
@@ -398,15 +369,8 @@ static void try_model(const model_shape *shape) {
         for (int way = 0; way < 4; ++way) {
             CHECK(memcmp(got[0].array[0], others[way], (size_t)outputs * sa_element_size(f64)) == 0,
                   "model of width %td, float%d: the bits of way %d differ", shape->d, f64 ? 64 : 32, way);
-            if (way < 3) {
-                free(others[way]);
-            }
         }
-        results_free(&m, &got[0]);
-        results_free(&m, &got[1]);
-        model_free(&m);
     }
-    results_free(&m, &expected);
 }
 
 /* ---- with a cache -------------------------------------------------------------------------------------------------------- */
@@ -418,7 +382,7 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(m->e.f64), keys = m->layer[0].key_heads * m->layer[0].width;
     const ptrdiff_t capacity = m->e.longest + 2;
     const size_t bytes = (size_t)(m->e.layers * count * keys * capacity * size);
-    int64_t past[8] = {0}, starts[9] = {0}, *ids = malloc((size_t)m->e.tokens * sizeof *ids);
+    int64_t past[8] = {0}, starts[9] = {0}, *ids = zero_memory((size_t)m->e.tokens * sizeof *ids);
     part.e.cache = (sa_cache){dirty_memory(bytes), dirty_memory(bytes), past, capacity};
     part.e.sequences = count;
     part.e.layer = part.layer;
@@ -434,25 +398,23 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
             part.e.longest = length > part.e.longest ? length : part.e.longest;
         }
         part.e.tokens = starts[count];
-        OWNED char *rows = transformer_run(&part.e, threads, by_shares, NULL);
+        char *rows = transformer_run(&part.e, threads, by_shares, NULL);
         for (ptrdiff_t s = 0; s < count; ++s) {
             memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,
                    (size_t)((starts[s + 1] - starts[s]) * m->e.d * size));
             past[s] += starts[s + 1] - starts[s];
         }
     }
-    free(part.e.cache.keys);
-    free(part.e.cache.values);
-    free(ids);
 }
 
 /* The rows are those of a call without a cache but for rounding, with the same bits in any company and on any threads. */
 static void try_cache(const model_shape *shape, bool f64) {
+    FREES_AT_END;
     model m;
     model_make(&m, shape, f64);
     const ptrdiff_t n = transformer_outputs(&m.e);
     const size_t bytes = (size_t)n * sa_element_size(f64);
-    OWNED void *expected = transformer_run(&m.e, 1, true, NULL);
+    void *expected = transformer_run(&m.e, 1, true, NULL);
     void *got[4];
     for (int way = 0; way < 4; ++way) { /* alone at last */
         got[way] = dirty_memory(bytes);
@@ -464,16 +426,12 @@ static void try_cache(const model_shape *shape, bool f64) {
     }
     double worst = 0, most = 1;
     for (ptrdiff_t i = 0; i < n; ++i) {
-        const double right = get(expected, f64, i), error = fabs(get(got[0], f64, i) - right);
+        const double right = real_get(expected, f64, i), error = fabs(real_get(got[0], f64, i) - right);
         worst = error <= worst ? worst : error;
         most = fmax(most, fabs(right));
     }
     const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7) * most; /* as in compare */
     CHECK(worst <= bound, "a cache, width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
-    for (int way = 0; way < 4; ++way) {
-        free(got[way]);
-    }
-    model_free(&m);
 }
 
 /* ---- with compact weights ------------------------------------------------------------------------------------------------ */
@@ -483,17 +441,13 @@ typedef struct {
     sa_transformer e;
     sa_layer layer[MOST_LAYERS];
     sa_compact compact[MOST_LAYERS][SA_LAYER_PARAMETERS];
-    void *owned[3 * MOST_LAYERS * SA_LAYER_PARAMETERS + 3];
-    int count;
 } compact_model;
 
-static void *own(compact_model *c, size_t bytes) { return c->owned[c->count++] = dirty_memory(bytes); }
-
 /* x (rows, columns) becomes numbers that int8 or bfloat16 hold. Returns these, and the scales of int8. */
-static char *round_numbers(compact_model *c, sa_weights kind, float *x, ptrdiff_t rows, ptrdiff_t columns, float **scales) {
+static char *round_numbers(sa_weights kind, float *x, ptrdiff_t rows, ptrdiff_t columns, float **scales) {
     const ptrdiff_t groups = sa_ceil_div(columns, SA_GROUP);
-    char *to = own(c, (size_t)(rows * columns) * 2);
-    *scales = own(c, (size_t)(rows * groups) * sizeof **scales);
+    char *to = dirty_memory((size_t)(rows * columns) * 2);
+    *scales = dirty_memory((size_t)(rows * groups) * sizeof **scales);
     for (ptrdiff_t g = 0; g < rows * groups; ++g) {
         const ptrdiff_t row = g / groups * columns, from = row + g % groups * SA_GROUP;
         const ptrdiff_t end = sa_smaller(row + columns, from + SA_GROUP);
@@ -517,9 +471,9 @@ static char *round_numbers(compact_model *c, sa_weights kind, float *x, ptrdiff_
 }
 
 /* Attention without a norm after it, whose output replaces its input; two rows are multiplied as they are. */
-static void keep_attention_alone(model *m, compact_model *c) {
+static void keep_attention_alone(model *m) {
     random_source random = {5};
-    float *rows = own(c, (size_t)(m->e.tokens * m->e.d) * sizeof *rows);
+    float *rows = dirty_memory((size_t)(m->e.tokens * m->e.d) * sizeof *rows);
     for (ptrdiff_t i = 0; i < m->e.tokens * m->e.d; ++i) {
         rows[i] = (float)random_between(&random, -1, 1) * (i / m->e.d == 7 ? 1e-33f : i / m->e.d == 8 ? 1e-42f : 1);
     }
@@ -538,9 +492,8 @@ static void keep_attention_alone(model *m, compact_model *c) {
 
 static void compact_make(compact_model *c, model *m, sa_weights kind, bool alone) {
     float *scales;
-    c->count = 0;
     if (alone) {
-        keep_attention_alone(m, c);
+        keep_attention_alone(m);
     }
     c->e = m->e;
     c->e.layer = c->layer;
@@ -557,14 +510,14 @@ static void compact_make(compact_model *c, model *m, sa_weights kind, bool alone
             for (ptrdiff_t k = 0; k < m->size[at]; ++k) {
                 x[k] *= 2 / sqrtf((float)columns);
             }
-            const char *numbers = round_numbers(c, kind, x, rows, columns, &scales);
-            char *panels = own(c, sa_compact_bytes(kind, rows, columns));
+            const char *numbers = round_numbers(kind, x, rows, columns, &scales);
+            char *panels = dirty_memory(sa_compact_bytes(kind, rows, columns));
             c->compact[i][which] = sa_compact_fill(kind, rows, columns, numbers, scales, panels);
             c->layer[i].weight[which] = &c->compact[i][which];
         }
     }
     if (!alone) {
-        c->e.table = round_numbers(c, kind, m->parameter[0], m->e.vocabulary, m->e.d, &scales);
+        c->e.table = round_numbers(kind, m->parameter[0], m->e.vocabulary, m->e.d, &scales);
         c->e.table_kind = kind;
         c->e.table_scale = kind == SA_WEIGHTS_INT8 ? scales : NULL;
     }
@@ -586,13 +539,14 @@ static float *run_alone(const sa_transformer *e, ptrdiff_t sequence) {
  * rounds its rows: to 1/255 of a range that is some 8 times the size of a number, or to 8 bits. Up to 7 products of a layer add
  * what they lost. */
 static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
+    FREES_AT_END;
     model m;
     compact_model c;
     model_make(&m, shape, false);
     compact_make(&c, &m, kind, alone);
     const ptrdiff_t outputs = transformer_outputs(&m.e), d = m.e.d;
     const double bound = sqrt(7.0 * (double)m.e.layers) * (kind == SA_WEIGHTS_INT8 ? 8.0 / 255 / sqrt(12.0) : 0x1p-9);
-    OWNED float *got = transformer_run(&c.e, 1, true, NULL), *right = transformer_run(&m.e, 1, true, NULL);
+    float *got = transformer_run(&c.e, 1, true, NULL), *right = transformer_run(&m.e, 1, true, NULL);
     double difference = 0, size = 0;
     for (ptrdiff_t i = 0; i < outputs; ++i) {
         difference += pow((double)got[i] - (double)right[i], 2);
@@ -603,21 +557,17 @@ static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
           "model %d, weights of kind %d, attention alone %d: off by a share of %g, more than %g", shape->kind, kind, alone,
           difference, bound);
     for (int way = 1; way < 4; ++way) {
-        OWNED float *other = transformer_run(&c.e, way < 2 ? 1 : 3, way % 2 == 0, NULL);
+        float *other = transformer_run(&c.e, way < 2 ? 1 : 3, way % 2 == 0, NULL);
         CHECK(memcmp(got, other, (size_t)outputs * sizeof *got) == 0, "model %d, weights of kind %d: way %d differs",
               shape->kind, kind, way);
     }
     for (ptrdiff_t s = 0; s < m.e.sequences && shape->kind != DROPS; ++s) { /* dropout goes by the row of the call */
-        OWNED float *own_rows = run_alone(&c.e, s);
+        float *own_rows = run_alone(&c.e, s);
         const bool each = m.e.pooling == SA_EACH_ROW;
         const ptrdiff_t first = each ? (ptrdiff_t)m.starts[s] : s, rows = each ? (ptrdiff_t)m.starts[s + 1] - first : 1;
         CHECK(memcmp(got + first * d, own_rows, (size_t)(rows * d) * sizeof *got) == 0,
               "model %d, weights of kind %d: sequence %td differs alone", shape->kind, kind, s);
     }
-    for (int i = 0; i < c.count; ++i) {
-        free(c.owned[i]);
-    }
-    model_free(&m);
 }
 
 void test_compact_models(void) {

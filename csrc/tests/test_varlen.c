@@ -18,7 +18,6 @@ typedef struct {
     int64_t begin_q[MOST + 1], begin_k[MOST + 1];
     sa_attention a;
     sa_attention_gradients g;
-    void *delta;
 } ragged;
 
 static bool is_of_keys(int which) { return which == KEY || which == VALUE || which == D_KEY || which == D_VALUE; }
@@ -106,17 +105,7 @@ static void make_ragged(ragged *c, const test_case *spec, int n, const ptrdiff_t
         c->dmask_tensors[s] = c->dmasks[s].tensor;
     }
     c->g.a = &c->a;
-    c->g.delta = c->delta = dirty_memory((size_t)(c->a.L * HEADS) * sizeof(double));
-}
-
-static void clear(array *a) {
-    for (ptrdiff_t head = 0; head < HEADS && a->memory; ++head) {
-        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
-            for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-                element_set(array_at(a, head % (a->shape.lead[0] * a->shape.lead[1]), 1, i, j), a->tensor.m.dtype, false, 0);
-            }
-        }
-    }
+    c->g.delta = dirty_memory((size_t)(c->a.L * HEADS) * sizeof(double));
 }
 
 static void run_packed(ragged *c, int threads) {
@@ -125,27 +114,25 @@ static void run_packed(ragged *c, int threads) {
     sa_varlen_item items[MOST];
     sa_varlen_plan plan;
     for (int which = OUT; which < ARRAYS; ++which) {
-        clear(&c->arrays[which]);
+        array_fill(&c->arrays[which], 0);
     }
     for (int s = 0; s < c->n; ++s) {
-        clear(&c->dmasks[s]);
+        array_fill(&c->dmasks[s], 0);
     }
     CHECK(sa_varlen_make_plan(&v, threads, items, &plan) == SA_OK, "plan");
     plan.threads = threads;
     char *scratch = dirty_memory((size_t)threads * plan.scratch_bytes), *partial = dirty_memory(plan.partial_bytes);
     CHECK(sa_varlen_forward(&v, &plan, scratch, partial) == SA_OK, "forward");
-    free(scratch);
-    free(partial);
     CHECK(sa_varlen_plan_backward(&g, threads, items, &plan) == SA_OK, "backward plan");
     plan.threads = threads;
     scratch = dirty_memory((size_t)threads * plan.scratch_bytes);
     CHECK(sa_varlen_backward(&g, &plan, scratch) == SA_OK, "backward");
-    free(scratch);
 }
 
 static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const ptrdiff_t *lengths_k, bool lower_right,
                 uint64_t seed, const char *title) {
-    OWNED ragged *c = calloc(1, sizeof *c);
+    FREES_AT_END;
+    ragged *c = zero_memory(sizeof *c);
     c->lower_right = lower_right;
     make_ragged(c, spec, n, lengths_q, lengths_k, seed);
     for (int s = 0; s < n; ++s) {
@@ -163,14 +150,6 @@ static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const 
                   "%s: the gradient of mask %d has other bits with %d threads", title, s, threads);
         }
     }
-    for (int s = 0; s < (n > 0 ? n : 1); ++s) {
-        case_free(&c->alone[s]);
-        array_free(&c->dmasks[s]);
-    }
-    for (int which = 0; which < ARRAYS; ++which) {
-        array_free(&c->arrays[which]);
-    }
-    free(c->delta);
 }
 
 void test_varlen(void) {
