@@ -1,4 +1,4 @@
-"""The command ``selfattn``: `app` starts what its first argument names, in the file of that name, `models` or `language`."""
+"""The command ``selfattn``: `app` runs what its first argument names."""
 
 from selfattn.cli.app import main
 

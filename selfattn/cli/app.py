@@ -1,7 +1,7 @@
-"""The command ``selfattn``: five tutorials and a timing, pages, the benchmark, facts about this installation.
+"""The command ``selfattn``: five tutorials and a timing, facts about this installation; and how every other command is run.
 
-Parses arguments and prints; what is computed lives in `tutorials`, `config`, `_timing` and the benchmarks. The commands
-that train and use models are in `models`.
+Parses arguments and prints; what is computed lives in `tutorials`, `config` and `_timing`. Each of the other commands is
+in the file that `_COMMANDS` names; ``bench`` is in `selfattn.benchmarks.app`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import zip_longest
 from statistics import median
 from typing import Any
@@ -25,7 +27,7 @@ import selfattn as sa
 from selfattn import _timing, config, tutorials
 from selfattn._check import Array
 from selfattn.cli import streams
-from selfattn.cli.parser import Parser
+from selfattn.cli.parser import Command, Parser, UsageError
 
 _EPILOG = """\
 examples:
@@ -46,6 +48,18 @@ exit codes:
   0  every tensor agrees      1  some tensor does not      2  wrong usage
   130  interrupted            141  the reader of the output went away
 """
+# Of each command the file of this folder that holds it, and its line in the help.
+_COMMANDS = {
+    "steps": ("steps", "write a page that shows every step of attention"),
+    "explore": ("explore", "write a page of what a model's heads do with a text"),
+    "train": ("models", "train a sentence-embedding model on a text; train gpt: a small GPT"),
+    "embed": ("models", "turn sentences into vectors"),
+    "search": ("models", "print the lines of a text that are nearest to a query"),
+    "generate": ("language", "go on from a text with a language model"),
+    "chat": ("language", "talk with a language model"),
+    "evaluate": ("language", "compute the perplexity of a text"),
+    "bench": ("", "time selfattn against the peers that are installed"),
+}
 
 
 class Style:
@@ -243,55 +257,24 @@ def _parser() -> Parser:
         default="auto",
         help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
     )
-    commands = parser.add_subparsers(
-        dest="command", metavar="{steps,explore,train,embed,search,generate,chat,evaluate,bench,info}"
-    )
-    # For the help only: these have their own parsers.
-    commands.add_parser("steps", add_help=False, help="write a page that shows every step of attention")
-    commands.add_parser("explore", add_help=False, help="write a page of what a model's heads do with a text")
-    commands.add_parser(
-        "train", add_help=False, help="train a sentence-embedding model on a text; train gpt: a small GPT"
-    )
-    commands.add_parser("embed", add_help=False, help="turn sentences into vectors")
-    commands.add_parser(
-        "search", add_help=False, help="print the lines of a text that are nearest to a query"
-    )
-    commands.add_parser("generate", add_help=False, help="go on from a text with a language model")
-    commands.add_parser("chat", add_help=False, help="talk with a language model")
-    commands.add_parser("evaluate", add_help=False, help="compute the perplexity of a text")
-    commands.add_parser("bench", add_help=False, help="time selfattn against the peers that are installed")
-    info = commands.add_parser(
-        "info", help="print version, CPU, instruction set, threads, NumPy and compiler"
-    )
+    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join([*_COMMANDS, 'info'])}}}")
+    for name, (_, what) in _COMMANDS.items():  # for the help only: these have their own parsers
+        commands.add_parser(name, add_help=False, help=what)
+    facts = "print version, CPU, instruction set, threads, NumPy and compiler"
+    info = commands.add_parser("info", help=facts)
     info.add_argument("--json", action="store_true", help="print the same as JSON")
     return parser
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if arguments[:1] == ["steps"]:
-        from selfattn.cli.steps import main as steps
-
-        return steps(arguments[1:], prog="selfattn steps")
     if arguments[:1] == ["bench"]:
         from selfattn.benchmarks.app import main as bench
 
-        return bench(arguments[1:], prog="selfattn bench")
-    if arguments[:1] == ["explore"]:
-        from selfattn.cli.explore import main as explore
-
-        return explore(arguments[1:])
-    if arguments[:1] and arguments[0] in ("generate", "chat", "evaluate"):
-        from selfattn.cli.language import main as language
-
-        return language(arguments[0], arguments[1:])
+        return bench(arguments[1:])
     if arguments[:2] == ["train", "gpt"]:
-        from selfattn.cli.train_gpt import main as train_gpt
-
-        return train_gpt(arguments[2:])
-    if arguments[:1] and arguments[0] in ("train", "embed", "search"):
-        from selfattn.cli.models import main as models
-
-        return models(arguments[0], arguments[1:])
+        return _run_command("train_gpt", "train gpt", arguments[2:])
+    if arguments and arguments[0] in _COMMANDS:
+        return _run_command(_COMMANDS[arguments[0]][0], arguments[0], arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "info":
         facts = config.show_config("dicts")
@@ -299,6 +282,31 @@ def _run(arguments: Sequence[str]) -> int:
         print(text, file=streams.results())
         return 0
     return _demonstrate(options)
+
+
+def _run_command(file: str, name: str, arguments: Sequence[str]) -> int:
+    """Run a command of a file of this folder: what goes wrong, and what is warned of, is a line on standard error."""
+    command: Command = import_module(f"selfattn.cli.{file}").COMMANDS[name]
+    parser = Parser(prog=f"selfattn {name}", description=command.description, epilog=command.epilog)
+    command.add(parser)
+    options = parser.parse_args(arguments)
+    options.warned = []
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        options.warned.append(category)
+        streams.tell(f"{parser.prog}: {message}")
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = show
+            return command.run(options)
+    except UsageError as error:
+        parser.error(str(error))
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
+        return streams.fail(parser.prog, error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 
 from selfattn import models, views
 from selfattn.cli import streams
-from selfattn.cli.parser import Parser
+from selfattn.cli.pages import add_out, check_out, default_file, show
+from selfattn.cli.parser import Command, Parser
 from selfattn.training.triplets import read_text
 
 EPILOG = """\
@@ -25,19 +23,9 @@ exit codes:
 """
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="selfattn explore",
-        description="Write a page that shows what every head of a model does with a text: one HTML file that needs\n"
-        "no network.",
-        epilog=EPILOG,
-    )
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        type=Path,
-        help="the folder or .gguf file of a model, or what selfattn train made",
-    )
+def _add(parser: Parser) -> None:
+    where = "the folder or .gguf file of a model, or what selfattn train made"
+    parser.add_argument("model", metavar="MODEL", type=Path, help=where)
     for name, metavar, what in (
         ("text", "TEXT", "what the model reads; - is standard input"),
         ("--second", "TEXT", "the second sentence of a pair"),
@@ -45,31 +33,19 @@ def _parser() -> Parser:
         ("--word", "TOKEN", "the token that is chosen at first"),
     ):
         parser.add_argument(name, metavar=metavar, type=streams.sentence, help=what)
-    parser.add_argument(
-        "--new-tokens", metavar="N", type=int, default=0, help="a language model adds so many (0)"
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=streams.target,
-        help="where to write; - is standard output; default: explorer.html",
-    )
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
-    return parser
+    more = "a language model adds so many (0)"
+    parser.add_argument("--new-tokens", metavar="N", type=int, default=0, help=more)
+    add_out(parser, "explorer.html")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.open and options.out == streams.DASH:
-        parser.error("--open needs a file; --out - writes none")
-    try:
-        return _write(_page(options), options)
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        return streams.fail("selfattn explore", error)
+def _run(options: argparse.Namespace) -> int:
+    check_out(options)
+    page, path = _page(options), None
+    if options.out != streams.DASH:
+        foreign = "no explorer; --out says where to write"
+        path = page.save(options.out or default_file("explorer.html", b"sa-explorer", foreign))
+    show("explore", page, path, options.open)
+    return 0
 
 
 def _page(options: argparse.Namespace) -> views.Explorer:
@@ -88,18 +64,11 @@ def _page(options: argparse.Namespace) -> views.Explorer:
     )
 
 
-def _write(page: views.Explorer, options: argparse.Namespace) -> int:
-    if options.out == streams.DASH:
-        streams.write(streams.DASH, page.html.encode())
-        return 0
-    path = Path(options.out or "explorer.html")
-    if (
-        options.out is None
-        and os.path.lexists(path)
-        and not (path.is_file() and b"sa-explorer" in path.read_bytes())
-    ):
-        raise FileExistsError(f"{path} is there, and no explorer; --out says where to write")
-    print(page.save(path))
-    if options.open and not webbrowser.open(path.resolve().as_uri()):
-        streams.tell(f"selfattn explore: there is no browser; open {path} yourself")
-    return 0
+COMMANDS = {
+    "explore": Command(
+        "Write a page that shows what every head of a model does with a text: one HTML file that needs\nno network.",
+        EPILOG,
+        _add,
+        _run,
+    )
+}

@@ -11,32 +11,23 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from selfattn.cli import streams
 from selfattn.cli.numbers import count
-from selfattn.cli.parser import Parser
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_dtype
 from selfattn.training.triplets import read_text
 
-EXIT_CODES = """
-exit codes:
-  0  done      1  something is wrong with a file or a number; the message says what      2  wrong usage
-  130  interrupted      141  the reader of the output went away
-"""
-GENERATE_EPILOG = (
-    """\
+GENERATE_EPILOG = f"""\
 examples:
   selfattn generate SmolLM2-135M-Instruct.Q4_1.gguf "Once upon a time"
   selfattn generate gpt2 "The sea was" --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
   selfattn train gpt book.txt --out mine && selfattn generate mine "It was"
   cat prompt.txt | selfattn generate model.gguf -
-"""
-    + EXIT_CODES
-)
-CHAT_EPILOG = (
-    """\
+{EXIT_CODES}"""
+CHAT_EPILOG = f"""\
 Every line is a message; an empty one ends nothing. Ctrl-C ends an answer, and at the prompt, as Ctrl-D does, the chat.
 Where lines come from a file or a pipe it ends the chat at once.
 
@@ -44,66 +35,29 @@ examples:
   selfattn chat SmolLM2-135M-Instruct.Q4_1.gguf
   selfattn chat model --system "You answer in rhymes." --temperature 0.7
   echo "What is the capital of France?" | selfattn chat model.gguf
-"""
-    + EXIT_CODES
-)
-EVALUATE_EPILOG = (
-    """\
+{EXIT_CODES}"""
+EVALUATE_EPILOG = f"""\
 examples:
   selfattn evaluate SmolLM2-135M-Instruct.Q4_1.gguf book.txt
   selfattn evaluate gpt2 book.txt --window 512 --stride 256 --tokens 10000 --json
-"""
-    + EXIT_CODES
-)
+{EXIT_CODES}"""
 MODEL = (
     "a .gguf file, or the folder of a language model: what Transformers wrote (GPT-2, Llama, Mistral, Qwen2), or selfattn train gpt; "
     "needs selfattn[models]"
 )
 
 
-def main(command: str, arguments: Sequence[str]) -> int:
-    """Run one of the commands and return its exit code."""
-    parser, run = COMMANDS[command]
-    options = parser().parse_args(arguments)
-    options.interrupted = False
-
-    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        from selfattn.models import AnswerInterrupted
-
-        if issubclass(category, AnswerInterrupted):
-            options.interrupted = True
-        streams.tell(f"selfattn {command}: {message}")
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = show
-            code = run(options)
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        return streams.fail(f"selfattn {command}", error)
-    goes_on = command == "chat" and streams.is_terminal(sys.stdin)
-    return 130 if options.interrupted and not goes_on else code
-
-
 # --------------------------------------------------------------------------------------------------- the commands
 
 
-def _generate_parser() -> Parser:
-    parser = _parser("generate", "Go on from a text with a language model.", GENERATE_EPILOG)
+def _add_generate(parser: Parser) -> None:
+    _add_model(parser)
     parser.add_argument(
         "prompt", metavar="PROMPT", type=streams.sentence, help="the text; - is standard input"
     )
     _add_sampling(parser, 100)
-    parser.add_argument(
-        "--stop",
-        metavar="TEXT",
-        action="append",
-        type=streams.sentence,
-        help="end before this text; may be repeated",
-    )
-    return parser
+    what = "end before this text; may be repeated"
+    parser.add_argument("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -113,16 +67,14 @@ def _generate(options: argparse.Namespace) -> int:
     out = streams.results()
     model = load(options.model, options.dtype)
     _print(model.generate(prompt, **_how(options), stop=options.stop, stream=True), out)
-    return 0
+    return 130 if _interrupted(options) else 0
 
 
-def _chat_parser() -> Parser:
-    parser = _parser("chat", "Talk with a language model that has a chat template.", CHAT_EPILOG)
-    parser.add_argument(
-        "--system", metavar="TEXT", type=streams.sentence, help="a message of the system before all others"
-    )
+def _add_chat(parser: Parser) -> None:
+    _add_model(parser)
+    what = "a message of the system before all others"
+    parser.add_argument("--system", metavar="TEXT", type=streams.sentence, help=what)
     _add_sampling(parser, 512)
-    return parser
 
 
 def _chat(options: argparse.Namespace) -> int:
@@ -143,8 +95,8 @@ def _chat(options: argparse.Namespace) -> int:
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
-        if options.interrupted and not streams.is_terminal(sys.stdin):
-            break
+        if _interrupted(options) and not streams.is_terminal(sys.stdin):
+            return 130
     return 0
 
 
@@ -168,18 +120,16 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _evaluate_parser() -> Parser:
-    parser = _parser("evaluate", "Compute the perplexity of a text.", EVALUATE_EPILOG)
+def _add_evaluate(parser: Parser) -> None:
+    _add_model(parser)
     parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; - is standard input")
-    parser.add_argument(
-        "--window", type=count, metavar="N", help="tokens that the model sees at once (its context)"
-    )
-    parser.add_argument(
-        "--stride", type=count, metavar="N", help="tokens that each further window adds (half a window)"
-    )
-    parser.add_argument("--tokens", type=count, metavar="N", help="only the first N tokens of the text")
+    for name, what in (
+        ("--window", "tokens that the model sees at once (its context)"),
+        ("--stride", "tokens that each further window adds (half a window)"),
+        ("--tokens", "only the first N tokens of the text"),
+    ):
+        parser.add_argument(name, type=count, metavar="N", help=what)
     parser.add_argument("--json", action="store_true", help="print a line of JSON")
-    return parser
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -198,10 +148,12 @@ def _evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, tuple[Callable[[], Parser], Callable[[argparse.Namespace], int]]] = {
-    "generate": (_generate_parser, _generate),
-    "chat": (_chat_parser, _chat),
-    "evaluate": (_evaluate_parser, _evaluate),
+COMMANDS = {
+    "generate": Command(
+        "Go on from a text with a language model.", GENERATE_EPILOG, _add_generate, _generate
+    ),
+    "chat": Command("Talk with a language model that has a chat template.", CHAT_EPILOG, _add_chat, _chat),
+    "evaluate": Command("Compute the perplexity of a text.", EVALUATE_EPILOG, _add_evaluate, _evaluate),
 }
 
 # ---------------------------------------------------------------------------------------------------------- shared
@@ -238,41 +190,29 @@ def _print(pieces: Iterator[str], out: Any) -> str:
     return "".join(found)
 
 
-def _parser(command: str, description: str, epilog: str) -> Parser:
-    parser = Parser(prog=f"selfattn {command}", description=description, epilog=epilog)
+def _interrupted(options: argparse.Namespace) -> bool:
+    """Tell whether Ctrl-C has ended an answer."""
+    from selfattn.models import AnswerInterrupted
+
+    return any(issubclass(category, AnswerInterrupted) for category in options.warned)
+
+
+def _add_model(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", type=Path, help=MODEL)
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "int8"),
-        help="compute with weights rounded to it; default: as they are stored",
-    )
-    return parser
+    add_dtype(parser)
 
 
 def _add_sampling(parser: Parser, most: int) -> None:
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--max-new-tokens", type=count, default=most, metavar="N", help=f"at most so many ({most})"
-    )
-    group.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        metavar="T",
-        help="0 takes the likeliest token (the default); 1 draws as the model says",
-    )
-    group.add_argument("--top-k", type=count, metavar="K", help="draw from the likeliest K tokens")
-    group.add_argument(
-        "--top-p", type=float, metavar="P", help="draw from the likeliest tokens of probability P together"
-    )
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="above 1, tokens that are there are less likely",
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="draw the same tokens each time")
+    add = parser.add_argument_group("sampling").add_argument
+    add("--max-new-tokens", type=count, default=most, metavar="N", help=f"at most so many ({most})")
+    likeliest = "0 takes the likeliest token (the default); 1 draws as the model says"
+    add("--temperature", type=float, default=0.0, metavar="T", help=likeliest)
+    add("--top-k", type=count, metavar="K", help="draw from the likeliest K tokens")
+    together = "draw from the likeliest tokens of probability P together"
+    add("--top-p", type=float, metavar="P", help=together)
+    repeated = "above 1, tokens that are there are less likely"
+    add("--repetition-penalty", type=float, default=1.0, metavar="X", help=repeated)
+    add("--seed", type=int, metavar="N", help="draw the same tokens each time")
 
 
 def _how(options: argparse.Namespace) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import math
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
@@ -27,7 +26,7 @@ from selfattn._check import Array
 from selfattn._extras import seen
 from selfattn.cli import streams
 from selfattn.cli.numbers import count, rate
-from selfattn.cli.parser import Parser
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, add_dtype, add_numbers, checked_seed
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
@@ -35,13 +34,7 @@ OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPT
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
 CHUNK = 1024  # sentences
 
-EXIT_CODES = """
-exit codes:
-  0  done      1  something is wrong with a file or a number; the message says what      2  wrong usage
-  130  interrupted      141  the reader of the output went away
-"""
-TRAIN_EPILOG = (
-    """\
+TRAIN_EPILOG = f"""\
 examples:
   selfattn train book.txt --out model                  a sentence on each line
   selfattn train book.txt --out model --split sentences    running text
@@ -49,75 +42,40 @@ examples:
   selfattn train book.txt --out model --resume         go on after Ctrl-C, a crash or a full disk
   selfattn train book.txt --out model --tokenizer whitespace --dim 32 --epochs 100
   selfattn train gpt book.txt --out mine               a small GPT; selfattn train gpt --help
-"""
-    + EXIT_CODES
-)
+{EXIT_CODES}"""
 FOLDER = (
     "the folder of a model: what sentence-transformers or Transformers wrote (MiniLM, BGE, E5 and others; needs "
     "selfattn[models]), or selfattn train"
 )
-EMBED_EPILOG = (
-    """\
+EMBED_EPILOG = f"""\
 examples:
   selfattn embed all-MiniLM-L6-v2 "jerry is in trouble"    one line of JSON for each sentence
   selfattn embed model --file lines.txt --out vectors.npy
   sort lines.txt | selfattn embed model | head -3
-"""
-    + EXIT_CODES
-)
-SEARCH_EPILOG = (
-    """\
+{EXIT_CODES}"""
+SEARCH_EPILOG = f"""\
 examples:
   selfattn search all-MiniLM-L6-v2 book.txt "the sea was calm"    score, line number and text of the ten nearest lines
   selfattn search model book.txt "a storm" "a harbour" -k 3
   selfattn search all-MiniLM-L6-v2 book.txt "a storm" --dtype int8   three times as fast where the CPU multiplies int8
   cat *.txt | selfattn search model - "a storm" --json
-"""
-    + EXIT_CODES
-)
-
-
-def main(command: str, arguments: Sequence[str]) -> int:
-    """Run one of the commands and return its exit code."""
-    parser, run = COMMANDS[command]
-    options = parser().parse_args(arguments)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: streams.tell(f"selfattn {command}: {message}")
-            return run(options)
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        return streams.fail(f"selfattn {command}", error)
+{EXIT_CODES}"""
 
 
 # ------------------------------------------------------------------------------------------------------- train
 
 
-def _train_parser() -> Parser:
-    parser = _parser(
-        "train",
-        "Train a sentence-embedding model on a text: neighbours are similar, distant sentences not.",
-        TRAIN_EPILOG,
-    )
-    parser.add_argument(
-        "text", metavar="TEXT", help="a UTF-8 file, with the ending .tsv triplets; - is standard input"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", required=True, type=streams.folder, help="the folder of the model"
-    )
+def _add_train(parser: Parser) -> None:
+    text = "a UTF-8 file, with the ending .tsv triplets; - is standard input"
+    parser.add_argument("text", metavar="TEXT", help=text)
+    where = "the folder of the model"
+    parser.add_argument("--out", metavar="DIR", required=True, type=streams.folder, help=where)
     _add_split(parser)
     data = parser.add_argument_group("triplets")
-    data.add_argument(
-        "--near", type=count, default=1, metavar="N", help="neighbours are at most N sentences away (1)"
-    )
-    data.add_argument(
-        "--far", type=count, metavar="N", help="distant ones are more than N away (10, less in a short text)"
-    )
-    data.add_argument(
-        "--per-sentence", type=count, default=1, metavar="N", help="triplets for each sentence (1)"
-    )
+    add_numbers(data, {"--near": (count, 1, "neighbours are at most N sentences away")})
+    far = "distant ones are more than N away (10, less in a short text)"
+    data.add_argument("--far", type=count, metavar="N", help=far)
+    add_numbers(data, {"--per-sentence": (count, 1, "triplets for each sentence")})
     model = parser.add_argument_group("model")
     model.add_argument(
         "--tokenizer",
@@ -125,30 +83,28 @@ def _train_parser() -> Parser:
         default="sentencepiece",
         help="sentencepiece (the default): pieces of words; whitespace: whole words",
     )
-    model.add_argument(
-        "--vocab-size", type=count, default=4000, metavar="N", help="at most so many tokens (4000)"
-    )
-    model.add_argument("--dim", type=count, default=64, metavar="N", help="the width of an embedding (64)")
-    model.add_argument("--layers", type=count, default=1, metavar="N", help="blocks of self-attention (1)")
-    model.add_argument("--heads", type=count, default=1, metavar="N", help="heads of each (1)")
-    model.add_argument(
-        "--max-seq-len", type=count, default=128, metavar="N", help="tokens of a sentence that count (128)"
-    )
+    sizes = {
+        "--vocab-size": (count, 4000, "at most so many tokens"),
+        "--dim": (count, 64, "the width of an embedding"),
+        "--layers": (count, 1, "blocks of self-attention"),
+        "--heads": (count, 1, "heads of each"),
+        "--max-seq-len": (count, 128, "tokens of a sentence that count"),
+    }
+    add_numbers(model, sizes)
     loop = parser.add_argument_group("training")
-    loop.add_argument("--epochs", type=count, default=10, metavar="N", help="times through the text (10)")
-    loop.add_argument("--lr", type=rate, default=1e-3, metavar="X", help="learning rate of Adam (0.001)")
-    loop.add_argument("--batch-size", type=count, default=8, metavar="N", help="triplets for each step (8)")
-    loop.add_argument("--seed", type=int, default=0, metavar="N", help="decides on all that is random (0)")
-    loop.add_argument("--log-every", type=count, default=1000, metavar="N", help="steps between lines (1000)")
+    numbers = {
+        "--epochs": (count, 10, "times through the text"),
+        "--lr": (rate, 1e-3, "learning rate of Adam"),
+        "--batch-size": (count, 8, "triplets for each step"),
+        "--seed": (int, 0, "decides on all that is random"),
+        "--log-every": (count, 1000, "steps between lines"),
+    }
+    add_numbers(loop, numbers)
     loop.add_argument("--quiet", action="store_true", help="print nothing")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with the unfinished training in DIR; give the same options, or more --epochs",
-    )
+    resume = "go on with the unfinished training in DIR; give the same options, or more --epochs"
+    how.add_argument("--resume", action="store_true", help=resume)
     how.add_argument("--force", action="store_true", help="replace the model that is in DIR")
-    return parser
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -157,7 +113,7 @@ def _train(options: argparse.Namespace) -> int:
     _check_place(options, unfinished)
     say: Callable[[str], None] = (lambda line: None) if options.quiet else _print_at_once
     # One stream each: a resumed run need not repeat the model's draws.
-    for_triplets, for_model, for_orders = np.random.default_rng(_checked_seed(options.seed)).spawn(3)
+    for_triplets, for_model, for_orders = np.random.default_rng(checked_seed(options.seed)).spawn(3)
     triplets, sentences = _read_triplets(options, for_triplets)
     started = time.monotonic()
     if options.resume:
@@ -252,7 +208,7 @@ def _remove(unfinished: Path) -> None:
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that a training cannot change on the way."""
-    free = {"text", "out", "epochs", "log_every", "quiet", "resume", "force"}
+    free = {"text", "out", "epochs", "log_every", "quiet", "resume", "force", "warned"}
     return {name: value for name, value in vars(options).items() if name not in free}
 
 
@@ -322,32 +278,21 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Pa
 # ------------------------------------------------------------------------------------------------------- embed
 
 
-def _embed_parser() -> Parser:
-    parser = _parser("embed", "Turn sentences into vectors.", EMBED_EPILOG)
+def _add_embed(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
-    parser.add_argument(
-        "sentences",
-        metavar="SENTENCE",
-        nargs="*",
-        type=streams.sentence,
-        help="without any: the lines of standard input",
-    )
+    without = "without any: the lines of standard input"
+    parser.add_argument("sentences", metavar="SENTENCE", nargs="*", type=streams.sentence, help=without)
     parser.add_argument("--file", metavar="FILE", help="take the lines of a file; - is standard input")
-    _add_dtype(parser)
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=streams.target,
-        help="write to a file, as .npy if that is its ending; - is standard output",
-    )
-    return parser
+    add_dtype(parser, " of a pretrained model")
+    where = "write to a file, as .npy if that is its ending; - is standard output"
+    parser.add_argument("--out", metavar="FILE", type=streams.target, help=where)
 
 
 def _embed(options: argparse.Namespace) -> int:
     if options.file is not None and options.sentences:
-        _embed_parser().error("give either sentences or --file")
+        raise UsageError("give either sentences or --file")
     if options.file is None and not options.sentences and streams.is_terminal(sys.stdin):
-        _embed_parser().error("give a sentence, --file, or lines on standard input")
+        raise UsageError("give a sentence, --file, or lines on standard input")
     out = options.out or streams.DASH
     streams.check(out)
     if options.file is not None and streams.is_same(out, options.file):
@@ -405,18 +350,15 @@ def _of_json(number: float) -> float | None:
 # ------------------------------------------------------------------------------------------------------ search
 
 
-def _search_parser() -> Parser:
-    parser = _parser("search", "Print the lines of a text that are nearest to a query.", SEARCH_EPILOG)
+def _add_search(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
-    parser.add_argument(
-        "corpus", metavar="CORPUS", help="a UTF-8 file, whose lines are searched; - is standard input"
-    )
+    corpus = "a UTF-8 file, whose lines are searched; - is standard input"
+    parser.add_argument("corpus", metavar="CORPUS", help=corpus)
     parser.add_argument("queries", metavar="QUERY", nargs="+", type=streams.sentence, help="a sentence")
     _add_split(parser)
-    _add_dtype(parser)
+    add_dtype(parser, " of a pretrained model")
     parser.add_argument("-k", type=count, default=10, metavar="N", help="how many to print (10)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
-    return parser
 
 
 def _search(options: argparse.Namespace) -> int:
@@ -471,19 +413,18 @@ def _unit(vectors: Array) -> Array:
 
 # ------------------------------------------------------------------------------------------------------ shared
 
-COMMANDS: dict[str, tuple[Callable[[], Parser], Callable[[argparse.Namespace], int]]] = {
-    "train": (_train_parser, _train),
-    "embed": (_embed_parser, _embed),
-    "search": (_search_parser, _search),
+COMMANDS = {
+    "train": Command(
+        "Train a sentence-embedding model on a text: neighbours are similar, distant sentences not.",
+        TRAIN_EPILOG,
+        _add_train,
+        _train,
+    ),
+    "embed": Command("Turn sentences into vectors.", EMBED_EPILOG, _add_embed, _embed),
+    "search": Command(
+        "Print the lines of a text that are nearest to a query.", SEARCH_EPILOG, _add_search, _search
+    ),
 }
-
-
-def _add_dtype(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "int8"),
-        help="compute with weights of a pretrained model rounded to it; default: as they are stored",
-    )
 
 
 def _load(folder: Path, dtype: str | None) -> Any:
@@ -513,10 +454,6 @@ def _shows_progress(sentences: Sequence[str]) -> bool:
     return len(sentences) > CHUNK and seen() and find_spec("tqdm") is not None
 
 
-def _parser(command: str, description: str, epilog: str) -> Parser:
-    return Parser(prog=f"selfattn {command}", description=description, epilog=epilog)
-
-
 def _add_split(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split",
@@ -524,9 +461,3 @@ def _add_split(parser: argparse.ArgumentParser) -> None:
         default="lines",
         help="lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?",
     )
-
-
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise ValueError(f"--seed must not be negative, not {seed}")
-    return seed

@@ -1,15 +1,22 @@
-"""The parser of every command: that of the standard library, which also says what may have been meant."""
+"""What a command is; its parser, that of the standard library, which also says what may have been meant; options of several commands."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import sys
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from selfattn.cli import streams
+from selfattn.cli.numbers import rate
 
+EXIT_CODES = """
+exit codes:
+  0  done      1  something is wrong with a file or a number; the message says what      2  wrong usage
+  130  interrupted      141  the reader of the output went away
+"""
 _CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)'")
 _UNKNOWN, _MISSING = "unrecognized arguments: ", "the following arguments are required: "
 
@@ -72,3 +79,39 @@ class Parser(argparse.ArgumentParser):
                 if name in self._given:
                     known += parser._known()
         return known
+
+
+class UsageError(Exception):
+    """Arguments that do not go together: the usage and the message are printed, and the exit code is 2."""
+
+
+class Command(NamedTuple):
+    """A command as `app` runs it: ``add`` adds its arguments, ``run`` returns its exit code.
+
+    The options that ``run`` takes have a list ``warned``, which gets the category of each warning.
+    """
+
+    description: str
+    epilog: str
+    add: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_dtype(parser: Parser, of: str = "") -> None:
+    """Add ``--dtype``."""
+    what = f"compute with weights{of} rounded to it; default: as they are stored"
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), help=what)
+
+
+def add_numbers(group: argparse._ArgumentGroup, options: Mapping[str, tuple[Any, float, str]]) -> None:
+    """Add options that take a number: of each its type, its default, and its help, to which the default is added."""
+    for name, (take, default, what) in options.items():
+        metavar = "X" if take is rate else "N"
+        group.add_argument(name, type=take, default=default, metavar=metavar, help=f"{what} ({default})")
+
+
+def checked_seed(seed: int) -> int:
+    """Return a seed that is not negative."""
+    if seed < 0:
+        raise ValueError(f"--seed must not be negative, not {seed}")
+    return seed

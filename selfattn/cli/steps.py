@@ -6,7 +6,6 @@ import argparse
 import io
 import math
 import os
-import webbrowser
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,14 @@ import numpy.typing as npt
 
 from selfattn._disk import LONGEST_NAME
 from selfattn.cli import streams
-from selfattn.cli.parser import Parser
+from selfattn.cli.pages import add_out, check_out, default_file, show
+from selfattn.cli.parser import Command, Parser, UsageError
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.page import Page, steps_page
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 
-__all__ = ["main", "page_of_arrays"]
+__all__ = ["COMMANDS", "page_of_arrays"]
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
@@ -183,91 +183,70 @@ def _array(file: np.lib.npyio.NpzFile, name: str) -> npt.NDArray[Any]:
     return array
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(
-        prog=prog,
-        description="Write a page that shows every number of every step of attention: one HTML file that needs\n"
-        "no network.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument(
-        "source",
-        metavar="TUTORIAL|FILE.npz",
-        help="one of the tutorials, or a file of arrays; - is standard input",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=streams.target,
-        help="where to write; - is standard output; default: NAME.html",
-    )
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
-    parser.add_argument(
-        "--text",
-        metavar="TEXT",
-        type=streams.sentence,
-        help="a tutorial with other words, or the tokens of a FILE.npz; spaces in between",
-    )
-    parser.add_argument(
-        "--compare", metavar="TEXT", type=streams.sentence, help="a tutorial with a second text beside --text"
-    )
-    parser.add_argument("--tokens", metavar="TEXT", type=streams.sentence, help="the same as --text")
+def _add(parser: Parser) -> None:
+    source = "one of the tutorials, or a file of arrays; - is standard input"
+    parser.add_argument("source", metavar="TUTORIAL|FILE.npz", help=source)
+    add_out(parser, "NAME.html")
+    for name, what in (
+        ("--text", "a tutorial with other words, or the tokens of a FILE.npz; spaces in between"),
+        ("--compare", "a tutorial with a second text beside --text"),
+        ("--tokens", "the same as --text"),
+    ):
+        parser.add_argument(name, metavar="TEXT", type=streams.sentence, help=what)
     parser.add_argument("--exercise", action="store_true", help="with blanks to predict, and answers")
-    return parser
 
 
-def _page(options: argparse.Namespace, parser: Parser) -> tuple[str, Page]:
+def _page(options: argparse.Namespace) -> tuple[str, Page]:
     """Return what the page is called, and the page."""
     if options.text is not None and options.tokens is not None:
-        parser.error("--text and --tokens are the same; give one of them")
+        raise UsageError("--text and --tokens are the same; give one of them")
     text = options.tokens if options.text is None else options.text
     numbers = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
     name = numbers.get(options.source, options.source)
     if name in TUTORIAL_PAGES:
         if options.compare is not None and text is None:
-            parser.error("--compare is a second text: it needs --text")
+            raise UsageError("--compare is a second text: it needs --text")
         return name, tutorial_page(name, exercise=options.exercise, text=text, compare=options.compare)
     path = Path(options.source)
     if options.source != streams.DASH and path.suffix.lower() != ".npz" and not os.path.exists(path):
-        parser.error(f"{options.source!r} is no tutorial ({', '.join(TUTORIAL_PAGES)}) and no file")
+        raise UsageError(f"{options.source!r} is no tutorial ({', '.join(TUTORIAL_PAGES)}) and no file")
     if options.compare is not None:
-        parser.error("--compare is for a tutorial, not for a FILE.npz")
+        raise UsageError("--compare is for a tutorial, not for a FILE.npz")
     tokens = None if text is None else text.split()
     name = "steps" if options.source == streams.DASH else path.stem
     return name, page_of_arrays(_read(options.source), tokens, exercise=options.exercise)
 
 
 def _default_file(name: str) -> Path:
-    """Return NAME.html, if that does not replace anything but a page."""
+    """Return NAME.html, with a name that is cut where no file's is as long."""
     while len(os.fsencode(name)) + len(".html") > LONGEST_NAME:
         name = name[:-1]
-    path = Path(f"{name}.html")
-    if path.exists() and not (path.is_file() and b'<body class="sa-page">' in path.read_bytes()):
-        raise FileExistsError(f"{path} is there, and no page of selfattn's: --out says where to write")
-    return path
+    foreign = "no page of selfattn's: --out says where to write"
+    return default_file(f"{name}.html", b'<body class="sa-page">', foreign)
 
 
-def main(arguments: Sequence[str], prog: str = "selfattn steps") -> int:
-    """Run the command and return its exit code."""
-    parser = _parser(prog)
-    options = parser.parse_args(arguments)
-    if options.open and options.out == streams.DASH:
-        parser.error("--open needs a file; --out - writes none")
+def _run(options: argparse.Namespace) -> int:
+    check_out(options)
     if options.out is not None and streams.is_same(options.out, options.source):
-        parser.error(f"--out {options.out} would replace what is shown")
+        raise UsageError(f"--out {options.out} would replace what is shown")
     at = options.source
     try:
-        name, page = _page(options, parser)
+        name, page = _page(options)
         at = options.out or f"{name}.html"
         path = None if options.out == streams.DASH else page.save(options.out or _default_file(name))
     except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        streams.tell(f"{prog}: {at}: {reason}")
+        streams.tell(f"selfattn steps: {at}: {reason}")
         return 1
-    if path is None:
-        streams.write(streams.DASH, page.html.encode())
-        return 0
-    print(path)
-    if options.open and not webbrowser.open(path.resolve().as_uri()):
-        streams.tell(f"{prog}: there is no browser; open {path} yourself")
+    show("steps", page, path, options.open)
     return 0
+
+
+COMMANDS = {
+    "steps": Command(
+        "Write a page that shows every number of every step of attention: one HTML file that needs\nno network.",
+        _EPILOG,
+        _add,
+        _run,
+    )
+}

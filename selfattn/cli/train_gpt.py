@@ -9,8 +9,6 @@ import argparse
 import contextlib
 import math
 import time
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,15 @@ import numpy as np
 from selfattn import files, nn, optim, training
 from selfattn._check import Array
 from selfattn.cli import streams
-from selfattn.cli.language import EXIT_CODES
 from selfattn.cli.numbers import count, rate
-from selfattn.cli.parser import Parser
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_numbers, checked_seed
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.triplets import read_text
 
 UNFINISHED = "unfinished.safetensors"
 WRITTEN = (files.CONFIG, files.WEIGHTS, "tokenizer.json", "tokenizer_config.json")
 VALIDATION = 10  # one part of so many of the text is held out
-EPILOG = (
-    """\
+EPILOG = f"""\
 The folder is a GPT-2 of Transformers' with a tokenizer of single characters: selfattn generate, selfattn evaluate and
 selfattn.models.load take it, and so does Transformers.
 
@@ -38,62 +34,35 @@ examples:
   selfattn train gpt book.txt --out mine --layers 6 --dim 384 --heads 6 --context 256 --steps 5000
   selfattn train gpt book.txt --out mine --resume          go on after Ctrl-C or a crash, with the same options
   selfattn generate mine "It was" --temperature 0.8
-"""
-    + EXIT_CODES
-)
+{EXIT_CODES}"""
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="selfattn train gpt",
-        description="Train a small GPT on a text, character by character.",
-        epilog=EPILOG,
-    )
+def _add(parser: Parser) -> None:
     parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; - is standard input")
-    parser.add_argument(
-        "--out", metavar="DIR", required=True, type=streams.folder, help="the folder of the model"
-    )
+    where = "the folder of the model"
+    parser.add_argument("--out", metavar="DIR", required=True, type=streams.folder, help=where)
     model = parser.add_argument_group("model")
-    for name, default, what in (
-        ("dim", 128, "width"), ("layers", 4, "layers"), ("heads", 4, "heads, which divide the width"),
-        ("context", 128, "characters that it looks back on"),
-    ):  # fmt: skip
-        model.add_argument(f"--{name}", type=count, default=default, metavar="N", help=f"{what} ({default})")
-    model.add_argument(
-        "--dropout", type=float, default=0.0, metavar="P", help="part that is dropped while it learns (0)"
-    )
+    sizes = {
+        "--dim": (count, 128, "width"),
+        "--layers": (count, 4, "layers"),
+        "--heads": (count, 4, "heads, which divide the width"),
+        "--context": (count, 128, "characters that it looks back on"),
+    }
+    add_numbers(model, sizes)
+    dropped = "part that is dropped while it learns (0)"
+    model.add_argument("--dropout", type=float, default=0.0, metavar="P", help=dropped)
     learning = parser.add_argument_group("training")
-    learning.add_argument(
-        "--steps", type=count, default=1000, metavar="N", help="batches that it learns from (1000)"
-    )
-    learning.add_argument(
-        "--batch-size", type=count, default=32, metavar="N", help="sequences in a batch (32)"
-    )
-    learning.add_argument(
-        "--lr", type=rate, default=1e-3, metavar="X", help="the highest learning rate (0.001)"
-    )
-    learning.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights and batches (0)")
-    learning.add_argument(
-        "--log-every", type=count, default=100, metavar="N", help="steps between two lines (100)"
-    )
+    numbers = {
+        "--steps": (count, 1000, "batches that it learns from"),
+        "--batch-size": (count, 32, "sequences in a batch"),
+        "--lr": (rate, 1e-3, "the highest learning rate"),
+        "--seed": (int, 0, "of the weights and batches"),
+        "--log-every": (count, 100, "steps between two lines"),
+    }
+    add_numbers(learning, numbers)
     learning.add_argument("--quiet", action="store_true", help="print nothing")
     learning.add_argument("--resume", action="store_true", help="go on with an unfinished training")
     learning.add_argument("--force", action="store_true", help="replace a model that is there")
-    return parser
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    options = _parser().parse_args(arguments)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = lambda message, *_, **__: streams.tell(f"selfattn train gpt: {message}")
-            return _train(options)
-    except BrokenPipeError:
-        raise
-    except (OSError, ValueError, TypeError, ImportError, ArithmeticError, MemoryError, RuntimeError) as error:
-        return streams.fail("selfattn train gpt", error)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -112,7 +81,7 @@ def _train(options: argparse.Namespace) -> int:
         raise ValueError(
             f"{options.text} has {len(text)} characters; a context of {options.context} needs {options.context * 10 // 9 + 2}"
         )
-    for_weights, for_batches = np.random.default_rng(_checked_seed(options.seed)).spawn(2)
+    for_weights, for_batches = np.random.default_rng(checked_seed(options.seed)).spawn(2)
     model = nn.GPT(
         tokenizer.get_vocab_size(), options.dim, options.layers, options.heads, options.context, dropout=options.dropout,
         rng=for_weights,
@@ -208,7 +177,6 @@ def _windows(ids: Array, context: int) -> list[Array]:
     return [ids[begin : begin + context + 1] for begin in range(0, len(ids) - context, context)]
 
 
-def _checked_seed(seed: int) -> int:
-    if seed < 0:
-        raise ValueError(f"--seed must not be negative, not {seed}")
-    return seed
+COMMANDS = {
+    "train gpt": Command("Train a small GPT on a text, character by character.", EPILOG, _add, _train)
+}

@@ -13,7 +13,7 @@ import numpy as np
 
 import selfattn
 from selfattn import files, models
-from selfattn.cli import steps
+from selfattn.cli import main
 
 PLACE = Path(sys.argv[1])
 KNOWN = tuple(
@@ -63,7 +63,7 @@ def note(event, filename, nothing=""):
 
 def read(path):
     if path.suffix == ".npz":
-        return f"exit code {steps.main([str(path), '--out', str(path.with_suffix('.html'))])}"
+        return f"exit code {main(['steps', str(path), '--out', str(path.with_suffix('.html'))])}"
     if path.suffix == ".safetensors":
         return sorted(files.load_arrays(path))
     if (path / "selfattn").exists():
