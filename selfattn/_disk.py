@@ -281,6 +281,18 @@ def read_json(path: Path) -> Any:
     return parse_json(path, read(path, MOST_CONFIG_BYTES))
 
 
+def read_object(path: Path, required: bool = True) -> dict[str, Any]:
+    """Read a small file that must hold an object; without the file it is empty, unless it is required."""
+    found = read_json(path) if required or path.exists() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold an object")
+    return found
+
+
+def to_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 def read(path: Path, most: int | None = None) -> bytes:
     if not path.exists():
         raise FileNotFoundError(
@@ -316,9 +328,7 @@ def library_errors(what: str) -> Iterator[None]:
 def parse_json(path: Path, content: bytes) -> Any:
     try:
         value = json.loads(content)
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # halves of surrogate pairs, which could not be written again
+        json.dumps(value, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
     except (ValueError, RecursionError) as error:  # syntax, UTF-8, nesting
         raise ValueError(f"{path} is not JSON: {error}") from None
     return value

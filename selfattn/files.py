@@ -36,6 +36,7 @@ from selfattn._disk import (
     read,
     read_json,
     read_safetensors,
+    to_json,
     to_safetensors,
     write_file,
     write_files,
@@ -50,13 +51,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT, VERSION = "selfattn.EmbeddingModel", 1
-SIZES = {
-    "vocab_size": 1,
-    "embedding_dim": 2,
-    "max_seq_len": 1,
-    "num_layers": 0,
-    "num_heads": 1,
-}  # and the least
+# And the least of each.
+SIZES = {"vocab_size": 1, "embedding_dim": 2, "max_seq_len": 1, "num_layers": 0, "num_heads": 1}
 KEYS = {"format", "version", "selfattn", *SIZES, "dtype", "tokenizer"}
 TOKENIZERS = {
     "sentencepiece": "tokenizer.model",
@@ -129,7 +125,7 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
     content = {WEIGHTS: to_safetensors(weights)}
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
-    content[CONFIG] = (json.dumps(config, indent=2) + "\n").encode()
+    content[CONFIG] = to_json(config)
     folder = Path(folder)
     stale = _tokenizer_file(folder)
     made = not folder.exists()
@@ -379,6 +375,3 @@ def load_arrays(path: PathLike) -> dict[str, Array]:
         ``safetensors`` is missing; or ``ml_dtypes`` has not been imported, and the file holds bfloat16.
     """
     return read_safetensors(Path(path))[0]
-
-
-# ------------------------------------------------------------------------------------------ reading and writing

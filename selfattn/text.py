@@ -66,6 +66,13 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     return functools.partial(_with_reason, functools.partial(encode, out_type=int))
 
 
+def without_pads(tokenizer: Any, encoding: Any, numbers: list[int]) -> list[int]:
+    """Return the ids or types of an encoding but for pads, which a tokenizer adds that somebody has told to."""
+    if getattr(tokenizer, "padding", None) is None:
+        return numbers
+    return [n for n, counts in zip(numbers, encoding.attention_mask, strict=True) if counts]
+
+
 def _with_reason(encode: Tokenize, sentence: str) -> Sequence[int]:
     """Tokenize; of text that is none, libraries in other languages say no more than that they could not cast it."""
     try:
@@ -91,10 +98,7 @@ def _check_text(text: str, cause: Exception | None = None) -> None:
 
 def _ids(tokenizer: Any, sentence: str) -> list[int]:
     encoding = tokenizer.encode(sentence)
-    ids: list[int] = encoding.ids
-    if getattr(tokenizer, "padding", None) is not None:  # pads are no part of a sentence
-        ids = [n for n, counts in zip(ids, encoding.attention_mask, strict=True) if counts]
-    return ids
+    return without_pads(tokenizer, encoding, encoding.ids)
 
 
 class WhitespaceTokenizer:

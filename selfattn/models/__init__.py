@@ -30,7 +30,7 @@ from selfattn.models._pipeline import MODULES, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
 from selfattn.models._text_encoder import TextEncoder, attach, text_files
 from selfattn.models._tokenizer import check_vocabulary
-from selfattn.models._weights import read_weights
+from selfattn.models._weights import INDEX, read_weights
 from selfattn.models.bert import (
     BertForSequenceClassification,
     BertModel,
@@ -87,7 +87,6 @@ CLASSIFIERS: dict[str, type[Pretrained]] = {
 }
 
 # What another model may have left in a folder, and would change what is loaded from it.
-INDEX = "model.safetensors.index.json"
 STALE = {
     INDEX, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
@@ -198,25 +197,18 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     content = {"model.safetensors": to_safetensors(state, {"format": "pt"}, bfloat16)}
     config = dict(model.config)
     if model.dtype == "int8":
-        matrices = [
-            name.removesuffix(".weight")
-            for name, array in state.items()
-            if array.ndim == 2 and name.endswith(".weight")
-        ]
-        compact = [name.removesuffix(".weight") for name in compact]
-        tables = [name for name in compact if "embed" in name]
-        config["quantization_config"] = quantization_config(
-            tables, [name for name in matrices if name not in compact]
-        )
+        matrices = [name for name, array in state.items() if array.ndim == 2 and name.endswith(".weight")]
+        tables = [name.removesuffix(".weight") for name in compact if "embed" in name]
+        whole = [name.removesuffix(".weight") for name in matrices if name not in compact]
+        config["quantization_config"] = quantization_config(tables, whole)
     config["architectures"] = [model.kinds[config["model_type"]] + model.suffix]
     if isinstance(model, TextEncoder):
         content |= text_files(model)
     elif isinstance(model, CausalModel):
         content |= language_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    made = [
-        place for place in dict.fromkeys((folder / name).parent for name in content) if not place.exists()
-    ]
+    places = dict.fromkeys((folder / name).parent for name in content)
+    made = [place for place in places if not place.exists()]
     replaced = _holds_model(folder)
     try:
         for place in made:

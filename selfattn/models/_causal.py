@@ -24,6 +24,7 @@ from selfattn.models._answers import Answer, AnswerInterrupted, collected, stops
 from selfattn.models._chat import rendered
 from selfattn.models._pretrained import Parameters, Pretrained, states
 from selfattn.models._text import one_or_many
+from selfattn.text import without_pads
 
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
@@ -74,10 +75,7 @@ class CausalModel(Pretrained):
         return p.weight(self.word_table if self.tied else "lm_head.weight")
 
     def _weights(self) -> set[str]:
-        parameters = Parameters(self.arrays, None, self.blocks)
-        self._settings(parameters, 1)
-        self._head(parameters)
-        return parameters.weights
+        return super()._weights() | (set() if self.tied else {"lm_head.weight"})
 
     def _decoder(self, length: int) -> Decoder:
         """Return the decoder of sequences of so many tokens, made once for all up to a power of two."""
@@ -165,14 +163,16 @@ class CausalModel(Pretrained):
                 "model.tokenizer.no_truncation() ends that",
                 stacklevel=3,
             )
-        return np.array(_tokenizer.without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
+        return np.array(without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
 
-    def _ids(self, text: Any, number: int = 0) -> Array:
-        """Return the ids of a text, or check those that are given."""
+    def _ids(self, text: Any, number: int = 0, any_length: bool = False) -> Array:
+        """Return the ids of a text, or check those that are given; of any length, or as many as the model takes at once."""
         if not isinstance(text, str):
-            given = _tokenizer.checked_ids(text, number, self.vocab_size, self.max_positions, "text")
-            return np.array(given, np.int64)
+            longest = None if any_length else self.max_positions
+            return np.array(_tokenizer.checked_ids(text, number, self.vocab_size, longest, "text"), np.int64)
         ids = self._encoded(text, number)
+        if any_length:
+            return ids
         if not ids.size:
             raise ValueError(f"text {number}, {quoted(text)}, has no tokens")
         if ids.size > self.max_positions:
@@ -180,10 +180,6 @@ class CausalModel(Pretrained):
                 f"text {number} has {ids.size} tokens; this model takes {self.max_positions} at most"
             )
         return ids
-
-    def _checked_ids(self, ids: Any) -> Array:
-        """Check ids, of which there may be more than the model takes at once."""
-        return np.array(_tokenizer.checked_ids(ids, 0, self.vocab_size, None, "text"), np.int64)
 
     def tokens(self, text: str | Sequence[int]) -> list[str]:
         """Return the pieces of a text, as strings, special ones included.
@@ -197,7 +193,7 @@ class CausalModel(Pretrained):
         list of str
             As the tokenizer writes them: a byte-level one has Ġ for a space.
         """
-        ids = self._encoded(text) if isinstance(text, str) else self._checked_ids(text)
+        ids = self._ids(text, any_length=True)
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         return [str(self.tokenizer.id_to_token(n)) for n in ids.tolist()]
@@ -458,7 +454,7 @@ class CausalModel(Pretrained):
         ValueError
             As for :meth:`perplexity`.
         """
-        ids = self._encoded(text) if isinstance(text, str) else self._checked_ids(text)
+        ids = self._ids(text, any_length=True)
         if most_tokens is not None:
             ids = ids[: check_size("most_tokens", most_tokens, 2)]
         if ids.size < 2:

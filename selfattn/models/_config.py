@@ -45,8 +45,8 @@ QUANTIZATION_KEYS = {
     "config_groups", "ignore", "version", "global_compression_ratio", "observer", "observer_kwargs", "scale_dtype", "zp_dtype",
 }  # fmt: skip
 
-
 MOST_LAYERS = 10_000  # of models that list something for each layer
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 
 
 class Config(Entries):

@@ -1,7 +1,7 @@
 """GGUF files, as llama.cpp writes them: the header, read and checked, and tensors mapped into memory.
 
 The header is read here and not by the package ``gguf``, whose reader makes an array of every token and trusts every number. The
-package is asked for what only it knows: kinds of blocks that the core does not expand. The format is described in
+package is asked for what only it knows: kinds of quants that the core does not expand. The format is described in
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -25,7 +25,7 @@ STRING, ARRAY = 8, 9
 ALIGNMENT, MOST_ALIGNMENT = 32, 2**20
 MOST_DIMENSIONS, MOST_ELEMENTS = 4, 2**42
 LEAST_ENTRY, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes of an entry and of a tensor in the header
-# The kinds that files have: their names, and how many numbers and bytes a block has.
+# The kinds that files have: their names, and how many numbers share scales, and their bytes.
 KINDS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
@@ -202,7 +202,7 @@ class GGUF:
         rows = math.prod(tensor.shape[:-1])
         return np.asarray(self.data[tensor.begin : tensor.begin + tensor.size]).reshape(rows, -1)
 
-    def blocks(self, name: str) -> Quants | None:
+    def quants(self, name: str) -> Quants | None:
         """Return a matrix as it is stored, or None where the core does not multiply by it so."""
         tensor = self.tensors[name]
         if len(tensor.shape) != 2 or tensor.kind not in QUANTS or tensor.kind == "F32":
@@ -223,8 +223,8 @@ class GGUF:
             return to_float32(found, None) if tensor.kind == "BF16" else found.astype(np.float32, copy=False)
         if tensor.kind in QUANTS:
             rows = math.prod(tensor.shape[:-1])
-            blocks = Quants(self.raw(name), tensor.kind, (rows, tensor.shape[-1]))
-            return blocks.dequantize().reshape(tensor.shape)
+            quants = Quants(self.raw(name), tensor.kind, (rows, tensor.shape[-1]))
+            return quants.dequantize().reshape(tensor.shape)
         gguf = import_extra("gguf", "gguf")
         found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])
         return np.ascontiguousarray(found, np.float32).reshape(tensor.shape)

@@ -58,14 +58,6 @@ class GGUFEntries(Entries):
         one = isinstance(value, list) and len(set(map(repr, value))) == 1  # one for each layer, all the same
         return value[0] if one else value
 
-    def size_or(self, name: str, default: Any) -> Any:
-        """Read an int, if the file has it."""
-        return self.size(name) if name in self.values else default
-
-    def number_or(self, name: str, default: Any) -> Any:
-        """Read a positive number, if the file has it."""
-        return self.number(name) if name in self.values else default
-
     def finish(self) -> None:
         """Refuse mixtures of experts, attention that is not causal, and what nobody has read."""
         for name in ("expert_count", "expert_used_count"):
@@ -102,14 +94,10 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
     entries.finish()
     renamed = {name: _renamed(name, names, layers) for name in file.tensors if name != FACTORS}
-    as_stored = dtype is None and any(
-        file.blocks(name) is not None for name in renamed if len(file.tensors[name].shape) == 2
-    )
+    as_stored = dtype is None and any(file.quants(name) is not None for name in renamed)
     arrays = {new: _tensor(file, old, as_stored) for old, new in renamed.items()}
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
-    permuted = (
-        architecture == "llama"
-    )  # rows of q and k stand as llama.cpp rotates them: pairs are neighbours
+    permuted = architecture == "llama"  # rows of q and k as llama.cpp rotates them: pairs are neighbours
     if permuted and not as_stored:
         arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
     if architecture == "gpt2":
@@ -133,14 +121,14 @@ def _renamed(name: str, names: Mapping[str, str], layers: str) -> str:
 
 
 def _tensor(file: GGUF, name: str, as_stored: bool) -> Any:
-    """Return a tensor: as blocks if that is wanted of a matrix, else as float32."""
+    """Return a tensor: as quants if that is wanted of a matrix, else as float32."""
     if not as_stored or len(file.tensors[name].shape) != 2 or name.startswith("position_embd"):
         return file.array(name)
-    blocks = file.blocks(name)
-    if blocks is None:  # a layer has no quants and plain arrays at once
+    quants = file.quants(name)
+    if quants is None:  # a layer has no quants and plain arrays at once
         array = file.array(name)
-        blocks = Quants(array.view(np.uint8), "F32", (array.shape[0], array.shape[1]))
-    return blocks
+        quants = Quants(array.view(np.uint8), "F32", (array.shape[0], array.shape[1]))
+    return quants
 
 
 def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
@@ -155,12 +143,12 @@ def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
 def _llama_config(entries: GGUFEntries, file: GGUF) -> dict[str, Any]:
     heads, d = entries.size("attention.head_count"), entries.size("embedding_length")
     longest = entries.size("context_length")
-    width = entries.size_or("attention.key_length", d // heads)
-    if entries.size_or("attention.value_length", width) != width:
+    width = entries.size("attention.key_length", d // heads)
+    if entries.size("attention.value_length", width) != width:
         raise ValueError(f"{entries.where}: keys and values of different widths are not supported")
-    if entries.size_or("rope.dimension_count", width) != width:
+    if entries.size("rope.dimension_count", width) != width:
         raise ValueError(f"{entries.where}: rotary positions of a part of each head are not supported")
-    if entries.size_or("attention.sliding_window", longest) < longest:
+    if entries.size("attention.sliding_window", longest) < longest:
         raise ValueError(f"{entries.where}: sliding windows are not supported in GGUF files")
     config: dict[str, Any] = {
         "model_type": entries.architecture,
@@ -168,24 +156,24 @@ def _llama_config(entries: GGUFEntries, file: GGUF) -> dict[str, Any]:
         "hidden_size": d,
         "num_hidden_layers": entries.size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": entries.size_or("attention.head_count_kv", heads),
+        "num_key_value_heads": entries.size("attention.head_count_kv", heads),
         "head_dim": width,
         "intermediate_size": entries.size("feed_forward_length"),
         "max_position_embeddings": longest,
         "rms_norm_eps": float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str)),
     }
-    rope: dict[str, Any] = {"rope_theta": entries.number_or("rope.freq_base", 10000.0)}
+    rope: dict[str, Any] = {"rope_theta": entries.number("rope.freq_base", 10000.0)}
     scaling = entries.raw("rope.scaling.type", "none")
-    factor = entries.number_or("rope.scaling.factor", None)
-    before = entries.size_or("rope.scaling.original_context_length", None)
-    attention = entries.number_or("rope.scaling.attn_factor", None)
-    if scaling not in ("none", "linear", "yarn") or (attention is not None and attention != 1):
+    factor = entries.raw("rope.scaling.factor")  # read_rope checks it
+    before = entries.size("rope.scaling.original_context_length", longest)
+    attention = entries.number("rope.scaling.attn_factor", 1.0)
+    if scaling not in ("none", "linear", "yarn") or attention != 1:
         raise ValueError(
             f"{entries.where}: rope.scaling.type {scaling!r} with attn_factor {attention} is not supported"
         )
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": factor}
-    if scaling == "yarn" and before is not None:
+    if scaling == "yarn":
         rope["original_max_position_embeddings"] = before
     if FACTORS in file.tensors:
         if scaling != "none":
@@ -212,7 +200,7 @@ def _gpt2_config(entries: GGUFEntries, file: GGUF) -> dict[str, Any]:
         "n_embd": d,
         "n_layer": entries.size("block_count"),
         "n_head": entries.size("attention.head_count"),
-        "n_inner": entries.size_or("feed_forward_length", 4 * d),
+        "n_inner": entries.size("feed_forward_length", 4 * d),
         "n_positions": entries.size("context_length"),
         "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",

@@ -32,7 +32,7 @@ def attach_language(model: Any, folder: Path) -> None:
     model._folder, model.tokenizer = folder, tokenizer
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
-    more = _object(folder / SPECIAL_TOKENS_MAP)
+    more = _disk.read_object(folder / SPECIAL_TOKENS_MAP, required=False)
     model.special_tokens = {}
     for name in SPECIAL_TOKENS:
         token = config.get(name) or more.get(name)
@@ -40,7 +40,7 @@ def attach_language(model: Any, folder: Path) -> None:
         if isinstance(token, str):
             model.special_tokens[name] = token
     model.chat_template = _template(folder, config)
-    generation = _object(folder / GENERATION_CONFIG)
+    generation = _disk.read_object(folder / GENERATION_CONFIG, required=False)
     given = generation.get("eos_token_id", model.config.get("eos_token_id"))
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(n) is int for n in ids):
@@ -49,15 +49,6 @@ def attach_language(model: Any, folder: Path) -> None:
         ids = [tokenizer.token_to_id(model.special_tokens["eos_token"])]
     model.stop_ids = frozenset(n for n in ids if n is not None)
     model._as_read = model.chat_template, model.stop_ids
-
-
-def _object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    found = _disk.read_json(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold an object")
-    return found
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -82,20 +73,16 @@ def language_files(model: Any) -> dict[str, bytes]:
     found = dict(model.kept)
     if not found:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **model.special_tokens}
-        found[_tokenizer.TOKENIZER_CONFIG] = _json(settings)
+        found[_tokenizer.TOKENIZER_CONFIG] = _disk.to_json(settings)
     template, stop_ids = model._as_read
     if model.stop_ids != stop_ids:
         generation = json.loads(found.get(GENERATION_CONFIG, b"{}"))
-        found[GENERATION_CONFIG] = _json(generation | {"eos_token_id": sorted(model.stop_ids)})
+        found[GENERATION_CONFIG] = _disk.to_json(generation | {"eos_token_id": sorted(model.stop_ids)})
     if model.chat_template is not None and model.chat_template != template:
         found[TEMPLATE] = model.chat_template.encode()
     elif model.chat_template is None and template is not None:
         found.pop(TEMPLATE, None)
         settings = json.loads(found.get(_tokenizer.TOKENIZER_CONFIG, b"{}"))
         settings.pop("chat_template", None)
-        found[_tokenizer.TOKENIZER_CONFIG] = _json(settings)
+        found[_tokenizer.TOKENIZER_CONFIG] = _disk.to_json(settings)
     return found | {_tokenizer.TOKENIZER: _tokenizer.without_cutting(model.tokenizer).encode()}
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -6,7 +6,6 @@ embedding is an error that names it. The files are kept as they were read, so th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -18,9 +17,7 @@ from selfattn import _disk, files, nn
 from selfattn._check import Array
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
-TRANSFORMER_CONFIG = (
-    "sentence_bert_config.json"  # of that name for every architecture, and others in old versions
-)
+TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have others
 OLD_TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
 )
@@ -49,6 +46,7 @@ OLD_MODES = {
 IN_CORE = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 MODES = ("mean", "cls", "max", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh")
+FEATURES = ("module_input_name", "module_output_name")  # of a module behind the pooling
 DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
@@ -153,22 +151,19 @@ def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Pat
         file that is damaged. The message names it.
     """
     pipeline = Pipeline()
-    transformer = folder
     modules = folder / MODULES
-    if modules.exists():
-        transformer = _read_modules(pipeline, folder, modules, classifies)
+    transformer = _read_modules(pipeline, folder, modules, classifies) if modules.exists() else folder
     for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
         if (transformer / name).exists():
             config = _read_object(pipeline, transformer, name, to=TRANSFORMER_CONFIG)
             _read_transformer(pipeline, transformer / name, config)
             break
-    if (folder / SENTENCE_CONFIG).exists():
-        _read_sentence_config(
-            pipeline, folder / SENTENCE_CONFIG, _read_object(pipeline, folder, SENTENCE_CONFIG)
-        )
+    path = folder / SENTENCE_CONFIG
+    if path.exists():
+        _read_sentence_config(pipeline, path, _read_object(pipeline, folder, SENTENCE_CONFIG))
         if classifies and pipeline.default_prompt_name is not None:
             raise ValueError(
-                f"{folder / SENTENCE_CONFIG}: default_prompt_name {pipeline.default_prompt_name!r} is not supported for classifiers"
+                f"{path}: default_prompt_name {pipeline.default_prompt_name!r} is not supported for classifiers"
             )
     return pipeline, transformer
 
@@ -212,30 +207,21 @@ def _inside(folder: Path, path: Path, module: dict[str, Any]) -> Path:
     return folder / relative
 
 
-def _config_of(module: dict[str, Any]) -> str:
-    return str(PurePosixPath(module["path"]) / "config.json")
-
-
 def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool) -> Path:
     modules = _modules(path)
     pooled = False
     for module in modules[1:]:
         kind, place = _kind(module), _inside(folder, path, module)
+        name, where = str(PurePosixPath(module["path"]) / "config.json"), place / "config.json"
         if kind == "Pooling" and not pooled:
-            _read_pooling(
-                pipeline,
-                place / "config.json",
-                _read_object(pipeline, folder, _config_of(module)),
-            )
+            _read_pooling(pipeline, where, _read_object(pipeline, folder, name))
             pooled = True
         elif kind == "Normalize" and pooled:
-            if (place / "config.json").exists():
-                config = _read_object(pipeline, folder, _config_of(module))
-                _check_features(place / "config.json", config)
+            if where.exists():
+                _check_features(where, _read_object(pipeline, folder, name))
             pipeline.after.append((module["path"], None))
         elif kind == "Dense" and pooled:
-            config = _read_object(pipeline, folder, _config_of(module))
-            pipeline.after.append((module["path"], _read_dense(place, config)))
+            pipeline.after.append((module["path"], _read_dense(place, _read_object(pipeline, folder, name))))
         elif kind != "Dropout":  # which does nothing to embeddings
             raise ValueError(
                 f"{path}: {module['type']} {'cannot stand here' if kind in ('Transformer', 'Pooling', 'Normalize', 'Dense') else 'is not supported'}; "
@@ -244,7 +230,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
     if not pooled and not classifies:
         raise ValueError(f"{path} has no Pooling")
     written = [{**module, "path": ""} if n == 0 else module for n, module in enumerate(modules)]
-    pipeline.kept[MODULES] = _json(written)
+    pipeline.kept[MODULES] = _disk.to_json(written)
     return _inside(folder, path, modules[0])
 
 
@@ -264,7 +250,7 @@ def _read_pooling(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> Non
 
 
 def _check_features(path: Path, config: dict[str, Any]) -> None:
-    for key in ("module_input_name", "module_output_name"):
+    for key in FEATURES:
         if config.get(key) not in (None, "sentence_embedding"):
             raise ValueError(
                 f"{path}: {key} {config[key]!r} is not supported; it can be 'sentence_embedding'"
@@ -282,17 +268,16 @@ def _read_dense(folder: Path, config: dict[str, Any]) -> Dense:
     _check_features(path, config)
     if config.get("use_residual"):
         raise ValueError(f"{path}: use_residual True is not supported")
-    known = {
+    unknown = set(config) - {
         "in_features",
         "out_features",
         "bias",
         "activation_function",
         "use_residual",
-        "module_input_name",
-        "module_output_name",
+        *FEATURES,
     }
-    if set(config) - known:
-        raise ValueError(f"{path}: {sorted(set(config) - known)} are not known")
+    if unknown:
+        raise ValueError(f"{path}: {sorted(unknown)} are not known")
     if not (folder / DENSE_WEIGHTS).exists() and (folder / DENSE_PICKLE).exists():
         raise ValueError(
             f"{folder} has its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read; "
@@ -350,15 +335,9 @@ def _read_sentence_config(pipeline: Pipeline, path: Path, config: dict[str, Any]
 
 def _read_object(pipeline: Pipeline, folder: Path, name: str, to: str | None = None) -> dict[str, Any]:
     """Read a small JSON file, and keep it for saving."""
-    config = _disk.read_json(folder / name)
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / name} must hold an object")
-    pipeline.kept[to or name] = _json(config)
+    config = _disk.read_object(folder / name)
+    pipeline.kept[to or name] = _disk.to_json(config)
     return config
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def pipeline_files(pipeline: Pipeline) -> dict[str, bytes]:

@@ -64,17 +64,17 @@ class _Made(NamedTuple):
 class Parameters:
     """The parameters of a model as parts of the core's settings; remembers where each came from, for gradients.
 
-    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; None: they stay arrays. Weights
-    in blocks are no arrays.
+    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; None: they stay arrays. Quants
+    are no arrays.
     """
 
     def __init__(
         self,
         arrays: Mapping[str, Array],
         made: dict[Any, _Made] | None = None,
-        blocks: Mapping[str, Quants] | None = None,
+        quants: Mapping[str, Quants] | None = None,
     ) -> None:
-        self.arrays, self.blocks = arrays, blocks or {}
+        self.arrays, self.quants = arrays, quants or {}
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
         self.made = made
@@ -93,8 +93,8 @@ class Parameters:
 
     def weight(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Weight:
         """Return what :meth:`array` does, of a table or the weight of a projection: these may be compact."""
-        if name in self.blocks:
-            return self.blocks[name] if rows == slice(None) else self.blocks[name].take(rows)
+        if name in self.quants:
+            return self.quants[name] if rows == slice(None) else self.quants[name].take(rows)
         self.weights.add(name)
         values, scale = self.arrays[name], self.arrays.get(name + SCALE)
         if self.made is None or not is_compact(values):
@@ -189,9 +189,8 @@ class Pretrained(Module):
     kinds: ClassVar[dict[str, str]]
     prefix: ClassVar[str]  # of the bare model's names within one with a head
     suffix: ClassVar[str] = "Model"  # how they end
-    buffers: ClassVar[
-        tuple[str, ...]
-    ] = ()  # how names end of what is stored with the parameters, and is none
+    # How names end of what is stored with the parameters, and is none.
+    buffers: ClassVar[tuple[str, ...]] = ()
     # What the names of other tasks' heads begin with, which a file may have and which are not read.
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
@@ -233,10 +232,11 @@ class Pretrained(Module):
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
-            kept = {name: array for name, array in arrays.items() if not name.endswith(self.buffers)}
-            mixed: dict[str, Any] = kept
-            self.blocks = {name: array for name, array in mixed.items() if isinstance(array, Quants)}
-            self._check_blocks(shapes, where or "the model")
+            kept: dict[str, Any] = {
+                name: array for name, array in arrays.items() if not name.endswith(self.buffers)
+            }
+            self.blocks = {name: array for name, array in kept.items() if isinstance(array, Quants)}
+            self._check_quants(shapes, where or "the model")
             kept = {name: array for name, array in kept.items() if name not in self.blocks}
             shapes = {name: shape for name, shape in shapes.items() if name not in self.blocks}
             self.arrays = fit(kept, shapes, optional, ignored, self.prefix, where or "the model")
@@ -252,8 +252,8 @@ class Pretrained(Module):
         """What the weights that are multiplied hold."""
         if self.blocks:
             sizes: dict[str, int] = {}
-            for blocks in self.blocks.values():
-                sizes[blocks.kind] = sizes.get(blocks.kind, 0) + blocks.nbytes
+            for quants in self.blocks.values():
+                sizes[quants.kind] = sizes.get(quants.kind, 0) + quants.nbytes
             return max(sizes, key=lambda kind: sizes[kind])
         kinds = {kind_of(array) for array in self.arrays.values()}
         return next(kind for kind in (*KINDS, "float64", "float32") if kind in kinds)
@@ -357,15 +357,14 @@ class Pretrained(Module):
     def _own_parameters(self) -> Any:
         return ((self._name(name), self._shown(name, array)) for name, array in self.arrays.items())
 
-    def _check_blocks(self, shapes: Shapes, where: str) -> None:
-        """Refuse weights in blocks that the model does not have, or of another shape."""
-        for name, blocks in self.blocks.items():
-            wanted = shapes.get(name)
-            wanted = wanted if wanted is None else self._taken_shape(name, wanted)
-            if wanted != blocks.shape:
+    def _check_quants(self, shapes: Shapes, where: str) -> None:
+        """Refuse quants that the model does not have, or of another shape."""
+        for name, quants in self.blocks.items():
+            wanted = self._taken_shape(name, shapes[name]) if name in shapes else None
+            if wanted != quants.shape:
                 says = "has no such weight" if wanted is None else f"says {wanted}"
                 raise ValueError(
-                    f"the weights of {where} do not fit: {name} has shape {blocks.shape}, the configuration {says}"
+                    f"the weights of {where} do not fit: {name} has shape {quants.shape}, the configuration {says}"
                 )
 
     def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -391,7 +390,7 @@ class Pretrained(Module):
     def extra_repr(self) -> str:
         """Return the sizes and the dtype."""
         count = sum(array.size for name, array in self.arrays.items() if not name.endswith(SCALE))
-        count += sum(math.prod(blocks.shape) for blocks in self.blocks.values())
+        count += sum(math.prod(quants.shape) for quants in self.blocks.values())
         return f"hidden_size={self.hidden_size}, num_layers={self.num_layers}, parameters={count}, dtype={self.dtype}"
 
     def __repr__(self) -> str:
@@ -427,11 +426,6 @@ class Pretrained(Module):
         """Return the core's settings for sequences of at most so many tokens, and where their arrays come from."""
         parameters = Parameters(self.arrays, self._made, self.blocks)
         return self._settings(parameters, longest), parameters
-
-
-def run(model: Transformer, inputs: Array, cu_seqlens: Array, pooling: Any) -> Array:
-    """Compute what the core's call gives."""
-    return transformer.forward(model._replace(pooling=pooling), inputs, cu_seqlens)
 
 
 def states(model: Transformer, inputs: Array) -> list[Array]:

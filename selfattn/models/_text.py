@@ -1,4 +1,4 @@
-"""Texts for models, any number of them: in pieces that are tokenised together, and groups that are computed together."""
+"""Texts for models, any number of them: in chunks that are tokenised together, and groups that are computed together."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ P = TypeVar("P")
 Q = TypeVar("Q")
 
 # Texts that are tokenised at once; few at first, so that the core soon has work.
-FIRST_PIECE, PIECE = 256, 2048
+FIRST_CHUNK, CHUNK = 256, 2048
 MOST_CHARACTERS = 2**18  # of them together
 TOKENS = 16_384  # in a call of the core, or one text
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Texts that go through the tokenizer together, and the number of the first."""
 
     sentences: list[Any]
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A piece in ids."""
+    """A chunk in ids."""
 
     ids: list[Sequence[int]]
     types: list[Sequence[int]] | None
@@ -46,7 +46,7 @@ class Cut:
         self.limit: int | None = None
 
     def add(self, cut: int, texts: int, limit: int | None) -> None:
-        """Count the texts of a piece."""
+        """Count the texts of a chunk."""
         self.cut, self.texts, self.limit = self.cut + cut, self.texts + texts, limit
 
     def tell(self, depth: int = 3) -> None:
@@ -87,43 +87,43 @@ def one_or_many(sentences: Any) -> tuple[bool, Iterable[Any], int | None]:
     return False, itertools.chain(first, rest), total
 
 
-def pieces(sentences: Iterable[Any]) -> Iterator[Piece]:
-    """Cut an iterable into pieces that are not too large to be tokenised at once."""
-    rest, first, most = iter(sentences), 0, FIRST_PIECE
+def chunks(sentences: Iterable[Any]) -> Iterator[Chunk]:
+    """Cut an iterable into chunks that are not too large to be tokenised at once."""
+    rest, first, most = iter(sentences), 0, FIRST_CHUNK
     while True:
-        piece: list[Any] = []
+        chunk: list[Any] = []
         characters = 0
         for sentence in rest:
-            piece.append(sentence)
+            chunk.append(sentence)
             characters += len(sentence) if isinstance(sentence, str) else 0
-            if len(piece) == most or characters >= MOST_CHARACTERS:
+            if len(chunk) == most or characters >= MOST_CHARACTERS:
                 break
-        if not piece:
+        if not chunk:
             return
-        yield Piece(piece, first)
-        first, most = first + len(piece), PIECE
+        yield Chunk(chunk, first)
+        first, most = first + len(chunk), CHUNK
 
 
-def ahead(pieces: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
-    """Map a function that lets go of the GIL, one result ahead, in a thread; pieces are read in the caller's."""
-    piece, following = next(pieces, None), next(pieces, None)
-    if piece is None:
+def ahead(chunks: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
+    """Map a function that lets go of the GIL, one result ahead, in a thread; chunks are read in the caller's."""
+    chunk, following = next(chunks, None), next(chunks, None)
+    if chunk is None:
         return
     if following is None:
-        yield function(piece)
+        yield function(chunk)
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            waiting = pool.submit(function, piece)
+            waiting = pool.submit(function, chunk)
         except RuntimeError:  # no more threads are to be had
-            yield from map(function, itertools.chain([piece, following], pieces))
+            yield from map(function, itertools.chain([chunk, following], chunks))
             return
         while following is not None:
             coming = pool.submit(function, following)
             yield waiting.result()
-            waiting, following = coming, next(pieces, None)
+            waiting, following = coming, next(chunks, None)
         yield waiting.result()
 
 

@@ -1,4 +1,4 @@
-"""Encoders of texts: sentences to embeddings, pieces and logits, any number of them.
+"""Encoders of texts: sentences to embeddings, tokens and logits, any number of them.
 
 Sentences are tokenised some thousand at a time, in a thread while the core computes those before, and are packed one after
 the other in a call. What comes out for one does not depend on the others, so their order and the size of a batch change no bit.
@@ -23,9 +23,10 @@ from selfattn.functional._products import linear_backward
 from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._config import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
-from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, run, states
-from selfattn.models._text import Cut, Piece, Ready, ahead, bar, groups, is_pair, one_or_many, pieces
+from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, states
+from selfattn.models._text import Chunk, Cut, Ready, ahead, bar, chunks, groups, is_pair, one_or_many
 from selfattn.nn.module import Gradients, checked_pullback
+from selfattn.text import without_pads
 
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
@@ -55,9 +56,7 @@ class TextEncoder(Pretrained):
     type_table: ClassVar[str | None] = None
     position_table: ClassVar[str | None] = None
     first_position = 0
-    has_fixed_settings = (
-        True  # the same for sequences of any lengths and any values of parameters, so made once
-    )
+    has_fixed_settings = True  # for sequences of any lengths and any values of parameters, so made once
     # Of a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
     num_labels: int
@@ -133,7 +132,7 @@ class TextEncoder(Pretrained):
         normalize: bool | None = None,
         prompt: str | None = None,
     ) -> Array:
-        """Write the embeddings of many sentences to a ``.npy`` file, piece by piece.
+        """Write the embeddings of many sentences to a ``.npy`` file, chunk by chunk.
 
         Neither the sentences nor the embeddings need fit into memory.
 
@@ -175,13 +174,13 @@ class TextEncoder(Pretrained):
         normalize: bool | None,
         prompt: str | None,
     ) -> Iterator[Array]:
-        """Compute the embeddings of sentences, a piece at a time."""
+        """Compute the embeddings of sentences, a chunk at a time."""
         pipeline = self._pipeline()
         before = pipeline.prompt(prompt)
         skip = 0 if pipeline.include_prompt or not before else self._prompt_length(before)
 
-        def prepare(piece: Piece) -> Ready:
-            return self._ready(piece, before, skip, refuse_ids=prompt is not None and bool(before))
+        def prepare(chunk: Chunk) -> Ready:
+            return self._ready(chunk, before, skip, refuse_ids=prompt is not None and bool(before))
 
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, skipped: list[int] | None) -> Array:
             modes = pipeline.modes
@@ -201,14 +200,14 @@ class TextEncoder(Pretrained):
         cut: Cut,
         batch_size: int | None,
         progress: bool,
-        prepare: Callable[[Piece], Ready],
+        prepare: Callable[[Chunk], Ready],
         compute: Callable[[Array, Array, Array | None, list[int] | None], Array],
         name: str,
     ) -> Iterator[Array]:
-        """Tokenise pieces, one ahead, and compute each in packed calls."""
+        """Tokenise chunks, one ahead, and compute each in packed calls."""
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
         with bar(progress, total, name) as done:
-            for ready in ahead(pieces(given), prepare):
+            for ready in ahead(chunks(given), prepare):
                 cut.add(ready.cut, len(ready.ids), self._limit())
                 y: Array | None = None
                 for group in groups([len(ids) for ids in ready.ids], most):
@@ -224,33 +223,33 @@ class TextEncoder(Pretrained):
                     yield y
 
     def _ready(
-        self, piece: Piece, before: str = "", skip: int = 0, *, refuse_ids: bool = False, pairs: bool = False
+        self, chunk: Chunk, before: str = "", skip: int = 0, *, refuse_ids: bool = False, pairs: bool = False
     ) -> Ready:
-        """Turn a piece into ids."""
+        """Turn a chunk into ids."""
         places = [
-            n for n, each in enumerate(piece.sentences) if isinstance(each, str) or (pairs and is_pair(each))
+            n for n, each in enumerate(chunk.sentences) if isinstance(each, str) or (pairs and is_pair(each))
         ]
-        given = [piece.sentences[n] for n in places]
+        given = [chunk.sentences[n] for n in places]
         texts = [before + each if isinstance(each, str) else tuple(each) for each in given]
         tokenized = _tokenizer.Tokenized([], None, 0)
         if texts:
             if self.tokenizer is None:
                 raise ValueError(_tokenizer.missing(self._folder))
-            tokenized = _tokenizer.tokenize(self.tokenizer, texts, places, piece.first, types=pairs)
-        if len(texts) == len(piece.sentences):
+            tokenized = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, types=pairs)
+        if len(texts) == len(chunk.sentences):
             ids: list[Sequence[int]] = tokenized.ids
         else:
-            ids = [()] * len(piece.sentences)
+            ids = [()] * len(chunk.sentences)
             for n, each in zip(places, tokenized.ids, strict=True):
                 ids[n] = each
             for n in sorted(set(range(len(ids))) - set(places)):
-                number = piece.first + n
+                number = chunk.first + n
                 if refuse_ids:
                     raise TypeError(f"a prompt stands before text; sentence {number} is ids")
                 ids[n] = _tokenizer.checked_ids(
-                    piece.sentences[n], number, self.vocab_size, self.max_positions
+                    chunk.sentences[n], number, self.vocab_size, self.max_positions
                 )
-        self._check(ids, piece, skip)
+        self._check(ids, chunk, skip)
         types: list[Sequence[int]] | None = None
         if tokenized.types is not None and any(map(any, tokenized.types)):
             types = [[0] * len(each) for each in ids]
@@ -258,14 +257,14 @@ class TextEncoder(Pretrained):
                 types[n] = of_one
         skipped = None
         if skip:
-            skipped = [skip if isinstance(each, str) else 0 for each in piece.sentences]
+            skipped = [skip if isinstance(each, str) else 0 for each in chunk.sentences]
         return Ready(ids, types, skipped, tokenized.cut)
 
-    def _check(self, ids: list[Sequence[int]], piece: Piece, skip: int) -> None:
+    def _check(self, ids: list[Sequence[int]], chunk: Chunk, skip: int) -> None:
         """Refuse what the tokenizer made of texts if the model cannot take it."""
         if min(map(len, ids), default=1) > skip and max(map(max, ids), default=0) < self.vocab_size:
             return
-        for n, (own, given) in enumerate(zip(ids, piece.sentences, strict=True), piece.first):
+        for n, (own, given) in enumerate(zip(ids, chunk.sentences, strict=True), chunk.first):
             if not own:
                 raise ValueError(f"sentence {n}, {quoted(given)}, has no tokens")
             if max(own) >= self.vocab_size:
@@ -283,9 +282,7 @@ class TextEncoder(Pretrained):
 
     def _width(self) -> int:
         """Return the width of an embedding."""
-        table = self._core().table
-        assert table is not None
-        return self._pipeline().width(table.shape[1])
+        return self._pipeline().width(self.hidden_size)
 
     def _limit(self) -> int | None:
         """Return how many tokens a text may have."""
@@ -296,13 +293,13 @@ class TextEncoder(Pretrained):
         if self.tokenizer is None:
             return 0
         encoding = self.tokenizer.encode(prompt)
-        special = _tokenizer.without_pads(self.tokenizer, encoding, encoding.special_tokens_mask)
+        special = without_pads(self.tokenizer, encoding, encoding.special_tokens_mask)
         return len(special) - bool(special[-1:] == [1])
 
     # ---------------------------------------------------------------------------------------------- others
 
     def tokens(self, sentence: Any) -> list[str]:
-        """Return the pieces of a sentence, as strings, special ones included.
+        """Return the tokens of a sentence, as strings, special ones included.
 
         Parameters
         ----------
@@ -324,13 +321,13 @@ class TextEncoder(Pretrained):
 
             model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
         """
-        ids = self._ids_and_types(sentence)[0]
-        if self.tokenizer is None:
+        found = self._tokens(self._ids(sentence))
+        if found is None:
             raise ValueError(_tokenizer.missing(self._folder))
-        return [str(self.tokenizer.id_to_token(n)) for n in ids]
+        return found
 
-    def _pieces(self, ids: Sequence[int]) -> list[str] | None:
-        """Return the pieces of ids, if there is a tokenizer that tells them."""
+    def _tokens(self, ids: Sequence[int]) -> list[str] | None:
+        """Return ids as strings, if there is a tokenizer that tells them."""
         return None if self.tokenizer is None else [str(self.tokenizer.id_to_token(n)) for n in ids]
 
     def _ids(self, sentence: Any) -> Sequence[int]:
@@ -338,7 +335,7 @@ class TextEncoder(Pretrained):
         return self._ids_and_types(sentence)[0]
 
     def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
-        ready = self._ready(Piece([sentence], 0), pairs=True)
+        ready = self._ready(Chunk([sentence], 0), pairs=True)
         cut = Cut()
         cut.add(ready.cut, 1, self._limit())
         cut.tell(depth=4)
@@ -383,21 +380,13 @@ class TextEncoder(Pretrained):
         )  # DistilBERT and RoBERTa tell texts of a pair apart without
         cut = Cut()
 
+        def prepare(chunk: Chunk) -> Ready:
+            return self._ready(chunk, pairs=True)
+
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
             return self._logits(ids, cu_seqlens, types if typed else None)
 
-        parts = list(
-            self._computed(
-                given,
-                total,
-                cut,
-                batch_size,
-                progress,
-                lambda piece: self._ready(piece, pairs=True),
-                compute,
-                "predict",
-            )
-        )
+        parts = list(self._computed(given, total, cut, batch_size, progress, prepare, compute, "predict"))
         cut.tell()
         if not parts:
             return np.empty((0, self.num_labels), np.float32)
@@ -425,12 +414,8 @@ class TextEncoder(Pretrained):
         """
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
-        given, types = self._ids_and_types(sentence)
-        ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
-        return transformer_steps(
-            *self._inputs(self._core(), ids, cu_seqlens, None if types is None else np.asarray(types)),
-            tokens=self._pieces(given),
-        )
+        ids, settings, inputs = self._one(sentence)
+        return transformer_steps(settings, inputs, tokens=self._tokens(ids))
 
     def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer, of one sentence.
@@ -444,14 +429,15 @@ class TextEncoder(Pretrained):
         list of ndarray, shape (L, d)
             The last is the encoder's result, behind its final norm if it has one.
         """
+        return states(*self._one(sentence)[1:])
+
+    def _one(self, sentence: Any) -> tuple[Sequence[int], Transformer, Array]:
+        """Return the ids of one sentence, the core's settings for it, and what goes into the core."""
         given, types = self._ids_and_types(sentence)
         ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
         self._check_ids(ids, cu_seqlens)
         settings, _ = self._built(len(ids))
-        settings, inputs = self._inputs(
-            settings, ids, cu_seqlens, None if types is None else np.asarray(types)
-        )
-        return states(settings, inputs)
+        return given, *self._inputs(settings, ids, cu_seqlens, None if types is None else np.asarray(types))
 
     def forward(self, sentences: Any) -> Array:
         """Compute embeddings, as :meth:`encode` does.
@@ -503,7 +489,7 @@ class TextEncoder(Pretrained):
                 "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense behind it"
             )
         alone, given, _ = one_or_many(sentences)
-        ready = self._ready(Piece(list(given), 0), before)
+        ready = self._ready(Chunk(list(given), 0), before)
         cut = Cut()
         cut.add(ready.cut, len(ready.ids), self._limit())
         cut.tell()
@@ -525,9 +511,6 @@ class TextEncoder(Pretrained):
         )
 
     # -------------------------------------------------------------------------------------------------------- rows
-
-    def _core(self) -> Transformer:
-        return self._built(self.max_positions)[0]
 
     def _inputs(
         self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
@@ -559,7 +542,7 @@ class TextEncoder(Pretrained):
             return transformer.compute(self._prepared[pooling], ids, cu_seqlens)
         settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
         settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
-        return run(settings, inputs, cu_seqlens, pooling)
+        return transformer.forward(settings._replace(pooling=pooling), inputs, cu_seqlens)
 
     def _rows_vjp(
         self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None
@@ -569,8 +552,7 @@ class TextEncoder(Pretrained):
         longest = int(np.diff(cu_seqlens).max(initial=1))
         settings, parameters = self._built(longest)
         settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
-        wants_mask = settings.mask is not None
-        y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=wants_mask)
+        y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=settings.mask is not None)
 
         def pulled(dy: Array) -> Gradients:
             dx, grads, dmask = pullback(dy)

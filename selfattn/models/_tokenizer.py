@@ -6,6 +6,7 @@ always off. Cutting is the library's own, which keeps the special tokens; who wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -16,6 +17,7 @@ from selfattn import _disk
 from selfattn._check import quoted
 from selfattn._extras import import_extra
 from selfattn.engine.packing import check_ids
+from selfattn.text import without_pads
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 OTHER_FORMS = (
@@ -68,9 +70,7 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     ImportError
         ``tokenizers`` is not installed.
     """
-    config = _disk.read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
-    if not isinstance(config, dict):
-        raise ValueError(f"{folder / TOKENIZER_CONFIG} must hold an object")
+    config = _disk.read_object(folder / TOKENIZER_CONFIG, required=False)
     path = folder / TOKENIZER
     if not path.exists():
         return None, config
@@ -118,11 +118,8 @@ def missing(folder: Path | None) -> str:
     """Say what there is to do without a tokenizer.json."""
     where = "the model" if folder is None else str(folder)
     found = [] if folder is None else [name for name in OTHER_FORMS if (folder / name).exists()]
-    convert = (
-        f"; it has {found[0]}, of which Transformers makes one: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        if found
-        else ""
-    )
+    convert = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    convert = f"; it has {found[0]}, of which Transformers makes one: {convert}" if found else ""
     return (
         f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given in place of text"
     )
@@ -147,13 +144,9 @@ def tokenize(
         for n, text in zip(places, texts, strict=True):
             check_unicode(text, first + n)
         raise
-    limit = (tokenizer.truncation or {}).get("max_length")
-    ids: list[Sequence[int]] = [without_pads(tokenizer, encoding, encoding.ids) for encoding in found]
-    cut = (
-        sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
-        if limit
-        else 0
-    )
+    limit = (tokenizer.truncation or {}).get("max_length") or math.inf
+    ids: list[Sequence[int]] = [without_pads(tokenizer, e, e.ids) for e in found]
+    cut = sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
     of_pairs = [without_pads(tokenizer, e, e.type_ids) for e in found] if types else None
     return Tokenized(ids, of_pairs, cut)
 
@@ -166,13 +159,6 @@ def _encoded(tokenizer: Any, texts: Sequence[Text]) -> list[Any]:
         if "ThreadPoolBuildError" not in str(error):
             raise
     return [tokenizer.encode(*((text,) if isinstance(text, str) else text)) for text in texts]
-
-
-def without_pads(tokenizer: Any, encoding: Any, numbers: list[int]) -> list[int]:
-    """Return the ids or types of an encoding but for pads, which a tokenizer adds that somebody has told to."""
-    if tokenizer.padding is None:
-        return numbers
-    return [n for n, counts in zip(numbers, encoding.attention_mask, strict=True) if counts]
 
 
 def check_unicode(text: Text, number: int, what: str = "sentence") -> None:

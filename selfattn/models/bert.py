@@ -160,10 +160,10 @@ class DistilBertModel(BertModel):
         config.raw("sinusoidal_pos_embds")  # how the table began; it is stored
 
 
-class MPNetModel(BertModel):
+class MPNetModel(RobertaModel):
     """MPNet's encoder, under the names of ``transformers.MPNetModel``.
 
-    It is BERT without token types, and with a bias for the distance of two tokens in buckets, which all layers share.
+    It is RoBERTa without token types, and with a bias for the distance of two tokens in buckets, which all layers share.
     """
 
     kinds: ClassVar[dict[str, str]] = {"mpnet": "MPNet"}
@@ -173,10 +173,6 @@ class MPNetModel(BertModel):
     projections = ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
     norms = ("attention.LayerNorm", "output.LayerNorm")
     bias_table = "encoder.relative_attention_bias.weight"
-
-    def _read(self, config: Config) -> None:
-        self.first_position = 1 + config.size("pad_token_id", 1, least=0)
-        super()._read(config)
 
     def _read_more(self, config: Config) -> None:
         self.eps = config.number("layer_norm_eps", 1e-12)

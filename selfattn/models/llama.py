@@ -10,10 +10,8 @@ from typing import Any, ClassVar
 from selfattn.engine.rope import read_rope
 from selfattn.engine.transformer import Layer, Norm, Transformer
 from selfattn.models._causal import CausalModel
-from selfattn.models._config import MOST_LAYERS, Config
+from selfattn.models._config import FULL, MOST_LAYERS, SLIDING, Config
 from selfattn.models._pretrained import Parameters, Shapes
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class LlamaForCausalLM(CausalModel):
@@ -70,20 +68,17 @@ class LlamaForCausalLM(CausalModel):
 
     def _read_windows(self, config: Config, kind: str) -> None:
         """Read how many tokens each layer looks back on, its own among them; None: all."""
-        size, kinds = None, None
+        size, first = None, 0
         if kind != "llama":
             size = config.raw("sliding_window", 4096)
             size = None if size is None else config.size("sliding_window", size)
         if kind == "qwen2":
             size = size if config.flag("use_sliding_window", False) else None
             first = config.size("max_window_layers", 28, least=0)
-            kinds = config.raw("layer_types") or [
-                SLIDING if size is not None and n >= first else FULL for n in range(self.num_layers)
-            ]
-        else:  # what Transformers writes for all of one kind
-            kinds = config.raw("layer_types") or [FULL if size is None else SLIDING] * self.num_layers
-            if kinds != [FULL if size is None else SLIDING] * self.num_layers:
-                raise ValueError(f"{config.where}: layer_types {kinds!r} is not supported for {kind}")
+        usual = [FULL if size is None or n < first else SLIDING for n in range(self.num_layers)]
+        kinds = config.raw("layer_types") or usual
+        if kind != "qwen2" and kinds != usual:
+            raise ValueError(f"{config.where}: layer_types {kinds!r} is not supported for {kind}")
         good = isinstance(kinds, list) and len(kinds) == self.num_layers and not set(kinds) - {FULL, SLIDING}
         if not good or (SLIDING in kinds and size is None):
             raise ValueError(

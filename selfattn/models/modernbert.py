@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 
 from selfattn.engine.rope import plain_rope
 from selfattn.engine.transformer import Layer, Transformer
-from selfattn.models._config import MOST_LAYERS, Config
+from selfattn.models._config import FULL, MOST_LAYERS, SLIDING, Config
 from selfattn.models._pretrained import Parameters, Shapes
 from selfattn.models._text_encoder import TextEncoder
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ModernBertModel(TextEncoder):
@@ -32,14 +30,10 @@ class ModernBertModel(TextEncoder):
         self.eps = config.number("norm_eps", 1e-5)
         self.window = config.size("local_attention", 128) // 2
         self.biases = {name: config.flag(f"{name}_bias", False) for name in ("norm", "attention", "mlp")}
-        for name in (
-            "classifier_pooling",
-            "classifier_activation",
-            "classifier_bias",
-            "layer_norm_eps",
-            "position_embedding_type",
-        ):
-            config.raw(name)  # of heads, and what older versions wrote without reading it
+        for name in ("pooling", "activation", "bias"):
+            config.raw(f"classifier_{name}")  # of heads
+        for name in ("layer_norm_eps", "position_embedding_type"):
+            config.raw(name)  # older versions wrote it without reading it
         self._read_layers(config)
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(

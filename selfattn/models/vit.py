@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from selfattn.engine.transformer import Layer, Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._config import Config
-from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear, norm, run, states
+from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear, norm, states
 from selfattn.nn.module import Gradients, checked_pullback
 
 Grid: TypeAlias = tuple[int, int]
@@ -78,45 +78,38 @@ class ViTModel(Pretrained):
             )
 
     @property
-    def _names(self) -> dict[str, str]:
-        """The parts of a layer."""
+    def _names(self) -> tuple[str, str, str, str]:
+        """The names within a layer: its norms before attention and before the feed-forward network, and that network."""
         if self.dino:
-            return {"first": "norm1", "last": "norm2", "up": "mlp.fc1", "down": "mlp.fc2"}
-        return {
-            "first": "layernorm_before",
-            "last": "layernorm_after",
-            "up": "intermediate.dense",
-            "down": "output.dense",
-        }
+            return "norm1", "norm2", "mlp.fc1", "mlp.fc2"
+        return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
-        d, names = self.hidden_size, self._names
+        d, (first, last, up, down) = self.hidden_size, self._names
         places = (self.image // self.patch) ** 2 + 1
         shapes: Shapes = {CLASS: (1, 1, d), PLACES: (1, places, d)}
-        optional = linear("pooler.dense", d, d)
-        if self.dino:
-            optional = {"embeddings.mask_token": (1, d)}
+        optional = {"embeddings.mask_token": (1, d)} if self.dino else linear("pooler.dense", d, d)
         shapes |= {f"{PATCHES}.weight": (d, self.channels, self.patch, self.patch), f"{PATCHES}.bias": (d,)}
         for n in range(self.num_layers):
             name = f"encoder.layer.{n}."
-            shapes |= norm(name + names["first"], d)
+            shapes |= norm(name + first, d)
             for part in ("query", "key", "value"):
                 own = linear(f"{name}attention.attention.{part}", d, d)
                 shapes |= own if self.biased else dict(list(own.items())[:1])
-            shapes |= linear(f"{name}attention.output.dense", d, d) | norm(name + names["last"], d)
-            shapes |= linear(name + names["up"], self.wide, d) | linear(name + names["down"], d, self.wide)
+            shapes |= linear(f"{name}attention.output.dense", d, d) | norm(name + last, d)
+            shapes |= linear(name + up, self.wide, d) | linear(name + down, d, self.wide)
             if self.dino:
                 shapes |= {f"{name}layer_scale{k}.lambda1": (d,) for k in (1, 2)}
         return shapes | norm("layernorm", d) | optional, set(optional)
 
-    def _settings(self, p: Parameters, longest: int) -> Transformer:
+    def _settings(self, p: Parameters, longest: int) -> Transformer:  # the same for all lengths
         return Transformer(
             tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
             final_norm=p.norm("layernorm", self.eps),
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        names = self._names
+        first, last, up, down = self._names
         scale = [f"{name}layer_scale{k}.lambda1" if self.dino else None for k in (1, 2)]
         return Layer(
             self.num_heads,
@@ -124,10 +117,10 @@ class ViTModel(Pretrained):
             p.projection(f"{name}attention.attention.key"),
             p.projection(f"{name}attention.attention.value"),
             p.projection(f"{name}attention.output.dense", factor=scale[0]),
-            p.norm(name + names["first"], self.eps),
-            up=p.projection(name + names["up"]),
-            down=p.projection(name + names["down"], factor=scale[1]),
-            feed_forward_norm=p.norm(name + names["last"], self.eps),
+            p.norm(name + first, self.eps),
+            up=p.projection(name + up),
+            down=p.projection(name + down, factor=scale[1]),
+            feed_forward_norm=p.norm(name + last, self.eps),
             norm_first=True,
             activation=self.activation,
         )
@@ -208,7 +201,7 @@ class ViTModel(Pretrained):
         ndarray, shape (n, 1 + patches, d) or (1 + patches, d)
         """
         rows, cu_seqlens, _, grid = self._rows(pixels)
-        y = run(self._built(int(cu_seqlens[1]) if len(cu_seqlens) > 1 else 1)[0], rows, cu_seqlens, None)
+        y = transformer.forward(self._built(1)[0], rows, cu_seqlens)
         return self._shaped(y, pixels, grid)
 
     def _shaped(self, rows: Array, pixels: npt.ArrayLike, grid: Grid) -> Array:
@@ -231,7 +224,7 @@ class ViTModel(Pretrained):
             ``grads = pullback(dy)``, keyed like :meth:`parameters`; pixels have no gradient.
         """
         rows, cu_seqlens, patches, grid = self._rows(pixels)
-        settings, parameters = self._built(int(cu_seqlens[1]) if len(cu_seqlens) > 1 else 1)
+        settings, parameters = self._built(1)
         y, core_pullback = transformer.vjp(settings, rows, cu_seqlens)
 
         def backward(dy: Array) -> Gradients:
@@ -264,9 +257,7 @@ class ViTModel(Pretrained):
             raise ValueError(
                 f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}"
             )
-        rows, cu_seqlens, _, _ = self._rows(pixels)
-        settings: Any = self._built(int(cu_seqlens[1]))[0]
-        return states(settings._replace(final_norm=None), rows)
+        return states(self._built(1)[0]._replace(final_norm=None), self._rows(pixels)[0])
 
 
 def _cubic(given: int, wanted: int) -> Array:
