@@ -103,21 +103,18 @@ def arrays(model: Transformer) -> list[Weight]:
 
     What is always added, positions, mask and angles have no gradient of their own: a caller sums ``dx`` for positions.
     """
-    found: list[Weight | None] = [model.table]
-
-    def add(own: Projection | Norm | None) -> None:
-        if own is not None:
-            found.extend((own.weight, own.bias))
-
-    add(model.embedding_norm)
-    for layer in model.layers:
-        for own in (
-            layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
-            layer.feed_forward_norm,
-        ):  # fmt: skip
-            add(own)
-    add(model.final_norm)
+    of_layers = [part for layer in model.layers for part in _parts(layer)]
+    parts = [part for part in (model.embedding_norm, *of_layers, model.final_norm) if part is not None]
+    found = [model.table, *(array for part in parts for array in (part.weight, part.bias))]
     return [array for array in found if array is not None]
+
+
+def _parts(layer: Layer) -> tuple[Projection | Norm | None, ...]:
+    """Return what has parameters, in the order of the core."""
+    return (
+        layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
+        layer.feed_forward_norm,
+    )  # fmt: skip
 
 
 ACTIVATIONS = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
@@ -189,10 +186,7 @@ def _both(own: Projection | Norm | None) -> tuple[Any, Array | None]:
 
 def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
-    all_parameters = (
-        layer.query, layer.key, layer.value, layer.output, first, layer.up, layer.gate, layer.down, last,
-    )  # fmt: skip
-    found: list[Any] = [array for own in all_parameters for array in _both(own)]
+    found: list[Any] = [array for part in _parts(layer) for array in _both(part)]
     found += NONE if rotary is None else (rotary.cos, rotary.sin)
     key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
     heads_of_query = layer.num_heads + (2 * key_heads if layer.key is None else 0)

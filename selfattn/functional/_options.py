@@ -96,8 +96,8 @@ _DESCRIPTIONS = _descriptions()
 def takes(options: type[Any]) -> Callable[[Function], Function]:
     """Show the options of a class above in the signature and in the docstring of a function, and refuse others.
 
-    In the docstring they stand in the place of the parameter ``**options``, behind masks and dropout where these are
-    positional. What the function calls may take more than it shows, and would name itself in the error.
+    In the docstring they replace ``**options``, after masks and dropout where these are positional. What the
+    function calls may take more than it shows, and would name itself in the error.
     """
     types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -89,7 +89,7 @@ def scaled_dot_product_attention_vjp(
     Notes
     -----
     The options are those of :func:`scaled_dot_product_attention`, and count for the pullback too.
-    In ``pullback(None, grad_lse)`` None stands for zeros. The pullback drops the weights that the forward pass dropped.
+    In ``pullback(None, grad_lse)`` None means zeros. The pullback drops the weights that the forward pass dropped.
 
     Two kinds of inputs are copied: queries, keys and values that NumPy has to convert, such as lists; and keys
     and values that are views which repeat themselves along a leading axis (as ``numpy.broadcast_to`` makes),
@@ -163,10 +163,8 @@ def scaled_dot_product_attention_forward(
 
     Raises
     ------
-    TypeError, ValueError, MemoryError
+    TypeError, ValueError, MemoryError, KeyboardInterrupt
         As :func:`scaled_dot_product_attention`.
-    KeyboardInterrupt
-        Ctrl-C during the call, in Python's main thread. What ``out`` holds is then undefined.
 
     Notes
     -----
@@ -230,7 +228,7 @@ def scaled_dot_product_attention_backward(
         Arrays to write the gradients to: exact shapes and dtypes, writable, without overlap with an input
         or with one another; None for those that should be new. C-contiguous arrays of the precision that
         computes (float32, or float64) are written in place; what has other strides, 16 bits or a broadcast
-        shape, and what is summed from shares of rows, is computed beside them and copied.
+        shape, and what is summed from shares of rows, is computed elsewhere and copied.
 
     Returns
     -------

@@ -21,7 +21,7 @@ class KVCache:
     """The keys and values of sequences that are decoded token by token.
 
     ``cache.attend(query, key, value)`` appends the new keys and values in place and attends from the new
-    queries to all keys of their sequence so far: query i of n new ones stands where its own key does, and sees
+    queries to all keys of their sequence so far: query i of n new ones has the position of its own key, and sees
     the keys up to there (the lower-right diagonal). The sequences of a batch may differ in length. The arrays
     double when they are full; all other appends copy the new keys and values alone.
 
@@ -45,7 +45,7 @@ class KVCache:
     lengths : ndarray of int64, shape (batch_size,)
         Tokens of each sequence: a copy.
     key, value : ndarray, shapes (batch_size, num_kv_heads, S, E) and (…, S, Ev)
-        Read-only views, S the longest of ``lengths``; what is behind a shorter sequence's end is undefined.
+        Read-only views, S the longest of ``lengths``; what comes after a shorter sequence's end is undefined.
     capacity : int
         Tokens for which there is room.
     nbytes : int
@@ -149,7 +149,7 @@ class KVCache:
     # ------------------------------------------------------------------------------------------ changing it
 
     def append(self, key: npt.ArrayLike, value: npt.ArrayLike, lengths: npt.ArrayLike | None = None) -> None:
-        """Put new keys and values behind those of each sequence.
+        """Put new keys and values after those of each sequence.
 
         Parameters
         ----------
@@ -227,10 +227,7 @@ class KVCache:
         >>> cache.lengths
         array([4, 2])
         """
-        wanted = _integers("lengths", lengths, self._lengths.shape)
-        if ((wanted < 0) | (wanted > self._lengths)).any():
-            raise ValueError(f"lengths must be between 0 and {self._lengths.tolist()}, got {wanted.tolist()}")
-        self._lengths = wanted
+        self._lengths = self._integers("lengths", lengths, self._lengths, f"{self._lengths.tolist()}")
 
     def reorder(self, indices: npt.ArrayLike) -> None:
         """Let sequence b go on from what sequence ``indices[b]`` holds, as beam search does.
@@ -257,9 +254,8 @@ class KVCache:
         >>> cache.key.ravel()
         array([30., 30., 10.], dtype=float32)
         """
-        wanted = _integers("indices", indices, self._lengths.shape)
-        if ((wanted < 0) | (wanted >= len(wanted))).any():
-            raise ValueError(f"indices must be between 0 and {len(wanted) - 1}, got {wanted.tolist()}")
+        last = len(self._lengths) - 1
+        wanted = self._integers("indices", indices, last, f"{last}")
         key, value = (
             np.take(old, wanted, axis=0, out=_aligned(old.shape, old.dtype))
             for old in (self._key, self._value)
@@ -311,10 +307,8 @@ class KVCache:
 
         Raises
         ------
-        TypeError, ValueError, MemoryError
+        TypeError, ValueError, MemoryError, KeyboardInterrupt
             As for :meth:`append` and :func:`selfattn.scaled_dot_product_attention`.
-        KeyboardInterrupt
-            Ctrl-C during the call, in Python's main thread.
 
         Examples
         --------
@@ -376,10 +370,17 @@ class KVCache:
     def _counts(self, lengths: npt.ArrayLike | None, most: int) -> npt.NDArray[np.int64]:
         if lengths is None:
             return np.full(len(self._lengths), most, np.int64)
-        counts = _integers("lengths", lengths, self._lengths.shape)
-        if ((counts < 0) | (counts > most)).any():
-            raise ValueError(f"lengths must be between 0 and n = {most}, got {counts.tolist()}")
-        return counts
+        return self._integers("lengths", lengths, most, f"n = {most}")
+
+    def _integers(self, name: str, given: npt.ArrayLike, most: Any, shown: str) -> npt.NDArray[np.int64]:
+        """Take a number from 0 to ``most`` for each sequence, or one for all."""
+        array, shape = as_integers(name, given), self._lengths.shape
+        if array.shape not in (shape, ()):
+            raise ValueError(f"{name} must have shape {shape} or (), got {array.shape}")
+        numbers = np.broadcast_to(array, shape).copy()
+        if ((numbers < 0) | (numbers > most)).any():
+            raise ValueError(f"{name} must be between 0 and {shown}, got {numbers.tolist()}")
+        return numbers
 
 
 def _bring_alike(**arrays: Array) -> None:
@@ -421,10 +422,3 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return np.asarray(room[start : start + nbytes].view(dtype).reshape(shape))
     except (ValueError, MemoryError):  # NumPy's messages lack shape and dtype
         raise MemoryError(f"cannot allocate {nbytes} bytes for {dtype} of shape {shape}") from None
-
-
-def _integers(name: str, given: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    array = as_integers(name, given)
-    if array.shape not in (shape, ()):
-        raise ValueError(f"{name} must have shape {shape} or (), got {array.shape}")
-    return np.broadcast_to(array, shape).copy()

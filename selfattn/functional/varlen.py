@@ -36,7 +36,7 @@ def varlen_attention(
     out: Array | None = None,
     **options: Unpack[VarlenOptions],
 ) -> Any:
-    """Compute attention over n sequences of any lengths, packed one behind the other; each sees itself alone.
+    """Compute attention over n sequences of any lengths, packed one after the other; each sees itself alone.
 
     Nothing is padded: the work is that of the sequences. The tasks of all of them are shared among the threads,
     the costliest first. Every sequence's result has the bits that :func:`scaled_dot_product_attention` gives for
@@ -70,11 +70,9 @@ def varlen_attention(
 
     Raises
     ------
-    TypeError, ValueError, MemoryError
+    TypeError, ValueError, MemoryError, KeyboardInterrupt
         As :func:`scaled_dot_product_attention`; offsets that do not begin with 0, that fall, or that do not
         end with the number of rows: they are checked before anything is read.
-    KeyboardInterrupt
-        Ctrl-C during the call, in Python's main thread. What ``out`` holds is then undefined.
 
     Notes
     -----

@@ -49,7 +49,6 @@ class Activation(Module):
         Parameters
         ----------
         x : array_like
-            Of any shape.
 
         Returns
         -------

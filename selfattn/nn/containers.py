@@ -185,7 +185,7 @@ def _takes(module: Module, name: str) -> bool:
 
 @functools.cache
 def _options_of(kind: Any) -> frozenset[str]:
-    """Return the names of what its ``forward`` takes besides the input; "**" stands for any."""
+    """Return the names of what its ``forward`` takes besides the input; "**" means any."""
     function = kind.vjp if kind.forward is Module.forward else kind.forward
     _, *parameters = inspect.signature(function).parameters.values()  # without self
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]

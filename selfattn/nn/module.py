@@ -103,7 +103,7 @@ class Module:
     _parameter_names: tuple[str, ...] = ()
     _rounds: ClassVar[tuple[str, ...]] = ()  # weights that quantize rounds
     _floats_alone: ClassVar[bool] = False  # rounded weights below it would not be taken
-    _call_options: ClassVar[tuple[str, ...] | None] = None  # what ** of forward stands for; None: anything
+    _call_options: ClassVar[tuple[str, ...] | None] = None  # what ** of forward takes; None: anything
     _compacts: dict[Any, Compact]
 
     # ---------------------------------------------------------------------------------------------- calling

@@ -27,7 +27,7 @@ class TransformerDecoderLayer(ResidualLayer):
 
     ``x = norm1(x + dropout1(self_attn(x)))``, ``x = norm2(x + dropout2(multihead_attn(x, memory)))``, and ``x = norm3(x +
     feed_forward(x))`` with ``feed_forward(x) = dropout3(linear2(dropout(activation(linear1(x)))))``. With ``norm_first``
-    the norms stand before what is added: ``x = x + dropout1(self_attn(norm1(x)))`` and so on.
+    the norms come before what is added: ``x = x + dropout1(self_attn(norm1(x)))`` and so on.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerDecoderLayer``, defaults included: inputs
     are (L, N, d_model) unless ``batch_first``, True in a boolean mask means *ignore*, and self-attention is causal only with
@@ -37,25 +37,8 @@ class TransformerDecoderLayer(ResidualLayer):
 
     Parameters
     ----------
-    d_model : int
-        The width of inputs and output.
-    nhead : int
-        The number of heads; it has to divide ``d_model``.
-    dim_feedforward : int, default 2048
-        The width between ``linear1`` and ``linear2``.
-    dropout : float, default 0.1
-        Of the attentions' weights, after the activation, and of what is added to the residual.
-    activation : {"relu", "gelu"}, default "relu"
-        gelu is the exact one, by the error function.
-    layer_norm_eps : float, default 1e-5
-    batch_first : bool, default False
-        Batches are (N, L, d_model) rather than (L, N, d_model).
-    norm_first : bool, default False
-    bias : bool, default True
-        False leaves the biases of all linear layers and norms out.
-    dtype : dtype, default float32
-    rng : int, Generator or torch_rng, optional
-        Where the weights come from, in PyTorch's order, and afterwards what dropout draws from.
+    d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, dtype, rng
+        As for :class:`TransformerEncoderLayer`.
 
     Attributes
     ----------
@@ -263,9 +246,8 @@ class TransformerDecoder(Stack):
     ----------
     decoder_layer : TransformerDecoderLayer, or another Module that is called like one
         It is copied ``num_layers`` times, and not used itself. The copies' dropout draws from its generator.
-    num_layers : int
-    norm : LayerNorm, RMSNorm or another Module, optional
-        What the last layer's output goes through; a model of ``norm_first`` layers needs one.
+    num_layers, norm
+        As for :class:`TransformerEncoder`.
 
     Attributes
     ----------

@@ -166,11 +166,10 @@ class LambdaLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
+    optimizer, last_epoch
+        As for :class:`LRScheduler`.
     lr_lambda : callable, or list of one
         ``lr_lambda(step)`` is the factor, of the steps 0, 1, 2 …
-    last_epoch : int, default -1
-        As for :class:`LRScheduler`.
 
     Examples
     --------
@@ -212,14 +211,13 @@ class LinearLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
+    optimizer, last_epoch
+        As for :class:`LRScheduler`.
     start_factor : float, default 1/3
         What the learning rate is multiplied by at first, above 0 and at most 1.
     end_factor : float, default 1.0
         What it is multiplied by after ``total_iters`` steps, from 0 to 1.
     total_iters : int, default 5
-    last_epoch : int, default -1
-        As for :class:`LRScheduler`.
 
     Notes
     -----
@@ -275,13 +273,12 @@ class CosineAnnealingLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
+    optimizer, last_epoch
+        As for :class:`LRScheduler`.
     T_max : int
         The number of steps to the lowest learning rate.
     eta_min : float, default 0.0
         The lowest learning rate.
-    last_epoch : int, default -1
-        As for :class:`LRScheduler`.
 
     Notes
     -----
@@ -329,7 +326,8 @@ class OneCycleLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer : Optimizer
+    optimizer, last_epoch
+        As for :class:`LRScheduler`.
     max_lr : float
     total_steps : int, optional
         How many steps there are; a step beyond is an error.
@@ -348,8 +346,6 @@ class OneCycleLR(LRScheduler):
         It ends with max_lr / (div_factor·final_div_factor).
     three_phase : bool, default False
         Go down to the initial learning rate first, as fast as up.
-    last_epoch : int, default -1
-        As for :class:`LRScheduler`.
 
     References
     ----------
@@ -564,7 +560,7 @@ def _copied(value: Any) -> Any:
 
 
 def _alike(value: Any, example: Any) -> bool:
-    """Tell whether a saved value could stand in the place of another: a number for a number, as many in a list."""
+    """Tell whether a saved value could replace another: a number for a number, as many in a list."""
     if isinstance(example, list):
         return isinstance(value, list) and len(value) == len(example) and all(map(_alike, value, example))
     if isinstance(example, str | bool):

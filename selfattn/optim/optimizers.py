@@ -365,11 +365,8 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    params : mapping of str to ndarray
-        The live arrays, as from ``module.parameters()``.
-    lr : float, default 1e-3
-    betas : (float, float), default (0.9, 0.999)
-    eps : float, default 1e-8
+    params, lr, betas, eps
+        As for :class:`Adam`.
     weight_decay : float, default 0.01
 
     References

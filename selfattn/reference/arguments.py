@@ -33,7 +33,7 @@ class Call:
     sinks: Array | None  # (...,)
     keep: Array | None  # (..., L, S), bool: weights not dropped
     dropout_p: float
-    offset: int  # query i stands on key i + offset
+    offset: int  # query i has the position of key i + offset
     result_dtype: np.dtype[Any]
 
 
@@ -151,8 +151,8 @@ def allowed_pairs(
 ) -> Array:
     """Combine all that may forbid a query a key: a boolean array of ``shape`` (..., L, S), True = may attend.
 
-    ``mask`` is boolean and has that shape; ``key_lengths`` has shape (...,); query i stands on key i +
-    ``offset``.
+    ``mask`` is boolean and has that shape; ``key_lengths`` has shape (...,); query i has the position of
+    key i + ``offset``.
     """
     n_queries, n_keys = shape[-2:]
     i, j = np.arange(n_queries)[:, None] + offset, np.arange(n_keys)
@@ -338,7 +338,7 @@ def rotary_table(name: str, table: Array, x_ndim: int, half: tuple[int, ...]) ->
 
 def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
     """Sum over the axes along which an array of ``shape`` was broadcast: the transpose of broadcasting."""
-    gradient = gradient.reshape((1,) * (len(shape) - gradient.ndim) + gradient.shape)  # (1,) may stand for ()
+    gradient = gradient.reshape((1,) * (len(shape) - gradient.ndim) + gradient.shape)  # (1,) may mean ()
     extra = tuple(range(gradient.ndim - len(shape)))
     gradient = gradient.sum(axis=extra) if extra else gradient
     axes = tuple(axis for axis in range(gradient.ndim) if shape[axis] == 1 != gradient.shape[axis])

@@ -114,7 +114,7 @@ def masked_scores(
 ) -> Array:
     """Add ALiBi's distances and the float mask, then put -inf wherever ``allowed`` is False.
 
-    ``bias`` (..., L, S) is the float mask; ``slopes`` (...,) belong to ALiBi; query i stands on key i +
+    ``bias`` (..., L, S) is the float mask; ``slopes`` (...,) belong to ALiBi; query i has the position of key i +
     ``offset``. The forbidden scores are replaced, not added to: NaN + -inf would still be NaN.
     """
     if slopes is not None:

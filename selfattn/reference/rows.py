@@ -192,8 +192,14 @@ def apply_rotary_emb(
     half = (*x.shape[:-1], x.shape[-1] // 2)
     cos = rotary_table("cos", cos, x.ndim, half).astype(compute)
     sin = rotary_table("sin", sin, x.ndim, half).astype(compute)
-    x = x.astype(compute)
-    pairs = x.reshape(*half, 2) if interleaved else x.reshape(*half[:-1], 2, half[-1]).swapaxes(-1, -2)
-    a, b = pairs[..., 0], pairs[..., 1]
+    a, b = pairs(x.astype(compute), interleaved)
     rotated = np.stack([a * cos - b * sin, a * sin + b * cos], axis=-1 if interleaved else -2)
     return rotated.reshape(x.shape).astype(result)
+
+
+def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
+    """Return the two halves of the pairs that rotary embeddings turn, each (..., L, D / 2)."""
+    if interleaved:
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]

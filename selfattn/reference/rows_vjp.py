@@ -26,7 +26,7 @@ from selfattn.reference.arguments import (
 )
 from selfattn.reference.attention import merge_attention
 from selfattn.reference.dropout import Array
-from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
+from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, pairs, rms_norm, softmax
 
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
@@ -367,11 +367,3 @@ def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.d
         raise ValueError(f"{name} has shape {dy.shape}; the result that it is the gradient of has {shape}")
     float_dtype(name, dy)
     return dy.astype(compute, copy=False)
-
-
-def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
-    """Return the two halves of the pairs that rotary embeddings turn, each (..., L, D / 2)."""
-    if interleaved:
-        return x[..., 0::2], x[..., 1::2]
-    half = x.shape[-1] // 2
-    return x[..., :half], x[..., half:]

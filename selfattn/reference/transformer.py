@@ -19,9 +19,8 @@ from selfattn.reference.rows import apply_rotary_emb
 from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
 from selfattn.reference.varlen import varlen_attention_vjp
 
-Place: TypeAlias = tuple[
-    int, ...
-]  # of a parameter: its layer, its field in PARTS, 0 for a weight and 1 for a bias
+# Of a parameter: its layer, its field in PARTS, 0 for a weight and 1 for a bias.
+Place: TypeAlias = tuple[int, ...]
 
 PARTS = ("query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm")
 MASK = len(PARTS)  # the place of the mask's gradient

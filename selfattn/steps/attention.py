@@ -131,7 +131,7 @@ class AttentionSteps(Shown):
         Parameters
         ----------
         weights : array_like, broadcastable to (..., L, S)
-            They stand where the weights after dropout stood, in ``dropped_weights``. They need not sum to 1.
+            They replace the weights after dropout, ``dropped_weights``. They need not sum to 1.
 
         Returns
         -------

@@ -219,9 +219,7 @@ def layer_steps(
     else:
         steps, kind = _additive_steps(query, key, value, parameters.v, num_heads, options), AdditiveSteps
     after = _after_attention(steps.output, x, parameters)
-    for array in arrays.values():
-        array.flags.writeable = False
-    for array in after.values():
+    for array in (*arrays.values(), *after.values()):
         array.flags.writeable = False
     computed: dict[str, Any] = vars(steps) | after
     return kind(**computed, inputs=x, key_inputs=key_x, value_inputs=value_x, parameters=parameters)

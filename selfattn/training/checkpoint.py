@@ -1,6 +1,6 @@
 """Checkpoints: everything that the next step of a training depends on, in one safetensors file.
 
-Arrays lie in the file as they are, everything else as JSON in its header. A checkpoint replaces the one before in one
+Arrays are in the file as they are, everything else as JSON in its header. A checkpoint replaces the one before in one
 rename, so there is always a whole one.
 """
 
@@ -147,7 +147,7 @@ def digest(things: Any) -> str:
     def add(thing: Any) -> None:
         if isinstance(thing, np.ndarray | np.generic):
             found.update(f"{thing.dtype}{np.shape(thing)}".encode())
-            if thing.dtype.kind in "OT":  # what lies in memory are places
+            if thing.dtype.kind in "OT":  # memory holds addresses
                 add(thing.tolist())
             else:
                 found.update(np.ascontiguousarray(thing).tobytes())

@@ -53,7 +53,7 @@ def fit(
         one, and one after ``train()``, drops.
     batches : sequence, iterable or callable
         A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, which each epoch iterates over. Or a
-        function ``batches(rng)`` that draws a batch with the generator it is given, for a training of so many ``steps``. Of
+        function ``batches(rng)`` that draws a batch with the generator it is given, for a training of ``steps`` steps. Of
         triplets, sentences as the task takes them; see :func:`read_triplets` and :func:`make_triplets`.
     loss : Loss, callable, or None
         - One of :mod:`selfattn.nn`, or anything called and differentiated like it: a batch is ``(inputs, target)``, the loss
@@ -69,7 +69,7 @@ def fit(
         The learning rate of the optimizer that is made when none is given: :class:`~selfattn.optim.AdamW` with 1e-3; of triplets
         :class:`~selfattn.optim.Adam` with 1e-4.
     batch_size : int, optional
-        Make batches of so many examples: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
+        How many examples a batch has: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
         shorter. Of triplets by default 1.
     shuffle : bool, optional
         Whether each epoch has an order of its own. By default so, for a sequence.
@@ -79,21 +79,21 @@ def fit(
     optimizer : Optimizer, optional
         One that moves the model's parameters.
     log_every : int or None, default 100
-        Print the loss of every so many steps, with the rate and the time that remains, and the average of each epoch; None
-        prints nothing.
+        Print the loss every ``log_every`` steps, with the rate and the time that remains, and the average of each epoch;
+        None prints nothing.
     checkpoint : path, optional
         A file that holds, after each epoch and at the end, everything that the rest of the training depends on: weights,
         optimiser, schedule, generators, the order of the epoch and the place in it. Needs the extra ``text``.
     callbacks : iterable of callable
         Each is called with a :class:`Step` after every step. One that returns True ends the training.
     steps : int, optional
-        End after so many steps, those of all epochs counted.
+        After how many steps to end, those of all epochs counted.
     scheduler : LRScheduler or callable, optional
         Its ``step`` is called after each step. A function makes one of the optimizer.
     max_norm : float, optional
         Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
     accumulate : int, default 1
-        Make a step along the mean gradient of so many batches.
+        Make a step along the mean gradient of ``accumulate`` batches.
     validation : sequence or iterable, optional
         Batches, or examples, of which the mean loss is computed now and then, with the model as after ``eval()``.
     validate_every : int, optional
@@ -102,7 +102,7 @@ def fit(
         Go on from the checkpoint if it is there; its options of the optimiser count, and its history is continued.
         Without ``resume`` a checkpoint that is there is an error, not lost.
     checkpoint_every : int, optional
-        Write the checkpoint after every so many steps of an epoch too.
+        Write the checkpoint every ``checkpoint_every`` steps of an epoch too.
     progress : bool, optional
         Whether to show a bar with the loss and the rate, which needs ``tqdm`` of the extra ``text``. By default it is
         shown in a notebook or on a terminal if tqdm is installed.

@@ -124,7 +124,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Training:
-    """A training and its place: so many epochs are over, and so many items of the next one, which ``source`` counts."""
+    """A training and its place: how many epochs are over, and how many items of the next one, which ``source`` counts."""
 
     model: Any
     objective: Objective
@@ -162,7 +162,7 @@ class Training:
     def run(
         self, epochs: int | None, steps: int | None, shown: Progress, checkpoint_every: int | None
     ) -> None:
-        """Go on until so many epochs or steps are done, a callback ends the training, or Ctrl-C does.
+        """Go on until these epochs or steps are done, a callback ends the training, or Ctrl-C does.
 
         Raises
         ------

@@ -150,7 +150,7 @@ def one_number(value: Any) -> float:
 
 
 def gradients_in(result: Any) -> Gradients:
-    """Take what a pullback returned: the gradients, behind those of the inputs if there are such, as arrays in a new dict."""
+    """Take what a pullback returned: the gradients, after those of the inputs if there are such, as arrays in a new dict."""
     grads = result[-1] if isinstance(result, tuple) else result
     if not isinstance(grads, Mapping):
         raise TypeError(

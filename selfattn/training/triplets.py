@@ -147,9 +147,9 @@ def make_triplets(
     rng : int, Generator or torch_rng, optional
         Chooses the neighbour and the distant sentence; the same seed gives the same triplets.
     near : int, default 1
-        Neighbours are at most so many sentences away.
+        How many sentences away a neighbour is at most.
     far : int, optional
-        Distant ones are more than so many sentences away. By default 10, or a quarter of the text where that is less,
+        Distant ones are more than this many sentences away. By default 10, or a quarter of the text where that is less,
         but at least ``near``.
     per_sentence : int, default 1
         How many triplets begin with each sentence.
