@@ -150,7 +150,7 @@ class CausalModel(Pretrained):
 
     # -------------------------------------------------------------------------------------------------------- ids
 
-    def _encoded(self, text: str, number: int = 0, special: bool = True) -> Array:
+    def _encoded(self, text: str, number: int = 0, special: bool = True, depth: int = 3) -> Array:
         """Return the ids of a text."""
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
@@ -161,7 +161,7 @@ class CausalModel(Pretrained):
             warnings.warn(
                 f"text {number} was cut: the truncation of the model's tokenizer has been switched on; "
                 "model.tokenizer.no_truncation() ends that",
-                stacklevel=3,
+                stacklevel=depth,
             )
         return np.array(without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
 
@@ -170,7 +170,7 @@ class CausalModel(Pretrained):
         if not isinstance(text, str):
             longest = None if any_length else self.max_positions
             return np.array(_tokenizer.checked_ids(text, number, self.vocab_size, longest, "text"), np.int64)
-        ids = self._encoded(text, number)
+        ids = self._encoded(text, number, depth=4)
         if any_length:
             return ids
         if not ids.size:

@@ -321,7 +321,7 @@ class TextEncoder(Pretrained):
 
             model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
         """
-        found = self._tokens(self._ids(sentence))
+        found = self._tokens(self._ids_and_types(sentence)[0])
         if found is None:
             raise ValueError(_tokenizer.missing(self._folder))
         return found
@@ -414,8 +414,8 @@ class TextEncoder(Pretrained):
         """
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
-        ids, settings, inputs = self._one(sentence)
-        return transformer_steps(settings, inputs, tokens=self._tokens(ids))
+        ids, types = self._ids_and_types(sentence)
+        return transformer_steps(*self._one(ids, types), tokens=self._tokens(ids))
 
     def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer, of one sentence.
@@ -429,15 +429,14 @@ class TextEncoder(Pretrained):
         list of ndarray, shape (L, d)
             The last is the encoder's result, behind its final norm if it has one.
         """
-        return states(*self._one(sentence)[1:])
+        return states(*self._one(*self._ids_and_types(sentence)))
 
-    def _one(self, sentence: Any) -> tuple[Sequence[int], Transformer, Array]:
-        """Return the ids of one sentence, the core's settings for it, and what goes into the core."""
-        given, types = self._ids_and_types(sentence)
+    def _one(self, given: Sequence[int], types: Sequence[int] | None) -> tuple[Transformer, Array]:
+        """Return the core's settings for one sentence, and what goes into the core."""
         ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
         self._check_ids(ids, cu_seqlens)
         settings, _ = self._built(len(ids))
-        return given, *self._inputs(settings, ids, cu_seqlens, None if types is None else np.asarray(types))
+        return self._inputs(settings, ids, cu_seqlens, None if types is None else np.asarray(types))
 
     def forward(self, sentences: Any) -> Array:
         """Compute embeddings, as :meth:`encode` does.
