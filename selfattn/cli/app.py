@@ -228,14 +228,13 @@ def _demonstrate(options: argparse.Namespace) -> int:
             f"{heads} heads of {length} tokens ({_on_what()}); largest difference of the results {timing.difference:.1e}"
         )
         agrees = agrees and timing.agrees
-    if not options.verbose:
-        print(
-            "--verbose shows every tensor; selfattn steps 3 --open every step of attention; selfattn --help the rest"
-        )
-        return 0 if agrees else 1
-    _show_tutorials(computed, style)
-    if timing is not None:
-        _show_timing(timing, style)
+    if options.verbose:
+        _show_tutorials(computed, style)
+        if timing is not None:
+            _show_timing(timing, style)
+    else:
+        more = "selfattn steps 3 --open every step of attention; selfattn --help the rest"
+        print(f"--verbose shows every tensor; {more}")
     return 0 if agrees else 1
 
 
@@ -247,16 +246,11 @@ def _parser() -> Parser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"selfattn {sa.__version__}")
-    parser.add_argument(
-        "--verbose", action="store_true", help="print every tensor beside what came out, and all times"
-    )
+    every = "print every tensor beside what came out, and all times"
+    parser.add_argument("--verbose", action="store_true", help=every)
     parser.add_argument("--no-timing", action="store_true", help="leave out the timing against NumPy")
-    parser.add_argument(
-        "--color",
-        choices=("auto", "always", "never"),
-        default="auto",
-        help="colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set",
-    )
+    colours = "colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set"
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=colours)
     commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join([*_COMMANDS, 'info'])}}}")
     for name, (_, what) in _COMMANDS.items():  # for the help only: these have their own parsers
         commands.add_parser(name, add_help=False, help=what)

@@ -160,13 +160,7 @@ COMMANDS = {
 
 
 def load(path: Path, dtype: str | None) -> Any:
-    """Load a language model.
-
-    Raises
-    ------
-    ValueError
-        It is another model.
-    """
+    """Load a language model; another one is a ValueError."""
     from selfattn import models  # with what the extra brings
 
     model = models.load(path, dtype=dtype)

@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -77,12 +77,9 @@ def _add_train(parser: Parser) -> None:
     data.add_argument("--far", type=count, metavar="N", help=far)
     add_numbers(data, {"--per-sentence": (count, 1, "triplets for each sentence")})
     model = parser.add_argument_group("model")
-    model.add_argument(
-        "--tokenizer",
-        choices=("sentencepiece", "whitespace"),
-        default="sentencepiece",
-        help="sentencepiece (the default): pieces of words; whitespace: whole words",
-    )
+    kinds = ("sentencepiece", "whitespace")
+    pieces = "sentencepiece (the default): pieces of words; whitespace: whole words"
+    model.add_argument("--tokenizer", choices=kinds, default="sentencepiece", help=pieces)
     sizes = {
         "--vocab-size": (count, 4000, "at most so many tokens"),
         "--dim": (count, 64, "the width of an embedding"),
@@ -111,7 +108,11 @@ def _train(options: argparse.Namespace) -> int:
     out: Path = options.out
     unfinished = out / UNFINISHED
     _check_place(options, unfinished)
-    say: Callable[[str], None] = (lambda line: None) if options.quiet else _print_at_once
+
+    def say(line: str) -> None:
+        if not options.quiet:
+            print(line, flush=True)
+
     # One stream each: a resumed run need not repeat the model's draws.
     for_triplets, for_model, for_orders = np.random.default_rng(checked_seed(options.seed)).spawn(3)
     triplets, sentences = _read_triplets(options, for_triplets)
@@ -121,10 +122,8 @@ def _train(options: argparse.Namespace) -> int:
     else:
         model = _new_model(options, sentences, for_model)
         _begin(options, model, unfinished)
-    empty = _without_tokens(model, {sentence for triplet in triplets for sentence in triplet})
-    if empty:
-        triplets = [triplet for triplet in triplets if empty.isdisjoint(triplet)]
-        _say_left_out("train", len(empty))
+    empty = _without_tokens("train", model, {sentence for triplet in triplets for sentence in triplet})
+    triplets = [triplet for triplet in triplets if empty.isdisjoint(triplet)]
     parameters = sum(array.size for array in model.parameters().values())
     say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
     try:
@@ -151,10 +150,6 @@ def _train(options: argparse.Namespace) -> int:
         f'saved in {out} after {time.monotonic() - started:.0f} s; try: selfattn search {out} {searched} "..."'
     )
     return 0
-
-
-def _print_at_once(line: str) -> None:
-    print(line, flush=True)
 
 
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
@@ -308,11 +303,8 @@ def _embed(options: argparse.Namespace) -> int:
             streams.tell(f"selfattn embed: {len(read) - len(sentences)} empty lines left out")
         if not sentences:
             raise ValueError(f"{source} holds no sentence")
-    empty = _without_tokens(model, sentences) if options.sentences == [] else set()
-    if empty:
-        kept = [sentence for sentence in sentences if sentence not in empty]
-        _say_left_out("embed", len(sentences) - len(kept))
-        sentences = kept
+        empty = _without_tokens("embed", model, sentences)
+        sentences = [sentence for sentence in sentences if sentence not in empty]
     if out.lower().endswith(".npy"):
         if isinstance(model, nn.EmbeddingModel) or _disk.is_special(Path(out)):
             file = io.BytesIO()
@@ -369,11 +361,8 @@ def _search(options: argparse.Namespace) -> int:
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
     else:
         numbered = list(enumerate(training.read_sentences(source, options.split), 1))
-    empty = _without_tokens(model, (text for _, text in numbered))
-    if empty:
-        kept = [(number, text) for number, text in numbered if text not in empty]
-        _say_left_out("search", len(numbered) - len(kept))
-        numbered = kept
+    empty = _without_tokens("search", model, (text for _, text in numbered))
+    numbered = [(number, text) for number, text in numbered if text not in empty]
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
     texts = [text for _, text in numbered]
@@ -388,13 +377,8 @@ def _search(options: argparse.Namespace) -> int:
         for i in best:
             number, text = numbered[i]
             if options.json:
-                found = {
-                    "query": query,
-                    "score": _of_json(round(float(scores[i]), 6)),
-                    "number": number,
-                    "text": text,
-                }
-                print(json.dumps(found))
+                score = _of_json(round(float(scores[i]), 6))
+                print(json.dumps({"query": query, "score": score, "number": number, "text": text}))
             else:
                 print(f"{scores[i]:.3f}\t{number}\t{text}")
     return 0
@@ -437,16 +421,17 @@ def _load(folder: Path, dtype: str | None) -> Any:
     return model
 
 
-def _without_tokens(model: Any, sentences: Iterable[str]) -> set[str]:
-    """Return the sentences of which the tokenizer of a trained model makes nothing: of invisible characters, say."""
+def _without_tokens(command: str, model: Any, sentences: Iterable[str]) -> set[str]:
+    """Return, and tell how many are, the sentences of which a trained model's tokenizer makes nothing: of invisible characters, say."""
     if not isinstance(model, nn.EmbeddingModel):
         return set()  # special tokens are left of them
     tokenize = as_tokenizer(model.tokenizer)
-    return {sentence for sentence in sentences if not len(tokenize(sentence))}
-
-
-def _say_left_out(command: str, count: int) -> None:
-    streams.tell(f"selfattn {command}: {count} sentence{'s' * (count > 1)} without tokens left out")
+    empty = [sentence for sentence in sentences if not len(tokenize(sentence))]
+    if empty:
+        streams.tell(
+            f"selfattn {command}: {len(empty)} sentence{'s' * (len(empty) > 1)} without tokens left out"
+        )
+    return set(empty)
 
 
 def _shows_progress(sentences: Sequence[str]) -> bool:
@@ -455,9 +440,5 @@ def _shows_progress(sentences: Sequence[str]) -> bool:
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--split",
-        choices=training.SPLITS,
-        default="lines",
-        help="lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?",
-    )
+    what = "lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?"
+    parser.add_argument("--split", choices=training.SPLITS, default="lines", help=what)

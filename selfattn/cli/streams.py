@@ -62,13 +62,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def results() -> Any:
-    """Return standard output, for what a command was called for.
-
-    Raises
-    ------
-    OSError
-        It was closed when the program started.
-    """
+    """Return standard output, for what a command was called for; an OSError if it was closed when the program started."""
     if _Found.closed:
         raise OSError(errno.EBADF, "standard output is closed, and the result would be lost")
     return sys.stdout if _Found.output is None else _Found.output
@@ -118,10 +112,7 @@ class Input:
 def lines() -> Iterator[str]:
     """Give out the lines of standard input that are not empty, each as soon as it is there: another program may wait for an answer.
 
-    Raises
-    ------
-    ValueError
-        A line is not UTF-8.
+    A line that is not UTF-8 is a ValueError.
     """
     stream = getattr(sys.stdin, "buffer", None)
     for number, line in enumerate(sys.stdin if stream is None else stream, 1):
@@ -162,13 +153,7 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
 
 
 def target(text: str) -> str:
-    """Take where to write: a file's name, or ``-`` for anything that names standard output, such as ``/dev/stdout``.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        It names no file.
-    """
+    """Take where to write: a file's name, or ``-`` for anything that names standard output, such as ``/dev/stdout``."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a file, or - for standard output, not ''")
     if text.endswith(("/", os.sep)):
@@ -177,26 +162,14 @@ def target(text: str) -> str:
 
 
 def folder(text: str) -> Path:
-    """Take where a folder is to be.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        It names none, as a variable of the shell that is not set.
-    """
+    """Take where a folder is to be; a variable of the shell that is not set names none."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a folder, not ''")
     return Path(text)
 
 
 def sentence(text: str) -> str:
-    """Take an argument as text: where the locale knows no better, bytes that are not ASCII come as halves of surrogate pairs.
-
-    Raises
-    ------
-    argparse.ArgumentTypeError
-        The bytes are not UTF-8.
-    """
+    """Take an argument as text: where the locale knows no better, bytes that are not ASCII come as halves of surrogate pairs."""
     if is_text(text):
         return text
     given: bytes | str = text
@@ -208,22 +181,12 @@ def sentence(text: str) -> str:
 
 def add_json(add: Callable[..., Any], what: str = "the times, in seconds") -> None:
     """Add a benchmark's option ``--json`` with the ``add_argument`` of its parser."""
-    add(
-        "--json",
-        metavar="FILE",
-        type=target,
-        help=f"save {what}; - prints them in place of the table",
-    )
+    saved = f"save {what}; - prints them in place of the table"
+    add("--json", metavar="FILE", type=target, help=saved)
 
 
 def check_not_of(model: str | os.PathLike[str], file: str | os.PathLike[str] | None) -> None:
-    """Refuse to write over a model that is read, which may be a file or a folder.
-
-    Raises
-    ------
-    ValueError
-        The file is the model, or one that its folder holds.
-    """
+    """Refuse to write over a model that is read, a file or a folder: a ValueError if the file is it, or one that it holds."""
     place, model = Path(file or ""), Path(model)
     if file is None or not place.is_file():
         return
@@ -233,13 +196,7 @@ def check_not_of(model: str | os.PathLike[str], file: str | os.PathLike[str] | N
 
 
 def check(file: str | os.PathLike[str] | None) -> None:
-    """Find out before the work whether :func:`write` will be able to.
-
-    Raises
-    ------
-    OSError
-        The folder is missing, the file is a folder or may not be written; or standard output is closed.
-    """
+    """Find out before the work whether :func:`write` will be able to; what is in its way is an OSError."""
     if file is None:
         return
     if os.fspath(file) == DASH:
@@ -262,10 +219,7 @@ def check(file: str | os.PathLike[str] | None) -> None:
 def table_beside(file: str | os.PathLike[str] | None) -> Iterator[None]:
     """Within it, what is printed goes to standard error if the file is standard output.
 
-    Raises
-    ------
-    OSError
-        There is no file, and standard output is closed.
+    Without a file, a standard output that is closed is an OSError.
     """
     if file is None:
         results()

@@ -100,7 +100,12 @@ def _train(options: argparse.Namespace) -> int:
     if not options.resume:  # --force: there is a text to learn from now
         unfinished.unlink(missing_ok=True)
     started = time.monotonic()
-    warm = max(1, options.steps // 20)
+    warm: int = max(1, options.steps // 20)
+
+    def warmed(step: int) -> float:
+        cosine = math.cos(math.pi * step / options.steps)
+        return min(1, (step + 1) / warm) * (0.55 + 0.45 * cosine)
+
     try:
         history = training.fit(
             model,
@@ -109,12 +114,7 @@ def _train(options: argparse.Namespace) -> int:
             lr=options.lr,
             rng=for_batches,
             steps=options.steps,
-            scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(
-                optimizer,
-                lambda step: (
-                    min(1, (step + 1) / warm) * (0.55 + 0.45 * math.cos(math.pi * step / options.steps))
-                ),
-            ),
+            scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, warmed),
             max_norm=1.0,
             log_every=None if options.quiet else options.log_every,
             checkpoint=unfinished,
@@ -135,11 +135,9 @@ def _train(options: argparse.Namespace) -> int:
     models.save(as_gpt2(model, tokenizer), options.out)
     unfinished.unlink(missing_ok=True)
     if not options.quiet:
-        loss = (
-            f"; loss of the last tenth of the text {history.validation_losses[-1][1]:.3f}"
-            if validation
-            else ""
-        )
+        loss = ""
+        if validation:
+            loss = f"; loss of the last tenth of the text {history.validation_losses[-1][1]:.3f}"
         seconds = time.monotonic() - started
         print(
             f'saved in {options.out} after {seconds:.0f} s{loss}; try: selfattn generate {options.out} "..." --temperature 0.8'
