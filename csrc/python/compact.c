@@ -26,27 +26,33 @@ static void release(PyObject *capsule) {
     PyMem_Free(p);
 }
 
+/* A capsule of them. Takes the memory, and a reference to the array. */
+static PyObject *hold(sa_compact weights, void *memory, PyObject *array) {
+    held *p = PyMem_Calloc(1, sizeof *p);
+    PyObject *capsule = p == NULL ? PyErr_NoMemory() : PyCapsule_New(p, capsule_name, release);
+    if (capsule == NULL) {
+        free(memory);
+        PyMem_Free(p);
+        return NULL;
+    }
+    *p = (held){weights, memory, Py_XNewRef(array)};
+    return capsule;
+}
+
 static PyObject *make_panels(sa_weights kind, PyArrayObject *weight, const float *scale) {
     const npy_intp out = PyArray_DIM(weight, 0), in = PyArray_DIM(weight, 1);
     if (out > SA_MAX_WIDTH || in > SA_MAX_WIDTH) {
         return PyErr_Format(PyExc_ValueError, "weight has shape %s, which is too large", sa_shape_of(weight));
     }
-    held *p = PyMem_Calloc(1, sizeof *p);
-    if (p == NULL) {
+    void *memory = aligned_alloc(SA_CACHE_LINE, sa_whole_lines(sa_compact_bytes(kind, out, in)));
+    if (memory == NULL) {
         return PyErr_NoMemory();
     }
-    const size_t bytes = sa_whole_lines(sa_compact_bytes(kind, out, in));
-    p->memory = aligned_alloc(SA_CACHE_LINE, bytes);
-    PyObject *capsule = p->memory == NULL ? PyErr_NoMemory() : PyCapsule_New(p, capsule_name, release);
-    if (capsule == NULL) {
-        free(p->memory);
-        PyMem_Free(p);
-        return NULL;
-    }
+    sa_compact weights;
     Py_BEGIN_ALLOW_THREADS;
-    p->weights = sa_compact_fill(kind, out, in, PyArray_DATA(weight), scale, p->memory);
+    weights = sa_compact_fill(kind, out, in, PyArray_DATA(weight), scale, memory);
     Py_END_ALLOW_THREADS;
-    return capsule;
+    return hold(weights, memory, NULL);
 }
 
 static PyObject *int8_panels(PyObject *module, PyObject *args) {
@@ -126,18 +132,7 @@ static PyObject *quants_at(PyObject *module, PyObject *args) {
         return PyErr_Format(PyExc_TypeError, "%zd columns of %s must be a contiguous 2-D array of uint8 with %zd columns",
                             columns, name, bytes);
     }
-    held *p = PyMem_Calloc(1, sizeof *p);
-    if (p == NULL) {
-        return PyErr_NoMemory();
-    }
-    p->weights = sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array));
-    p->array = Py_NewRef(rows);
-    PyObject *capsule = PyCapsule_New(p, capsule_name, release);
-    if (capsule == NULL) {
-        Py_DECREF(p->array);
-        PyMem_Free(p);
-    }
-    return capsule;
+    return hold(sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array)), NULL, rows);
 }
 
 /* Rows of what _quants made, by an array of int64, as float32. */

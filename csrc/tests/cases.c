@@ -71,17 +71,14 @@ void case_set(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t 
 static void fill(live_case *c, int which, double magnitude, random_source *r) {
     const array *a = &c->arrays[which];
     const sa_dtype dtype = a->tensor.m.dtype;
-    for (ptrdiff_t head = 0; head < c->heads && a->memory; ++head) {
-        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
-            for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-                double x = random_between(r, -magnitude, magnitude);
-                if (dtype > SA_F64) {
-                    x = rint(x);
-                    x = x < 0 && (dtype == SA_U8 || dtype == SA_U16 || dtype == SA_U32 || dtype == SA_U64) ? -x : x;
-                }
-                case_set(c, which, head, i, j, x);
-            }
+    const ptrdiff_t rows = a->shape.rows, cols = a->shape.cols; /* 0 of an array that is not there */
+    for (ptrdiff_t n = 0; n < c->heads * rows * cols; ++n) {
+        double x = random_between(r, -magnitude, magnitude);
+        if (dtype > SA_F64) {
+            x = rint(x);
+            x = x < 0 && (dtype == SA_U8 || dtype == SA_U16 || dtype == SA_U32 || dtype == SA_U64) ? -x : x;
         }
+        case_set(c, which, n / cols / rows, n / cols % rows, n % cols, x);
     }
 }
 
@@ -409,19 +406,17 @@ static long compare(const live_case *c, int which, const expected_array *expecte
         [D_VALUE] = "dvalue", [D_MASK] = "dmask", [D_SLOPES] = "slope",  [D_SINKS] = "sink"};
     const array *a = &c->arrays[which];
     long wrong = 0;
-    for (ptrdiff_t head = 0; head < c->heads && a->memory && names[which]; ++head) {
-        for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
-            for (ptrdiff_t j = 0; j < (which == D_SLOPES ? 1 : a->shape.cols); ++j) {
-                const size_t at = case_index(c, which, head, i, j);
-                double got = case_get(c, which, head, i, j);
-                if (which == D_SLOPES) {
-                    got -= case_get(c, which, head, i, 1) * case_get(c, which, head, i, 2);
-                }
-                if (!agrees(got, expected->value[at], expected->error[at], a->tensor.m.dtype) && wrong++ == 0 && !*first) {
-                    snprintf(first, size, "%s head %td row %td col %td: %.17g, not %.17Lg ± %.3g", names[which], head, i, j,
-                             got, (long double)expected->value[at], expected->error[at]);
-                }
-            }
+    const ptrdiff_t rows = a->shape.rows, cols = which == D_SLOPES ? 1 : a->shape.cols;
+    for (ptrdiff_t n = 0; n < c->heads * rows * cols && names[which]; ++n) {
+        const ptrdiff_t head = n / cols / rows, i = n / cols % rows, j = n % cols;
+        const size_t at = case_index(c, which, head, i, j);
+        double got = case_get(c, which, head, i, j);
+        if (which == D_SLOPES) {
+            got -= case_get(c, which, head, i, 1) * case_get(c, which, head, i, 2);
+        }
+        if (!agrees(got, expected->value[at], expected->error[at], a->tensor.m.dtype) && wrong++ == 0 && !*first) {
+            snprintf(first, size, "%s head %td row %td col %td: %.17g, not %.17Lg ± %.3g", names[which], head, i, j, got,
+                     (long double)expected->value[at], expected->error[at]);
         }
     }
     return wrong;

@@ -261,6 +261,12 @@ static void draw_row(float *x, ptrdiff_t n, int kind, random_source *random) {
     }
 }
 
+static float *draw_floats(ptrdiff_t n, random_source *random) {
+    float *x = dirty_memory((size_t)n * sizeof *x);
+    draw_row(x, n, PLAIN_ROW, random);
+    return x;
+}
+
 static void try_rounding(ptrdiff_t n) {
     FREES_AT_END;
     random_source random = {(uint64_t)n};
@@ -301,7 +307,6 @@ static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
     const ptrdiff_t groups = groups_of(d);
     float *whole = dirty_memory((size_t)(VOCABULARY * d) * sizeof *whole);
     float *scale = dirty_memory((size_t)(VOCABULARY * groups) * sizeof *scale);
-    float *more = dirty_memory((size_t)d * sizeof *more), *places = dirty_memory((size_t)(ROWS * d) * sizeof *places);
     float *got = dirty_memory((size_t)(ROWS * d) * sizeof *got), *right = dirty_memory((size_t)(ROWS * d) * sizeof *right);
     static const int64_t ids[ROWS] = {8, 0, 3, 3, 7};
     for (ptrdiff_t i = 0; i < VOCABULARY * d; ++i) {
@@ -311,12 +316,10 @@ static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
         halves[i] = to_bfloat16((float)random_between(&random, -1, 1));
         whole[i] = int8 ? *own * (float)numbers[i] : of_bfloat16(halves[i]);
     }
-    draw_row(more, d, PLAIN_ROW, &random);
-    draw_row(places, ROWS * d, PLAIN_ROW, &random);
+    const float *more = always ? draw_floats(d, &random) : NULL, *places = positions ? draw_floats(ROWS * d, &random) : NULL;
     const void *table = int8 ? (const void *)numbers : halves;
-    sa_kernels_active()->look_up_compact(table, int8 ? scale : NULL, always ? more : NULL, positions ? places : NULL, ids, ROWS,
-                                         d, got);
-    sa_kernels_active()->f32.look_up(whole, always ? more : NULL, positions ? places : NULL, ids, ROWS, d, right);
+    sa_kernels_active()->look_up_compact(table, int8 ? scale : NULL, more, places, ids, ROWS, d, got);
+    sa_kernels_active()->f32.look_up(whole, more, places, ids, ROWS, d, right);
     CHECK(memcmp(got, right, (size_t)(ROWS * d) * sizeof *got) == 0, "rows of %td looked up in %s", d,
           int8 ? "int8" : "bfloat16");
 }
@@ -342,12 +345,6 @@ typedef struct {
     float *scale[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS], *x, *residual, *gate;
     ptrdiff_t results; /* of all parts, one behind the other */
 } product;
-
-static float *draw_floats(ptrdiff_t n, random_source *random) {
-    float *x = dirty_memory((size_t)n * sizeof *x);
-    draw_row(x, n, PLAIN_ROW, random);
-    return x;
-}
 
 static void draw_weight(product *m, int which, random_source *random) {
     const product_shape *s = &m->shape;

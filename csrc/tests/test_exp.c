@@ -150,29 +150,24 @@ static void try_numbers(int which, bool f64) {
 /* In every lane and a vector's rest. */
 static void special(int which) {
     const function *f = &functions[which];
-    const array_function kernel32 = kernel_of(&sa_kernels_active()->f32, which);
-    const array_function kernel64 = kernel_of(&sa_kernels_active()->f64, which);
     const bool bounded = f->right == right_tanh;
     const double x[] = {(double)NAN, (double)-INFINITY, 0.0, -0.0, -1e30, -1e300, (double)INFINITY};
     const double right[] = {(double)NAN, bounded ? -1 : 0, !bounded, bounded ? -0.0 : 1, bounded ? -1 : 0, bounded ? -1 : 0, 1};
     for (int n = 0; n < (bounded ? 7 : 6); ++n) {
         bool good = true;
         for (int length = 1; length <= 40; ++length) {
-            float x32[41], y32[41];
-            double x64[41], y64[41];
-            for (int i = 0; i <= length; ++i) {
-                x32[i] = y32[i] = (float)x[n];
-                x64[i] = y64[i] = x[n];
-            }
-            y32[length] = 7;
-            y64[length] = 7;
-            kernel32(x32, y32, length);
-            kernel64(x64, y64, length);
-            good &= y32[length] == 7 && y64[length] == 7;
-            for (int i = 0; i < length; ++i) {
-                const double y[2] = {(double)y32[i], y64[i]};
-                for (int k = 0; k < 2; ++k) {
-                    good &= isnan(right[n]) ? isnan(y[k]) : y[k] == right[n] && signbit(y[k]) == signbit(right[n]);
+            for (int f64 = 0; f64 < 2; ++f64) {
+                FREES_AT_END;
+                void *from = zero_memory(41 * sizeof(double)), *to = dirty_memory(41 * sizeof(double));
+                for (int i = 0; i <= length; ++i) {
+                    real_set(from, f64, i, x[n]);
+                }
+                real_set(to, f64, length, 7);
+                kernel_of(sa_kernels_for(f64), which)(from, to, length);
+                good &= real_get(to, f64, length) == 7;
+                for (int i = 0; i < length; ++i) {
+                    const double y = real_get(to, f64, i);
+                    good &= isnan(right[n]) ? isnan(y) : y == right[n] && signbit(y) == signbit(right[n]);
                 }
             }
         }

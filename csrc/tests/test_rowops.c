@@ -19,7 +19,6 @@ typedef struct {
     sa_row_call call;
     array x, dy, out, weight;
     char *dweight, *dbias;
-    sa_dtype parameter_dtype;
 } live_rows;
 
 static const char *const kind_names[SA_ROW_KINDS] = {
@@ -52,7 +51,6 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     array_draw(&c->x, -3, 3, &r);
     array_draw(&c->dy, -1, 1, &r);
     array_draw(&c->weight, -2, 2, &r);
-    c->parameter_dtype = t->dtype;
     c->dweight = zero_memory((size_t)t->n * sa_itemsize(t->dtype));
     c->dbias = zero_memory((size_t)t->n * sa_itemsize(t->dtype));
     sa_row_call *call = &c->call;
@@ -70,10 +68,10 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     if (t->weight) {
         see(&call->array[SA_ROW_WEIGHT], &c->weight, false);
         call->array[SA_ROW_WEIGHT].stride[0] = 0;
-        call->dweight = (sa_row_gradient){c->dweight, c->parameter_dtype};
+        call->dweight = (sa_row_gradient){c->dweight, c->t.dtype};
     }
     if (t->bias) {
-        call->dbias = (sa_row_gradient){c->dbias, c->parameter_dtype};
+        call->dbias = (sa_row_gradient){c->dbias, c->t.dtype};
     }
 }
 
@@ -81,8 +79,8 @@ static void rows_run(live_rows *c, int threads) {
     sa_row_plan plan;
     CHECK(sa_row_make_plan(&c->call, threads, &plan) == SA_OK, "plan");
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)plan.threads * plan.scratch_bytes);
-    memset(c->dweight, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
-    memset(c->dbias, 0, (size_t)c->t.n * sa_itemsize(c->parameter_dtype));
+    memset(c->dweight, 0, (size_t)c->t.n * sa_itemsize(c->t.dtype));
+    memset(c->dbias, 0, (size_t)c->t.n * sa_itemsize(c->t.dtype));
     sa_row_run(&c->call, &plan, scratch);
 }
 
@@ -165,20 +163,21 @@ static bool within(double got, double exact, double terms, double few, sa_dtype 
 
 static void verify(const live_rows *c, const row_truth *to, const char *title) {
     const ptrdiff_t rows = c->t.rows, n = c->t.n;
+    const sa_dtype dtype = c->t.dtype;
     ptrdiff_t wrong = 0, at = 0;
     /* a row's sums; exp's argument, of size 6; a dozen roundings */
     const double few = 24 + sqrt((double)n), across = few + sqrt((double)rows);
     for (ptrdiff_t i = 0; i < rows * n; ++i) {
-        if (!within(get(&c->out, i / n, i % n), to->dx[i], to->terms[i], few, c->t.dtype)) {
+        if (!within(get(&c->out, i / n, i % n), to->dx[i], to->terms[i], few, dtype)) {
             at = wrong++ == 0 ? i : at;
         }
     }
     for (ptrdiff_t j = 0; j < n; ++j) {
-        const size_t offset = (size_t)j * sa_itemsize(c->parameter_dtype);
-        const double dweight = element_get(c->dweight + offset, c->parameter_dtype, false);
-        const double dbias = element_get(c->dbias + offset, c->parameter_dtype, false);
-        wrong += c->t.weight && !within(dweight, to->dweight[j], to->dweight_terms[j], across, c->parameter_dtype);
-        wrong += c->t.bias && !within(dbias, to->dbias[j], to->dbias_terms[j], across, c->parameter_dtype);
+        const size_t offset = (size_t)j * sa_itemsize(dtype);
+        const double dweight = element_get(c->dweight + offset, dtype, false);
+        const double dbias = element_get(c->dbias + offset, dtype, false);
+        wrong += c->t.weight && !within(dweight, to->dweight[j], to->dweight_terms[j], across, dtype);
+        wrong += c->t.bias && !within(dbias, to->dbias[j], to->dbias_terms[j], across, dtype);
     }
     CHECK(wrong == 0, "%s of %s, dtype %d, %td x %td, layout %u: %td wrong; dx[%td] is %g, should be %g", title,
           kind_names[c->t.kind], (int)c->t.dtype, rows, n, c->t.layout, wrong, at, get(&c->out, at / n, at % n), to->dx[at]);
@@ -199,7 +198,7 @@ static void try_rows(const row_case *t, const char *title) {
     verify(&c, &to, title);
     CHECK(array_margins_intact(&c.out), "%s: written beside the output", title);
     array_remember(&c.out);
-    const size_t bytes = n * sa_itemsize(c.parameter_dtype);
+    const size_t bytes = n * sa_itemsize(c.t.dtype);
     char *kept = memcpy(zero_memory(bytes), c.dweight, bytes);
     rows_run(&c, 3);
     CHECK(array_unchanged(&c.out) && memcmp(kept, c.dweight, bytes) == 0, "%s of %s: the threads change bits", title,

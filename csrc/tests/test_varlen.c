@@ -51,17 +51,14 @@ static bool copy_or_compare(ragged *c, int which, bool copies) {
     for (int s = 0; s < c->n && c->arrays[which].memory; ++s) {
         const array *own = &c->alone[s].arrays[which];
         const size_t item = sa_itemsize(own->tensor.m.dtype);
-        for (ptrdiff_t head = 0; head < own->shape.lead[1]; ++head) {
-            for (ptrdiff_t i = 0; i < own->shape.rows; ++i) {
-                for (ptrdiff_t j = 0; j < own->shape.cols; ++j) {
-                    char *to = packed_at(c, which, s, head, i, j);
-                    const char *from = array_at(own, head, 1, i, j);
-                    if (copies) {
-                        memcpy(to, from, item);
-                    }
-                    same &= memcmp(to, from, item) == 0;
-                }
+        const ptrdiff_t rows = own->shape.rows, cols = own->shape.cols;
+        for (ptrdiff_t n = 0; n < own->shape.lead[1] * rows * cols; ++n) {
+            char *to = packed_at(c, which, s, n / cols / rows, n / cols % rows, n % cols);
+            const char *from = array_at(own, n / cols / rows, 1, n / cols % rows, n % cols);
+            if (copies) {
+                memcpy(to, from, item);
             }
+            same &= memcmp(to, from, item) == 0;
         }
     }
     return same;
