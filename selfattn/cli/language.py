@@ -47,9 +47,6 @@ MODEL = (
 )
 
 
-# --------------------------------------------------------------------------------------------------- the commands
-
-
 def _add_generate(parser: Parser) -> None:
     _add_model(parser)
     parser.add_argument(
@@ -155,8 +152,6 @@ COMMANDS = {
     "chat": Command("Talk with a language model that has a chat template.", CHAT_EPILOG, _add_chat, _chat),
     "evaluate": Command("Compute the perplexity of a text.", EVALUATE_EPILOG, _add_evaluate, _evaluate),
 }
-
-# ---------------------------------------------------------------------------------------------------------- shared
 
 
 def load(path: Path, dtype: str | None) -> Any:

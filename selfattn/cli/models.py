@@ -62,9 +62,6 @@ examples:
 {EXIT_CODES}"""
 
 
-# ------------------------------------------------------------------------------------------------------- train
-
-
 def _add_train(parser: Parser) -> None:
     text = "a UTF-8 file, with the ending .tsv triplets; - is standard input"
     parser.add_argument("text", metavar="TEXT", help=text)
@@ -146,9 +143,8 @@ def _train(options: argparse.Namespace) -> int:
     files.save_model(model, out)
     _remove(unfinished)
     searched = "TEXT" if options.text == "-" else options.text
-    say(
-        f'saved in {out} after {time.monotonic() - started:.0f} s; try: selfattn search {out} {searched} "..."'
-    )
+    seconds = time.monotonic() - started
+    say(f'saved in {out} after {seconds:.0f} s; try: selfattn search {out} {searched} "..."')
     return 0
 
 
@@ -213,9 +209,8 @@ def _check_options(options: argparse.Namespace, path: Path) -> None:
         raise ValueError(f"{path} holds no options")
     for name, value in _settings(options).items():
         if before.get(name) != value:
-            raise ValueError(
-                f"the training was begun with --{name.replace('_', '-')} {before.get(name)}, not {value}"
-            )
+            begun = f"--{name.replace('_', '-')} {before.get(name)}"
+            raise ValueError(f"the training was begun with {begun}, not {value}")
 
 
 def _read_triplets(
@@ -268,9 +263,6 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Pa
         if made and options.out.exists():
             options.out.rmdir()
         raise
-
-
-# ------------------------------------------------------------------------------------------------------- embed
 
 
 def _add_embed(parser: Parser) -> None:
@@ -339,9 +331,6 @@ def _of_json(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# ------------------------------------------------------------------------------------------------------ search
-
-
 def _add_search(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
     corpus = "a UTF-8 file, whose lines are searched; - is standard input"
@@ -366,9 +355,8 @@ def _search(options: argparse.Namespace) -> int:
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
     texts = [text for _, text in numbered]
-    vectors = _unit(
-        model.encode(texts, progress=not isinstance(model, nn.EmbeddingModel) and _shows_progress(texts))
-    )
+    progress = not isinstance(model, nn.EmbeddingModel) and _shows_progress(texts)
+    vectors = _unit(model.encode(texts, progress=progress))
     for query in options.queries:
         scores = vectors @ _unit(model.encode([query]))[0]
         best = np.argsort(-scores, kind="stable")[: options.k]
@@ -387,15 +375,12 @@ def _search(options: argparse.Namespace) -> int:
 def _unit(vectors: Array) -> Array:
     """Scale rows to length 1, so that products are cosines."""
     largest = np.abs(vectors).max(-1, keepdims=True).astype(np.float64)
-    scaled = vectors / np.where(
-        (largest > 0) & (largest < np.inf), largest, 1
-    )  # their squares are within the range
+    usual = (largest > 0) & (largest < np.inf)
+    scaled = vectors / np.where(usual, largest, 1)  # their squares are within the range
     lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
     unit: Array = np.divide(scaled, lengths, where=lengths != 0, out=np.zeros_like(scaled))
     return unit
 
-
-# ------------------------------------------------------------------------------------------------------ shared
 
 COMMANDS = {
     "train": Command(
@@ -428,9 +413,8 @@ def _without_tokens(command: str, model: Any, sentences: Iterable[str]) -> set[s
     tokenize = as_tokenizer(model.tokenizer)
     empty = [sentence for sentence in sentences if not len(tokenize(sentence))]
     if empty:
-        streams.tell(
-            f"selfattn {command}: {len(empty)} sentence{'s' * (len(empty) > 1)} without tokens left out"
-        )
+        several = "s" * (len(empty) > 1)
+        streams.tell(f"selfattn {command}: {len(empty)} sentence{several} without tokens left out")
     return set(empty)
 
 

@@ -71,26 +71,8 @@ exit codes:
 def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exercise: bool = False) -> Page:
     """Compute the steps of attention, or of a layer, from named arrays, and show them on a page.
 
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-        ``query``, ``key`` and ``value``, or ``inputs``, ``W_query``, ``W_key`` and ``W_value``; and the other
-        arguments of :func:`~selfattn.attention_steps` or :func:`~selfattn.steps.layers.layer_steps` by their
-        names, ``norm`` as ``norm_weight``, ``norm_bias`` and ``norm_eps``. ``tokens`` and ``key_tokens``: arrays
-        of strings.
-    tokens : sequence of str, optional
-        In place of those in ``arrays``.
-    exercise : bool, default False
-        Leave blanks, as :func:`~selfattn.views.steps_page` does.
-
-    Returns
-    -------
-    Page
-
-    Raises
-    ------
-    TypeError, ValueError
-        Names that are missing or unknown, and what the steps and the page refuse.
+    The names are those that ``selfattn steps --help`` lists; ``tokens`` takes the place of those in ``arrays``. Names that
+    are missing or unknown, and what the steps and the page refuse, are a TypeError or a ValueError.
 
     Examples
     --------
@@ -120,15 +102,12 @@ def _steps(arrays: Arrays) -> AttentionSteps:
         raise ValueError(f"{', '.join(missing)} missing; there are {', '.join(arrays) or 'no arrays'}")
     if unknown:
         raise ValueError(f"{', '.join(unknown)} not known; the names are {', '.join(allowed)}")
-    first, second = (
-        arrays[name] for name in (("inputs", "inputs") if required is LAYER else ("query", "key"))
-    )
-    scores = math.prod(first.shape[:-1]) * math.prod(second.shape[-2:-1])
+    rows, columns = ("inputs", "inputs") if required is LAYER else ("query", "key")
+    scores = math.prod(arrays[rows].shape[:-1]) * math.prod(arrays[columns].shape[-2:-1])
     if scores > MOST_SCORES:
         raise ValueError(f"there are {scores} scores; a page shows every number, of {MOST_SCORES} at most")
-    given: dict[str, Any] = {
-        name: _plain(name, array) for name, array in arrays.items() if name not in (*NORM, *TOKENS)
-    }
+    passed_on = arrays.keys() - {*NORM, *TOKENS}
+    given = {name: _plain(name, array) for name, array in arrays.items() if name in passed_on}
     if required is ATTENTION:
         return attention_steps(**given)
     if any(name in arrays for name in NORM):
@@ -147,9 +126,8 @@ def _plain(name: str, array: npt.NDArray[Any]) -> Any:
 def _read(source: str) -> dict[str, npt.NDArray[Any]]:
     """Read an .npz; nothing in it is unpickled."""
     content = streams.read(source)
-    if not content.startswith(
-        (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")
-    ):  # what is neither, NumPy takes for a pickle
+    # What begins in another way, NumPy takes for a pickle.
+    if not content.startswith((b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")):
         raise ValueError("it is no .npz file, as numpy.savez writes one")
     try:
         file = np.load(io.BytesIO(content), allow_pickle=False)
@@ -174,11 +152,8 @@ def _array(file: np.lib.npyio.NpzFile, name: str) -> npt.NDArray[Any]:
         raise ValueError(f"{name} is no array")
     if array.size == 0 and math.prod(max(1, n) for n in array.shape) > MOST_SCORES:
         raise ValueError(f"{name} has the shape {array.shape}: nothing, so many times that it takes hours")
-    if (
-        array.dtype.kind == "U"
-        and array.size
-        and np.ascontiguousarray(array).view(np.uint32).max() > MOST_UNICODE
-    ):
+    is_text = array.dtype.kind == "U" and array.size
+    if is_text and np.ascontiguousarray(array).view(np.uint32).max() > MOST_UNICODE:
         raise ValueError(f"{name} is damaged: it has characters that Unicode has not")
     return array
 
