@@ -59,7 +59,6 @@ TOKENIZERS = {
     "tokenizers": "tokenizer.json",
     "whitespace": "vocabulary.json",
 }
-
 # No other file bounds the positions: config.json alone must not fill memory.
 MOST_POSITIONS = 2**28
 

@@ -62,29 +62,24 @@ __all__ = [
     "save",
 ]
 
-MODELS: dict[str, type[Pretrained]] = {
-    kind: each
-    for each in (
-        BertModel,
-        RobertaModel,
-        DistilBertModel,
-        MPNetModel,
-        ModernBertModel,
-        ViTModel,
-        GPT2LMHeadModel,
-        LlamaForCausalLM,
-    )
-    for kind in each.kinds
-}
-CLASSIFIERS: dict[str, type[Pretrained]] = {
-    kind: each
-    for each in (
-        BertForSequenceClassification,
-        RobertaForSequenceClassification,
-        DistilBertForSequenceClassification,
-    )
-    for kind in each.kinds
-}
+
+def _by_kind(*classes: type[Pretrained]) -> dict[str, type[Pretrained]]:
+    return {kind: each for each in classes for kind in each.kinds}
+
+
+MODELS = _by_kind(
+    BertModel,
+    RobertaModel,
+    DistilBertModel,
+    MPNetModel,
+    ModernBertModel,
+    ViTModel,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+)
+CLASSIFIERS = _by_kind(
+    BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification
+)
 
 # What another model may have left in a folder, and would change what is loaded from it.
 STALE = {

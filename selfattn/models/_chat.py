@@ -124,10 +124,8 @@ def _environment_class() -> Any:
             return tree
 
         def wrap_str_format(self, value: Any) -> Any:
-            if isinstance(getattr(value, "__self__", None), str) and value.__name__ in (
-                "format",
-                "format_map",
-            ):
+            of_text = isinstance(getattr(value, "__self__", None), str)
+            if of_text and value.__name__ in ("format", "format_map"):
                 raise sandbox.SecurityError("str.format, which may make any length, is not supported")
             return None
 
@@ -237,11 +235,7 @@ def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) ->
     ImportError
         Jinja2 is not installed.
     """
-    if (
-        isinstance(messages, Mapping)
-        or not isinstance(messages, Sequence)
-        or isinstance(messages, str | bytes)
-    ):
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise TypeError(f"messages must be a str or a list of dicts, not {type(messages).__name__}")
     if not messages:
         raise ValueError("messages must not be empty")

@@ -52,10 +52,6 @@ def begins_as_gguf(path: Path) -> bool:
 class GGUF:
     """A file: what its header says, and its tensors.
 
-    Parameters
-    ----------
-    path : Path
-
     Attributes
     ----------
     metadata : dict

@@ -70,13 +70,7 @@ class GGUFEntries(Entries):
 
 
 def load_gguf(path: Path, dtype: str | None) -> Any:
-    """Load a language model from a GGUF file.
-
-    Parameters
-    ----------
-    path : Path
-    dtype : {"float32", "bfloat16", "int8"}, optional
-        None: as it is stored, in blocks of a few bits, or float32.
+    """Load a language model from a GGUF file; without a dtype as it is stored, as quants or float32.
 
     Raises
     ------

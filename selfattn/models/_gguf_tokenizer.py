@@ -15,7 +15,7 @@ from selfattn.models._gguf import GGUF
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-# What stands before the bytes: a pattern whose matches are pieces, "digits" one by one and GPT-2's pattern, or that alone.
+# What stands before the bytes: a pattern whose matches are words, "digits" one by one and GPT-2's pattern, or that alone.
 PRE = {
     "gpt-2": None, "gpt2": None, "mpt": None, "olmo": None, "jais": None, "phi-2": None, "roberta-bpe": None,
     "smollm": "digits", "starcoder": "digits", "refact": "digits", "command-r": "digits", "codeshell": "digits",
@@ -124,20 +124,14 @@ def _byte_level(library: Any, file: GGUF, vocabulary: dict[str, int], tokens: li
     tokenizer = library.Tokenizer(
         library.models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
     )
-    parts, pattern = library.pre_tokenizers, PRE[pre]
+    steps, pattern = library.pre_tokenizers, PRE[pre]
+    last = steps.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, "digits"))
     if pattern is None:
-        tokenizer.pre_tokenizer = parts.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = last
     elif pattern == "digits":
-        tokenizer.pre_tokenizer = parts.Sequence(
-            [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
-        )
+        tokenizer.pre_tokenizer = steps.Sequence([steps.Digits(individual_digits=True), last])
     else:
-        tokenizer.pre_tokenizer = parts.Sequence(
-            [
-                parts.Split(library.Regex(pattern), "isolated"),
-                parts.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        tokenizer.pre_tokenizer = steps.Sequence([steps.Split(library.Regex(pattern), "isolated"), last])
     tokenizer.decoder = library.decoders.ByteLevel()
     return tokenizer
 
@@ -160,27 +154,17 @@ def _sentencepiece(library: Any, file: GGUF, vocabulary: dict[str, int], tokens:
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
         cuts = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
         merges += sorted(cuts, key=lambda cut: (vocabulary[cut[0]], vocabulary[cut[1]]))
-    unknown = _id(file, "unknown", tokens)
+    place = _id(file, "unknown", tokens)
+    unknown = None if place is None else tokens[place]
     tokenizer = library.Tokenizer(
-        library.models.BPE(
-            vocabulary,
-            merges,
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+        library.models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     normalizers, decoders = library.normalizers, library.decoders
     prefix = _flag(file, "add_space_prefix", True)
-    before = [normalizers.Prepend("▁")] if prefix else []
+    before, after = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if prefix else ([], [])
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            *([decoders.Strip(" ", 1, 0)] if prefix else []),
-        ]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
     )
     return tokenizer
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from selfattn._extras import import_extra
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.nn.gpt import GPT
 
@@ -75,13 +76,10 @@ def character_tokenizer(characters: str) -> Any:
     ImportError
         ``tokenizers`` is not installed: ``pip install 'selfattn[models]'``.
     """
-    from selfattn._extras import import_extra
-
     library = import_extra("tokenizers", "models")
     unknown = "\ufffd"
-    vocabulary = {unknown: 0} | {
-        character: n for n, character in enumerate((c for c in characters if c != unknown), 1)
-    }
+    known = [unknown, *(character for character in characters if character != unknown)]
+    vocabulary = {character: n for n, character in enumerate(known)}
     tokenizer = library.Tokenizer(library.models.BPE(vocabulary, [], unk_token=unknown))
     tokenizer.decoder = library.decoders.Fuse()
     return tokenizer

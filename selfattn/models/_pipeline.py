@@ -1,4 +1,4 @@
-"""What sentence-transformers does behind the transformer: pooling, dense layers, normalising; and prompts.
+"""What sentence-transformers does after the transformer: pooling, dense layers, normalising; and prompts.
 
 Reads the files that its versions 2 to 6 write, in both spellings of their keys. What is not known and would change an
 embedding is an error that names it. The files are kept as they were read, so that saving writes the same ones again.
@@ -46,7 +46,7 @@ OLD_MODES = {
 IN_CORE = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 MODES = ("mean", "cls", "max", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh")
-FEATURES = ("module_input_name", "module_output_name")  # of a module behind the pooling
+FEATURES = ("module_input_name", "module_output_name")  # of a module after the pooling
 DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
@@ -71,7 +71,7 @@ def normalized(x: Array) -> Array:
 
 @dataclass
 class Pipeline:
-    """What happens to a text before the transformer, and to its rows behind it."""
+    """What happens to a text before the transformer, and to its rows after it."""
 
     modes: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
@@ -129,20 +129,9 @@ def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence
 
 
 def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Path]:
-    """Read the files of sentence-transformers in a folder.
+    """Read the files of sentence-transformers in a folder; return also the folder of the transformer: itself, or one below.
 
-    Parameters
-    ----------
-    folder : Path
-    classifies : bool, default False
-        The model is a classifier or cross-encoder, which need not pool.
-
-    Returns
-    -------
-    pipeline : Pipeline
-        A folder of Transformers alone gets the mean, as sentence-transformers does it.
-    transformer : Path
-        The folder of the transformer and its tokenizer: itself, or one below.
+    A folder of Transformers alone gets the mean, as sentence-transformers does it. A model that classifies need not pool.
 
     Raises
     ------

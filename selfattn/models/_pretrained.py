@@ -110,11 +110,8 @@ class Parameters:
 
     def projection(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Projection:
         """Return ``name.weight``, and ``name.bias`` if there is one."""
-        bias = f"{name}.bias"
-        has_bias = bias in self.arrays
-        return Projection(
-            self.weight(f"{name}.weight", rows, factor), self.array(bias, rows, factor) if has_bias else None
-        )
+        weight, bias = self.weight(f"{name}.weight", rows, factor), f"{name}.bias"
+        return Projection(weight, self.array(bias, rows, factor) if bias in self.arrays else None)
 
     def norm(self, name: str, eps: float) -> Norm:
         """Return a LayerNorm."""

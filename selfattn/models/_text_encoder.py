@@ -656,12 +656,6 @@ def _places(cu_seqlens: Array) -> Array:
 def attach(model: TextEncoder, folder: Path) -> None:
     """Give a model the tokenizer of a folder, and what its sentence-transformers files say.
 
-    Parameters
-    ----------
-    model : TextEncoder
-        Its ``vocab_size`` and ``max_positions`` are there already.
-    folder : path
-
     Raises
     ------
     ValueError

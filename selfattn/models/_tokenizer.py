@@ -51,17 +51,7 @@ class Tokenized(NamedTuple):
 def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str, Any]]:
     """Read ``tokenizer.json`` and ``tokenizer_config.json``; the tokenizer is None where there is none.
 
-    Parameters
-    ----------
-    folder : Path
-    lowercase : bool
-        ``do_lower_case`` of sentence-transformers: small letters whatever the tokenizer does.
-
-    Returns
-    -------
-    tokenizer : tokenizers.Tokenizer or None
-    config : dict
-        Of ``tokenizer_config.json``; empty without one.
+    ``lowercase`` is ``do_lower_case`` of sentence-transformers: small letters whatever the tokenizer does.
 
     Raises
     ------
