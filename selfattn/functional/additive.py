@@ -312,7 +312,7 @@ class _Call:
         )  # fmt: skip
         found = dq, dk, sum_to_shape(d_value, value.shape), d_w_query, d_w_key, d_v
         pairs = zip(self.given, found, strict=True)
-        return AdditiveGradients(*(gradient.astype(gradient_dtype(x), copy=False) for x, gradient in pairs))
+        return AdditiveGradients(*[gradient.astype(gradient_dtype(x), copy=False) for x, gradient in pairs])
 
 
 def _check_shapes(query: Array, key: Array, value: Array, w_query: Array, w_key: Array, v: Array) -> None:

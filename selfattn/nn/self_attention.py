@@ -414,7 +414,9 @@ class SelfAttentionBlock(Module):
         options: dict[str, Any],
     ) -> tuple[Array, Pullback]:
         x = array = as_sequence(x, self.d_model, self.query.weight.dtype)
-        projected, pullbacks = zip(*(run(getattr(self, name), keep, x) for name in PROJECTIONS), strict=True)
+        # A list, since CPython 3.11 loses memory where a generator raises while it is spread.
+        runs = [run(getattr(self, name), keep, x) for name in PROJECTIONS]
+        projected, pullbacks = zip(*runs, strict=True)
         q, k, v = (split_heads(each, self.num_heads) for each in projected)
         check_options(options)
         options |= {"attn_mask": mask_for_heads(attn_mask), "key_lengths": lengths_for_heads(key_lengths)}

@@ -67,6 +67,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 @pytest.fixture(autouse=True)
 def _threads_set_back():
+    sa.set_num_threads(None)
     yield
     sa.set_num_threads(None)
 
