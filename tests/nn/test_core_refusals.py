@@ -1,85 +1,82 @@
 """What the core's own functions refuse that no public call gives them: wrong kinds, shapes and numbers, each with its message."""
 
+import functools
+
 import numpy as np
 import pytest
+from inputs import read_only
+from refusals import refusals
 
 from selfattn import _core
 from selfattn.engine.weights import Quants
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
+WIDE = np.zeros((0, 2**45), np.float32)
 BLOCKS = Quants(np.zeros((4, 34), np.uint8), "Q8_0", (4, 32)).packed
-FIXED = X.copy()
-FIXED.flags.writeable = False
+BYTES = np.zeros((4, 34), np.uint8)
+INT8, SCALE = np.zeros((3, 200), np.int8), np.ones((3, 2), np.float32)
+PACKED, ROWS = _core._int8_panels(INT8, SCALE), np.zeros((2, 200), np.float32)
+FIXED = read_only(X.copy())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((X, X[:, :2], None), TypeError, "as many columns"),
-        ((X, X.astype(np.float64), None), TypeError, "contiguous 2-D arrays of float32 or float64"),
-        ((X.astype(np.float16), X, None), TypeError, "contiguous 2-D arrays"),
-        ((X.tolist(), X, None), TypeError, "contiguous 2-D arrays"),
-        ((X, X, np.zeros(3, np.float32)), TypeError, "bias must be"),
-        ((X, X, np.zeros(2)), TypeError, "bias must be"),
-        ((X, BLOCKS, None), TypeError, "32 columns"),
-        ((X,), TypeError, "_linear_forward"),
-    ],
-)
-def test_products(arguments, error, message):
-    with pytest.raises(error, match=message):
-        _core._linear_forward(*arguments)
+def cases(function, error, *calls):
+    """Calls of a function of the core: arguments, and the message last."""
+    return [(functools.partial(function, *arguments), error, message) for *arguments, message in calls]
 
 
-def test_products_that_are_too_large():
-    wide = np.zeros((0, 2**45), np.float32)
-    with pytest.raises(ValueError, match="address space"):
-        _core._linear_forward(wide, wide, None)
+test_products = refusals(
+    *cases(
+        _core._linear_forward, TypeError,
+        (X, X[:, :2], None, "as many columns"),
+        (X, X.astype(np.float64), None, "contiguous 2-D arrays of float32 or float64"),
+        (X.astype(np.float16), X, None, "contiguous 2-D arrays"),
+        (X.tolist(), X, None, "contiguous 2-D arrays"),
+        (X, X, np.zeros(3, np.float32), "bias must be"),
+        (X, X, np.zeros(2), "bias must be"),
+        (X, BLOCKS, None, "32 columns"),
+        (X, "_linear_forward"),
+        *((rows, PACKED, None, "columns") for rows in (ROWS.astype(float), ROWS[:, :199], ROWS[0], ROWS.T.copy().T)),
+        (ROWS, PACKED, np.zeros(4, np.float32), "bias"),
+    ),
+    *cases(_core._linear_forward, ValueError, (WIDE, WIDE, None, "address space")),
+    *cases(
+        _core._linear_backward, TypeError,
+        (np.zeros((3, 2), np.float32), X, X, ""), (np.zeros((2, 3), np.float32), X, X, ""), (np.zeros((2, 2)), X, X, ""),
+        (X, X, X[:, :2], ""), (X, X, ""),
+    ),
+)  # fmt: skip
 
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (np.zeros((3, 2), np.float32), X, X),
-        (np.zeros((2, 3), np.float32), X, X),
-        (np.zeros((2, 2)), X, X),
-        (X, X, X[:, :2]),
-        (X, X),
-    ],
-)
-def test_gradients_of_products(arguments):
-    with pytest.raises(TypeError):
-        _core._linear_backward(*arguments)
-
-
-def test_weights_that_are_packed():
-    with pytest.raises(ValueError, match="too large"):
-        _core._bfloat16_panels(np.zeros((0, 2**45), np.uint16))
-    rows = np.zeros((4, 34), np.uint8)
-    for arguments, error, message in (
-        ((rows, "Q8_0", 33), ValueError, "no rows of 33 columns in blocks of Q8_0"),
-        ((rows, "Q8_0", -32), ValueError, "no rows of -32 columns"),
-        ((rows, "Q8_0", 2**60), ValueError, "no rows of"),
-        ((rows, "Q9", 32), ValueError, "in blocks of Q9"),
-        ((rows, "Q8_0", 64), TypeError, "with 68 columns"),
-        ((rows[:, ::2], "Q8_0", 32), TypeError, "contiguous"),
-        ((rows,), TypeError, "_quants"),
-    ):
-        with pytest.raises(error, match=message):
-            _core._quants(*arguments)
-    for arguments, error, message in (
-        ((BLOCKS, np.array([4])), IndexError, "row 4 is out of bounds for 4 rows"),
-        ((BLOCKS, np.array([-1])), IndexError, "row -1"),
-        ((BLOCKS, np.array([0], np.int32)), TypeError, "int64"),
-        (
-            (_core._bfloat16_panels(np.zeros((2, 32), np.uint16)), np.array([0])),
-            TypeError,
-            "what _quants made",
-        ),
-        ((None, np.array([0])), TypeError, "what _quants made"),
-        ((BLOCKS,), TypeError, "_expand_quants"),
-    ):
-        with pytest.raises(error, match=message):
-            _core._expand_quants(*arguments)
+test_weights_that_are_packed = refusals(
+    *cases(_core._bfloat16_panels, ValueError, (np.zeros((0, 2**45), np.uint16), "too large")),
+    *cases(_core._bfloat16_panels, TypeError, (INT8, "uint16")),
+    *cases(
+        _core._int8_panels, TypeError,
+        (INT8.astype(np.int16), SCALE, "int8"), (INT8[:, ::2], SCALE, "int8"), (INT8[0], SCALE, "int8"), (None, SCALE, "int8"),
+        (INT8, SCALE[:, :1], "int8"), (INT8, SCALE[:2], "int8"), (INT8, SCALE.astype(float), "int8"), (INT8, SCALE[:, 0], "int8"),
+    ),
+    *cases(
+        _core._quants, ValueError,
+        (BYTES, "Q8_0", 33, "no rows of 33 columns in blocks of Q8_0"),
+        (BYTES, "Q8_0", -32, "no rows of -32 columns"),
+        (BYTES, "Q8_0", 2**60, "no rows of"),
+        (BYTES, "Q9", 32, "in blocks of Q9"),
+    ),
+    *cases(
+        _core._quants, TypeError,
+        (BYTES, "Q8_0", 64, "with 68 columns"), (BYTES[:, ::2], "Q8_0", 32, "contiguous"), (BYTES, "_quants"),
+    ),
+    *cases(
+        _core._expand_quants, IndexError,
+        (BLOCKS, np.array([4]), "row 4 is out of bounds for 4 rows"), (BLOCKS, np.array([-1]), "row -1"),
+    ),
+    *cases(
+        _core._expand_quants, TypeError,
+        (BLOCKS, np.array([0], np.int32), "int64"),
+        (_core._bfloat16_panels(np.zeros((2, 32), np.uint16)), np.array([0]), "what _quants made"),
+        (None, np.array([0]), "what _quants made"),
+        (BLOCKS, "_expand_quants"),
+    ),
+)  # fmt: skip
 
 
 def sgd(**changed):
@@ -87,36 +84,49 @@ def sgd(**changed):
         "parameters": [X.copy()], "gradients": [X], "means": None, "steps": [1], "lr": 0.1, "momentum": 0.0, "dampening": 0.0,
         "weight_decay": 0.0, "nesterov": False,
     }  # fmt: skip
-    return (given | changed).values()
+    _core._sgd_step(*(given | changed).values())
+
+
+test_steps_of_optimisers = refusals(
+    (lambda: sgd(parameters=(X,)), TypeError, "must come in lists"),
+    (lambda: sgd(gradients=None), TypeError, "must come in lists"),
+    (lambda: sgd(parameters=[X.tolist()]), TypeError, r"parameters\[0\] must be an array"),
+    (lambda: sgd(gradients=[]), TypeError, r"gradients\[0\] must be an array"),
+    (lambda: sgd(gradients=[X[:1]]), TypeError, r"gradients\[0\] must be a contiguous"),
+    (lambda: sgd(gradients=[X.T.copy().T]), TypeError, r"gradients\[0\] must be a contiguous"),
+    (lambda: sgd(gradients=[X.astype(np.float64)]), TypeError, "of the parameter's dtype and size"),
+    (lambda: sgd(parameters=[X.astype(np.float16)]), TypeError, r"parameters\[0\] must be a contiguous"),
+    (lambda: sgd(parameters=[FIXED]), ValueError, r"parameters\[0\] is read-only"),
+    (lambda: sgd(means=[FIXED]), ValueError, r"means\[0\] is read-only"),
+    *((lambda steps=steps: sgd(steps=steps), ValueError, r"steps\[0\] must be an int of at least 1")
+      for steps in ([0], [], [1.0], [np.int64(1)])),
+    (lambda: sgd(steps=[2**70]), OverflowError, "int"),
+    (lambda: sgd(lr=-1.0), ValueError, r"at least 0 and finite, not \(-1.0, 0.0\)"),
+    (lambda: sgd(lr=np.inf), ValueError, r"at least 0 and finite, not \(inf, 0.0\)"),
+    (lambda: sgd(weight_decay=np.nan), ValueError, r"at least 0 and finite, not \(0.1, nan\)"),
+    (lambda: sgd(lr="fast"), TypeError, "real number"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "message"),
-    [
-        ({"parameters": (X,)}, TypeError, "must come in lists"),
-        ({"gradients": None}, TypeError, "must come in lists"),
-        ({"parameters": [X.tolist()]}, TypeError, r"parameters\[0\] must be an array"),
-        ({"gradients": []}, TypeError, r"gradients\[0\] must be an array"),
-        ({"gradients": [X[:1]]}, TypeError, r"gradients\[0\] must be a contiguous"),
-        ({"gradients": [X.T.copy().T]}, TypeError, r"gradients\[0\] must be a contiguous"),
-        ({"gradients": [X.astype(np.float64)]}, TypeError, "of the parameter's dtype and size"),
-        ({"parameters": [X.astype(np.float16)]}, TypeError, r"parameters\[0\] must be a contiguous"),
-        ({"parameters": [FIXED]}, ValueError, r"parameters\[0\] is read-only"),
-        ({"means": [FIXED]}, ValueError, r"means\[0\] is read-only"),
-        ({"steps": [0]}, ValueError, r"steps\[0\] must be an int of at least 1"),
-        ({"steps": []}, ValueError, r"steps\[0\] must be an int of at least 1"),
-        ({"steps": [1.0]}, ValueError, r"steps\[0\] must be an int of at least 1"),
-        ({"steps": [np.int64(1)]}, ValueError, r"steps\[0\] must be an int of at least 1"),
-        ({"steps": [2**70]}, OverflowError, "int"),
-        ({"lr": -1.0}, ValueError, r"at least 0 and finite, not \(-1.0, 0.0\)"),
-        ({"lr": np.inf}, ValueError, r"at least 0 and finite, not \(inf, 0.0\)"),
-        ({"weight_decay": np.nan}, ValueError, r"at least 0 and finite, not \(0.1, nan\)"),
-        ({"lr": "fast"}, TypeError, "real number"),
-    ],
+    "targets", [(1,), [np.ones(4, np.float16)], [np.ones(3)], [1], [np.ones(3, np.int16)]]
 )
-def test_steps_of_optimisers(changed, error, message):
-    with pytest.raises(error, match=message):
-        _core._sgd_step(*sgd(**changed))
+def test_targets_of_steps(targets):
+    lists = [[np.ones(3, np.float32)] for _ in range(4)]
+    with pytest.raises(TypeError):
+        _core._adam_step(*lists, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False, targets)
+    np.testing.assert_array_equal(lists, 1)
+
+
+@pytest.mark.parametrize(
+    ("second", "factors"),
+    [([np.ones(3, np.int32)], [0.5, 0.5]), ([1.0], [0.5, 0.5]), ([], []), ([np.ones(3)], [0.5, 1]), ([FIXED], [0.5, 0.5])],
+)  # fmt: skip
+def test_all_arrays_are_scaled_or_none(second, factors):
+    first = np.ones(3)
+    with pytest.raises((TypeError, ValueError)):
+        _core._scale((first, *second), tuple(factors))
+    np.testing.assert_array_equal(first, 1)
     assert (FIXED == X).all()
 
 
@@ -142,19 +152,20 @@ def test_what_a_machine_can_do():
     for dtype, int8 in (("int8", True), ("bfloat16", False)):
         assert (_core._fma_peak(dtype, 1, 1) > 0) == (_core._compact_unit(int8) is not None)
     assert _core._read_bandwidth(4096, 2, 1) > 0
-    for arguments in (("float16", 1, 1), ("float32", 0, 1), ("float32", 1025, 1), ("float32", 1, 0)):
-        with pytest.raises(ValueError, match="_fma_peak takes 'float32'"):
-            _core._fma_peak(*arguments)
-    for arguments in ((0, 1, 1), (1, 0, 1), (1, 1025, 1), (1, 1, 0)):
-        with pytest.raises(ValueError, match="_read_bandwidth takes bytes >= 1"):
-            _core._read_bandwidth(*arguments)
-    for function in (_core._fma_peak, _core._read_bandwidth):
-        with pytest.raises(TypeError):
-            function(None)
 
 
-def test_names_of_instruction_sets():
-    with pytest.raises(TypeError, match="must be a str, got int"):
-        _core._set_isa(3)
-    with pytest.raises(ValueError, match=r"'sse'.*can run"):
-        _core._set_isa("sse")
+FMA, BANDWIDTH = "_fma_peak takes 'float32'", "_read_bandwidth takes bytes >= 1"
+test_what_no_machine_can_do = refusals(
+    *cases(
+        _core._fma_peak, ValueError,
+        ("float16", 1, 1, FMA), ("float32", 0, 1, FMA), ("float32", 1025, 1, FMA), ("float32", 1, 0, FMA),
+    ),
+    *cases(
+        _core._read_bandwidth, ValueError,
+        (0, 1, 1, BANDWIDTH), (1, 0, 1, BANDWIDTH), (1, 1025, 1, BANDWIDTH), (1, 1, 0, BANDWIDTH),
+    ),
+    *cases(_core._fma_peak, TypeError, (None, "")),
+    *cases(_core._read_bandwidth, TypeError, (None, "")),
+    *cases(_core._set_isa, TypeError, (3, "must be a str, got int")),
+    *cases(_core._set_isa, ValueError, ("sse", r"'sse'.*can run")),
+)  # fmt: skip

@@ -9,6 +9,8 @@ from array import array as python_array
 
 import numpy as np
 import pytest
+from nn_checks import check_gradients, perturbed
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn, optim, training
@@ -33,6 +35,24 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
     torch.manual_seed(seed)
     theirs = TorchEmbeddingModel(VOCABULARY, WIDTH, LONGEST, layers, heads)
     return theirs.to(torch.float64 if dtype == np.float64 else torch.float32)
+
+
+def test_a_model_is_its_layers_and_has_their_gradients():
+    model = perturbed(
+        nn.EmbeddingModel(str.split, 5, 4, max_seq_len=4, num_layers=2, num_heads=2, rng=0, dtype=np.float64)
+    )
+    sentences = [[1, 4, 1], [2], [0, 3, 2, 1]]
+    for ids in sentences:
+        x = model.embedding_layer(ids) + model.positions.table[: len(ids)]
+        for block in model.attention_layers:
+            x = block(x)
+        np.testing.assert_allclose(model(ids), x.mean(axis=0), rtol=0, atol=1e-14)
+
+    def vjp():
+        y, pullback = model.vjp(sentences)
+        return y, lambda dy: ((), pullback(dy))
+
+    check_gradients(model, vjp)
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(0, 1), (3, 4)])
@@ -217,37 +237,32 @@ def test_log_sigma_is_finite_and_exact_for_dot_products_of_any_size(dtype):
         assert np.isfinite(opposite) and opposite <= -16 * size**2 * 0.9  # sure, and wrong
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda m: m(""), ValueError, "'' has no tokens"),
-        (lambda m: m([]), ValueError, r"\[\] has no tokens"),
-        (lambda m: m(["a", ""]), ValueError, "sentence 1, '' has no tokens"),
-        (lambda m: m.encode(["a"] * 9 + [""], batch_size=3), ValueError, "sentence 9, '' has no tokens"),
-        (lambda m: m([3, 50]), ValueError, r"0\.\.\.49, as vocab_size is 50; \[3, 50\] has 50"),
-        (lambda m: m([-1]), ValueError, r"\[-1\] has -1"),
-        (lambda m: m([2**70]), TypeError, "sequence of integers, not .*1180591620717411303424"),
-        (lambda m: m(None), TypeError, "expected a str or a sequence of integers, not None"),
-        (lambda m: m(b"tom"), TypeError, "integers, not b'tom'"),
-        (lambda m: m(np.ma.array([1, 2], mask=[0, 1])), TypeError, "sequence of integers, not .*masked"),
-        (lambda m: m([1.5]), TypeError, "integers, not 1.5"),
-        (lambda m: m([[1, 2.5], [3]]), TypeError, r"sentence 0, \[1, 2.5\]"),
-        (lambda m: m([[5], [True]]), TypeError, r"sentence 1, \[True\]"),
-        (lambda m: m([[5], ["1"]]), TypeError, "a str or a sequence of integers"),
-        (lambda m: m([[5], {1: 2}]), TypeError, "a str or a sequence of integers"),
-        (lambda m: m(np.zeros((2, 2, 2), int)), TypeError, "integers"),
-        (lambda m: m.encode("tom chase"), TypeError, "a list of sentences, not 'tom chase'"),
-        (lambda m: m.encode(["tom"], batch_size=0), ValueError, "batch_size must be at least 1, not 0"),
-        (lambda m: m.vjp([1])[1](np.ones(3)), ValueError, r"\(16,\), not \(3,\)"),
-        (lambda m: nn.ProxyTask(m)([[1]], [[1]], [1]), TypeError, "three sentences or three lists"),
-        (lambda m: nn.ProxyTask(m)([[1]], [[1]], [[1]] * 2), ValueError, "same length, not 1, 1, 2"),
-        (lambda m: nn.ProxyTask(m).vjp([1], [1], [1])[1]([1.0]), ValueError, r"\(\), not \(1,\)"),
-        (lambda m: nn.ProxyTask("m"), TypeError, "must be an EmbeddingModel, not str"),
-    ],
+test_wrong_sentences_are_quoted = refusals(
+    (lambda m: m(""), ValueError, "'' has no tokens"),
+    (lambda m: m([]), ValueError, r"\[\] has no tokens"),
+    (lambda m: m(["a", ""]), ValueError, "sentence 1, '' has no tokens"),
+    (lambda m: m.encode(["a"] * 9 + [""], batch_size=3), ValueError, "sentence 9, '' has no tokens"),
+    (lambda m: m([3, 50]), ValueError, r"0\.\.\.49, as vocab_size is 50; \[3, 50\] has 50"),
+    (lambda m: m([-1]), ValueError, r"\[-1\] has -1"),
+    (lambda m: m([2**70]), TypeError, "sequence of integers, not .*1180591620717411303424"),
+    (lambda m: m(None), TypeError, "expected a str or a sequence of integers, not None"),
+    (lambda m: m(b"tom"), TypeError, "integers, not b'tom'"),
+    (lambda m: m(np.ma.array([1, 2], mask=[0, 1])), TypeError, "sequence of integers, not .*masked"),
+    (lambda m: m([1.5]), TypeError, "integers, not 1.5"),
+    (lambda m: m([[1, 2.5], [3]]), TypeError, r"sentence 0, \[1, 2.5\]"),
+    (lambda m: m([[5], [True]]), TypeError, r"sentence 1, \[True\]"),
+    (lambda m: m([[5], ["1"]]), TypeError, "a str or a sequence of integers"),
+    (lambda m: m([[5], {1: 2}]), TypeError, "a str or a sequence of integers"),
+    (lambda m: m(np.zeros((2, 2, 2), int)), TypeError, "integers"),
+    (lambda m: m.encode("tom chase"), TypeError, "a list of sentences, not 'tom chase'"),
+    (lambda m: m.encode(["tom"], batch_size=0), ValueError, "batch_size must be at least 1, not 0"),
+    (lambda m: m.vjp([1])[1](np.ones(3)), ValueError, r"\(16,\), not \(3,\)"),
+    (lambda m: nn.ProxyTask(m)([[1]], [[1]], [1]), TypeError, "three sentences or three lists"),
+    (lambda m: nn.ProxyTask(m)([[1]], [[1]], [[1]] * 2), ValueError, "same length, not 1, 1, 2"),
+    (lambda m: nn.ProxyTask(m).vjp([1], [1], [1])[1]([1.0]), ValueError, r"\(\), not \(1,\)"),
+    (lambda m: nn.ProxyTask("m"), TypeError, "must be an EmbeddingModel, not str"),
+    given=lambda: model_of(tokenizer=lambda sentence: [len(word) for word in sentence.split()]),
 )
-def test_wrong_sentences_are_quoted(call, error, message):
-    with pytest.raises(error, match=message):
-        call(model_of(tokenizer=lambda sentence: [len(word) for word in sentence.split()]))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from covering import covering
 from nn_checks import assert_born_alike, check_gradients, compare_with_torch, perturbed, torch_twin
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn
@@ -145,24 +146,19 @@ def test_dropout_drops_in_each_place_anew_and_the_pullback_the_same():
     np.testing.assert_array_equal(model(TGT, MEMORY), model(TGT, MEMORY))
 
 
-BAD = [
-    (ValueError, 'activation must be "relu" or "gelu"', lambda: nn.TransformerDecoderLayer(6, 2, activation="silu")),
-    (ValueError, "nhead must divide d_model; 4 does not divide 6", lambda: nn.TransformerDecoderLayer(6, 4)),
-    (TypeError, "decoder_layer must be a Module, not int", lambda: nn.TransformerDecoder(3, 2)),
-    (TypeError, "norm must be a Module or None, not int",
-     lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2), 2, 3)),
-    (ValueError, r"tgt must have shape \(..., 6\), not \(2, 5\)",
-     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 5)), np.ones((2, 6)))),
-    (ValueError, r"memory must have shape \(..., 6\), not \(2, 5\)",
-     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((2, 5)))),
-    (ValueError, r"must all be \(L, E\) or all be",
-     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 2, 6)))),
-    (ValueError, r"attn_mask must have shape .* \(2, 3\)",
-     lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 6)), memory_mask=np.ones((2, 2), bool))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("error", "message", "call"), BAD)
-def test_errors_say_what_was_given(error, message, call):
-    with pytest.raises(error, match=message):
-        call()
+test_errors_say_what_was_given = refusals(
+    (lambda: nn.TransformerDecoderLayer(6, 2, activation="silu"),
+     ValueError, 'activation must be "relu" or "gelu"'),
+    (lambda: nn.TransformerDecoderLayer(6, 4), ValueError, "nhead must divide d_model; 4 does not divide 6"),
+    (lambda: nn.TransformerDecoder(3, 2), TypeError, "decoder_layer must be a Module, not int"),
+    (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2), 2, 3),
+     TypeError, "norm must be a Module or None, not int"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 5)), np.ones((2, 6))),
+     ValueError, r"tgt must have shape \(..., 6\), not \(2, 5\)"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((2, 5))),
+     ValueError, r"memory must have shape \(..., 6\), not \(2, 5\)"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 2, 6))),
+     ValueError, r"must all be \(L, E\) or all be"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 6)), memory_mask=np.ones((2, 2), bool)),
+     ValueError, r"attn_mask must have shape .* \(2, 3\)"),
+)  # fmt: skip

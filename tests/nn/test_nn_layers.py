@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from nn_checks import check_gradients, perturbed, with_one_input
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn
@@ -233,64 +234,48 @@ def test_a_shared_layer_has_one_gradient_the_sum():
     sa.check_vjp(f, np.eye(3), shared.weight, shared.bias)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.Linear(0, 1), ValueError, "in_features must be at least 1, not 0"),
-        (lambda: nn.Linear(2.0, 1), TypeError, "in_features must be an int"),
-        (lambda: nn.Linear(2, 1, dtype=int), TypeError, "dtype must be one of"),
-        (lambda: nn.Linear(2, 1, dtype=None), TypeError, "dtype must be one of .*, not None"),
-        (lambda: nn.Linear(2, 1, rng="0"), TypeError, "rng must be"),
-        (lambda: nn.Linear(2, 1)(np.ones(3)), ValueError, r"\(..., 2\), not \(3,\)"),
-        (lambda: nn.Linear(2, 1)(np.ones(2, bool)), TypeError, "not bool"),
-        (lambda: nn.Linear(2, 1).vjp([[1, 2]])[1]([1.0]), ValueError, r"\(1, 1\), not \(1,\)"),
-        (lambda: nn.SelfAttention(2, 1)(np.ones(2)), ValueError, r"\(..., L, 2\)"),
-        (lambda: nn.SelfAttention(2, 1)(np.ones((1, 2)), return_lse=True), TypeError, "return_lse"),
-        (lambda: nn.SelfAttentionBlock(4, 3), ValueError, "3 does not divide 4"),
-        (lambda: nn.SinusoidalPositions(3), ValueError, "even"),
-        (lambda: nn.SinusoidalPositions(2, 1)(np.ones((2, 2))), ValueError, "max_len=1"),
-        (lambda: nn.Dropout(1.5), ValueError, "between 0 and 1, not 1.5"),
-        (lambda: nn.Dropout(True), TypeError, "p must be a real number, not True"),
-        (lambda: nn.LayerNorm(4, "1e-5"), TypeError, "eps must be a real number"),
-        (lambda: nn.RMSNorm(4, True), TypeError, "eps must be a real number"),
-        (lambda: nn.Embedding(5, 2)([5]), ValueError, "0...4, not 5"),
-        (lambda: nn.Embedding(5, 2)([-1]), ValueError, "not -1"),
-        (lambda: nn.Embedding(5, 2)([1.0]), TypeError, "float64"),
-        (lambda: nn.Embedding(5, 2)(np.ma.array([1, 2], mask=[0, 1])), TypeError, "MaskedArray"),
-        (lambda: nn.Dropout(0.5).train("no"), TypeError, "mode must be True or False"),
-        (lambda: nn.Module().register_parameter(1, np.ones(2)), TypeError, "must be a str, not int"),
-        (lambda: nn.Module().register_parameter("a b", np.ones(2)), ValueError, "an identifier, not 'a b'"),
-        (lambda: nn.Module().register_parameter("vjp", np.ones(2)), ValueError, "vjp is a method of Module"),
-        (lambda: nn.Embedding(3, 2, padding_idx=3), ValueError, "below 3"),
-        (lambda: nn.ModuleList([1]), TypeError, "only modules"),
-        (
-            lambda: setattr(nn.Linear(2, 1), "weight", np.ma.ones((1, 2))),
-            TypeError,
-            "weight is a MaskedArray",
-        ),
-        (
-            lambda: nn.RMSNorm(2).load_state_dict({"weight": np.ma.ones(2)}),
-            ValueError,
-            "weight is a MaskedArray; pass a plain array",
-        ),
-        (lambda: setattr(nn.Linear(2, 1), "weight", np.ones(3)), ValueError, r"\(1, 2\), not \(3,\)"),
-        (lambda: setattr(nn.Linear(2, 1, bias=False), "bias", [1.0]), AttributeError, "without bias"),
-        (lambda: nn.Module()(1), NotImplementedError, "forward"),
-        (lambda: nn.init.kaiming_normal_(np.ones(3)), ValueError, "at least 2 dims"),
-        (lambda: nn.init.normal_(np.ones(3, int)), TypeError, "tensor must be an ndarray of floats"),
-        (lambda: nn.init.constant_(np.ones(3, bool), 0.5), TypeError, "tensor must be an ndarray of floats"),
-        (
-            lambda: nn.init.uniform_([1.0, 2.0]),
-            TypeError,
-            r"tensor must be .*, which is filled, not \[1.0, 2.0\]",
-        ),
-        (lambda: nn.init.xavier_uniform_([[1.0]]), TypeError, r"tensor must be .*, not \[\[1.0\]\]"),
-        (lambda: nn.init.calculate_gain("cube"), ValueError, "cube"),
-    ],
-)
-def test_wrong_calls_say_what_is_wrong(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_wrong_calls_say_what_is_wrong = refusals(
+    (lambda: nn.Linear(0, 1), ValueError, "in_features must be at least 1, not 0"),
+    (lambda: nn.Linear(2.0, 1), TypeError, "in_features must be an int"),
+    (lambda: nn.Linear(2, 1, dtype=int), TypeError, "dtype must be one of"),
+    (lambda: nn.Linear(2, 1, dtype=None), TypeError, "dtype must be one of .*, not None"),
+    (lambda: nn.Linear(2, 1, rng="0"), TypeError, "rng must be"),
+    (lambda: nn.Linear(2, 1)(np.ones(3)), ValueError, r"\(..., 2\), not \(3,\)"),
+    (lambda: nn.Linear(2, 1)(np.ones(2, bool)), TypeError, "not bool"),
+    (lambda: nn.Linear(2, 1).vjp([[1, 2]])[1]([1.0]), ValueError, r"\(1, 1\), not \(1,\)"),
+    (lambda: nn.SelfAttention(2, 1)(np.ones(2)), ValueError, r"\(..., L, 2\)"),
+    (lambda: nn.SelfAttention(2, 1)(np.ones((1, 2)), return_lse=True), TypeError, "return_lse"),
+    (lambda: nn.SelfAttentionBlock(4, 3), ValueError, "3 does not divide 4"),
+    (lambda: nn.SinusoidalPositions(3), ValueError, "even"),
+    (lambda: nn.SinusoidalPositions(2, 1)(np.ones((2, 2))), ValueError, "max_len=1"),
+    (lambda: nn.Dropout(1.5), ValueError, "between 0 and 1, not 1.5"),
+    (lambda: nn.Dropout(True), TypeError, "p must be a real number, not True"),
+    (lambda: nn.LayerNorm(4, "1e-5"), TypeError, "eps must be a real number"),
+    (lambda: nn.RMSNorm(4, True), TypeError, "eps must be a real number"),
+    (lambda: nn.Embedding(5, 2)([5]), ValueError, "0...4, not 5"),
+    (lambda: nn.Embedding(5, 2)([-1]), ValueError, "not -1"),
+    (lambda: nn.Embedding(5, 2)([1.0]), TypeError, "float64"),
+    (lambda: nn.Embedding(5, 2)(np.ma.array([1, 2], mask=[0, 1])), TypeError, "MaskedArray"),
+    (lambda: nn.Dropout(0.5).train("no"), TypeError, "mode must be True or False"),
+    (lambda: nn.Module().register_parameter(1, np.ones(2)), TypeError, "must be a str, not int"),
+    (lambda: nn.Module().register_parameter("a b", np.ones(2)), ValueError, "an identifier, not 'a b'"),
+    (lambda: nn.Module().register_parameter("vjp", np.ones(2)), ValueError, "vjp is a method of Module"),
+    (lambda: nn.Embedding(3, 2, padding_idx=3), ValueError, "below 3"),
+    (lambda: nn.ModuleList([1]), TypeError, "only modules"),
+    (lambda: setattr(nn.Linear(2, 1), "weight", np.ma.ones((1, 2))), TypeError, "weight is a MaskedArray"),
+    (lambda: nn.RMSNorm(2).load_state_dict({"weight": np.ma.ones(2)}),
+     ValueError, "weight is a MaskedArray; pass a plain array"),
+    (lambda: setattr(nn.Linear(2, 1), "weight", np.ones(3)), ValueError, r"\(1, 2\), not \(3,\)"),
+    (lambda: setattr(nn.Linear(2, 1, bias=False), "bias", [1.0]), AttributeError, "without bias"),
+    (lambda: nn.Module()(1), NotImplementedError, "forward"),
+    (lambda: nn.init.kaiming_normal_(np.ones(3)), ValueError, "at least 2 dims"),
+    (lambda: nn.init.normal_(np.ones(3, int)), TypeError, "tensor must be an ndarray of floats"),
+    (lambda: nn.init.constant_(np.ones(3, bool), 0.5), TypeError, "tensor must be an ndarray of floats"),
+    (lambda: nn.init.uniform_([1.0, 2.0]),
+     TypeError, r"tensor must be .*, which is filled, not \[1.0, 2.0\]"),
+    (lambda: nn.init.xavier_uniform_([[1.0]]), TypeError, r"tensor must be .*, not \[\[1.0\]\]"),
+    (lambda: nn.init.calculate_gain("cube"), ValueError, "cube"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"])

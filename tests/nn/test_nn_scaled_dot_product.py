@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from nn_checks import assert_close
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn
@@ -168,22 +169,16 @@ def test_the_dropout_of_the_call_is_applied_to_the_weights():
     sa.check_vjp(seeded, Q, K, V)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: attention(Q, K, V, PADDING.astype(float)), TypeError, "mask .* not float64 .*attn_mask="),
-        (lambda: attention(Q, K, V, np.ones((2, 5))), TypeError, "not float64"),
-        (lambda: attention(Q, K, V, np.ones((2, 5), int)), ValueError, r"mask \(2, 5\) does not .*"),
-        (lambda: attention(Q, K, V, np.ones((1, 2, 1, 1, 5), int)), ValueError, "does not broadcast"),
-        (lambda: attention(Q, K, V, dropout=0.1), TypeError, r"nn.Dropout\(0.1\), not 0.1"),
-        (lambda: attention.vjp(Q, K, V, dropout=lambda w: w), TypeError, "with a vjp"),
-        (lambda: attention(Q, K, V, dropout=lambda w: w[0]), ValueError, r"not \(3, 4, 5\)"),
-        (lambda: attention(Q, K[..., 1:], V), ValueError, r"\(2, 3, 4, 6\), key .* \(2, 3, 5, 5\)"),
-        (lambda: attention(Q, K[..., 1:], V, PADDING), ValueError, "the same last dimension"),
-        (lambda: attention(Q > 0, K, V), TypeError, "query must hold floats or integers, not bool"),
-        (lambda: attention.vjp(Q, K, V)[1](np.ones(3)), ValueError, r"d_values .*, not \(3,\)"),
-    ],
+test_wrong_calls_say_what_is_wrong = refusals(
+    (lambda: attention(Q, K, V, PADDING.astype(float)), TypeError, "mask .* not float64 .*attn_mask="),
+    (lambda: attention(Q, K, V, np.ones((2, 5))), TypeError, "not float64"),
+    (lambda: attention(Q, K, V, np.ones((2, 5), int)), ValueError, r"mask \(2, 5\) does not .*"),
+    (lambda: attention(Q, K, V, np.ones((1, 2, 1, 1, 5), int)), ValueError, "does not broadcast"),
+    (lambda: attention(Q, K, V, dropout=0.1), TypeError, r"nn.Dropout\(0.1\), not 0.1"),
+    (lambda: attention.vjp(Q, K, V, dropout=lambda w: w), TypeError, "with a vjp"),
+    (lambda: attention(Q, K, V, dropout=lambda w: w[0]), ValueError, r"not \(3, 4, 5\)"),
+    (lambda: attention(Q, K[..., 1:], V), ValueError, r"\(2, 3, 4, 6\), key .* \(2, 3, 5, 5\)"),
+    (lambda: attention(Q, K[..., 1:], V, PADDING), ValueError, "the same last dimension"),
+    (lambda: attention(Q > 0, K, V), TypeError, "query must hold floats or integers, not bool"),
+    (lambda: attention.vjp(Q, K, V)[1](np.ones(3)), ValueError, r"d_values .*, not \(3,\)"),
 )
-def test_wrong_calls_say_what_is_wrong(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from nn_checks import assert_close, check_gradients, perturbed, with_one_input
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn
@@ -134,31 +135,14 @@ def test_the_steps_of_a_layer_that_drops_are_those_of_its_next_call():
     assert_close(layers[0].steps(x, x, x).result, layers[1](x, x, x)[0], "float64", n=6)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
-        (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "additive, not 'cosine'"),
-        (lambda: nn.SelfAttention(2, 3, scale=False, score="additive"), ValueError, "scale=False means"),
-        (lambda: layer_of("additive")(X, window=(1, 1)), TypeError, "window"),
-        (lambda: layer_of("additive").steps(X, window=(1, 1)), TypeError, "window"),
-        (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
-        (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
-        (lambda: nn.SelfAttentionBlock(2)(np.ones((2, 2)), np.ma.ones((2, 2))), TypeError, "MaskedArray"),
-        *(
-            (
-                lambda layer=layer: layer(np.ones((1, 2, 2)), key_lengths=np.ma.ones(1, int)),
-                TypeError,
-                "key_lengths is a Mask",
-            )
-            for layer in (
-                nn.SelfAttentionBlock(2),
-                nn.TransformerEncoderLayer(2, 1, 2, batch_first=True),
-                nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, 2, batch_first=True), 1),
-            )
-        ),
-    ],
-)
-def test_wrong_calls_say_what_is_wrong(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_wrong_calls_say_what_is_wrong = refusals(
+    (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
+    (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "additive, not 'cosine'"),
+    (lambda: nn.SelfAttention(2, 3, scale=False, score="additive"), ValueError, "scale=False means"),
+    (lambda: layer_of("additive")(X, window=(1, 1)), TypeError, "window"),
+    (lambda: layer_of("additive").steps(X, window=(1, 1)), TypeError, "window"),
+    (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
+    (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
+    (lambda: nn.SelfAttentionBlock(2)(np.ones((2, 2)), np.ma.ones((2, 2))), TypeError, "MaskedArray"),
+    *((lambda layer=layer: layer(np.ones((1, 2, 2)), key_lengths=np.ma.ones(1, int)), TypeError, "key_lengths is a Mask") for layer in (nn.SelfAttentionBlock(2), nn.TransformerEncoderLayer(2, 1, 2, batch_first=True), nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, 2, batch_first=True), 1))),
+)  # fmt: skip

@@ -137,16 +137,6 @@ def test_read_only_parameters_stop_the_whole_step():
     assert optimizer.state_dict()["state"] == {} and not optimizer.stepped
 
 
-@pytest.mark.parametrize(
-    "targets", [(1,), [np.ones(4, np.float16)], [np.ones(3)], [1], [np.ones(3, np.int16)]]
-)
-def test_the_core_refuses_targets(targets):
-    lists = [[np.ones(3, np.float32)] for _ in range(4)]
-    with pytest.raises(TypeError):
-        _core._adam_step(*lists, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False, targets)
-    np.testing.assert_array_equal(lists, 1)
-
-
 @pytest.mark.parametrize(("name", "options"), CASES)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_a_loaded_state_goes_on_to_the_same_bits(name, options, dtype):

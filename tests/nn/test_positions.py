@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from nn_checks import check_gradients, with_one_input
+from refusals import refusals
 
 from selfattn import nn
 
@@ -89,27 +90,25 @@ def test_rotary_is_that_of_transformers(scaling):
     np.testing.assert_allclose(layer(q), expected, atol=64 * 6e-8 * 4)
 
 
-BAD = [
-    (ValueError, "dim must be even", lambda: nn.RotaryEmbedding(3)),
-    (ValueError, "theta must be above 1", lambda: nn.RotaryEmbedding(4, theta=1.0)),
-    (ValueError, "the type 'x' of rotary positions is not supported",
-     lambda: nn.RotaryEmbedding(4, scaling={"rope_type": "x"})),
-    (ValueError, "rope_theta in scaling is the argument theta", lambda: nn.RotaryEmbedding(4, scaling={"rope_theta": 3.0})),
-    (ValueError, r"x must have shape \(..., L, 4\)", lambda: nn.RotaryEmbedding(4)(np.ones(4))),
-    (ValueError, "x has 5 positions, more than max_len=3", lambda: nn.RotaryEmbedding(4, 3)(np.ones((5, 4)))),
-    (ValueError, "positions must be in 0...2, not 1 to 3", lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [1, 3])),
-    (ValueError, r"positions must have shape \(..., L\) with L = 2, not \(3,\)",
-     lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0, 1, 2])),
-    (TypeError, "positions must be integers", lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0.0, 1.0])),
-    (ValueError, "x has 5 positions, more than max_len=3", lambda: nn.LearnedPositions(4, 3)(np.ones((5, 4)))),
-    (ValueError, "x has 5 positions, more than max_len=3", lambda: nn.SinusoidalPositions(4, 3)(np.ones((5, 4)))),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("error", "message", "call"), BAD)
-def test_errors_say_what_was_given(error, message, call):
-    with pytest.raises(error, match=message):
-        call()
+test_errors_say_what_was_given = refusals(
+    (lambda: nn.RotaryEmbedding(3), ValueError, "dim must be even"),
+    (lambda: nn.RotaryEmbedding(4, theta=1.0), ValueError, "theta must be above 1"),
+    (lambda: nn.RotaryEmbedding(4, scaling={"rope_type": "x"}),
+     ValueError, "the type 'x' of rotary positions is not supported"),
+    (lambda: nn.RotaryEmbedding(4, scaling={"rope_theta": 3.0}),
+     ValueError, "rope_theta in scaling is the argument theta"),
+    (lambda: nn.RotaryEmbedding(4)(np.ones(4)), ValueError, r"x must have shape \(..., L, 4\)"),
+    (lambda: nn.RotaryEmbedding(4, 3)(np.ones((5, 4))), ValueError, "x has 5 positions, more than max_len=3"),
+    (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [1, 3]),
+     ValueError, "positions must be in 0...2, not 1 to 3"),
+    (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0, 1, 2]),
+     ValueError, r"positions must have shape \(..., L\) with L = 2, not \(3,\)"),
+    (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [0.0, 1.0]), TypeError, "positions must be integers"),
+    (lambda: nn.LearnedPositions(4, 3)(np.ones((5, 4))),
+     ValueError, "x has 5 positions, more than max_len=3"),
+    (lambda: nn.SinusoidalPositions(4, 3)(np.ones((5, 4))),
+     ValueError, "x has 5 positions, more than max_len=3"),
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- inverted masks

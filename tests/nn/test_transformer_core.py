@@ -1,15 +1,27 @@
-"""The C core of the transformer against the reference: every setting, drawn, on every instruction set."""
+"""The C core of the transformer against the reference: every setting, drawn, on every instruction set; and what it refuses."""
+
+import tracemalloc
 
 import numpy as np
 import pytest
+from bad_transformers import bad_calls, good_call
 from drawn_transformers import drawn
 
-from selfattn import reference
+import selfattn as sa
+from selfattn import _core, nn, reference
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 
-# Around the vectors, panels and tiles of the instruction sets; the width is then drawn to be small or given.
-LENGTHS = {"short": ((3, 1, 5), None), "tiles": ((17, 1, 40, 33), 24), "wide": ((130, 2), 130)}
+# Around the vectors, panels and tiles of the instruction sets, the rows of a product (240) and of a share (384); the width is
+# drawn to be small, or given.
+LENGTHS = {
+    "short": ((3, 1, 5), None),
+    "tiles": ((17, 1, 40, 33), 24),
+    "wide": ((130, 2), 130),
+    "shares": ((19, 23, 1, 40, 7) * 6, 32),
+    "long": ((300,), 66),
+}
+SIZES = [("short", "short", "tiles", "wide")[seed % 4] for seed in range(40)] + ["shares", "long"] * 3
 
 
 def close(got, expected, dtype, what):
@@ -19,21 +31,11 @@ def close(got, expected, dtype, what):
     np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=what)
 
 
-@pytest.mark.parametrize(
-    ("seed", "size", "dropout", "dtype"),
-    [
-        (
-            seed,
-            ("short", "short", "tiles", "wide")[seed % 4],
-            seed % 3 == 0,
-            (np.float32, np.float64)[seed % 2],
-        )
-        for seed in range(40)
-    ],
-)
-def test_results_and_gradients(seed, size, dropout, dtype, isa):
+@pytest.mark.parametrize(("seed", "size"), [*enumerate(SIZES)])
+def test_results_and_gradients(seed, size, isa, threads_restored):
     lengths, width = LENGTHS[size]
-    model, inputs, ends = drawn(seed, dtype, d=width, lengths=lengths, dropout=dropout)
+    dtype = (np.float32, np.float64)[seed % 2]
+    model, inputs, ends = drawn(seed, dtype, d=width, lengths=lengths, dropout=seed % 3 == 0)
     # The core has the gradient of a mask for each head, where no two heads share a key head.
     heads = {number for layer in model.layers for number in (layer.num_heads, layer.num_key_heads)}
     shared = (
@@ -54,6 +56,31 @@ def test_results_and_gradients(seed, size, dropout, dtype, isa):
         close(grad, expected, dtype, f"gradient {n}")
     if shared:
         close(d_mask, true_mask, dtype, "dmask")
+    for threads in (1, 2, 7):
+        sa.set_num_threads(threads)
+        np.testing.assert_array_equal(transformer.forward(model, inputs, ends), y)
+        for grad, again in zip(grads, pullback(dy)[1], strict=True):  # new arrays of the same bits
+            assert not np.shares_memory(grad, again)
+            np.testing.assert_array_equal(grad, again)
+
+
+def test_without_sequences_the_gradients_are_zero():
+    for seed in range(4):
+        model, inputs, _ = drawn(seed, np.float64)
+        y, pullback = transformer.vjp(model._replace(mask=None, key_bias=None), inputs[:0], np.array([0]))
+        assert y.shape[0] == 0
+        assert not any(grad.any() for grad in pullback(y)[1])
+
+
+def test_a_sequence_does_not_depend_on_its_company(isa):
+    """A sentence alone may be halved for two threads, and few queries do not go through the matrix unit."""
+    rng = np.random.default_rng(0)
+    model = nn.EmbeddingModel(str.split, 50, 64, max_seq_len=100, rng=0)
+    other = rng.integers(0, 50, 100).tolist()
+    for length in (1, 16, 17, 32, 33, 40, 48, 49, 63, 64, 65, 97):
+        sentence = rng.integers(0, 50, length).tolist()
+        for company in ([sentence, other], [other, [1], sentence], [sentence] * 20):
+            np.testing.assert_array_equal(model(company)[company.index(sentence)], model(sentence))
 
 
 def test_masks_of_any_dtype_and_layout(isa):
@@ -110,3 +137,55 @@ def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
     close(among_many, reference.transformer_vjp(model, x, np.arange(61), np.float64)[0], np.float32, "y")
     alone = transformer.forward(model, x[:tokens], np.arange(tokens + 1))
     np.testing.assert_array_equal(alone, among_many[:tokens])
+
+
+@pytest.mark.parametrize(("ids", "starts", "model"), bad_calls().values(), ids=bad_calls())
+def test_bad_calls_are_refused(ids, starts, model):
+    for keep in (False, True):
+        with pytest.raises((TypeError, ValueError)):
+            _core._transformer_forward(ids, starts, model, keep)
+
+
+def test_bad_gradients_are_refused():
+    y, saved = _core._transformer_forward(*good_call(), True)
+    for wrong in (y[:2], y[:, :-1], y.astype(np.float32), y.T, np.asfortranarray(y), y[0]):
+        with pytest.raises(ValueError, match=r"float64 with shape \(3, 24\)"):
+            _core._transformer_backward(saved, wrong, True, False)
+    for arguments in ((None, y), (saved, None), (saved,), (y, y)):
+        with pytest.raises((TypeError, ValueError)):
+            _core._transformer_backward(*arguments, True, False)
+    with pytest.raises(ValueError, match="float mask"):
+        _core._transformer_backward(saved, y, True, True)
+
+
+def test_memory_of_past_sizes_makes_room():
+    """What small models left must not keep a larger one from meeting its own memory again."""
+    held = [
+        _core._transformer_forward(*good_call(6, 3), True) for _ in range(20)
+    ]  # more at a time than are kept
+    del held
+    arguments = good_call(130, 2, 2, [12] * 20)
+    tracemalloc.start()
+    try:
+        for _ in range(10):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            y, saved = _core._transformer_forward(*arguments, True)
+            _core._transformer_backward(saved, y, False, False)
+            del y, saved
+            peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**15  # what it works in and its gradients are some MiB
+
+
+def test_ids_are_packed_or_left_to_python():
+    ids, starts = _core._pack_ids([[3, 1], [0], [9, 9, 9]], 10)
+    assert (ids.dtype, starts.dtype) == (np.int64, np.int64)
+    assert (ids.tolist(), starts.tolist()) == ([3, 1, 0, 9, 9, 9], [0, 2, 3, 6])
+    assert [array.tolist() for array in _core._pack_ids([], 10)] == [[], [0]]
+    numbers = ([10], [-1], [2**63], [-(2**80)], [True], [1.0], ["1"], [np.int64(1)])
+    for odd in ([], None, (1,), np.array([1]), *numbers):
+        assert _core._pack_ids([[1], odd], 10) is None
+    with pytest.raises(TypeError):
+        _core._pack_ids(([1],), 10)

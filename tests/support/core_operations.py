@@ -5,6 +5,7 @@
 
 import numpy as np
 from bad_calls import BAD, BAD_PACKED, PACKED
+from bad_transformers import bad_calls, good_call
 from blocks import drawn as drawn_blocks
 from drawn_transformers import drawn as drawn_transformer
 from inputs import BFLOAT16, OPTIONS, options_together, random_inputs
@@ -130,6 +131,18 @@ def wrong_layers(d):
     return [
         (one.vjp, (x[..., :7],)), (pullback, (y[:, :4],)), (one, {"src": x, "mask": mask[:4]}),
         (bert.encode, ([[300]],)), (bert_pullback, (z[:1],)),
+    ]  # fmt: skip
+
+
+def wrong_transformers(d):
+    """Of the core: forward, backward, and what the proxy task asks."""
+    y, saved = _core._transformer_forward(*good_call(), True)
+    triplets = np.stack([y] * 3)
+    _, slopes = _core._proxy_confidences(triplets)
+    return [
+        *((_core._transformer_forward, (*given, True)) for given in bad_calls().values()),
+        (_core._transformer_backward, (saved, y[:2], True, True)), (_core._proxy_confidences, (y,)),
+        (_core._proxy_gradients, (triplets, slopes[0])),
     ]  # fmt: skip
 
 
@@ -270,7 +283,7 @@ ALL = OPERATIONS | {
         f"refused: {name}": operation(refused, calls=calls)
         for name, calls in {
             "late": late, "gradients": wrong_gradients, "gradients of the core": wrong_for_the_core, "packed": wrong_packed, "steps": wrong_steps,
-            "layers": wrong_layers,
+            "layers": wrong_layers, "transformers": wrong_transformers,
         }.items()
     },
     **{f"refused: rows of {dtype}": operation(refused, calls=wrong_rows, dtype=dtype) for dtype in ("bfloat16", "float64", "int8")},

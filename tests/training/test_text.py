@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refusals
 
 from selfattn import nn
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
@@ -39,35 +40,26 @@ def test_a_vocabulary_may_be_any_iterable(form):
     assert tokenizer.vocabulary == ["tom", "likes"] and tokenizer.encode("likes tom") == [1, 0]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: WhitespaceTokenizer("tom"), TypeError, "sequence of words, not 'tom'"),
-        (lambda: WhitespaceTokenizer(None), TypeError, "sequence of words, not None"),
-        (lambda: WhitespaceTokenizer(iter(["a", b"b"])), TypeError, "sequence of words, not <list_iterator"),
-        (lambda: WhitespaceTokenizer(["a", "b", "a"]), ValueError, r"twice: \['a'\]"),
-        (lambda: WhitespaceTokenizer(["a"]).encode("a b"), ValueError, "'b' is not in the vocabulary"),
-        (lambda: WhitespaceTokenizer(["a"]).encode(b"a"), TypeError, "must be a str, not bytes"),
-        (lambda: WhitespaceTokenizer(["a"]).encode("a", out_type=bytes), ValueError, "out_type must be"),
-        (lambda: WhitespaceTokenizer(["a"]).decode([1]), ValueError, r"0\.\.\.0, not 1"),
-        (lambda: WhitespaceTokenizer.train(["", " "]), ValueError, "no text to train on"),
-        (lambda: WhitespaceTokenizer.train("tom"), TypeError, "a list of str"),
-        (lambda: WhitespaceTokenizer.train([b"tom"]), TypeError, "must be str, not bytes: b'tom'"),
-        (lambda: WhitespaceTokenizer.train(None), TypeError, "a list of str, or a file, not None"),
-        (
-            lambda: WhitespaceTokenizer.train(["a"], vocab_size=2.5),
-            TypeError,
-            "vocab_size must be an int, not 2.5",
-        ),
-        (lambda: WhitespaceTokenizer.train(["a"], vocab_size=1), ValueError, "at least 2, not 1"),
-        (lambda: WhitespaceTokenizer.train(["a"], min_count=0), ValueError, "at least 1, not 0"),
-        (lambda: as_tokenizer(None), TypeError, "tokenizer must have encode.*not None"),
-        (lambda: as_tokenizer(WhitespaceTokenizer), TypeError, "not <class"),
-    ],
-)
-def test_wrong_calls_say_what_is_wrong(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+test_wrong_calls_say_what_is_wrong = refusals(
+    (lambda: WhitespaceTokenizer("tom"), TypeError, "sequence of words, not 'tom'"),
+    (lambda: WhitespaceTokenizer(None), TypeError, "sequence of words, not None"),
+    (lambda: WhitespaceTokenizer(iter(["a", b"b"])), TypeError, "sequence of words, not <list_iterator"),
+    (lambda: WhitespaceTokenizer(["a", "b", "a"]), ValueError, r"twice: \['a'\]"),
+    (lambda: WhitespaceTokenizer(["a"]).encode("a b"), ValueError, "'b' is not in the vocabulary"),
+    (lambda: WhitespaceTokenizer(["a"]).encode(b"a"), TypeError, "must be a str, not bytes"),
+    (lambda: WhitespaceTokenizer(["a"]).encode("a", out_type=bytes), ValueError, "out_type must be"),
+    (lambda: WhitespaceTokenizer(["a"]).decode([1]), ValueError, r"0\.\.\.0, not 1"),
+    (lambda: WhitespaceTokenizer.train(["", " "]), ValueError, "no text to train on"),
+    (lambda: WhitespaceTokenizer.train("tom"), TypeError, "a list of str"),
+    (lambda: WhitespaceTokenizer.train([b"tom"]), TypeError, "must be str, not bytes: b'tom'"),
+    (lambda: WhitespaceTokenizer.train(None), TypeError, "a list of str, or a file, not None"),
+    (lambda: WhitespaceTokenizer.train(["a"], vocab_size=2.5),
+     TypeError, "vocab_size must be an int, not 2.5"),
+    (lambda: WhitespaceTokenizer.train(["a"], vocab_size=1), ValueError, "at least 2, not 1"),
+    (lambda: WhitespaceTokenizer.train(["a"], min_count=0), ValueError, "at least 1, not 0"),
+    (lambda: as_tokenizer(None), TypeError, "tokenizer must have encode.*not None"),
+    (lambda: as_tokenizer(WhitespaceTokenizer), TypeError, "not <class"),
+)  # fmt: skip
 
 
 def test_a_tokenizer_of_sentencepiece_is_trained_and_taken():
