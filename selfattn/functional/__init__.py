@@ -1,5 +1,72 @@
-"""Functions of arrays: the core's own, their gradients, and what is made of them."""
+"""Functions of arrays and their gradients: ``y, pullback = f_vjp(x)``, then ``dx = pullback(dy)``.
 
-from selfattn.functional.merge import merge_attention
+The classes named ``…Gradients`` are the named tuples that pullbacks return. `check_vjp` compares a pullback with finite
+differences.
+"""
 
-__all__ = ["merge_attention"]
+from selfattn._core import (
+    apply_rotary_emb,
+    gelu,
+    layer_norm,
+    log_softmax,
+    rms_norm,
+    scaled_dot_product_attention,
+    softmax,
+)
+from selfattn.functional._gradients import AttentionGradients
+from selfattn.functional.additive import AdditiveGradients, additive_attention, additive_attention_vjp
+from selfattn.functional.attention import (
+    scaled_dot_product_attention_backward,
+    scaled_dot_product_attention_forward,
+    scaled_dot_product_attention_vjp,
+)
+from selfattn.functional.block_mask import BlockMask
+from selfattn.functional.checks import check_vjp
+from selfattn.functional.kv_cache import KVCache
+from selfattn.functional.merge import MergeGradients, merge_attention, merge_attention_vjp
+from selfattn.functional.rowops import (
+    LayerNormGradients,
+    RMSNormGradients,
+    RotaryGradients,
+    apply_rotary_emb_vjp,
+    gelu_vjp,
+    layer_norm_vjp,
+    log_softmax_vjp,
+    rms_norm_vjp,
+    softmax_vjp,
+)
+from selfattn.functional.varlen import varlen_attention, varlen_attention_vjp
+
+__all__ = [
+    "AdditiveGradients",
+    "AttentionGradients",
+    "BlockMask",
+    "KVCache",
+    "LayerNormGradients",
+    "MergeGradients",
+    "RMSNormGradients",
+    "RotaryGradients",
+    "additive_attention",
+    "additive_attention_vjp",
+    "apply_rotary_emb",
+    "apply_rotary_emb_vjp",
+    "check_vjp",
+    "gelu",
+    "gelu_vjp",
+    "layer_norm",
+    "layer_norm_vjp",
+    "log_softmax",
+    "log_softmax_vjp",
+    "merge_attention",
+    "merge_attention_vjp",
+    "rms_norm",
+    "rms_norm_vjp",
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_backward",
+    "scaled_dot_product_attention_forward",
+    "scaled_dot_product_attention_vjp",
+    "softmax",
+    "softmax_vjp",
+    "varlen_attention",
+    "varlen_attention_vjp",
+]

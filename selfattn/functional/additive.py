@@ -104,7 +104,7 @@ def additive_attention(
     >>> import numpy as np
     >>> import selfattn as sa
     >>> x, w = np.array([[1.0], [2.0]]), np.array([[1.0]])
-    >>> out, weights = sa.additive_attention(x, x, x, w, w, v=[5.0], return_weights=True)
+    >>> out, weights = sa.functional.additive_attention(x, x, x, w, w, v=[5.0], return_weights=True)
     >>> weights.round(3)
     array([[0.461, 0.539],
            [0.495, 0.505]])

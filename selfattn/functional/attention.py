@@ -179,8 +179,8 @@ def scaled_dot_product_attention_forward(
     >>> import numpy as np
     >>> import selfattn as sa
     >>> x = np.eye(3)
-    >>> out, statistics = sa.scaled_dot_product_attention_forward(x, x, x)
-    >>> grads = sa.scaled_dot_product_attention_backward(np.ones_like(out), out, statistics, x, x, x)
+    >>> out, statistics = sa.functional.scaled_dot_product_attention_forward(x, x, x)
+    >>> grads = sa.functional.scaled_dot_product_attention_backward(np.ones_like(out), out, statistics, x, x, x)
     >>> grads.query.shape
     (3, 3)
     """
@@ -251,9 +251,9 @@ def scaled_dot_product_attention_backward(
     >>> import numpy as np
     >>> import selfattn as sa
     >>> x = np.eye(3, dtype=np.float32)
-    >>> out, statistics = sa.scaled_dot_product_attention_forward(x, x, x)
-    >>> mine = sa.AttentionGradients(query=np.empty_like(x), key=None, value=None)
-    >>> grads = sa.scaled_dot_product_attention_backward(
+    >>> out, statistics = sa.functional.scaled_dot_product_attention_forward(x, x, x)
+    >>> mine = sa.functional.AttentionGradients(query=np.empty_like(x), key=None, value=None)
+    >>> grads = sa.functional.scaled_dot_product_attention_backward(
     ...     np.ones_like(out), out, statistics, x, x, x, wrt=("query",), gradients=mine)
     >>> grads.query is mine.query
     True

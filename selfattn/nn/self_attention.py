@@ -66,7 +66,7 @@ class SelfAttention(Module):
 
     See Also
     --------
-    SelfAttentionBlock, selfattn.scaled_dot_product_attention, selfattn.additive_attention
+    SelfAttentionBlock, selfattn.scaled_dot_product_attention, selfattn.functional.additive_attention
 
     References
     ----------

@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import _core, nn, optim
+from selfattn import _core, functional, nn, optim
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"selfattn.views.plot": "matplotlib"}  # what a module's examples need beyond the tests' own packages
@@ -24,7 +25,7 @@ MODULES = [
     for path in sorted((ROOT / "selfattn").rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
-PUBLIC = {name: getattr(sa, name) for name in sa.__all__}
+PUBLIC = {name: getattr(sa, name) for name in sorted({*sa.__all__, *functional.__all__, "AttentionSteps"})}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
 SECTIONS = [
     "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
@@ -249,24 +250,48 @@ def test_the_reference_stands_apart():
     assert done.stdout.strip() == "False"
 
 
+def test_the_top_level_lists_what_a_newcomer_calls():
+    listed = dir(sa)
+    assert len(listed) <= 30
+    assert not [name for name in listed if name.startswith("_") and name != "__version__"]
+    assert set(sa.__all__) < set(listed)
+    for name in listed:
+        thing = getattr(sa, name)
+        assert inspect.ismodule(thing) or name == "__version__" or name in sa.__all__
+    namespace = {}
+    exec("from selfattn import *", namespace)
+    assert set(sa.__all__) == set(namespace) - {"__builtins__"}
+
+
+@pytest.mark.parametrize("name", functional.__all__)
+def test_the_top_level_still_has_every_function(name):
+    """It is the same object, and a class is pickled by the name of the module that defines it."""
+    namespace = {}
+    exec(f"from selfattn import {name}", namespace)
+    thing = getattr(functional, name)
+    assert namespace[name] is thing
+    if inspect.isclass(thing):
+        assert pickle.loads(pickle.dumps(thing)) is thing
+        assert thing.__module__.startswith("selfattn.functional.")
+
+
 def test_modules_are_loaded_when_they_are_first_used():
-    script = """
+    paths = (ROOT / "selfattn").iterdir()
+    names = [path.stem for path in paths if path.suffix == ".py" or (path / "__init__.py").exists()]
+    script = f"""
     import sys
     import selfattn as sa
 
-    for name in ("files", "nn", "optim", "reference", "text", "training", "views"):
-        assert name in dir(sa)
-        assert getattr(sa, name) is sys.modules[f"selfattn.{name}"]
+    loaded = set(sys.modules)
+    assert not {{"selfattn.nn", "selfattn.steps", "selfattn.models", "selfattn.views", "selfattn.cli"}} & loaded
+    for name in {[name for name in names if not name.startswith("_")]}:
+        assert getattr(sa, name) is sys.modules[f"selfattn.{{name}}"]
     try:
         sa.softmin
     except AttributeError as error:
         print(error)
-    assert "selfattn.benchmarks" not in sys.modules
     """
-    first = "import sys, selfattn; print('selfattn.nn' in sys.modules, 'selfattn.views' in sys.modules)"
-    for code, printed in (
-        (first, "False False"),
-        (textwrap.dedent(script), "module 'selfattn' has no attribute 'softmin'"),
-    ):
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-        assert done.stdout.strip() == printed
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "module 'selfattn' has no attribute 'softmin'"
