@@ -67,7 +67,7 @@ def _add(parser: Parser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from selfattn import models
-    from selfattn.models._own_gpt import as_gpt2, character_tokenizer
+    from selfattn.models.gpt2 import as_gpt2, character_tokenizer
 
     unfinished = options.out / UNFINISHED
     _check_place(options, unfinished)

@@ -6,8 +6,8 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. Anything in a configuration that would change results and is
-not understood is an error. Needs ``pip install 'selfattn[models]'``.
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. A key of a
+configuration that would change results and is not understood is an error. Needs ``pip install 'selfattn[models]'``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from typing import Any
 from selfattn import files
 from selfattn._disk import read_json, to_safetensors, write_files
 from selfattn.engine.weights import is_compact
-from selfattn.models._answers import AnswerInterrupted
-from selfattn.models._causal import CausalModel
-from selfattn.models._config import quantization_config, read_config
-from selfattn.models._gguf import begins_as_gguf
-from selfattn.models._gguf_model import load_gguf
-from selfattn.models._language import attach_language, language_files
+from selfattn.models import _causal, _text_encoder
+from selfattn.models._causal import AnswerInterrupted, CausalModel
+from selfattn.models._folder import INDEX, quantization_config, read_config, read_weights
+from selfattn.models._gguf import begins_as_gguf, load_gguf
 from selfattn.models._pipeline import MODULES, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
-from selfattn.models._text_encoder import TextEncoder, attach, text_files
+from selfattn.models._text_encoder import TextEncoder
 from selfattn.models._tokenizer import check_vocabulary
-from selfattn.models._weights import INDEX, read_weights
 from selfattn.models.bert import (
     BertForSequenceClassification,
     BertModel,
@@ -81,7 +78,7 @@ CLASSIFIERS = _by_kind(
     BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification
 )
 
-# What another model may have left in a folder, and would change what is loaded from it.
+# Files that another model may have left in a folder and that would change the model that is loaded from it.
 STALE = {
     INDEX, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
@@ -98,40 +95,39 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         folder of sentence-transformers, with ``modules.json``; or one of :func:`selfattn.files.save_model`, as ``selfattn train``
         makes it; or a ``.gguf`` file of the architecture llama, qwen2 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
-        What the weights of layers and the table of words become; see ``quantize`` of the model. None: as they are stored,
-        but 16-bit weights of a folder become float32. A folder of int8 becomes float32 again if that is asked for, and so
-        does a GGUF file, whose weights are otherwise multiplied as they are stored, in blocks of 4 to 16 bits a number.
+        The dtype to which the weights of layers and the table of words are rounded; see ``quantize`` of the model. None keeps
+        them as they are stored, but 16-bit weights of a folder become float32. With ``"float32"``, int8 weights of a folder and
+        those of a GGUF file become float32; without it, a GGUF file's quants of 4 to 16 bits are multiplied as they are stored.
 
     Returns
     -------
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, GPT2LMHeadModel, LlamaForCausalLM or EmbeddingModel
-        Its weights are mapped from the file, not copied: the file must stay as it is.
+        Its weights are mapped from the file, not copied: the file must not change.
 
     Raises
     ------
     FileNotFoundError
         The folder or one of its files is missing, or its weights are a pickle.
     ValueError
-        The files are damaged or do not fit each other, the configuration asks for something that is not supported, or an
+        The files are damaged or do not fit each other, the configuration needs something that is not supported, or an
         EmbeddingModel was to be rounded; the message names it.
     RuntimeError
-        ``dtype="bfloat16"``, and the CPU has no products of it.
+        ``dtype="bfloat16"`` on a CPU that cannot multiply it.
     ImportError
         ``safetensors`` or ``tokenizers`` is missing: ``pip install 'selfattn[models]'``.
     """
     folder = Path(path)
     is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
     if not folder.is_dir() and not is_gguf:
-        raise FileNotFoundError(
-            f"{folder} is not a folder; expected one that save_pretrained or sentence-transformers wrote, or a .gguf file"
-        )
+        expected = "a folder that save_pretrained or sentence-transformers wrote, or a .gguf file"
+        raise FileNotFoundError(f"{folder} is not a folder; expected {expected}")
     if dtype not in (None, "float32", "bfloat16", "int8"):
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
     if is_gguf:
         return load_gguf(folder, dtype)
     if not (folder / MODULES).exists() and files.is_model(folder):
         if dtype not in (None, "float32"):
-            raise ValueError(f"{folder} is no pretrained model; only these are rounded to {dtype}")
+            raise ValueError(f"{folder} is not a pretrained model; only these are rounded to {dtype}")
         return files.load_model(folder)
     transformer = transformer_folder(folder)
     config = read_config(transformer)
@@ -140,16 +136,14 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     classifies = any("ForSequenceClassification" in name for name in architectures) and not pools(folder)
     table = CLASSIFIERS if classifies else MODELS
     if kind not in table:
-        what = "a sequence classifier" if table is CLASSIFIERS else "a model"
-        raise ValueError(
-            f"{transformer / 'config.json'} describes {what} of type {kind!r}; supported are {', '.join(table)}"
-        )
+        what = f"{'a sequence classifier' if classifies else 'a model'} of type {kind!r}"
+        raise ValueError(f"{transformer / 'config.json'} describes {what}; supported are {', '.join(table)}")
     arrays = read_weights(transformer, keep_bfloat16=dtype == "bfloat16")
     model = table[kind](config, arrays, where=str(transformer), dtype=dtype)
     if isinstance(model, TextEncoder):
-        attach(model, folder)
+        _text_encoder.attach(model, folder)
     elif isinstance(model, CausalModel):
-        attach_language(model, folder)
+        _causal.attach(model, folder)
     return model
 
 
@@ -160,28 +154,26 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     ----------
     model : a model of this module
     path : path
-        Made if need be. A model that is there is replaced, with the tokenizer and settings beside it; other files stay.
+        Made if necessary. A model in it is replaced, with its tokenizer and settings; other files stay.
 
     Raises
     ------
     TypeError
-        It is no model of this module.
+        It is not a model of this module.
     ValueError
-        Its weights are in blocks of a GGUF file, or it is GPT-2 in int8; or its tokenizer has got more tokens than it has rows for.
+        Its weights are the quants of a GGUF file, it is GPT-2 in int8, or its tokenizer has more tokens than the model has rows.
     OSError
-        It could not be written; what was there before is as it was.
+        It could not be written; the folder is as it was before.
     """
-    if isinstance(model, Pretrained) and model.blocks:
-        raise ValueError(
-            "this model's weights are in blocks of GGUF, which a folder does not hold; load the file with dtype='float32' to save it"
-        )
     if not isinstance(model, Pretrained):
-        raise TypeError(
-            f"model must be one of selfattn.models, not {type(model).__name__}; files.save_model saves an EmbeddingModel"
-        )
+        own = "files.save_model saves an EmbeddingModel"
+        raise TypeError(f"model must be one of selfattn.models, not {type(model).__name__}; {own}")
+    if model.blocks:
+        load = "load the file with dtype='float32' to save it"
+        raise ValueError(f"this model's weights are quants of GGUF, which a folder cannot hold; {load}")
     if isinstance(model, GPT2LMHeadModel) and model.dtype == "int8":
         raise ValueError(
-            "GPT-2 is not saved in int8; save it as it was loaded, and round it when it is: load(path, dtype='int8')"
+            "GPT-2 is not saved in int8; save it before it is rounded, and load(path, dtype='int8') then"
         )
     folder = Path(path)
     if isinstance(model, TextEncoder | CausalModel) and model.tokenizer is not None:
@@ -198,9 +190,9 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         config["quantization_config"] = quantization_config(tables, whole)
     config["architectures"] = [model.kinds[config["model_type"]] + model.suffix]
     if isinstance(model, TextEncoder):
-        content |= text_files(model)
+        content |= _text_encoder.text_files(model)
     elif isinstance(model, CausalModel):
-        content |= language_files(model)
+        content |= _causal.text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     places = dict.fromkeys((folder / name).parent for name in content)
     made = [place for place in places if not place.exists()]
@@ -219,7 +211,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def _holds_model(folder: Path) -> bool:
-    """Tell a folder that a model was saved in from one with, say, a tokenizer of the user's own."""
+    """Tell whether a model was saved in a folder, which might hold only a tokenizer of the user's own."""
     if (folder / "config.json").exists():
         return True
     try:

@@ -1,13 +1,15 @@
-"""Language models: ids and texts to logits, hidden states and steps; generation, chats and perplexity, with the core's decoder.
+"""Language models: logits, hidden states and steps; generation, chats and perplexity; and the files of a folder about text.
 
-Text comes out as whole characters: tokens of bytes are held back until they make one.
+Answers come out as whole characters: tokens that are only bytes of one are held back until it is complete.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,10 +22,8 @@ from selfattn.engine.decoder import Decoder
 from selfattn.engine.sampling import generate
 from selfattn.engine.weights import Weight
 from selfattn.models import _tokenizer
-from selfattn.models._answers import Answer, AnswerInterrupted, collected, stops_of, streamed
 from selfattn.models._chat import rendered
 from selfattn.models._pretrained import Parameters, Pretrained, states
-from selfattn.models._text import one_or_many
 from selfattn.text import without_pads
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 
 LEAST = 256  # positions that are made ready
 ROWS = 256  # of logits that are computed at once, where they are only summed up
+UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no character, or not yet
+
+GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class AnswerInterrupted(UserWarning):
+    """Ctrl-C has ended an answer between two tokens."""
 
 
 class CausalModel(Pretrained):
@@ -45,9 +54,9 @@ class CausalModel(Pretrained):
         The head is the table.
     tokenizer : tokenizers.Tokenizer or None
     chat_template : str or None
-        Jinja2's source of how a chat becomes a text.
+        The Jinja2 template that turns a chat into a text.
     special_tokens : dict of str to str
-        What a template may name, such as ``bos_token``.
+        Variables of the template, such as ``bos_token``.
     stop_ids : frozenset of int
         Tokens that end an answer.
     """
@@ -59,15 +68,17 @@ class CausalModel(Pretrained):
     vocab_size: int
     max_positions: int
     tied: bool
-    interleaved = False  # a head's rotary pairs are neighbours, as in files of llama.cpp
+    interleaved = False  # True: a head's rotary pairs are neighbours, as in files of llama.cpp
     tokenizer: Any = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = MappingProxyType({})
     stop_ids: frozenset[int] = frozenset()
     kept: Mapping[str, bytes] = MappingProxyType({})  # small files of the folder
     _folder: Path | None = None
-    # chat_template and stop_ids as those files have them
-    _as_read: tuple[str | None, frozenset[int]] = (None, frozenset())
+    _as_read: tuple[str | None, frozenset[int]] = (
+        None,
+        frozenset(),
+    )  # chat_template and stop_ids of those files
 
     # --------------------------------------------------------------------------------------------------- the core
 
@@ -78,7 +89,7 @@ class CausalModel(Pretrained):
         return super()._weights() | (set() if self.tied else {"lm_head.weight"})
 
     def _decoder(self, length: int) -> Decoder:
-        """Return the decoder of sequences of so many tokens, made once for all up to a power of two."""
+        """Return a decoder of sequences of this length, made once for all lengths up to a power of two."""
         ready = self._prepared.get("decoder")
         if ready is None or ready.max_seq_len < length:
             longest = min(max(LEAST, 1 << (length - 1).bit_length()), self.max_positions)
@@ -94,7 +105,7 @@ class CausalModel(Pretrained):
         return self.logits(text)
 
     def logits(self, text: str | Sequence[int]) -> Array:
-        """Compute the logits of the token behind each one.
+        """Compute the logits of the token after each token.
 
         Parameters
         ----------
@@ -104,7 +115,7 @@ class CausalModel(Pretrained):
         Returns
         -------
         ndarray of float32, shape (L, vocab_size)
-            Row i belongs to the token behind token i. Of float64 parameters, float64.
+            Row i is for the token after token i. Of float64 parameters, float64.
 
         Raises
         ------
@@ -124,7 +135,7 @@ class CausalModel(Pretrained):
         Returns
         -------
         list of ndarray, shape (L, d)
-            The last is behind the final norm: what enters the head.
+            The last is after the final norm: what enters the head.
         """
         ids = self._ids(text)
         return states(self._built(len(ids))[0], ids)
@@ -139,7 +150,7 @@ class CausalModel(Pretrained):
         Returns
         -------
         selfattn.steps.transformer.TransformerSteps
-            In NumPy, and so equal to what the model computes up to rounding.
+            NumPy computes them, so they equal what the model computes up to rounding.
         """
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
@@ -157,16 +168,13 @@ class CausalModel(Pretrained):
         _tokenizer.check_unicode(text, number, "text")
         with _disk.library_errors(f"the tokenizer cannot take text {number}"):
             encoding = self.tokenizer.encode(text, add_special_tokens=special)
-        if encoding.overflowing:  # it is off when a model is loaded
-            warnings.warn(
-                f"text {number} was cut: the truncation of the model's tokenizer has been switched on; "
-                "model.tokenizer.no_truncation() ends that",
-                stacklevel=depth,
-            )
+        if encoding.overflowing:
+            on = f"text {number} was cut: the truncation of the model's tokenizer has been switched on"
+            warnings.warn(f"{on}; model.tokenizer.no_truncation() switches it off", stacklevel=depth)
         return np.array(without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
 
     def _ids(self, text: Any, number: int = 0, any_length: bool = False) -> Array:
-        """Return the ids of a text, or check those that are given; of any length, or as many as the model takes at once."""
+        """Return the ids of a text, or check those that are given; of any length, or at most as many as the model takes."""
         if not isinstance(text, str):
             longest = None if any_length else self.max_positions
             return np.array(_tokenizer.checked_ids(text, number, self.vocab_size, longest, "text"), np.int64)
@@ -213,7 +221,7 @@ class CausalModel(Pretrained):
         rng: Any = None,
         stream: bool = False,
     ) -> Any:
-        """Go on from a prompt, or from each of many at once.
+        """Continue a prompt, or each of many at once.
 
         Parameters
         ----------
@@ -221,27 +229,27 @@ class CausalModel(Pretrained):
             Texts or ids, of any lengths.
         max_new_tokens : int, default 100
         temperature : float, default 0.0
-            0 takes the likeliest token each time. Else logits are divided by it, and a token is drawn.
+            0 takes the most probable token each time. Else logits are divided by it, and a token is drawn.
         top_k : int, optional
-            Draw from the likeliest k tokens alone.
+            Draw only from the k most probable tokens.
         top_p : float, optional
-            Draw from the likeliest tokens that together have this probability.
+            Draw only from the most probable tokens that together have this probability.
         repetition_penalty : float, default 1.0
-            Above 1, tokens that are there already become less likely, those of the prompt too.
+            Above 1, tokens that occur already, also in the prompt, become less probable.
         stop : str or sequence of str, optional
-            An answer ends before the first of these. A special token's text ends it too.
+            An answer ends before the first of these texts, which may be that of a special token.
         rng : int, sequence of int, or Generator, optional
-            The seed. Prompt i of several has rng + i, or its own of a sequence.
+            The seed. Prompt i of several has rng + i, or element i of a sequence.
         stream : bool, default False
 
         Returns
         -------
         str, or list of str
-            What is new, without special tokens. The model's own end of text ends it. For a prompt of ids an ndarray of ids,
-            the one that ended it included. The tokens of a prompt do not depend on those beside it.
+            The new text, without special tokens; the model's own end of text ends it. For a prompt of ids an ndarray of ids,
+            the one that ended it included. The tokens of a prompt do not depend on the other prompts.
         iterator
-            If ``stream``: of pieces of that text, never a part of a character; of ids for a prompt of ids. For a list of prompts,
-            of lists of pieces, which may be empty: a str, or a list of ids.
+            If ``stream``: of pieces of that text, whole characters; of ids for a prompt of ids. For a list of prompts, of lists
+            with a piece for each, which may be empty: a str, or a list of ids.
 
         Raises
         ------
@@ -255,7 +263,7 @@ class CausalModel(Pretrained):
 
         References
         ----------
-        Temperature, top_k, top_p and the penalty are those of Transformers' ``generate``, in that order behind the penalty.
+        The penalty, and after it temperature, top_k and top_p in that order, are those of Transformers' ``generate``.
 
         Examples
         --------
@@ -266,8 +274,8 @@ class CausalModel(Pretrained):
             for piece in model.generate("Once upon a time", temperature=0.8, rng=0, stream=True):
                 print(piece, end="", flush=True)
         """
-        alone, given, _ = one_or_many(prompt)
-        prompts = list(given)
+        given = _tokenizer.Given(prompt)
+        prompts = list(given.sentences)
         if not prompts:
             raise ValueError("there are no prompts")
         ids = [self._ids(each, n) for n, each in enumerate(prompts)]
@@ -276,7 +284,7 @@ class CausalModel(Pretrained):
             ids, texts, max_new_tokens, stop, temperature=temperature, top_k=top_k, top_p=top_p,
             repetition_penalty=repetition_penalty, rng=rng,
         )  # fmt: skip
-        return streamed(pieces, alone, texts) if stream else collected(pieces, alone, texts)
+        return streamed(pieces, given.alone, texts) if stream else collected(pieces, given.alone, texts)
 
     def chat(self, messages: Any, max_new_tokens: int = 512, *, stream: bool = False, **how: Any) -> Any:
         """Answer the last message of a chat.
@@ -284,7 +292,7 @@ class CausalModel(Pretrained):
         Parameters
         ----------
         messages : str, or list of dict
-            ``{"role": "user", "content": "…"}`` and so on, as the model's template takes them; a str is one message of the user.
+            ``{"role": "user", "content": "…"}`` and so on, as the model's template takes them; a str is a single message of the user.
         max_new_tokens : int, default 512
         stream : bool, default False
         **how
@@ -293,19 +301,19 @@ class CausalModel(Pretrained):
         Returns
         -------
         str, or iterator of str
-            The answer. To go on, append it as ``{"role": "assistant", "content": answer}`` and the next message.
+            The answer. To continue, append it as ``{"role": "assistant", "content": answer}``, and the next message.
 
         Raises
         ------
         TypeError, ValueError
-            The messages are none, the model has no chat template, or the template refuses them or takes too long; or as for
+            There are no messages, the model has no chat template, or the template refuses them or takes too long; or as for
             :meth:`generate`.
         ImportError
             Jinja2 is not installed: ``pip install 'selfattn[models]'``.
 
         Notes
         -----
-        The template comes with the model, and so is not trusted: it runs in Jinja2's sandbox, and may take so many steps only.
+        The template comes with the model, and so is not trusted: it runs in Jinja2's sandbox, in a bounded number of steps.
 
         Examples
         --------
@@ -326,7 +334,7 @@ class CausalModel(Pretrained):
         return streamed(pieces, True, [True]) if stream else collected(pieces, True, [True])
 
     def chat_prompt(self, messages: Any) -> str:
-        """Return the text that :meth:`chat` goes on from.
+        """Return the text that :meth:`chat` continues.
 
         Parameters
         ----------
@@ -335,13 +343,11 @@ class CausalModel(Pretrained):
         Returns
         -------
         str
-            What the model's template makes of them, with the beginning of an answer.
+            The messages in the form of the model's template, with the beginning of an answer.
         """
         if self.chat_template is None:
-            raise ValueError(
-                "this model has no chat template; generate() goes on from any text, such as one in the form that the model was "
-                "trained with"
-            )
+            trained = "such as one in the form that the model was trained with"
+            raise ValueError(f"this model has no chat template; generate() continues any text, {trained}")
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         return rendered(self.chat_template, messages, self.special_tokens)
@@ -349,7 +355,7 @@ class CausalModel(Pretrained):
     def _answers(
         self, ids: list[Array], texts: list[bool], max_new_tokens: int, stop: Any, **how: Any
     ) -> Iterator[list[Any]]:
-        """Return an iterator of what is new at each step: a str or a list of ids for each prompt. Checks at the call."""
+        """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call."""
         stops = stops_of(stop)
         stop_ids = self.stop_ids | self._special_ids(stops)
         if stops and self.tokenizer is None:
@@ -359,13 +365,15 @@ class CausalModel(Pretrained):
         def ends(i: int, new: int) -> bool:
             return answers[i].add(new, new in stop_ids)
 
-        steps = self._generated(ids, max_new_tokens, ends, **how)
+        longest = max(map(len, ids)) + max(max_new_tokens, 0) if isinstance(max_new_tokens, int) else 1
+        steps = generate(
+            self._decoder(min(longest, self.max_positions)), ids, max_new_tokens=max_new_tokens,
+            context=self.max_positions, ends=ends, **how,
+        )  # fmt: skip
 
         def taken() -> list[Any]:
-            return [
-                answer.text() if text else answer.new_ids()
-                for answer, text in zip(answers, texts, strict=True)
-            ]
+            both = zip(answers, texts, strict=True)
+            return [answer.text() if text else answer.new_ids() for answer, text in both]
 
         def pieces() -> Iterator[list[Any]]:
             count = 0
@@ -386,7 +394,7 @@ class CausalModel(Pretrained):
         return text
 
     def _special_ids(self, stops: Sequence[str]) -> set[int]:
-        """Return the ids of special tokens among texts: they are left out of what is decoded, and so never found there."""
+        """Return the ids of special tokens among texts: decoding leaves them out, so they are never found in a text."""
         if not stops or self.tokenizer is None:
             return set()
         added = self.tokenizer.get_added_tokens_decoder()
@@ -406,7 +414,7 @@ class CausalModel(Pretrained):
         window : int, optional
             How many tokens the model sees at once, by default its context.
         stride : int, optional
-            How many tokens of a longer text each further window adds, by default half a window: each token is predicted once,
+            How many tokens of a longer text each further window adds, by default half a window. Each token is predicted once,
             from at least ``window - stride`` tokens before it.
 
         Returns
@@ -442,7 +450,7 @@ class CausalModel(Pretrained):
         text, window, stride
             As for :meth:`perplexity`.
         most_tokens : int, optional
-            Only the first so many.
+            Use only this many, the first ones.
 
         Returns
         -------
@@ -477,21 +485,8 @@ class CausalModel(Pretrained):
         perplexity = math.inf if mean > 709 else math.exp(mean)  # beyond float64
         return {"perplexity": perplexity, "mean_nll": mean, "tokens": int(ids.size - 1)}
 
-    def _generated(
-        self,
-        prompts: list[Array],
-        max_new_tokens: int,
-        ends: Callable[[int, int], bool],
-        **how: Any,
-    ) -> Iterator[list[int | None]]:
-        longest = max(map(len, prompts)) + max(max_new_tokens, 0) if isinstance(max_new_tokens, int) else 1
-        decoder = self._decoder(min(longest, self.max_positions))
-        return generate(
-            decoder, prompts, max_new_tokens=max_new_tokens, context=self.max_positions, ends=ends, **how
-        )
-
     def _surprise(self, ids: Array, first: int) -> Array:
-        """Return −log p of the tokens from the first on, each behind those before it, float64."""
+        """Return −log p of each token from a first one on, given the tokens before it, float64."""
         decoder = self._decoder(len(ids))
         rows = decoder.hidden([ids])[0][first - 1 : -1]
         found = np.empty(len(rows))
@@ -502,3 +497,171 @@ class CausalModel(Pretrained):
             logits -= largest[:, None]
             found[begin : begin + ROWS] = np.log(np.exp(logits, out=logits).sum(axis=1)) + largest - wanted
         return found
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+class Answer:
+    """What is generated for one prompt: ids, and their text in whole characters up to a stop; ``decode=None`` makes no text."""
+
+    def __init__(self, decode: Callable[[list[int]], str] | None, stops: tuple[str, ...]) -> None:
+        self.decode, self.stops = decode, stops
+        self.ids: list[int] = []
+        self.spoken: list[int] = []  # without the id that ends the answer
+        self.found = ""  # the text so far
+        self.given, self.given_ids = 0, 0  # how much of text and ids has been taken
+        # Spoken ids from begin on are decoded again; those before end are in `found`.
+        self.begin, self.end = 0, 0
+        self.stopped = False
+
+    def add(self, new: int, last: bool) -> bool:
+        """Append an id, which may be the last; return whether the answer ends."""
+        self.ids.append(new)
+        if last or self.decode is None:
+            return last
+        self.spoken.append(new)
+        text = self.decode(self.spoken[self.begin :])
+        if not text.endswith(UNFINISHED):
+            self._append(text)
+        return self.stopped
+
+    def _append(self, text: str) -> None:
+        """Take the text of all spoken ids from begin on; that of the ids before end is known already."""
+        assert self.decode is not None
+        known = len(self.decode(self.spoken[self.begin : self.end]))
+        before = len(self.found)
+        self.found += text[known:]
+        self.begin, self.end = self.end, len(self.spoken)
+        places = [self.found.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        places = [place for place in places if place >= 0]
+        if places:
+            self.found, self.stopped = self.found[: min(places)], True
+
+    def finish(self) -> None:
+        """Take what was held back: there will be no more."""
+        if self.decode is not None and not self.stopped:
+            self._append(self.decode(self.spoken[self.begin :]))
+        self.stopped = True
+
+    def text(self) -> str:
+        """Return the text since the last call, without an end that may become a stop."""
+        safe = len(self.found)
+        if not self.stopped:
+            safe -= max((_overlap(self.found, stop) for stop in self.stops), default=0)
+        piece = self.found[self.given : safe]
+        self.given = max(self.given, safe)
+        return piece
+
+    def new_ids(self) -> list[int]:
+        """Return the ids since the last call."""
+        piece = self.ids[self.given_ids :]
+        self.given_ids = len(self.ids)
+        return piece
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return how many characters at the end of a text begin a stop."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def stops_of(stop: Any) -> tuple[str, ...]:
+    """Check ``stop=`` of a call, one text or several."""
+    one = isinstance(stop, str) or not isinstance(stop, Iterable)
+    found = () if stop is None else (stop,) if one else tuple(stop)
+    for each in found:
+        if not isinstance(each, str):
+            raise TypeError(f"stop must be a str or a sequence of str, not {stop!r}")
+        if not each:
+            raise ValueError("stop must not be empty: it is in every text")
+    return found
+
+
+def collected(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Any:
+    """Return the whole answers: a text, or an array of ids."""
+    steps = list(pieces)  # not spread itself: CPython 3.11 loses memory where an iterator raises there
+    whole = [list(parts) for parts in zip(*steps, strict=True)]
+    results = [
+        "".join(parts) if text else np.array(list(chain.from_iterable(parts)), np.int64)
+        for parts, text in zip(whole, texts, strict=True)
+    ]
+    return results[0] if alone else results
+
+
+def streamed(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Iterator[Any]:
+    """Yield what is new, unless it is empty."""
+    for step in pieces:
+        if not alone:
+            if any(step):
+                yield step
+        elif not texts[0]:
+            yield from step[0]
+        elif step[0]:
+            yield step[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ a folder
+
+
+def attach(model: CausalModel, folder: Path) -> None:
+    """Give a language model the tokenizer of a folder, its chat template, and the tokens that end its answers."""
+    tokenizer, config = _tokenizer.load_tokenizer(folder)
+    model.kept = {
+        name: (folder / name).read_bytes()
+        for name in (_tokenizer.TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, TEMPLATE)
+        if (folder / name).is_file()
+    }
+    model._folder, model.tokenizer = folder, tokenizer
+    if tokenizer is not None:
+        _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
+    more = _disk.read_object(folder / SPECIAL_TOKENS_MAP, required=False)
+    named = {name: config.get(name) or more.get(name) for name in SPECIAL_TOKENS}
+    texts = {name: each.get("content") if isinstance(each, dict) else each for name, each in named.items()}
+    model.special_tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
+    model.chat_template = _template(folder, config)
+    generation = _disk.read_object(folder / GENERATION_CONFIG, required=False)
+    given = generation.get("eos_token_id", model.config.get("eos_token_id"))
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(n) is int for n in ids):
+        raise ValueError(f"{folder}: eos_token_id must be an int or a list of them, not {given!r}")
+    if given is None and tokenizer is not None and "eos_token" in model.special_tokens:
+        ids = [tokenizer.token_to_id(model.special_tokens["eos_token"])]
+    model.stop_ids = frozenset(n for n in ids if n is not None)
+    model._as_read = model.chat_template, model.stop_ids
+
+
+def _template(folder: Path, config: dict[str, Any]) -> str | None:
+    if (folder / TEMPLATE).is_file():
+        try:
+            return (folder / TEMPLATE).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{folder / TEMPLATE} is not UTF-8: {error}") from None
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
+        found = named[-1].get("template") if named else None
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"{folder}: chat_template must be a text, not {quoted(found)}")
+    return found
+
+
+def text_files(model: CausalModel) -> dict[str, bytes]:
+    """Return the files of a model's tokenizer and template by name: those that were read, with changes, or new ones."""
+    if model.tokenizer is None:
+        return {}
+    found = dict(model.kept)
+    if not found:
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **model.special_tokens}
+        found[_tokenizer.TOKENIZER_CONFIG] = _disk.to_json(settings)
+    template, stop_ids = model._as_read
+    if model.stop_ids != stop_ids:
+        generation = json.loads(found.get(GENERATION_CONFIG, b"{}"))
+        found[GENERATION_CONFIG] = _disk.to_json(generation | {"eos_token_id": sorted(model.stop_ids)})
+    if model.chat_template is not None and model.chat_template != template:
+        found[TEMPLATE] = model.chat_template.encode()
+    elif model.chat_template is None and template is not None:
+        found.pop(TEMPLATE, None)
+        settings = json.loads(found.get(_tokenizer.TOKENIZER_CONFIG, b"{}"))
+        settings.pop("chat_template", None)
+        found[_tokenizer.TOKENIZER_CONFIG] = _disk.to_json(settings)
+    return found | {_tokenizer.TOKENIZER: _tokenizer.without_cutting(model.tokenizer).encode()}

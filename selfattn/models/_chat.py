@@ -1,8 +1,8 @@
-"""Chat templates: how the messages of a chat become a text, in Jinja2's sandbox and in a bounded number of steps.
+"""Chat templates: they turn the messages of a chat into a text, in Jinja2's sandbox and in a bounded number of steps.
 
-A template comes with a model, from wherever that came. The sandbox keeps it from everything but its own values; what it may still
-do is to go on for ever, or to make texts that fill the memory. So each turn of a loop, each call and each filter costs steps, and
-a result costs its length: a template that spends too much is an error. What operators make is bounded before it is made.
+A template comes with a model, and so from anybody. The sandbox lets it reach only its own values, but would let it run without end,
+or make texts that fill the memory. So each turn of a loop, each call and each filter costs steps, and a result costs its length; a
+template that spends too much is an error. The results of operators are bounded before they are computed.
 """
 
 from __future__ import annotations
@@ -22,31 +22,25 @@ LARGEST = 10_000  # number in an argument, such as a width
 
 
 class Budget:
-    """How many steps a template may still take."""
+    """The number of steps that a template may still take."""
 
     def __init__(self) -> None:
         self.left = MOST_STEPS
 
     def spend(self, steps: int) -> None:
-        """Take steps.
-
-        Raises
-        ------
-        ValueError
-            They are used up.
-        """
+        """Take steps; a ValueError if none are left."""
         self.left -= steps
         if self.left < 0:
             raise ValueError(f"the chat template took more than {MOST_STEPS} steps; does it loop?")
 
     def turns(self, items: Iterable[Any], letters: int) -> Iterator[Any]:
-        """Go through a loop that writes so many letters of its own each time."""
+        """Go through a loop whose body writes this many letters each time."""
         for item in items:
             self.spend(1 + letters // LETTERS)
             yield item
 
     def weigh(self, value: Any) -> Any:
-        """Pay for all that is in a value, which may hold another many times; it is about to become a text, say."""
+        """Pay for everything in a value before it becomes, for example, a text; it may hold another value many times."""
         waiting = [value]
         while waiting:
             each = waiting.pop()
@@ -68,7 +62,7 @@ class Budget:
 
 
 def check_length(length: int) -> None:
-    """Refuse what would fill the memory."""
+    """Refuse a length that would fill the memory."""
     if length > LONGEST:
         raise ValueError(f"the chat template made a value of more than {LONGEST} characters or elements")
 
@@ -76,9 +70,7 @@ def check_length(length: int) -> None:
 def _check_numbers(arguments: Iterable[Any]) -> None:
     for value in arguments:
         if isinstance(value, int) and abs(value) > LARGEST:
-            raise ValueError(
-                f"the chat template calls something with {value}; {LARGEST} is the most that is allowed"
-            )
+            raise ValueError(f"the chat template calls something with {value}, more than {LARGEST}")
 
 
 def _operate(name: str, left: Any, right: Any) -> None:
@@ -99,7 +91,7 @@ def _operate(name: str, left: Any, right: Any) -> None:
 
 @functools.cache
 def _environment_class() -> Any:
-    """Return a sandbox that counts; Jinja2 is imported here."""
+    """Return the class of a sandbox that counts steps; Jinja2 is imported here."""
     nodes = import_extra("jinja2.nodes", "models")
     sandbox = import_extra("jinja2.sandbox", "models")
 
@@ -117,8 +109,7 @@ def _environment_class() -> Any:
                 loop.iter = nodes.Filter(loop.iter, "_turns", [size], [], None, None, lineno=loop.lineno)
             for block in list(tree.find_all(nodes.AssignBlock)):
                 block.filter = nodes.Filter(block.filter, "_result", [], [], None, None, lineno=block.lineno)
-            joined = list(tree.find_all(nodes.Concat))
-            for concat in joined:
+            for concat in list(tree.find_all(nodes.Concat)):
                 parts = nodes.List(concat.nodes, lineno=concat.lineno)
                 concat.nodes = [nodes.Filter(parts, "_joined", [], [], None, None, lineno=concat.lineno)]
             return tree
@@ -144,7 +135,7 @@ def _environment_class() -> Any:
 
 
 def _counted(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
-    """Return a filter that pays for its result; what Jinja2 has marked it with goes along."""
+    """Return a filter that pays for its result, with the marks of Jinja2."""
 
     @functools.wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +149,7 @@ def _counted(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]
 
 
 def _environment() -> Any:
-    """Return a new sandbox, as Transformers sets it up."""
+    """Return a new sandbox with Transformers' settings, filters and functions."""
     budget = Budget()
     environment = _environment_class()(
         trim_blocks=True,
@@ -178,7 +169,10 @@ def _environment() -> Any:
         "_joined": lambda parts: _joined(parts, budget),
         "tojson": _counted(_to_json, budget),
     }
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    environment.globals |= {
+        "raise_exception": _raise,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
+    }
     for name in ("lipsum", "cycler", "joiner"):
         environment.globals.pop(name, None)
     return environment
@@ -199,10 +193,6 @@ def _raise(message: Any) -> None:
     raise _RefusedError(str(message))
 
 
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -216,24 +206,10 @@ def _to_json(
 
 
 def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) -> str:
-    """Return the text of a chat, with the beginning of an answer.
+    """Return the text of a chat, with the beginning of an answer; special tokens are variables of the template.
 
-    Parameters
-    ----------
-    template : str
-    messages : sequence of mapping
-        With ``role`` and ``content``.
-    special_tokens : mapping of str to str
-        Variables of the template, such as ``bos_token``.
-
-    Raises
-    ------
-    TypeError
-        Messages are no list of dicts.
-    ValueError
-        There are none; the template is no Jinja2, refuses them, or takes too many steps.
-    ImportError
-        Jinja2 is not installed.
+    A TypeError if messages are not a list of dicts; a ValueError if there are none, or the template is not Jinja2, refuses them or
+    takes too many steps.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise TypeError(f"messages must be a str or a list of dicts, not {type(messages).__name__}")
@@ -241,9 +217,8 @@ def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) ->
         raise ValueError("messages must not be empty")
     for n, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TypeError(
-                f'message {n} must be a dict such as {{"role": "user", "content": "…"}}, not {message!r:.80}'
-            )
+            such = '{"role": "user", "content": "…"}'
+            raise TypeError(f"message {n} must be a dict such as {such}, not {message!r:.80}")
         if "content" not in message:
             raise ValueError(f"message {n} has no content")
     try:

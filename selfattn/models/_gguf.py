@@ -1,7 +1,7 @@
-"""GGUF files, as llama.cpp writes them: the header, read and checked, and tensors mapped into memory.
+"""GGUF files, as llama.cpp writes them, as language models: header and tensors, names and sizes, tokenizer.
 
-The header is read here and not by the package ``gguf``, whose reader makes an array of every token and trusts every number. The
-package is asked for what only it knows: kinds of quants that the core does not expand. The format is described in
+The header is read here and not by the package ``gguf``, whose reader makes an array of every token and trusts every number. That
+package only expands the kinds of quants that the core does not know. The format is described in
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfattn._check import Array
+from selfattn._check import Array, quoted
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
+from selfattn.models._folder import Config
+from selfattn.models.gpt2 import TRANSPOSED, GPT2LMHeadModel
+from selfattn.models.llama import LlamaForCausalLM
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -25,7 +30,7 @@ STRING, ARRAY = 8, 9
 ALIGNMENT, MOST_ALIGNMENT = 32, 2**20
 MOST_DIMENSIONS, MOST_ELEMENTS = 4, 2**42
 LEAST_ENTRY, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes of an entry and of a tensor in the header
-# The kinds that files have: their names, and how many numbers share scales, and their bytes.
+# Kinds of tensors: name, numbers that share scales, and their bytes.
 KINDS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
@@ -35,7 +40,7 @@ FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 class Tensor(NamedTuple):
-    """Where a tensor is."""
+    """Where a tensor is in the file."""
 
     kind: str
     shape: tuple[int, ...]  # the last axis is contiguous
@@ -44,25 +49,13 @@ class Tensor(NamedTuple):
 
 
 def begins_as_gguf(path: Path) -> bool:
-    """Tell a GGUF file, whatever its name."""
+    """Tell whether a file is GGUF, whatever its name."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 class GGUF:
-    """A file: what its header says, and its tensors.
-
-    Attributes
-    ----------
-    metadata : dict
-        Numbers, texts, and lists of such, by name.
-    tensors : dict of str to Tensor
-
-    Raises
-    ------
-    ValueError
-        The file is cut off or damaged: the message says what is wrong where.
-    """
+    """A file: ``metadata``, numbers, texts and lists of them by name; and ``tensors``. A ValueError says what is damaged where."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,12 +75,12 @@ class GGUF:
         tensors, entries = self._number("Q"), self._number("Q")
         left = self._size - self._at
         if entries > left // LEAST_ENTRY or tensors > left // LEAST_TENSOR:
-            raise self._error(f"it says that it has {entries} entries and {tensors} tensors, in {left} bytes")
+            raise self._error(f"it claims to have {entries} entries and {tensors} tensors in {left} bytes")
         self.metadata: dict[str, Any] = {}
         for _ in range(entries):
             name = self._text("a name")
             if name in self.metadata:
-                raise self._error(f"the entry {name!r} stands there twice")
+                raise self._error(f"it has the entry {name!r} twice")
             self.metadata[name] = self._value(name, self._number("I"))
         self.tensors = self._read_tensors(tensors)
 
@@ -97,7 +90,7 @@ class GGUF:
     def _take(self, count: int) -> bytes:
         end = self._at + count
         if end > self._size:
-            raise self._error(f"{count} bytes are expected, and the file ends after {self._size - self._at}")
+            raise self._error(f"expected {count} bytes, and the file ends after {self._size - self._at}")
         found = self._bytes[self._at : end]
         self._at = end
         return found
@@ -120,19 +113,17 @@ class GGUF:
         if kind != ARRAY:
             raise self._error(f"{name} is of the type {kind}, which is not known")
         inner, count = self._number("I"), self._number("Q")
-        if inner == STRING:
-            return self._texts(name, count)
-        if inner not in SCALARS:
+        if inner != STRING and inner not in SCALARS:
             raise self._error(f"{name} is an array of the type {inner}, which is not supported")
-        size = struct.calcsize("<" + SCALARS[inner])
+        size = 8 if inner == STRING else struct.calcsize("<" + SCALARS[inner])
         if count > (self._size - self._at) // size:
             raise self._error(f"{name} has {count} elements, more than the file has bytes for")
+        if inner == STRING:
+            return self._texts(name, count)
         return np.frombuffer(self._take(count * size), np.dtype("<" + SCALARS[inner])).tolist()
 
     def _texts(self, name: str, count: int) -> list[str]:
-        """Read many texts, such as the tokens."""
-        if count > (self._size - self._at) // 8:
-            raise self._error(f"{name} has {count} elements, more than the file has bytes for")
+        """Read many texts, such as the tokens, faster than one by one."""
         found, at, content, unpack = [], self._at, self._bytes, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
@@ -148,8 +139,6 @@ class GGUF:
         self._at = at
         return found
 
-    # --------------------------------------------------------------------------------------------------- tensors
-
     def _read_tensors(self, count: int) -> dict[str, Tensor]:
         alignment = self.metadata.get("general.alignment", ALIGNMENT)
         if type(alignment) is not int or not 8 <= alignment <= MOST_ALIGNMENT or alignment & (alignment - 1):
@@ -158,7 +147,7 @@ class GGUF:
         for _ in range(count):
             name = self._text("the name of a tensor")
             if name in found:
-                raise self._error(f"the tensor {name!r} stands there twice")
+                raise self._error(f"it has the tensor {name!r} twice")
             found[name] = self._read_tensor(name, alignment)
         begin = -(-self._at // alignment) * alignment
         found = {name: tensor._replace(begin=begin + tensor.begin) for name, tensor in found.items()}
@@ -199,28 +188,368 @@ class GGUF:
         return np.asarray(self.data[tensor.begin : tensor.begin + tensor.size]).reshape(rows, -1)
 
     def quants(self, name: str) -> Quants | None:
-        """Return a matrix as it is stored, or None where the core does not multiply by it so."""
+        """Return a matrix as it is stored, or None where the core cannot multiply by its kind."""
         tensor = self.tensors[name]
         if len(tensor.shape) != 2 or tensor.kind not in QUANTS or tensor.kind == "F32":
             return None
         return Quants(self.raw(name), tensor.kind, (tensor.shape[0], tensor.shape[1]))
 
     def array(self, name: str) -> Array:
-        """Return a tensor as float32; what is stored so is mapped.
-
-        Raises
-        ------
-        ImportError
-            Only the package ``gguf`` expands its kind, and it is not installed.
-        """
+        """Return a tensor as float32, mapped if it is stored so; an ImportError if its kind needs the package ``gguf``."""
         tensor = self.tensors[name]
         if tensor.kind in FLOATS:
             found = self.raw(name).reshape(-1).view(FLOATS[tensor.kind]).reshape(tensor.shape)
             return to_float32(found, None) if tensor.kind == "BF16" else found.astype(np.float32, copy=False)
         if tensor.kind in QUANTS:
-            rows = math.prod(tensor.shape[:-1])
-            quants = Quants(self.raw(name), tensor.kind, (rows, tensor.shape[-1]))
-            return quants.dequantize().reshape(tensor.shape)
+            raw = self.raw(name)
+            return Quants(raw, tensor.kind, (len(raw), tensor.shape[-1])).dequantize().reshape(tensor.shape)
         gguf = import_extra("gguf", "gguf")
         found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])
         return np.ascontiguousarray(found, np.float32).reshape(tensor.shape)
+
+
+# ---------------------------------------------------------------------------------------- names and sizes of a model
+
+LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
+LLAMA_NAMES = {
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+GPT2_NAMES = {
+    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
+    "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
+}  # fmt: skip
+ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, where the layers are
+    "llama": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
+    "qwen2": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
+    "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
+}
+FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
+HARMLESS = {
+    "tensor_data_layout", "vocab_size", "rope.scaling.finetuned", "rope.scaling.yarn_log_multiplier",
+    "expert_count", "expert_used_count",
+}  # fmt: skip
+
+
+class GGUFConfig(Config):
+    """The entries of a file's header whose names begin with that of its architecture."""
+
+    harmless = HARMLESS
+    off = (*Config.off, "", "none")
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path) -> None:
+        own = architecture + "."
+        values = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
+        super().__init__(values, f"{path}: {architecture}")
+        self.architecture = architecture
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = super()._get(name, default)
+        one = isinstance(value, list) and len(set(map(repr, value))) == 1  # one for each layer, all the same
+        return value[0] if one else value
+
+    def finish(self) -> None:
+        """Refuse mixtures of experts, attention that is not causal, and what has not been read."""
+        for name in ("expert_count", "expert_used_count"):
+            if self.values.get(name, 0):
+                raise self.error(f"mixtures of experts are not supported ({name} {self.values[name]!r:.80})")
+        self.only("attention.causal", True)
+        super().finish()
+
+
+def load_gguf(path: Path, dtype: str | None) -> Any:
+    """Load a language model from a GGUF file; without a dtype as it is stored, as quants or float32."""
+    file = GGUF(path)
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{path} has the architecture {architecture!r:.80}; supported are {', '.join(ARCHITECTURES)}"
+        )
+    kind, names, layers = ARCHITECTURES[architecture]
+    entries = GGUFConfig(file.metadata, architecture, path)
+    config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
+    entries.finish()
+    renamed = {name: _renamed(name, names, layers) for name in file.tensors if name != FACTORS}
+    as_stored = dtype is None and any(file.quants(name) is not None for name in renamed)
+    arrays = {new: _tensor(file, old, as_stored) for old, new in renamed.items()}
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    permuted = architecture == "llama"  # rows of q and k as llama.cpp rotates them: pairs are neighbours
+    if permuted and not as_stored:
+        arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
+    if architecture == "gpt2":
+        arrays = {
+            name: array.T if name.endswith(TRANSPOSED) and isinstance(array, np.ndarray) else array
+            for name, array in arrays.items()
+        }
+    model = kind(config, arrays, where=str(path), dtype=dtype)
+    model.interleaved = permuted and as_stored
+    attach_tokenizer(model, file)
+    return model
+
+
+def _renamed(name: str, names: Mapping[str, str], layers: str) -> str:
+    """Return Transformers' name of a tensor; an unknown name stays, and is an error later."""
+    stem, _, end = name.rpartition(".")
+    found = LAYER.fullmatch(stem)
+    if found is None:
+        return f"{names.get(stem, stem)}.{end}"
+    return f"{layers}{int(found[1])}.{names.get(found[2], found[2])}.{end}"
+
+
+def _tensor(file: GGUF, name: str, as_stored: bool) -> Any:
+    """Return a tensor: a matrix as quants if it is to be as stored, else as float32."""
+    if not as_stored or len(file.tensors[name].shape) != 2 or name.startswith("position_embd"):
+        return file.array(name)
+    quants = file.quants(name)
+    if quants is None:  # a layer cannot mix quants and plain arrays
+        array = file.array(name)
+        quants = Quants(array.view(np.uint8), "F32", (array.shape[0], array.shape[1]))
+    return quants
+
+
+def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
+    """Order the rows of q and k as Transformers does: the first elements of all pairs of a head, then the second."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    if heads is None or len(array) % (2 * config[heads]):
+        return array
+    pairs = array.reshape(config[heads], -1, 2, *array.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
+
+
+def _llama_config(entries: GGUFConfig, file: GGUF) -> dict[str, Any]:
+    heads, d = entries.size("attention.head_count"), entries.size("embedding_length")
+    longest = entries.size("context_length")
+    width = entries.size("attention.key_length", d // heads)
+    if entries.size("attention.value_length", width) != width:
+        raise entries.error("keys and values of different widths are not supported")
+    if entries.size("rope.dimension_count", width) != width:
+        raise entries.error("rotary positions of a part of each head are not supported")
+    if entries.size("attention.sliding_window", longest) < longest:
+        raise entries.error("sliding windows are not supported in GGUF files")
+    config: dict[str, Any] = {
+        "model_type": entries.architecture,
+        "vocab_size": _rows(file, "token_embd.weight"),
+        "hidden_size": d,
+        "num_hidden_layers": entries.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": entries.size("attention.head_count_kv", heads),
+        "head_dim": width,
+        "intermediate_size": entries.size("feed_forward_length"),
+        "max_position_embeddings": longest,
+        "rms_norm_eps": float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str)),
+    }
+    rope: dict[str, Any] = {"rope_theta": entries.number("rope.freq_base", 10000.0)}
+    scaling = entries.raw("rope.scaling.type", "none")
+    factor = entries.raw("rope.scaling.factor")  # read_rope checks it
+    before = entries.size("rope.scaling.original_context_length", longest)
+    attention = entries.number("rope.scaling.attn_factor", 1.0)
+    if scaling not in ("none", "linear", "yarn") or attention != 1:
+        raise entries.error(f"rope.scaling.type {scaling!r} with attn_factor {attention} is not supported")
+    if scaling != "none":
+        rope |= {"rope_type": scaling, "factor": factor}
+    if scaling == "yarn":
+        rope["original_max_position_embeddings"] = before
+    if FACTORS in file.tensors:
+        if scaling != "none":
+            raise entries.error(f"{FACTORS} with rope.scaling.type {scaling!r} is not supported")
+        factors = file.array(FACTORS).reshape(-1).tolist()
+        rope |= {
+            "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0,
+            "original_max_position_embeddings": longest,
+        }  # fmt: skip
+    config["rope_parameters"] = rope
+    if entries.architecture == "llama":
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    return config
+
+
+def _gpt2_config(entries: GGUFConfig, file: GGUF) -> dict[str, Any]:
+    d = entries.size("embedding_length")
+    return {
+        "model_type": "gpt2",
+        "vocab_size": _rows(file, "token_embd.weight"),
+        "n_embd": d,
+        "n_layer": entries.size("block_count"),
+        "n_head": entries.size("attention.head_count"),
+        "n_inner": entries.size("feed_forward_length", 4 * d),
+        "n_positions": entries.size("context_length"),
+        "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"),
+        "activation_function": "gelu_new",
+    }
+
+
+def _rows(file: GGUF, name: str) -> int:
+    if name not in file.tensors or len(file.tensors[name].shape) != 2:
+        raise ValueError(f"{file.path} has no matrix {name}")
+    return file.tensors[name].shape[0]
+
+
+# ----------------------------------------------------------------------------------------------------- the tokenizer
+
+# There are two kinds: byte-level BPE ("gpt2"), whose pre-tokenizer has a name of llama.cpp's, and SentencePiece's BPE ("llama"),
+# whose merges follow from the scores of its tokens.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# How a text is cut before its bytes: by a pattern that matches words, by "digits" one by one and GPT-2's pattern, or by that alone.
+PRE = {
+    "gpt-2": None, "gpt2": None, "mpt": None, "olmo": None, "jais": None, "phi-2": None, "roberta-bpe": None,
+    "smollm": "digits", "starcoder": "digits", "refact": "digits", "command-r": "digits", "codeshell": "digits",
+    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3,
+    "qwen2": QWEN2, "stablelm2": QWEN2, "deepseek-r1-qwen": QWEN2,
+}  # fmt: skip
+# Of Llama 3: a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
+START = "tokenizer.ggml."
+MOST_LETTERS = 1000  # of a token that is cut at each place
+NAMES = {
+    "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
+    "cls": "cls_token", "mask": "mask_token",
+}  # fmt: skip
+ENDS = ("eos", "eot", "eom")
+
+
+def attach_tokenizer(model: Any, file: GGUF) -> None:
+    """Give a model the tokenizer of a file, if it has one, its chat template, and the tokens that end its answers."""
+    kind = file.metadata.get(START + "model")
+    tokens = _list(file, "tokens", str)
+    if len(tokens) > model.vocab_size:
+        raise ValueError(f"{file.path} has {len(tokens)} tokens, and a table of {model.vocab_size} rows")
+    special = {name: _id(file, name, tokens) for name in {*NAMES, *ENDS}}
+    model.special_tokens = {
+        NAMES[name]: tokens[n] for name, n in special.items() if n is not None and name in NAMES
+    }
+    model.stop_ids = frozenset(n for name, n in special.items() if n is not None and name in ENDS)
+    template = file.metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ValueError(f"{file.path}: tokenizer.chat_template must be a text, not {quoted(template)}")
+    model.chat_template, model._folder = template, file.path
+    if kind in (None, "none", "no_vocab"):
+        return
+    make = {"gpt2": _byte_level, "llama": _sentencepiece}.get(str(kind))
+    if make is None:
+        raise ValueError(
+            f"{file.path} has a tokenizer of kind {kind!r:.80}; supported are 'gpt2' and 'llama'"
+        )
+    library = import_extra("tokenizers", "models")
+    vocabulary = {token: n for n, token in enumerate(tokens)}
+    if len(vocabulary) < len(tokens):
+        twice = next(token for n, token in enumerate(tokens) if vocabulary[token] != n)
+        raise ValueError(f"{file.path} has the token {quoted(twice)} twice")
+    try:
+        tokenizer = make(library, file, vocabulary, tokens)
+    except (ValueError, ImportError):
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{file.path}: no tokenizer can be made of its tokens and merges: {error}") from None
+    _add_special(library, tokenizer, file, tokens)
+    if _flag(file, "add_eos_token", False):
+        raise ValueError(f"{file.path}: {START}add_eos_token, an end after every text, is not supported")
+    begins = kind == "llama" or file.metadata.get(START + "pre") in WHOLE_WORDS_FIRST
+    if _flag(file, "add_bos_token", begins) and special["bos"] is not None:
+        bos = tokens[special["bos"]]
+        tokenizer.post_processor = library.processors.TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, special["bos"])]
+        )
+    model.tokenizer = tokenizer
+
+
+def _list(file: GGUF, name: str, kind: type) -> list[Any]:
+    found = file.metadata.get(START + name, [])
+    if not isinstance(found, list) or not all(type(each) is kind for each in found):
+        raise ValueError(f"{file.path}: {START}{name} must be a list of {kind.__name__}, not {quoted(found)}")
+    return found
+
+
+def _flag(file: GGUF, name: str, default: bool) -> bool:
+    found = file.metadata.get(START + name, default)
+    if type(found) is not bool:
+        raise ValueError(f"{file.path}: {START}{name} must be true or false, not {quoted(found)}")
+    return found
+
+
+def _id(file: GGUF, name: str, tokens: list[str]) -> int | None:
+    found = file.metadata.get(f"{START}{name}_token_id")
+    if found is None or (name not in ENDS and name != "bos" and found == 2**32 - 1):
+        return None
+    if type(found) is not int or not 0 <= found < max(len(tokens), 1):
+        what = f"{START}{name}_token_id must be one of {len(tokens)} tokens"
+        raise ValueError(f"{file.path}: {what}, not {found!r:.80}")
+    return found if tokens else None
+
+
+def _byte_level(library: Any, file: GGUF, vocabulary: dict[str, int], tokens: list[str]) -> Any:
+    pre = file.metadata.get(START + "pre", "default")
+    if not isinstance(pre, str) or pre not in PRE:
+        known = ", ".join(PRE)
+        raise ValueError(
+            f"{file.path}: the pre-tokenizer {pre!r:.80} is not supported; supported are {known}"
+        )
+    merges = [tuple(merge.split(" ")) for merge in _list(file, "merges", str)]
+    for merge in merges:
+        if len(merge) != 2:
+            raise ValueError(
+                f"{file.path}: a merge must be two tokens and a space, not {' '.join(merge)!r:.80}"
+            )
+    tokenizer = library.Tokenizer(
+        library.models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
+    )
+    steps, pattern = library.pre_tokenizers, PRE[pre]
+    cuts = [steps.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, "digits"))]
+    if pattern == "digits":
+        cuts.insert(0, steps.Digits(individual_digits=True))
+    elif pattern is not None:
+        cuts.insert(0, steps.Split(library.Regex(pattern), "isolated"))
+    tokenizer.pre_tokenizer = steps.Sequence(cuts) if pattern else cuts[0]
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(library: Any, file: GGUF, vocabulary: dict[str, int], tokens: list[str]) -> Any:
+    """Make the tokenizer that Transformers makes of SentencePiece's BPE (Kudo and Richardson, 2018)."""
+    scores = _list(file, "scores", float)
+    if len(scores) != len(tokens):
+        raise ValueError(f"{file.path} has {len(scores)} scores for {len(tokens)} tokens")
+    types = _list(file, "token_type", int) or [NORMAL] * len(tokens)
+    merges = []
+    for n in sorted(range(len(tokens)), key=lambda n: -scores[n]):  # stable: equal scores in order
+        token = tokens[n]
+        if n >= len(types) or types[n] not in (NORMAL, USER_DEFINED, UNUSED):
+            continue
+        if len(token) > MOST_LETTERS:
+            raise ValueError(f"{file.path} has a token of {len(token)} characters, more than {MOST_LETTERS}")
+        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
+        cuts = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
+        merges += sorted(cuts, key=lambda cut: (vocabulary[cut[0]], vocabulary[cut[1]]))
+    place = _id(file, "unknown", tokens)
+    unknown = None if place is None else tokens[place]
+    tokenizer = library.Tokenizer(
+        library.models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    normalizers, decoders = library.normalizers, library.decoders
+    prefix = _flag(file, "add_space_prefix", True)
+    before, after = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if prefix else ([], [])
+    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
+    return tokenizer
+
+
+def _add_special(library: Any, tokenizer: Any, file: GGUF, tokens: list[str]) -> None:
+    """Add the tokens that are found whole in a text, and among them those that decoding leaves out."""
+    types = _list(file, "token_type", int)
+    if types and len(types) != len(tokens):
+        raise ValueError(f"{file.path} has {len(types)} types for {len(tokens)} tokens")
+    for wanted, special in ((CONTROL, True), (USER_DEFINED, False)):
+        found = [
+            library.AddedToken(token, special=special, normalized=False)
+            for token, own in zip(tokens, types, strict=False)
+            if own == wanted and token
+        ]
+        if found:
+            tokenizer.add_special_tokens(found) if special else tokenizer.add_tokens(found)

@@ -1,6 +1,6 @@
 """What sentence-transformers does after the transformer: pooling, dense layers, normalising; and prompts.
 
-Reads the files that its versions 2 to 6 write, in both spellings of their keys. What is not known and would change an
+Reads the files that its versions 2 to 6 write, in both spellings of their keys. A key that is not known and would change an
 embedding is an error that names it. The files are kept as they were read, so that saving writes the same ones again.
 """
 
@@ -15,26 +15,23 @@ import numpy as np
 
 from selfattn import _disk, files, nn
 from selfattn._check import Array
+from selfattn.models._folder import Config
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have others
 OLD_TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
 )
-# Arguments for Transformers, in old and new spelling, and what among them changes rounding or memory at most.
+# Arguments for Transformers, in old and new spelling.
 ARGUMENTS = (
-    "model_args",
-    "tokenizer_args",
-    "config_args",
-    "model_kwargs",
-    "processor_kwargs",
-    "config_kwargs",
-)
-TRANSFORMER_KEYS = {
-    "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", *ARGUMENTS,
+    "model_args", "tokenizer_args", "config_args", "model_kwargs", "processor_kwargs", "config_kwargs",
+)  # fmt: skip
+# Keys that change rounding or memory at most, and sizes that weights show.
+HARMLESS = {
     "attn_implementation", "dtype", "torch_dtype", "add_pooling_layer", "trust_remote_code", "unpad_inputs",
+    "embedding_dimension", "word_embedding_dimension",
 }  # fmt: skip
-# In the order in which the old spelling puts several side by side.
+# In the order in which the old spelling concatenates several.
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -46,8 +43,25 @@ OLD_MODES = {
 IN_CORE = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 MODES = ("mean", "cls", "max", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh")
-FEATURES = ("module_input_name", "module_output_name")  # of a module after the pooling
 DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
+
+
+class Settings(Config):
+    """A small file of sentence-transformers."""
+
+    harmless = HARMLESS
+    off = (*Config.off, "")
+
+    def one_of(self, name: str, *supported: str) -> None:
+        """Read a key of which some values are supported; the first is the default."""
+        value = self.raw(name)
+        if value not in (None, *supported):
+            raise self.error(f"{name} {value!r} is not supported; supported are {', '.join(supported)}")
+
+    def check_features(self) -> None:
+        """Read what a module after the pooling takes and returns."""
+        for name in ("module_input_name", "module_output_name"):
+            self.one_of(name, "sentence_embedding")
 
 
 class Dense:
@@ -71,7 +85,7 @@ def normalized(x: Array) -> Array:
 
 @dataclass
 class Pipeline:
-    """What happens to a text before the transformer, and to its rows after it."""
+    """What is done to a text before the transformer, and to its rows after it."""
 
     modes: tuple[str, ...] = ("mean",)
     include_prompt: bool = True
@@ -85,14 +99,14 @@ class Pipeline:
     kept: dict[str, bytes] = field(default_factory=dict)  # small files, by their path in the folder
 
     def width(self, d: int) -> int:
-        """Return the width of an embedding, where that of the transformer is d."""
+        """Return the width of an embedding, for the width d of the transformer."""
         d *= len(self.modes)
         for _, dense in self.after:
             d = d if dense is None else dense.linear.out_features
         return d if self.truncate_dim is None else min(d, self.truncate_dim)
 
     def prompt(self, given: str | None) -> str:
-        """Return what to put before each text, for a prompt or the name of one."""
+        """Return the text to put before each sentence, for a prompt or the name of one."""
         if given is None:
             return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
         if not isinstance(given, str):
@@ -100,7 +114,7 @@ class Pipeline:
         return self.prompts.get(given, given)
 
     def finish(self, y: Array, normalize: bool | None) -> Array:
-        """Compute embeddings of pooled rows: dense layers and normalising as the folder has them."""
+        """Compute embeddings of pooled rows, with the folder's dense layers and normalising."""
         for _, dense in self.after:
             if dense is not None:
                 y = dense(y)
@@ -112,7 +126,7 @@ class Pipeline:
 
 
 def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence[int]) -> Array:
-    """Pool the rows of each sequence but its first few, which belong to a prompt; several modes stand side by side."""
+    """Pool the rows of each sequence without its first few, those of a prompt; several modes are concatenated."""
     parts = []
     for start, stop, skip in zip(cu_seqlens[:-1], cu_seqlens[1:], skipped, strict=True):
         own = rows[start + skip : stop]
@@ -129,44 +143,34 @@ def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence
 
 
 def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Path]:
-    """Read the files of sentence-transformers in a folder; return also the folder of the transformer: itself, or one below.
+    """Read the files of sentence-transformers in a folder; return also the transformer's folder: the same, or one inside.
 
-    A folder of Transformers alone gets the mean, as sentence-transformers does it. A model that classifies need not pool.
-
-    Raises
-    ------
-    ValueError
-        There is something that would change embeddings and is not known: modules, ways of pooling, activations; or a
-        file that is damaged. The message names it.
+    A folder of Transformers alone gets the mean, as in sentence-transformers. A model that classifies need not pool.
     """
     pipeline = Pipeline()
     modules = folder / MODULES
     transformer = _read_modules(pipeline, folder, modules, classifies) if modules.exists() else folder
     for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
         if (transformer / name).exists():
-            config = _read_object(pipeline, transformer, name, to=TRANSFORMER_CONFIG)
-            _read_transformer(pipeline, transformer / name, config)
+            _read_transformer(pipeline, _settings(pipeline, transformer, name, to=TRANSFORMER_CONFIG))
             break
-    path = folder / SENTENCE_CONFIG
-    if path.exists():
-        _read_sentence_config(pipeline, path, _read_object(pipeline, folder, SENTENCE_CONFIG))
+    if (folder / SENTENCE_CONFIG).exists():
+        config = _settings(pipeline, folder, SENTENCE_CONFIG)
+        _read_sentence_config(pipeline, config)
         if classifies and pipeline.default_prompt_name is not None:
-            raise ValueError(
-                f"{path}: default_prompt_name {pipeline.default_prompt_name!r} is not supported for classifiers"
-            )
+            name = pipeline.default_prompt_name
+            raise config.error(f"default_prompt_name {name!r} is not supported for classifiers")
     return pipeline, transformer
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Return where the transformer of a folder is: in itself, or where its ``modules.json`` says."""
+    """Return where the transformer of a folder is: in the folder itself, or where its ``modules.json`` says."""
     path = folder / MODULES
-    if not path.exists():
-        return folder
-    return _inside(folder, path, _modules(path)[0])
+    return _inside(folder, path, _modules(path)[0]) if path.exists() else folder
 
 
 def pools(folder: Path) -> bool:
-    """Tell whether a folder says how to pool, and so makes embeddings whatever the model could do besides."""
+    """Tell whether a folder says how to pool; then it makes embeddings, even if the model could classify."""
     path = folder / MODULES
     return path.exists() and any(_kind(module) == "Pooling" for module in _modules(path))
 
@@ -201,20 +205,21 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
     pooled = False
     for module in modules[1:]:
         kind, place = _kind(module), _inside(folder, path, module)
-        name, where = str(PurePosixPath(module["path"]) / "config.json"), place / "config.json"
+        name = str(PurePosixPath(module["path"]) / "config.json")
         if kind == "Pooling" and not pooled:
-            _read_pooling(pipeline, where, _read_object(pipeline, folder, name))
+            _read_pooling(pipeline, _settings(pipeline, folder, name))
             pooled = True
         elif kind == "Normalize" and pooled:
-            if where.exists():
-                _check_features(where, _read_object(pipeline, folder, name))
+            if (place / "config.json").exists():
+                _settings(pipeline, folder, name).check_features()
             pipeline.after.append((module["path"], None))
         elif kind == "Dense" and pooled:
-            pipeline.after.append((module["path"], _read_dense(place, _read_object(pipeline, folder, name))))
+            pipeline.after.append((module["path"], _read_dense(place, _settings(pipeline, folder, name))))
         elif kind != "Dropout":  # which does nothing to embeddings
+            known = kind in ("Transformer", "Pooling", "Normalize", "Dense")
+            what = f"{module['type']} {'is out of order' if known else 'is not supported'}"
             raise ValueError(
-                f"{path}: {module['type']} {'cannot stand here' if kind in ('Transformer', 'Pooling', 'Normalize', 'Dense') else 'is not supported'}; "
-                "expected are Transformer, Pooling, and then Dense and Normalize"
+                f"{path}: {what}; expected are Transformer, Pooling, and then Dense and Normalize"
             )
     if not pooled and not classifies:
         raise ValueError(f"{path} has no Pooling")
@@ -223,110 +228,80 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
     return _inside(folder, path, modules[0])
 
 
-def _read_pooling(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> None:
-    given = config.get("pooling_mode")
+def _read_pooling(pipeline: Pipeline, config: Settings) -> None:
+    old = [mode for key, mode in OLD_MODES.items() if config.raw(key)]
+    given = config.raw("pooling_mode")
     if given is None:
-        given = [mode for key, mode in OLD_MODES.items() if config.get(key)] or ["mean"]
+        given = old or ["mean"]
     modes = tuple(given) if isinstance(given, list) else (given,)
-    for mode in modes:
+    for mode in modes or ("",):
         if mode not in MODES:
-            raise ValueError(f"{path}: pooling mode {mode!r} is not supported; there are {', '.join(MODES)}")
-    known = {"pooling_mode", "include_prompt", "embedding_dimension", "word_embedding_dimension", *OLD_MODES}
-    unknown = set(config) - known
-    if unknown or not modes:
-        raise ValueError(f"{path}: pooling has {sorted(unknown)}, which are not known, and modes {modes}")
-    pipeline.modes, pipeline.include_prompt = modes, bool(config.get("include_prompt", True))
+            raise config.error(f"pooling mode {mode!r} is not supported; supported are {', '.join(MODES)}")
+    include = config.raw("include_prompt", True)
+    config.finish()
+    pipeline.modes, pipeline.include_prompt = modes, bool(include)
 
 
-def _check_features(path: Path, config: dict[str, Any]) -> None:
-    for key in FEATURES:
-        if config.get(key) not in (None, "sentence_embedding"):
-            raise ValueError(
-                f"{path}: {key} {config[key]!r} is not supported; it can be 'sentence_embedding'"
-            )
-
-
-def _read_dense(folder: Path, config: dict[str, Any]) -> Dense:
-    path = folder / "config.json"
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+def _read_dense(folder: Path, config: Settings) -> Dense:
+    activation = str(config.raw("activation_function", "torch.nn.modules.activation.Tanh"))
     kind = activation.rpartition(".")[2]
     if not activation.startswith("torch.nn.") or kind not in ACTIVATIONS:
-        raise ValueError(
-            f"{path}: activation_function {activation!r} is not supported; there are {', '.join(ACTIVATIONS)} of torch.nn"
-        )
-    _check_features(path, config)
-    if config.get("use_residual"):
-        raise ValueError(f"{path}: use_residual True is not supported")
-    unknown = set(config) - {
-        "in_features",
-        "out_features",
-        "bias",
-        "activation_function",
-        "use_residual",
-        *FEATURES,
-    }
-    if unknown:
-        raise ValueError(f"{path}: {sorted(unknown)} are not known")
+        known = f"{' and '.join(ACTIVATIONS)} of torch.nn"
+        raise config.error(f"activation_function {activation!r} is not supported; supported are {known}")
+    config.check_features()
+    if config.raw("use_residual"):
+        raise config.error("use_residual True is not supported")
+    sizes = config.raw("out_features"), config.raw("in_features")
+    expected = {"linear.weight": sizes} | ({"linear.bias": sizes[:1]} if config.raw("bias", True) else {})
+    config.finish()
     if not (folder / DENSE_WEIGHTS).exists() and (folder / DENSE_PICKLE).exists():
         raise ValueError(
             f"{folder} has its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read; "
             "SentenceTransformer(folder).save(other) of sentence-transformers writes model.safetensors"
         )
     weights = files.load_arrays(folder / DENSE_WEIGHTS)
-    sizes = config.get("out_features"), config.get("in_features")
-    expected = {"linear.weight": sizes} | ({"linear.bias": sizes[:1]} if config.get("bias", True) else {})
     found = {name: array.shape for name, array in weights.items()}
     if found != expected:
         raise ValueError(f"{folder / DENSE_WEIGHTS} has {found}, and config.json says {expected}")
     linear = nn.Linear(found["linear.weight"][1], found["linear.weight"][0], "linear.bias" in found, rng=0)
-    linear.load_state_dict(
-        {name.partition(".")[2]: array.astype(np.float32) for name, array in weights.items()}
-    )
+    linear.load_state_dict({name[7:]: array.astype(np.float32) for name, array in weights.items()})
     return Dense(linear, kind)
 
 
-def _read_transformer(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> None:
-    longest = config.get("max_seq_length")
-    if longest is not None and (type(longest) is not int or longest < 1):
-        raise ValueError(f"{path}: max_seq_length must be a whole number from 1 on, not {longest!r}")
-    task = config.get("transformer_task", "feature-extraction")
-    if task not in ("feature-extraction", "sequence-classification"):
-        raise ValueError(f"{path}: transformer_task {task!r} is not supported")
-    output = config.get("module_output_name", "token_embeddings")
-    if output not in ("token_embeddings", "scores"):
-        raise ValueError(f"{path}: module_output_name {output!r} is not supported")
-    text = (config.get("modality_config") or {}).get("text", {})
-    if text.get("method", "forward") != "forward" or text.get("method_output_name", "logits") not in (
-        "last_hidden_state", "logits",
-    ):  # fmt: skip
-        raise ValueError(f"{path}: modality_config {text!r} is not supported")
-    given = {name: value for group in ARGUMENTS for name, value in (config.get(group) or {}).items()}
-    for name, value in {**config, **given}.items():
-        if name not in TRANSFORMER_KEYS and value:
-            raise ValueError(f"{path}: {name} {value!r} is not known, and might change embeddings")
-    pipeline.longest, pipeline.lowercase = longest, bool(config.get("do_lower_case", False))
+def _read_transformer(pipeline: Pipeline, config: Settings) -> None:
+    if config.raw("max_seq_length") is not None:
+        pipeline.longest = config.size("max_seq_length")
+    pipeline.lowercase = bool(config.raw("do_lower_case"))
+    config.one_of("transformer_task", "feature-extraction", "sequence-classification")
+    config.one_of("module_output_name", "token_embeddings", "scores")
+    text = (config.raw("modality_config") or {}).get("text", {})
+    output = text.get("method_output_name", "logits")
+    if text.get("method", "forward") != "forward" or output not in ("last_hidden_state", "logits"):
+        raise config.error(f"modality_config {text!r} is not supported")
+    for group in ARGUMENTS:
+        config.values |= config.raw(group) or {}
+    config.finish()
 
 
-def _read_sentence_config(pipeline: Pipeline, path: Path, config: dict[str, Any]) -> None:
-    prompts = config.get("prompts") or {}
+def _read_sentence_config(pipeline: Pipeline, config: Settings) -> None:
+    prompts = config.raw("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise ValueError(f"{path}: prompts must be texts by name, not {prompts!r:.80}")
-    name = config.get("default_prompt_name")
+        raise config.error(f"prompts must be texts by name, not {prompts!r:.80}")
+    name = config.raw("default_prompt_name")
     if name is not None and (not isinstance(name, str) or name not in prompts):
-        raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts, {sorted(prompts)}")
-    dim = config.get("truncate_dim")
-    if dim is not None and (type(dim) is not int or dim < 1):
-        raise ValueError(f"{path}: truncate_dim must be a whole number from 1 on, not {dim!r}")
+        raise config.error(f"default_prompt_name {name!r} is none of the prompts, {sorted(prompts)}")
+    if config.raw("truncate_dim") is not None:
+        pipeline.truncate_dim = config.size("truncate_dim")
     pipeline.prompts = {key: text or "" for key, text in prompts.items()}
-    pipeline.default_prompt_name, pipeline.truncate_dim = name, dim
-    pipeline.similarity = config.get("similarity_fn_name") or "cosine"
+    pipeline.default_prompt_name = name
+    pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
 
 
-def _read_object(pipeline: Pipeline, folder: Path, name: str, to: str | None = None) -> dict[str, Any]:
+def _settings(pipeline: Pipeline, folder: Path, name: str, to: str | None = None) -> Settings:
     """Read a small JSON file, and keep it for saving."""
-    config = _disk.read_object(folder / name)
-    pipeline.kept[to or name] = _disk.to_json(config)
-    return config
+    values = _disk.read_object(folder / name)
+    pipeline.kept[to or name] = _disk.to_json(values)
+    return Settings(values, str(folder / name))
 
 
 def pipeline_files(pipeline: Pipeline) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""What all pretrained models share: parameters under Transformers' names, and calls of the core with packed sequences."""
+"""The base of all pretrained models: parameters under Transformers' names, and the core's settings made of them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from selfattn.engine.weights import (
     rounded,
     to_float32,
 )
-from selfattn.models._config import Config, check_quantization
-from selfattn.models._weights import fit
+from selfattn.models._folder import Config, check_quantization, fit
 from selfattn.nn import init
 from selfattn.nn.module import Gradients, IncompatibleKeys, Module
 
@@ -45,7 +44,7 @@ def norm(name: str, width: int) -> Shapes:
 
 
 class _Origin(NamedTuple):
-    """Where an array of the core comes from: some rows of a parameter, or a parameter times a factor for each row."""
+    """The origin of an array of the core: some rows of a parameter, or a parameter times a factor for each row."""
 
     name: str
     rows: slice
@@ -53,7 +52,7 @@ class _Origin(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A compact weight, and what it was made of."""
+    """A compact weight, and the arrays it was made of."""
 
     values: Array
     scale: Array | None
@@ -62,10 +61,10 @@ class _Made(NamedTuple):
 
 
 class Parameters:
-    """The parameters of a model as parts of the core's settings; remembers where each came from, for gradients.
+    """The parameters of a model as elements of the core's settings; remembers the origin of each, for gradients.
 
-    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; None: they stay arrays. Quants
-    are no arrays.
+    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; with None they stay arrays. Quants
+    are not arrays.
     """
 
     def __init__(
@@ -87,12 +86,12 @@ class Parameters:
         if factor is not None:
             scale = self.arrays[factor]
             array = array * (scale[:, None] if array.ndim == 2 else scale)
-        self.held.append(array)  # kept alive, so that no other array gets its id()
+        self.held.append(array)  # alive, so that no other array gets its id()
         self.origins[id(array)] = _Origin(name, rows, factor)
         return array
 
     def weight(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Weight:
-        """Return what :meth:`array` does, of a table or the weight of a projection: these may be compact."""
+        """Return what :meth:`array` does, for a table or the weight of a projection, which may be compact."""
         if name in self.quants:
             return self.quants[name] if rows == slice(None) else self.quants[name].take(rows)
         self.weights.add(name)
@@ -136,7 +135,7 @@ class Parameters:
 
 
 def _cut(name: str, values: Array, scale: Array | None, rows: slice, factors: Array | None) -> Compact:
-    """Return some rows, times factors (out, 1), as a compact weight; what it is made of may not be written to any more."""
+    """Return some rows, times factors (out, 1), as a compact weight; the arrays it is made of become read-only."""
     values.flags.writeable = False
     if scale is None:
         if factors is None:
@@ -152,20 +151,19 @@ def add(found: Gradients, name: str, grad: Array) -> None:
 
 
 class Pretrained(Module):
-    """A pretrained model: parameters by Transformers' names, of which subclasses make the core's settings.
+    """A pretrained model: parameters by Transformers' names; subclasses make the core's settings of them.
 
     Parameters
     ----------
     config : mapping
         As in ``config.json``.
     arrays : mapping of str to ndarray, optional
-        The parameters. Those that are contiguous and of one dtype, float32 or float64, are kept, others converted; int8 with
-        ``…weight_scale``, and bits of bfloat16 in uint16, are kept where :meth:`quantize` rounds to them. None draws new
-        ones, as Transformers does.
+        The parameters. Contiguous ones of one dtype, float32 or float64, are kept, others converted; int8 with ``…weight_scale``,
+        and bits of bfloat16 in uint16, are kept where :meth:`quantize` rounds to them. None draws new ones, as Transformers does.
     rng : int, Generator or torch_rng, optional
-        Where new parameters come from.
+        The source of new parameters.
     where : str, optional
-        For messages: where all this comes from.
+        The source of all this, for messages.
     dtype : {"float32", "bfloat16", "int8"}, optional
         As for :func:`selfattn.models.load`.
 
@@ -174,21 +172,20 @@ class Pretrained(Module):
     config : dict
     dtype : str
         Of the weights that are multiplied: ``"float32"``, ``"float64"``, ``"bfloat16"`` or ``"int8"``. With the last two, all
-        other parameters are float32. Of a GGUF file as it is stored, the kind of most blocks, such as ``"Q4_1"``.
+        other parameters are float32. Of a GGUF file as it is stored, the kind of most bytes, such as ``"Q4_1"``.
     blocks : dict of str to Quants
-        The weights of a GGUF file that are multiplied as they are stored. They are no parameters.
+        The weights of a GGUF file that are multiplied as they are stored. They are not parameters.
     training : bool
-        False: nothing is dropped here.
+        Always False: these models have no dropout.
     """
 
     training = False
-    # model_type of configurations, and how the names of Transformers' classes begin
+    # model_type of configurations, and the beginning of the names of Transformers' classes, whose end is the suffix.
     kinds: ClassVar[dict[str, str]]
+    suffix: ClassVar[str] = "Model"
     prefix: ClassVar[str]  # of the bare model's names within one with a head
-    suffix: ClassVar[str] = "Model"  # how they end
-    # How names end of what is stored with the parameters, and is none.
-    buffers: ClassVar[tuple[str, ...]] = ()
-    # What the names of other tasks' heads begin with, which a file may have and which are not read.
+    buffers: ClassVar[tuple[str, ...]] = ()  # ends of the names of stored arrays that are not parameters
+    # Beginnings of the names of other tasks' heads, which a file may have and which are not read.
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
     )  # fmt: skip
@@ -210,19 +207,17 @@ class Pretrained(Module):
         self.blocks: dict[str, Quants] = {}
         self._prepared: dict[Any, Any] = {}
         self._made: dict[Any, _Made] = {}
-        if self.config["model_type"] not in self.kinds:
-            raise ValueError(
-                f"{where or 'the configuration'} is of type {self.config['model_type']!r}; {type(self).__name__} takes "
-                f"{', '.join(self.kinds)}"
-            )
         read = Config(config, where or "the configuration")
+        if self.config["model_type"] not in self.kinds:
+            takes = f"{type(self).__name__} takes {', '.join(self.kinds)}"
+            raise ValueError(f"{read.where} is of type {self.config['model_type']!r}; {takes}")
         self._read(read)
         self._read_head(read)
         check_quantization(read)
         read.finish()
         if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
             raise ValueError(
-                f"{read.where} describes {self.num_layers} layers; there are weights of {len(arrays)} names"
+                f"{read.where} describes {self.num_layers} layers; there are {len(arrays)} weights"
             )
         shapes, optional = self._with_head(*self._shapes())
         if arrays is None:
@@ -241,12 +236,12 @@ class Pretrained(Module):
         self._round(dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is prepared: in a copy, parts of parameters there would be no parts any more."""
+        """Leave out what is prepared: in a copy, views of parameters would not be views any more."""
         return vars(self) | {"_prepared": {}, "_made": {}}
 
     @property
     def dtype(self) -> str:
-        """What the weights that are multiplied hold."""
+        """The dtype, or kind of quants, of the weights that are multiplied."""
         if self.blocks:
             sizes: dict[str, int] = {}
             for quants in self.blocks.values():
@@ -258,9 +253,9 @@ class Pretrained(Module):
     def quantize(self, dtype: str) -> Self:
         """Round the weights of all layers, and the table of words, to 8 or 16 bits.
 
-        The model changes in place; :meth:`parameters` has the rounded weights then. int8 stands beside scales of 128 numbers of a row
-        each, under ``…weight_scale``; bfloat16 is held as its bits, in uint16. All other parameters stay float32. The model computes
-        with the rounded weights from then on, of int8 with inputs that are rounded to 8 bits as well, and has no gradients.
+        The model changes in place; :meth:`parameters` then has the rounded weights. int8 has a scale for each 128 numbers of a row,
+        under ``…weight_scale``; bfloat16 is held as its bits, in uint16. All other parameters stay float32. From then on the model
+        computes with the rounded weights, for int8 also with inputs that are rounded to 8 bits, and has no gradients.
 
         Parameters
         ----------
@@ -274,9 +269,9 @@ class Pretrained(Module):
         Raises
         ------
         ValueError
-            The dtype is another one, the model is not float32, or a weight is NaN or infinite; then it is as it was.
+            The dtype is another one, the model is not float32, or a weight is NaN or infinite; then nothing changes.
         RuntimeError
-            ``"bfloat16"``, and the CPU has no products of it.
+            ``"bfloat16"`` on a CPU that cannot multiply it.
 
         Examples
         --------
@@ -286,14 +281,13 @@ class Pretrained(Module):
         """
         check_kind(dtype)
         if self.dtype != "float32":
-            raise ValueError(
-                f"this model is {self.dtype}; load it as float32 to round it to {dtype}: models.load(path, dtype='float32')"
-            )
+            load = f"load it as float32 to round it to {dtype}: models.load(path, dtype='float32')"
+            raise ValueError(f"this model is {self.dtype}; {load}")
         self._round(dtype)
         return self
 
     def _round(self, dtype: str | None) -> None:
-        """Round the weights of layers and the table to a dtype, of those that have one already the same; widen all others."""
+        """Round the weights of layers and the table to a dtype, None is the one that they have; widen all other arrays."""
         names = self._weights()
         compact = [name for name in self.arrays if name in names and is_compact(self.arrays[name])]
         if dtype is None and compact:
@@ -359,21 +353,21 @@ class Pretrained(Module):
         for name, quants in self.blocks.items():
             wanted = self._taken_shape(name, shapes[name]) if name in shapes else None
             if wanted != quants.shape:
-                says = "has no such weight" if wanted is None else f"says {wanted}"
+                says = "the configuration " + ("has no such weight" if wanted is None else f"says {wanted}")
                 raise ValueError(
-                    f"the weights of {where} do not fit: {name} has shape {quants.shape}, the configuration {says}"
+                    f"the weights of {where} do not fit: {name} has shape {quants.shape}, {says}"
                 )
 
     def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of an array that is held, of Transformers' shape."""
+        """Return the shape in which an array is held, for Transformers' shape."""
         return shape
 
     def _taken(self, name: str, array: Array) -> Array:
-        """Return an array of Transformers' shape as it is held."""
+        """Return an array of Transformers' shape in the shape in which it is held."""
         return array
 
     def _shown(self, name: str, array: Array) -> Array:
-        """Return a view of an array that is held, of Transformers' shape."""
+        """Return a view of an array that is held, in Transformers' shape."""
         return array
 
     def _name(self, name: str) -> str:
@@ -393,13 +387,13 @@ class Pretrained(Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
-    # ---------------------------------------------------------------------------- what an architecture says of itself
+    # ----------------------------------------------------------------------------------------- of each architecture
 
     hidden_size: int
     num_layers: int
 
     def _read(self, config: Config) -> None:
-        """Take sizes from the configuration."""
+        """Read sizes from the configuration."""
         raise NotImplementedError
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
@@ -407,26 +401,26 @@ class Pretrained(Module):
         raise NotImplementedError
 
     def _read_head(self, config: Config) -> None:
-        """Take what the configuration says of a head."""
+        """Read what the configuration says about a head."""
 
     def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
         """Add the parameters of a head."""
         return shapes, optional
 
     def _settings(self, parameters: Parameters, longest: int) -> Transformer:
-        """Return the core's settings for sequences of at most so many tokens."""
+        """Return the core's settings for sequences of at most ``longest`` tokens."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------------- calls
 
     def _built(self, longest: int) -> tuple[Transformer, Parameters]:
-        """Return the core's settings for sequences of at most so many tokens, and where their arrays come from."""
+        """Return the core's settings for sequences of at most ``longest`` tokens, and the origins of their arrays."""
         parameters = Parameters(self.arrays, self._made, self.blocks)
         return self._settings(parameters, longest), parameters
 
 
 def states(model: Transformer, inputs: Array) -> list[Array]:
-    """Return the rows that enter the first layer, and those that leave each, of one sequence."""
+    """Return the rows of one sequence that enter the first layer, and those that leave each layer."""
     cu_seqlens = np.array([0, len(inputs)])
     x = inputs
     if model.table is not None or model.embedding_norm is not None:

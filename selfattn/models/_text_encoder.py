@@ -1,7 +1,7 @@
 """Encoders of texts: sentences to embeddings, tokens and logits, any number of them.
 
-Sentences are tokenised some thousand at a time, in a thread while the core computes those before, and are packed one after
-the other in a call. What comes out for one does not depend on the others, so their order and the size of a batch change no bit.
+Sentences are tokenised some thousand at a time, in a thread, while the core computes those before them; a call has them packed
+one after the other. The result of one does not depend on the others, so their order and the size of a batch change no bit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from selfattn.engine.transformer import Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models import _pipeline, _tokenizer
-from selfattn.models._config import Config
+from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
 from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, states
-from selfattn.models._text import Chunk, Cut, Ready, ahead, bar, chunks, groups, is_pair, one_or_many
+from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, bar, chunks, groups, is_pair
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import without_pads
 
@@ -76,17 +76,17 @@ class TextEncoder(Pretrained):
         Parameters
         ----------
         sentences : str or iterable of str
-            Any iterable. In place of a text, its ids, with the special ones.
+            Any iterable. Ids, with the special ones, may take the place of a text.
         batch_size : int, optional
             How many sentences go through the model at once at most; it changes no bit. By default as many as have
-            16,384 tokens: they stand one behind the other, not padded to the longest.
+            16,384 tokens: they are packed one after the other, not padded to the longest.
         progress : bool, default False
             Show a bar with rate and remaining time; needs ``tqdm``.
         normalize : bool, optional
-            Scale embeddings to length 1. By default as the folder says; False leaves out that it does.
+            Scale embeddings to length 1. By default as the folder says; False does not, even if the folder does.
         prompt : str, optional
-            A text that is put before each sentence, or the name of one of the folder's prompts. By default the one
-            that the folder names; ``""`` for none.
+            A text to put before each sentence, or the name of one of the folder's prompts. By default the prompt that
+            the folder names; ``""`` for none.
 
         Returns
         -------
@@ -96,7 +96,7 @@ class TextEncoder(Pretrained):
         Raises
         ------
         TypeError
-            Something is neither text nor ids; the message says which sentence.
+            A sentence is neither text nor ids; the message says which.
         ValueError
             Lone surrogates, ids beyond the vocabulary, a text without tokens, or a folder without ``tokenizer.json``.
         ImportError
@@ -105,7 +105,7 @@ class TextEncoder(Pretrained):
         Warns
         -----
         UserWarning
-            Texts were longer than the model or the folder's ``max_seq_length`` allows, and were cut: how many.
+            How many texts were cut, because they were longer than the model or the folder's ``max_seq_length`` allows.
 
         Examples
         --------
@@ -114,14 +114,13 @@ class TextEncoder(Pretrained):
             model = models.load("all-MiniLM-L6-v2")
             found = model.encode(["a storm at sea", "tea with milk"]) @ model.encode("the waves rose")
         """
-        alone, given, total = one_or_many(sentences)
-        cut = Cut()
-        parts = list(self._embeddings(given, total, cut, batch_size, progress, normalize, prompt))
-        cut.tell()
+        given = Given(sentences)
+        parts = list(self._embeddings(given, batch_size, progress, normalize, prompt))
+        given.warn()
         if not parts:
             return np.empty((0, self._width()), np.float32)
         y = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return y[0] if alone else y
+        return y[0] if given.alone else y
 
     def encode_to(
         self,
@@ -139,7 +138,7 @@ class TextEncoder(Pretrained):
         Parameters
         ----------
         path : path
-            A file that is there is replaced, once the new one is whole.
+            An existing file is replaced once the new one is whole.
         sentences : iterable of str
         batch_size, progress, normalize, prompt
             As for :meth:`encode`, and so are errors and warnings.
@@ -154,25 +153,17 @@ class TextEncoder(Pretrained):
         OSError
             It could not be written; what was there before is as it was.
         """
-        alone, given, total = one_or_many(sentences)
-        if alone:
+        given = Given(sentences)
+        if given.alone:
             raise TypeError(f"sentences must be an iterable of sentences, not {quoted(sentences)}")
-        cut = Cut()
-        parts = self._embeddings(given, total, cut, batch_size, progress, normalize, prompt)
+        parts = self._embeddings(given, batch_size, progress, normalize, prompt)
         _disk.write_rows(Path(path), parts, self._width(), np.float32)
-        cut.tell()
+        given.warn()
         y: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return y
 
     def _embeddings(
-        self,
-        given: Iterable[Any],
-        total: int | None,
-        cut: Cut,
-        batch_size: int | None,
-        progress: bool,
-        normalize: bool | None,
-        prompt: str | None,
+        self, given: Given, batch_size: int | None, progress: bool, normalize: bool | None, prompt: str | None
     ) -> Iterator[Array]:
         """Compute the embeddings of sentences, a chunk at a time."""
         pipeline = self._pipeline()
@@ -191,13 +182,11 @@ class TextEncoder(Pretrained):
                 y = _pipeline.pool(rows, cu_seqlens, modes, skipped or [0] * (len(cu_seqlens) - 1))
             return pipeline.finish(y, normalize)
 
-        return self._computed(given, total, cut, batch_size, progress, prepare, compute, "encode")
+        return self._computed(given, batch_size, progress, prepare, compute, "encode")
 
     def _computed(
         self,
-        given: Iterable[Any],
-        total: int | None,
-        cut: Cut,
+        given: Given,
         batch_size: int | None,
         progress: bool,
         prepare: Callable[[Chunk], Ready],
@@ -206,9 +195,9 @@ class TextEncoder(Pretrained):
     ) -> Iterator[Array]:
         """Tokenise chunks, one ahead, and compute each in packed calls."""
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
-        with bar(progress, total, name) as done:
-            for ready in ahead(chunks(given), prepare):
-                cut.add(ready.cut, len(ready.ids), self._limit())
+        with bar(progress, given.total, name) as done:
+            for ready in ahead(chunks(given.sentences), prepare):
+                given.add(ready, self._limit())
                 y: Array | None = None
                 for group in groups([len(ids) for ids in ready.ids], most):
                     ids, cu_seqlens = pack([ready.ids[n] for n in group])
@@ -226,42 +215,36 @@ class TextEncoder(Pretrained):
         self, chunk: Chunk, before: str = "", skip: int = 0, *, refuse_ids: bool = False, pairs: bool = False
     ) -> Ready:
         """Turn a chunk into ids."""
-        places = [
-            n for n, each in enumerate(chunk.sentences) if isinstance(each, str) or (pairs and is_pair(each))
-        ]
-        given = [chunk.sentences[n] for n in places]
-        texts = [before + each if isinstance(each, str) else tuple(each) for each in given]
-        tokenized = _tokenizer.Tokenized([], None, 0)
-        if texts:
+        given, cut = chunk.sentences, 0
+        ids: list[Any] = [None] * len(given)
+        places = [n for n, each in enumerate(given) if isinstance(each, str) or (pairs and is_pair(each))]
+        of_pairs: list[list[int]] = []
+        if places:
             if self.tokenizer is None:
                 raise ValueError(_tokenizer.missing(self._folder))
-            tokenized = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, types=pairs)
-        if len(texts) == len(chunk.sentences):
-            ids: list[Sequence[int]] = tokenized.ids
-        else:
-            ids = [()] * len(chunk.sentences)
-            for n, each in zip(places, tokenized.ids, strict=True):
-                ids[n] = each
-            for n in sorted(set(range(len(ids))) - set(places)):
-                number = chunk.first + n
+            texts = [
+                before + each if isinstance(each, str) else tuple(each)
+                for each in map(given.__getitem__, places)
+            ]
+            found, of_pairs, cut = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, pairs)
+            for n, of_text in zip(places, found, strict=True):
+                ids[n] = of_text
+        for n, number in enumerate(range(chunk.first, chunk.first + len(ids))):
+            if ids[n] is None:
                 if refuse_ids:
-                    raise TypeError(f"a prompt stands before text; sentence {number} is ids")
-                ids[n] = _tokenizer.checked_ids(
-                    chunk.sentences[n], number, self.vocab_size, self.max_positions
-                )
+                    raise TypeError(f"a prompt goes before text; sentence {number} is ids")
+                ids[n] = _tokenizer.checked_ids(given[n], number, self.vocab_size, self.max_positions)
         self._check(ids, chunk, skip)
         types: list[Sequence[int]] | None = None
-        if tokenized.types is not None and any(map(any, tokenized.types)):
+        if any(map(any, of_pairs)):
             types = [[0] * len(each) for each in ids]
-            for n, of_one in zip(places, tokenized.types, strict=True):
-                types[n] = of_one
-        skipped = None
-        if skip:
-            skipped = [skip if isinstance(each, str) else 0 for each in chunk.sentences]
-        return Ready(ids, types, skipped, tokenized.cut)
+            for n, of_pair in zip(places, of_pairs, strict=True):
+                types[n] = of_pair
+        skipped = [skip if isinstance(each, str) else 0 for each in given] if skip else None
+        return Ready(ids, types, skipped, cut)
 
     def _check(self, ids: list[Sequence[int]], chunk: Chunk, skip: int) -> None:
-        """Refuse what the tokenizer made of texts if the model cannot take it."""
+        """Refuse ids that the tokenizer made and the model cannot take."""
         if min(map(len, ids), default=1) > skip and max(map(max, ids), default=0) < self.vocab_size:
             return
         for n, (own, given) in enumerate(zip(ids, chunk.sentences, strict=True), chunk.first):
@@ -273,9 +256,8 @@ class TextEncoder(Pretrained):
                     f"{self.vocab_size}: the tokenizer belongs to another model"
                 )
             if isinstance(given, str) and len(own) <= skip:
-                raise ValueError(
-                    f"the prompt is left out of pooling, and sentence {n}, {quoted(given)}, has no other tokens"
-                )
+                what = f"sentence {n}, {quoted(given)}, has no other tokens"
+                raise ValueError(f"the prompt is left out of pooling, and {what}")
 
     def _pipeline(self) -> Pipeline:
         return Pipeline() if self.pipeline is None else self.pipeline
@@ -289,7 +271,7 @@ class TextEncoder(Pretrained):
         return None if self.tokenizer is None else (self.tokenizer.truncation or {}).get("max_length")
 
     def _prompt_length(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of a text are those of the prompt before it."""
+        """Return how many tokens at the beginning of a text belong to the prompt before it."""
         if self.tokenizer is None:
             return 0
         encoding = self.tokenizer.encode(prompt)
@@ -327,7 +309,7 @@ class TextEncoder(Pretrained):
         return found
 
     def _tokens(self, ids: Sequence[int]) -> list[str] | None:
-        """Return ids as strings, if there is a tokenizer that tells them."""
+        """Return ids as strings, None without a tokenizer."""
         return None if self.tokenizer is None else [str(self.tokenizer.id_to_token(n)) for n in ids]
 
     def _ids(self, sentence: Any) -> Sequence[int]:
@@ -335,10 +317,9 @@ class TextEncoder(Pretrained):
         return self._ids_and_types(sentence)[0]
 
     def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
-        ready = self._ready(Chunk([sentence], 0), pairs=True)
-        cut = Cut()
-        cut.add(ready.cut, 1, self._limit())
-        cut.tell(depth=4)
+        given, ready = Given([sentence]), self._ready(Chunk([sentence], 0), pairs=True)
+        given.add(ready, self._limit())
+        given.warn(depth=4)
         return ready.ids[0], None if ready.types is None else ready.types[0]
 
     def predict(self, sentences: Any, batch_size: int | None = None, progress: bool = False) -> Array:
@@ -347,15 +328,15 @@ class TextEncoder(Pretrained):
         Parameters
         ----------
         sentences : str, pair of str, or iterable of such
-            A tuple of two texts is a pair. In place of a text, its ids.
+            A tuple of two texts is a pair. Ids may take the place of a text.
         batch_size, progress
             As for :meth:`encode`.
 
         Returns
         -------
         ndarray of float32, shape (labels,) or (n, labels)
-            Logits, no probabilities: of one label, ``1 / (1 + exp(-x))`` is what sentence-transformers' CrossEncoder
-            returns by default. The bits of each do not depend on the others.
+            Logits, not probabilities: of one label, sentence-transformers' CrossEncoder returns ``1 / (1 + exp(-x))`` by
+            default. The bits of each do not depend on the others.
 
         Raises
         ------
@@ -372,13 +353,11 @@ class TextEncoder(Pretrained):
             scores = reranker.predict([("who wrote it?", passage) for passage in passages])[:, 0]
         """
         self._classifier()
-        alone, given, total = one_or_many(sentences)
-        if isinstance(sentences, tuple) and is_pair(sentences):
-            alone, given, total = True, [sentences], 1
+        pair = isinstance(sentences, tuple) and is_pair(sentences)
+        given = Given([sentences] if pair else sentences)
         typed = (
             self.config.get("type_vocab_size", 0) > 1
-        )  # DistilBERT and RoBERTa tell texts of a pair apart without
-        cut = Cut()
+        )  # DistilBERT and RoBERTa have no types of a pair's texts
 
         def prepare(chunk: Chunk) -> Ready:
             return self._ready(chunk, pairs=True)
@@ -386,12 +365,12 @@ class TextEncoder(Pretrained):
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
             return self._logits(ids, cu_seqlens, types if typed else None)
 
-        parts = list(self._computed(given, total, cut, batch_size, progress, prepare, compute, "predict"))
-        cut.tell()
+        parts = list(self._computed(given, batch_size, progress, prepare, compute, "predict"))
+        given.warn()
         if not parts:
             return np.empty((0, self.num_labels), np.float32)
         y = np.concatenate(parts)
-        return y[0] if alone else y
+        return y[0] if pair or given.alone else y
 
     def steps(self, sentence: Any) -> TransformerSteps:
         """Compute the embedding of one sentence with every intermediate result, to look at.
@@ -405,7 +384,7 @@ class TextEncoder(Pretrained):
         -------
         selfattn.steps.transformer.TransformerSteps
             What enters the first layer, and of each layer queries, keys and values of every head, scores, weights, sums
-            and norms. They are computed in NumPy, and so equal what the model computes up to rounding.
+            and norms. NumPy computes them, so they equal what the model computes up to rounding.
 
         Raises
         ------
@@ -427,7 +406,7 @@ class TextEncoder(Pretrained):
         Returns
         -------
         list of ndarray, shape (L, d)
-            The last is the encoder's result, behind its final norm if it has one.
+            The last is the encoder's result, after its final norm if it has one.
         """
         return states(*self._one(*self._ids_and_types(sentence)))
 
@@ -467,7 +446,7 @@ class TextEncoder(Pretrained):
         Raises
         ------
         NotImplementedError
-            The folder's pooling is none of mean, cls and last token, leaves the prompt out, or a Dense follows it.
+            The folder's pooling is not mean, cls or last token, leaves the prompt out, or a Dense follows it.
 
         Warns
         -----
@@ -477,21 +456,15 @@ class TextEncoder(Pretrained):
         pipeline = self._pipeline()
         before = pipeline.prompt(None)
         after = [dense for _, dense in pipeline.after]
-        if (
-            len(pipeline.modes) != 1
-            or pipeline.modes[0] not in IN_CORE
-            or any(after)
-            or pipeline.truncate_dim
-            or (before and not pipeline.include_prompt)
-        ):
+        pools = len(pipeline.modes) == 1 and pipeline.modes[0] in IN_CORE
+        if not pools or any(after) or pipeline.truncate_dim or (before and not pipeline.include_prompt):
             raise NotImplementedError(
-                "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense behind it"
+                "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense after it"
             )
-        alone, given, _ = one_or_many(sentences)
-        ready = self._ready(Chunk(list(given), 0), before)
-        cut = Cut()
-        cut.add(ready.cut, len(ready.ids), self._limit())
-        cut.tell()
+        given = Given(sentences)
+        ready = self._ready(Chunk(list(given.sentences), 0), before)
+        given.add(ready, self._limit())
+        given.warn()
         ids, cu_seqlens = pack(ready.ids)
         rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
         y = unit = normalized(rows) if after else rows
@@ -503,18 +476,17 @@ class TextEncoder(Pretrained):
                 d = ((d - unit * (d * unit).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
             return self._named(pulled(d))
 
-        y = y[0] if alone else y
+        y = y[0] if given.alone else y
         tables = (self.word_table, self.type_table, self.position_table)  # no gradient depends on them
-        return y, checked_pullback(
-            self, y, [array for name, array in self.arrays.items() if name not in tables], backward
-        )
+        used = [array for name, array in self.arrays.items() if name not in tables]
+        return y, checked_pullback(self, y, used, backward)
 
     # -------------------------------------------------------------------------------------------------------- rows
 
     def _inputs(
         self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
     ) -> tuple[Transformer, Array]:
-        """Return ids, or where token types differ the rows that the core would look up."""
+        """Return the ids, or where token types differ the rows that the core would look up."""
         if types is None or self.type_table is None or not types.any():
             return settings, ids
         assert settings.table is not None
@@ -548,8 +520,7 @@ class TextEncoder(Pretrained):
     ) -> tuple[Array, Pulled]:
         """Compute what :meth:`_rows` does, and ``dy -> grads`` of all parameters that took part."""
         self._check_ids(ids, cu_seqlens)
-        longest = int(np.diff(cu_seqlens).max(initial=1))
-        settings, parameters = self._built(longest)
+        settings, parameters = self._built(int(np.diff(cu_seqlens).max(initial=1)))
         settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
         y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=settings.mask is not None)
 
@@ -578,7 +549,7 @@ class TextEncoder(Pretrained):
                 np.add.at(found.setdefault(name, np.zeros_like(self.arrays[name])), rows, dx)
 
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
-        """Add the gradient of what the mask is made of."""
+        """Add the gradient of the parameters of the mask."""
 
     # ------------------------------------------------------------------------------------------------- a classifier
 
@@ -587,7 +558,7 @@ class TextEncoder(Pretrained):
             return
         labels = config.raw("id2label")
         if labels is not None and not isinstance(labels, dict):
-            raise ValueError(f"{config.where}: id2label must be names by number, not {labels!r:.80}")
+            raise config.error(f"id2label must be names by number, not {labels!r:.80}")
         self.num_labels = len(labels) if labels else config.size("num_labels", 2)
         config.raw("num_labels")
         config.only("seq_classif_activation", None)
@@ -597,10 +568,8 @@ class TextEncoder(Pretrained):
             return shapes, optional
         first, _, second = self.head
         shapes = {name: shape for name, shape in shapes.items() if name not in optional}
-        shapes |= linear(first, self.hidden_size, self.hidden_size) | linear(
-            second, self.num_labels, self.hidden_size
-        )
-        return shapes, set()
+        d = self.hidden_size
+        return shapes | linear(first, d, d) | linear(second, self.num_labels, d), set()
 
     def _name(self, name: str) -> str:
         return name if self.head is None or "classifier" in name else self.prefix + name
@@ -632,9 +601,8 @@ class TextEncoder(Pretrained):
 
     def _classifier(self) -> tuple[str, str, str]:
         if self.head is None:
-            raise TypeError(
-                f"{type(self).__name__} has no classifier; the folders of …ForSequenceClassification have one"
-            )
+            one = "the folders of …ForSequenceClassification have one"
+            raise TypeError(f"{type(self).__name__} has no classifier; {one}")
         return self.head
 
 
@@ -654,16 +622,7 @@ def _places(cu_seqlens: Array) -> Array:
 
 
 def attach(model: TextEncoder, folder: Path) -> None:
-    """Give a model the tokenizer of a folder, and what its sentence-transformers files say.
-
-    Raises
-    ------
-    ValueError
-        A file is damaged, has something unknown that would change results, or belongs to a model with another
-        vocabulary.
-    ImportError
-        ``tokenizers`` is not installed: ``pip install 'selfattn[models]'``.
-    """
+    """Give a model the tokenizer of a folder, and the pipeline of its sentence-transformers files."""
     pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
     tokenizer, config = _tokenizer.load_tokenizer(inner, pipeline.lowercase)
     for name in OTHER_TOKENIZER_FILES:
@@ -674,7 +633,7 @@ def attach(model: TextEncoder, folder: Path) -> None:
         limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
         known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
         if known:
-            _tokenizer.cut_at(tokenizer, config, min(known))
+            tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
     model.tokenizer, model.pipeline, model._folder = tokenizer, pipeline, inner
 
 

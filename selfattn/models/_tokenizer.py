@@ -1,64 +1,187 @@
-"""The tokenizer of a folder: read without its padding, and cut at what the model takes.
+"""Texts to ids: any number of texts, in chunks that are tokenised together, with the tokenizer of a folder.
 
-A ``tokenizer.json`` may switch padding on (that of all-MiniLM-L6-v2 pads to 128): here sequences are packed, so padding is
-always off. Cutting is the library's own, which keeps the special tokens; who was cut is counted, so that it can be said.
+A ``tokenizer.json`` may switch padding on (that of all-MiniLM-L6-v2 pads to 128): sequences are packed here, so padding is
+always off. The library cuts texts itself, and so keeps the special tokens; texts that were cut are counted for a warning.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from selfattn import _disk
 from selfattn._check import quoted
-from selfattn._extras import import_extra
+from selfattn._extras import import_extra, progress_bar
 from selfattn.engine.packing import check_ids
 from selfattn.text import without_pads
 
+P = TypeVar("P")
+Q = TypeVar("Q")
+
+# Texts that are tokenised at once; few at first, so that the core soon has work.
+FIRST_CHUNK, CHUNK = 256, 2048
+MOST_CHARACTERS = 2**18  # of them together
+TOKENS = 16_384  # in a call of the core, or one text
+
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 OTHER_FORMS = (
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "tokenizer.model",
-    "merges.txt",
-)
+    "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "merges.txt",
+)  # fmt: skip
 # What Transformers sets in the normalizer of BERT from tokenizer_config.json, by its names and the library's.
 BERT_NORMALIZER = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-
 MOST_IDS = 2**24  # the library writes a line for each id that is left out
 
 Text: TypeAlias = str | tuple[str, str]
 
 
-class Tokenized(NamedTuple):
-    """The ids of some texts."""
+# ---------------------------------------------------------------------------------------------------- many sentences
+
+
+class Chunk(NamedTuple):
+    """Sentences that go through the tokenizer together, and the number of the first."""
+
+    sentences: list[Any]
+    first: int
+
+
+class Ready(NamedTuple):
+    """A chunk in ids."""
 
     ids: list[Sequence[int]]
-    types: list[list[int]] | None  # which of a pair each token belongs to; None: there are no pairs
-    cut: int  # how many texts were longer than may be
+    types: list[Sequence[int]] | None  # which text of a pair each token belongs to; None: there are no pairs
+    skipped: list[int] | None  # tokens of a prompt that are not pooled
+    cut: int  # how many texts were cut
+
+
+class Given:
+    """The sentences of a call, one alone or an iterable; their number, if it is known; and how many of them were cut."""
+
+    def __init__(self, sentences: Any) -> None:
+        self.cut, self.texts = 0, 0
+        self.limit: int | None = None
+        self.total: int | None = 1
+        if isinstance(sentences, np.ndarray) and sentences.ndim == 0:
+            sentences = sentences.item()
+        self.alone, self.sentences = True, iter([sentences])
+        if isinstance(sentences, str):
+            return
+        if isinstance(sentences, bytes | bytearray | memoryview) or not isinstance(sentences, Iterable):
+            raise TypeError(f"sentences must be a str or an iterable of str, not {quoted(sentences)}")
+        try:
+            total: int | None = len(sentences)  # type: ignore[arg-type]
+        except TypeError:
+            total = None
+        rest = iter(sentences)
+        first = list(itertools.islice(rest, 1))
+        if (
+            first and hasattr(first[0], "__index__") and not getattr(first[0], "ndim", 0)
+        ):  # ids of one sentence
+            self.sentences = iter([[*first, *rest] if total is None else sentences])
+        else:
+            self.alone, self.sentences, self.total = False, itertools.chain(first, rest), total
+
+    def add(self, ready: Ready, limit: int | None) -> None:
+        """Count the texts of a chunk that were cut at a limit."""
+        self.cut, self.texts, self.limit = self.cut + ready.cut, self.texts + len(ready.ids), limit
+
+    def warn(self, depth: int = 3) -> None:
+        """Warn of texts that were cut, once a call, where the model was called."""
+        if self.cut:
+            what = "the text was" if self.texts == 1 else f"{self.cut} of {self.texts} texts were"
+            warnings.warn(
+                f"{what} longer than {self.limit} tokens, the most that the model takes, and cut there",
+                stacklevel=depth,
+            )
+
+
+def is_pair(sentence: Any) -> bool:
+    """Tell whether something is a pair of texts."""
+    two = isinstance(sentence, tuple | list) and len(sentence) == 2
+    return two and all(isinstance(each, str) for each in sentence)
+
+
+def chunks(sentences: Iterable[Any]) -> Iterator[Chunk]:
+    """Split an iterable into chunks that are not too large to be tokenised at once."""
+    rest, first, most = iter(sentences), 0, FIRST_CHUNK
+    while True:
+        chunk: list[Any] = []
+        characters = 0
+        for sentence in rest:
+            chunk.append(sentence)
+            characters += len(sentence) if isinstance(sentence, str) else 0
+            if len(chunk) == most or characters >= MOST_CHARACTERS:
+                break
+        if not chunk:
+            return
+        yield Chunk(chunk, first)
+        first, most = first + len(chunk), CHUNK
+
+
+def ahead(chunks: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
+    """Map a function that releases the GIL, one result ahead, in a thread; chunks are read in the caller's thread."""
+    chunk, following = next(chunks, None), next(chunks, None)
+    if chunk is None:
+        return
+    if following is None:
+        yield function(chunk)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            waiting = pool.submit(function, chunk)
+        except RuntimeError:  # no more threads can be started
+            yield from map(function, itertools.chain([chunk, following], chunks))
+            return
+        while following is not None:
+            coming = pool.submit(function, following)
+            yield waiting.result()
+            waiting, following = coming, next(chunks, None)
+        yield waiting.result()
+
+
+def groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Sort sentences by length, the longest first, and group them by their tokens."""
+    group: list[int] = []
+    tokens = 0
+    for n in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if group and (tokens + lengths[n] > TOKENS or len(group) == most):
+            yield group
+            group, tokens = [], 0
+        group.append(n)
+        tokens += lengths[n]
+    if group:
+        yield group
+
+
+@contextmanager
+def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int], Any]]:
+    """Show a progress bar, if there is to be one; its value adds a number of sentences."""
+    if not progress:
+        yield lambda count: None
+        return
+    with progress_bar(extra="models", total=total, desc=name, unit=" sentences", dynamic_ncols=True) as shown:
+        yield shown.update
+
+
+# ----------------------------------------------------------------------------------------------- a folder's tokenizer
 
 
 def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str, Any]]:
-    """Read ``tokenizer.json`` and ``tokenizer_config.json``; the tokenizer is None where there is none.
+    """Read ``tokenizer.json`` and ``tokenizer_config.json``; the tokenizer is None if the folder has none.
 
     ``lowercase`` is ``do_lower_case`` of sentence-transformers: small letters whatever the tokenizer does.
-
-    Raises
-    ------
-    ValueError
-        A file is damaged.
-    ImportError
-        ``tokenizers`` is not installed.
     """
     config = _disk.read_object(folder / TOKENIZER_CONFIG, required=False)
     path = folder / TOKENIZER
@@ -67,10 +190,9 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     library = import_extra("tokenizers", "models")
     tokenizer = _disk.parse_tokenizer(path, path.read_bytes(), "models")
     side = config.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
+    where = folder / TOKENIZER_CONFIG
     if side not in ("left", "right"):
-        raise ValueError(
-            f"{folder / TOKENIZER_CONFIG}: truncation_side must be 'left' or 'right', not {side!r:.80}"
-        )
+        raise ValueError(f"{where}: truncation_side must be 'left' or 'right', not {side!r:.80}")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     normalizer = tokenizer.normalizer
@@ -78,9 +200,7 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
         for name, own in BERT_NORMALIZER.items():
             if name in config and getattr(normalizer, own) != config[name]:
                 if not isinstance(config[name], bool) and (config[name], name) != (None, "strip_accents"):
-                    raise ValueError(
-                        f"{folder / TOKENIZER_CONFIG}: {name} must be true or false, not {config[name]!r:.80}"
-                    )
+                    raise ValueError(f"{where}: {name} must be true or false, not {config[name]!r:.80}")
                 setattr(normalizer, own, config[name])
         tokenizer.normalizer = normalizer
     if lowercase:
@@ -100,35 +220,42 @@ def check_vocabulary(tokenizer: Any, vocab_size: int, folder: Path) -> None:
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest > MOST_IDS:
         raise ValueError(
-            f"{folder / TOKENIZER} has a token with the id {largest}; there may be {MOST_IDS} at most"
+            f"{folder / TOKENIZER} has a token with the id {largest}; the largest allowed is {MOST_IDS}"
         )
 
 
 def missing(folder: Path | None) -> str:
-    """Say what there is to do without a tokenizer.json."""
+    """Return a message for a model without a tokenizer.json."""
     where = "the model" if folder is None else str(folder)
     found = [] if folder is None else [name for name in OTHER_FORMS if (folder / name).exists()]
     convert = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-    convert = f"; it has {found[0]}, of which Transformers makes one: {convert}" if found else ""
+    convert = f"; it has {found[0]}, which Transformers can convert: {convert}" if found else ""
     return (
-        f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given in place of text"
+        f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given instead of text"
     )
 
 
+def without_cutting(tokenizer: Any) -> str:
+    """Return a tokenizer's file with cutting switched off, as it was read. Others may use the tokenizer meanwhile."""
+    with _disk.library_errors("the tokenizer cannot be written"):
+        other = type(tokenizer).from_str(tokenizer.to_str())
+    other.no_truncation()
+    content: str = other.to_str()
+    return content
+
+
+# --------------------------------------------------------------------------------------------------------------- ids
+
+
 def tokenize(
-    tokenizer: Any, texts: Sequence[Text], places: Sequence[int], first: int, *, types: bool = False
-) -> Tokenized:
-    """Turn texts and pairs of them into ids.
+    tokenizer: Any, texts: Sequence[Text], places: Sequence[int], first: int, pairs: bool
+) -> tuple[list[Sequence[int]], list[list[int]], int]:
+    """Turn texts into ids, where there may be pairs also into types, and count the texts that were cut.
 
-    ``first`` and the places give their numbers in messages.
-
-    Raises
-    ------
-    ValueError
-        A text is no Unicode: it has a lone surrogate, half of a pair.
+    ``first`` and the places give the numbers of texts in messages; a text with a lone surrogate is a ValueError.
     """
     try:
-        with _disk.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one behind it"):
+        with _disk.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one after it"):
             found = _encoded(tokenizer, texts)
     except ValueError:
         for n, text in zip(places, texts, strict=True):
@@ -137,12 +264,11 @@ def tokenize(
     limit = (tokenizer.truncation or {}).get("max_length") or math.inf
     ids: list[Sequence[int]] = [without_pads(tokenizer, e, e.ids) for e in found]
     cut = sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
-    of_pairs = [without_pads(tokenizer, e, e.type_ids) for e in found] if types else None
-    return Tokenized(ids, of_pairs, cut)
+    return ids, [without_pads(tokenizer, e, e.type_ids) for e in found if pairs], cut
 
 
 def _encoded(tokenizer: Any, texts: Sequence[Text]) -> list[Any]:
-    """Let the library turn texts into its encodings: on its threads, or without them where no more are to be had."""
+    """Let the library encode texts: on its threads, or one by one where no more can be started."""
     try:
         return list(tokenizer.encode_batch_fast(list(texts)))
     except BaseException as error:  # a panic of Rust's
@@ -152,7 +278,7 @@ def _encoded(tokenizer: Any, texts: Sequence[Text]) -> list[Any]:
 
 
 def check_unicode(text: Text, number: int, what: str = "sentence") -> None:
-    """Refuse halves of surrogate pairs, which UTF-8 and so the library has no form for, and say where they are."""
+    """Refuse halves of surrogate pairs, which UTF-8 and so the library cannot hold, and say where they are."""
     for part in (text,) if isinstance(text, str) else text:
         try:
             part.encode()
@@ -166,14 +292,10 @@ def check_unicode(text: Text, number: int, what: str = "sentence") -> None:
 def checked_ids(
     ids: Any, number: int, vocab_size: int, longest: int | None, what: str = "sentence"
 ) -> list[int]:
-    """Take ids that were given in place of a text, which messages call ``what`` with its number.
+    """Return ids that were given instead of a text, which messages call ``what`` with its number.
 
-    Raises
-    ------
-    TypeError
-        They are no sequence of integers.
-    ValueError
-        There are none, more than the model has positions for, or one that is not in 0 … vocab_size − 1.
+    A TypeError if they are no sequence of integers; a ValueError if there are none, more than the model has positions, or one that
+    is not in 0 … vocab_size − 1.
     """
     try:
         plain = not isinstance(ids, np.ma.MaskedArray | bytes | bytearray | memoryview)
@@ -189,19 +311,3 @@ def checked_ids(
     check_ids(found, vocab_size, f"as vocab_size is {vocab_size}; {what} {number} has")
     listed: list[int] = found.tolist()
     return listed
-
-
-def cut_at(tokenizer: Any, config: Mapping[str, Any], most: int) -> None:
-    """Have the tokenizer cut texts to so many tokens, special ones included."""
-    tokenizer.enable_truncation(
-        most, strategy="longest_first", direction=config.get("truncation_side", "right")
-    )
-
-
-def without_cutting(tokenizer: Any) -> str:
-    """Return a tokenizer's file with cutting switched off, as it was read. Others may use the tokenizer meanwhile."""
-    with _disk.library_errors("the tokenizer cannot be written"):
-        other = type(tokenizer).from_str(tokenizer.to_str())
-    other.no_truncation()
-    content: str = other.to_str()
-    return content

@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from selfattn._check import Array
 from selfattn.engine.transformer import Layer, Transformer
-from selfattn.models._config import Config
+from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters, Shapes, linear, norm
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.nn.module import Gradients
@@ -48,7 +48,7 @@ class BertModel(TextEncoder):
     keys: ClassVar[tuple[str, str, str, str, str]] = (
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
     )  # fmt: skip
-    # A layer's names: query, key, value and output; the feed-forward network; the norms after attention and after that.
+    # A layer's names: query, key, value and output; the feed-forward network; the norms after attention and after the network.
     layer_name: ClassVar[str] = "encoder.layer."
     projections: ClassVar[tuple[str, str, str, str]] = (
         "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
@@ -68,17 +68,13 @@ class BertModel(TextEncoder):
         self.positions = config.size("max_position_embeddings", 512)
         self.max_positions = self.positions - self.first_position
         self._read_more(config)
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"{config.where}: {width} {self.hidden_size} must be a multiple of {heads} {self.num_heads}"
-            )
+        config.check_multiple(width, self.hidden_size, heads, self.num_heads)
         if self.max_positions < 1:
-            raise ValueError(
-                f"{config.where}: max_position_embeddings must be more than {self.first_position}, not {self.positions}"
-            )
+            least = f"more than {self.first_position}"
+            raise config.error(f"max_position_embeddings must be {least}, not {self.positions}")
 
     def _read_more(self, config: Config) -> None:
-        """Read what not all of the family have."""
+        """Read what not all architectures of the family have."""
         self.eps = config.number("layer_norm_eps", 1e-12)
         self.types = config.size("type_vocab_size", 2)
         config.only("position_embedding_type", "absolute")
@@ -157,13 +153,13 @@ class DistilBertModel(BertModel):
 
     def _read_more(self, config: Config) -> None:
         self.eps = 1e-12
-        config.raw("sinusoidal_pos_embds")  # how the table began; it is stored
+        config.raw("sinusoidal_pos_embds")  # the initial values of a table that is stored
 
 
 class MPNetModel(RobertaModel):
     """MPNet's encoder, under the names of ``transformers.MPNetModel``.
 
-    It is RoBERTa without token types, and with a bias for the distance of two tokens in buckets, which all layers share.
+    It is RoBERTa without token types, with a bias that depends on the distance of two tokens, in buckets; all layers share it.
     """
 
     kinds: ClassVar[dict[str, str]] = {"mpnet": "MPNet"}
@@ -184,7 +180,7 @@ class MPNetModel(RobertaModel):
         return shapes | {self.bias_table: (BUCKETS, self.num_heads)} | last, pooler
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
-        # Of each head a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
+        # Each head has a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
         line = np.ascontiguousarray(self.arrays[self.bias_table][_buckets(longest)].T)
         stride = line.itemsize
         mask = as_strided(
@@ -207,8 +203,8 @@ class MPNetModel(RobertaModel):
 def _buckets(longest: int) -> Array:
     """Return MPNet's bucket of every distance key − query, from 1 − longest on.
 
-    They are T5's, both ways: half of the buckets are for keys after the query; of those the first half are exact
-    distances, the rest logarithmic up to 128 (Raffel et al., 2020, section 2.1). As there, in float32.
+    They are T5's in both directions: half of the buckets are for keys after the query. In each half the first half are exact
+    distances, the rest logarithmic up to 128, in float32 (Raffel et al., 2020, section 2.1).
     """
     distance = np.arange(1 - longest, longest)
     half = BUCKETS // 2

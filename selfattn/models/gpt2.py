@@ -1,20 +1,30 @@
-"""GPT-2: learned positions, LayerNorm first, biases everywhere. Radford et al., 2019."""
+"""GPT-2: learned positions, LayerNorm first, biases everywhere; and a GPT of one's own as GPT-2. Radford et al., 2019."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from selfattn._check import Array
+from selfattn._extras import import_extra
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._causal import CausalModel
-from selfattn.models._config import Config
-from selfattn.models._pretrained import Parameters, Shapes
-from selfattn.models._pretrained import norm as norm_shapes
+from selfattn.models._folder import Config
+from selfattn.models._pretrained import Parameters, Shapes, norm
+from selfattn.nn.gpt import GPT
 
-# Transformers keeps these transposed, (in, out). Here they are held as (out, in), and shown transposed.
-TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+# Transformers keeps their weights transposed, (in, out). Here they are held as (out, in), and shown transposed.
+PRODUCTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+TRANSPOSED = tuple(f"{name}.weight" for name in PRODUCTS)
+OWN_NAMES = {  # of the arrays of nn.GPT, and below of its layers
+    "token_embedding.weight": "wte.weight", "position_embedding.weight": "wpe.weight", "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+}  # fmt: skip
+OWN_LAYER_NAMES = {
+    "self_attn.in_proj_": "attn.c_attn.", "self_attn.out_proj.": "attn.c_proj.", "linear1.": "mlp.c_fc.",
+    "linear2.": "mlp.c_proj.", "norm1.": "ln_1.", "norm2.": "ln_2.",
+}  # fmt: skip
 
 
 class GPT2LMHeadModel(CausalModel):
@@ -44,38 +54,27 @@ class GPT2LMHeadModel(CausalModel):
             "n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
             "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
         ):  # fmt: skip
-            config.raw(name)  # of training, of another head, and the order of a product
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"{config.where}: n_embd {self.hidden_size} must be a multiple of n_head {self.num_heads}"
-            )
+            config.raw(name)  # about training, another head, and the order of a product
+        config.check_multiple("n_embd", self.hidden_size, "n_head", self.num_heads)
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d, wide = self.hidden_size, self.wide
-        shapes: Shapes = {
-            self.word_table: (self.vocab_size, d),
-            "transformer.wpe.weight": (self.max_positions, d),
-        }
+        shapes: Shapes = {self.word_table: (self.vocab_size, d)}
+        shapes["transformer.wpe.weight"] = (self.max_positions, d)
         for n in range(self.num_layers):
             name = f"transformer.h.{n}."
-            shapes |= norm_shapes(f"{name}ln_1", d) | norm_shapes(f"{name}ln_2", d)
-            for part, into, out in (
-                ("attn.c_attn", d, 3 * d),
-                ("attn.c_proj", d, d),
-                ("mlp.c_fc", d, wide),
-                ("mlp.c_proj", wide, d),
-            ):
+            shapes |= norm(f"{name}ln_1", d) | norm(f"{name}ln_2", d)
+            sizes = ((d, 3 * d), (d, d), (d, wide), (wide, d))
+            for part, (into, out) in zip(PRODUCTS, sizes, strict=True):
                 shapes |= {f"{name}{part}.weight": (into, out), f"{name}{part}.bias": (out,)}
-        shapes |= norm_shapes("transformer.ln_f", d)
+        shapes |= norm("transformer.ln_f", d)
         return shapes | ({} if self.tied else {"lm_head.weight": (self.vocab_size, d)}), set()
 
     def _taken(self, name: str, array: Array) -> Array:
         if not name.endswith(TRANSPOSED):
             return array
         if array.dtype == np.int8:
-            raise ValueError(
-                f"{name} is int8; GPT-2's weights are rounded to it when they are loaded, not before"
-            )
+            raise ValueError(f"{name} is int8; GPT-2's weights are rounded when they are loaded, not before")
         return np.ascontiguousarray(array.T)
 
     def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -114,3 +113,44 @@ class GPT2LMHeadModel(CausalModel):
             causal=True,
             scale=scale / (n + 1) if self.scaled_by_layer else scale,
         )
+
+
+def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:
+    """Return a GPT-2 that computes what a GPT computes, with copies of its parameters and a tokenizer.
+
+    The GPT must have learned positions, norms first, and biases, as GPT-2 does; else a ValueError.
+    """
+    state = {name: np.asarray(array, np.float32) for name, array in gpt.state_dict().items()}
+    if gpt.positions != "learned" or gpt.norm is None or "norm.bias" not in state:
+        raise ValueError("only a GPT with learned positions, norm_first and biases is a GPT-2")
+    layers: list[Any] = list(gpt.layers)
+    first = layers[0] if layers else None
+    wide = 4 * gpt.d_model if first is None else first.linear1.out_features
+    config = {
+        "model_type": "gpt2", "vocab_size": gpt.vocab_size, "n_embd": gpt.d_model, "n_layer": len(layers),
+        "n_head": gpt.num_heads, "n_positions": gpt.max_seq_len, "n_inner": wide,
+        "activation_function": "gelu" if first is None else first.activation, "layer_norm_epsilon": gpt.norm.eps,
+        "tie_word_embeddings": gpt.head.weight is gpt.token_embedding.weight, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    arrays = {f"transformer.{new}": state[old] for old, new in OWN_NAMES.items()}
+    if not config["tie_word_embeddings"]:
+        arrays["lm_head.weight"] = state["head.weight"]
+    for n in range(len(layers)):
+        for old, new in OWN_LAYER_NAMES.items():
+            for kind in ("weight", "bias"):
+                array = state[f"layers.{n}.{old}{kind}"]  # GPT-2 has matrices transposed
+                arrays[f"transformer.h.{n}.{new}{kind}"] = array.T if array.ndim == 2 else array
+    model = GPT2LMHeadModel(config, arrays)
+    model.tokenizer = tokenizer
+    return model
+
+
+def character_tokenizer(characters: str) -> Any:
+    """Return a tokenizer of single characters, each once; other characters become U+FFFD, the id 0."""
+    library = import_extra("tokenizers", "models")
+    unknown = "\ufffd"
+    known = [unknown, *(character for character in characters if character != unknown)]
+    vocabulary = {character: n for n, character in enumerate(known)}
+    tokenizer = library.Tokenizer(library.models.BPE(vocabulary, [], unk_token=unknown))
+    tokenizer.decoder = library.decoders.Fuse()
+    return tokenizer

@@ -1,4 +1,4 @@
-"""Llama and its kin, Mistral, Qwen2 and SmolLM: RMSNorm first, rotary positions, grouped heads, a gated network.
+"""Llama, and the like Mistral, Qwen2 and SmolLM: RMSNorm first, rotary positions, grouped heads, a gated network.
 
 Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023; Qwen team, "Qwen2", 2024.
 """
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from selfattn.engine.rope import read_rope
 from selfattn.engine.transformer import Layer, Norm, Transformer
 from selfattn.models._causal import CausalModel
-from selfattn.models._config import FULL, MOST_LAYERS, SLIDING, Config
+from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
 from selfattn.models._pretrained import Parameters, Shapes
 
 
@@ -32,42 +32,33 @@ class LlamaForCausalLM(CausalModel):
         self.hidden_size = config.size("hidden_size")
         self.num_layers = config.size("num_hidden_layers", least=0, most=MOST_LAYERS)
         self.num_heads = config.size("num_attention_heads")
+        self.num_key_heads, self.head_width = self.num_heads, max(1, self.hidden_size // self.num_heads)
         key_heads = config.raw("num_key_value_heads", 8 if kind == "mistral" else None)
-        self.num_key_heads = (
-            self.num_heads if key_heads is None else config.size("num_key_value_heads", key_heads)
-        )
+        if key_heads is not None:
+            self.num_key_heads = config.size("num_key_value_heads", key_heads)
         width = config.raw("head_dim")
-        self.head_width = (
-            max(1, self.hidden_size // self.num_heads) if width is None else config.size("head_dim")
-        )
+        if width is not None:
+            self.head_width = config.size("head_dim")
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_act", "silu")
         longest = {"llama": 2048, "mistral": 131072, "qwen2": 32768}[kind]
         self.max_positions = config.size("max_position_embeddings", longest)
         self.eps = config.number("rms_norm_eps", 1e-6)
         self.tied = config.flag("tie_word_embeddings", False)
-        config.raw("pretraining_tp")  # how products were cut in training
+        config.raw("pretraining_tp")  # how products were split in training
         # Biases of query, key and value; of the output; of the feed-forward network.
         attention = kind == "llama" and config.flag("attention_bias", False)
-        self.biases = (
-            attention or kind == "qwen2",
-            attention,
-            kind == "llama" and config.flag("mlp_bias", False),
-        )
+        inner = kind == "llama" and config.flag("mlp_bias", False)
+        self.biases = (attention or kind == "qwen2", attention, inner)
         self._read_windows(config, kind)
         self.rope = read_rope(config, self.head_width, self.max_positions)
-        if width is None and self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"{config.where}: hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_heads}"
-            )
-        if self.num_heads % self.num_key_heads:
-            raise ValueError(
-                f"{config.where}: num_attention_heads {self.num_heads} must be a multiple of num_key_value_heads "
-                f"{self.num_key_heads}"
-            )
+        heads = ("num_attention_heads", self.num_heads)
+        if width is None:
+            config.check_multiple("hidden_size", self.hidden_size, *heads)
+        config.check_multiple(*heads, "num_key_value_heads", self.num_key_heads)
 
     def _read_windows(self, config: Config, kind: str) -> None:
-        """Read how many tokens each layer looks back on, its own among them; None: all."""
+        """Read how many tokens each layer attends to, the query's own included; None is all."""
         size, first = None, 0
         if kind != "llama":
             size = config.raw("sliding_window", 4096)
@@ -78,12 +69,11 @@ class LlamaForCausalLM(CausalModel):
         usual = [FULL if size is None or n < first else SLIDING for n in range(self.num_layers)]
         kinds = config.raw("layer_types") or usual
         if kind != "qwen2" and kinds != usual:
-            raise ValueError(f"{config.where}: layer_types {kinds!r} is not supported for {kind}")
+            raise config.error(f"layer_types {kinds!r} is not supported for {kind}")
         good = isinstance(kinds, list) and len(kinds) == self.num_layers and not set(kinds) - {FULL, SLIDING}
         if not good or (SLIDING in kinds and size is None):
-            raise ValueError(
-                f"{config.where}: layer_types must name {FULL} or {SLIDING}, with a sliding_window, for each layer, not {kinds!r}"
-            )
+            what = f"{FULL} or {SLIDING}, with a sliding_window,"
+            raise config.error(f"layer_types must name {what} for each layer, not {kinds!r}")
         self.windows: list[int | None] = [size if kind == SLIDING else None for kind in kinds]
 
     def _shapes(self) -> tuple[Shapes, set[str]]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from selfattn.engine.rope import plain_rope
 from selfattn.engine.transformer import Layer, Transformer
-from selfattn.models._config import FULL, MOST_LAYERS, SLIDING, Config
+from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
 from selfattn.models._pretrained import Parameters, Shapes
 from selfattn.models._text_encoder import TextEncoder
 
@@ -35,13 +35,10 @@ class ModernBertModel(TextEncoder):
         for name in ("layer_norm_eps", "position_embedding_type"):
             config.raw(name)  # older versions wrote it without reading it
         self._read_layers(config)
-        if self.hidden_size % (2 * self.num_heads):
-            raise ValueError(
-                f"{config.where}: hidden_size {self.hidden_size} must be an even multiple of num_attention_heads {self.num_heads}"
-            )
+        config.check_multiple("hidden_size", self.hidden_size, "2 * num_attention_heads", 2 * self.num_heads)
 
     def _read_layers(self, config: Config) -> None:
-        """Read which layers have windows, and the angles of both kinds: Transformers has spelled this in two ways."""
+        """Read which layers have windows, and the angles of both kinds, in Transformers' old and new spelling."""
         every = config.size("global_attn_every_n_layers", 3)
         kinds = config.raw("layer_types") or [SLIDING if n % every else FULL for n in range(self.num_layers)]
         rope: Any = config.raw("rope_parameters") or {}
@@ -49,22 +46,15 @@ class ModernBertModel(TextEncoder):
         local = "local_rope_theta"
         theta[SLIDING] = theta[FULL] if config.raw(local, 10000.0) is None else config.number(local, 10000.0)
         if not isinstance(rope, dict) or set(rope) - {FULL, SLIDING}:
-            raise ValueError(
-                f"{config.where}: rope_parameters must have {FULL} and {SLIDING} alone, not {rope!r}"
-            )
+            raise config.error(f"rope_parameters must have {FULL} and {SLIDING} alone, not {rope!r}")
         for kind, default in list(theta.items()):
             own = rope.get(kind) or {}
             if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
-                raise ValueError(
-                    f"{config.where}: rope_parameters {own!r} is not supported; only rope_type 'default' is"
-                )
-            theta[kind] = Config(own, f"{config.where}: rope_parameters of {kind}").number(
-                "rope_theta", default
-            )
+                raise config.error(f"rope_parameters {own!r} is not supported; only rope_type 'default' is")
+            inner = Config(own, f"{config.where}: rope_parameters of {kind}")
+            theta[kind] = inner.number("rope_theta", default)
         if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
-            raise ValueError(
-                f"{config.where}: layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}"
-            )
+            raise config.error(f"layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}")
         config.only("rope_scaling", None)
         self.layer_types, self.theta = list(kinds), theta
 
@@ -73,14 +63,12 @@ class ModernBertModel(TextEncoder):
         shapes: Shapes = {self.word_table: (self.vocab_size, d)} | self._shape("norm", "embeddings.norm", d)
         for n in range(self.num_layers):
             name = f"layers.{n}."
-            if n > 0:  # the embedding's norm stands for it
+            if n > 0:  # the embedding's norm takes its place
                 shapes |= self._shape("norm", f"{name}attn_norm", d)
-            shapes |= self._shape("attention", f"{name}attn.Wqkv", 3 * d, d) | self._shape(
-                "attention", f"{name}attn.Wo", d, d
-            )
-            shapes |= self._shape("norm", f"{name}mlp_norm", d) | self._shape(
-                "mlp", f"{name}mlp.Wi", 2 * self.wide, d
-            )
+            shapes |= self._shape("attention", f"{name}attn.Wqkv", 3 * d, d)
+            shapes |= self._shape("attention", f"{name}attn.Wo", d, d)
+            shapes |= self._shape("norm", f"{name}mlp_norm", d)
+            shapes |= self._shape("mlp", f"{name}mlp.Wi", 2 * self.wide, d)
             shapes |= self._shape("mlp", f"{name}mlp.Wo", d, self.wide)
         return shapes | self._shape("norm", "final_norm", d), set()
 

@@ -12,7 +12,7 @@ from selfattn.engine import transformer
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
-from selfattn.models._config import Config
+from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear, norm, states
 from selfattn.nn.module import Gradients, checked_pullback
 
@@ -59,23 +59,20 @@ class ViTModel(Pretrained):
         if self.dino:
             ratio = config.number("mlp_ratio", 4)
             if ratio * self.hidden_size >= 2**31:
-                raise ValueError(f"{config.where}: mlp_ratio {ratio} is too large")
+                raise config.error(f"mlp_ratio {ratio} is too large")
             self.wide = int(self.hidden_size * ratio)
             config.only("use_swiglu_ffn", False)
             for name in (
                 "layerscale_value", "drop_path_rate", "apply_layernorm", "reshape_hidden_states", "out_features", "out_indices",
                 "stage_names", "use_mask_token",
             ):  # fmt: skip
-                config.raw(name)  # of training, and of backbones
+                config.raw(name)  # about training and backbones
         else:
             self.wide = config.size("intermediate_size")
             config.raw("pooler_act")
             config.raw("pooler_output_size")
-        if self.hidden_size % self.num_heads or self.image % self.patch:
-            raise ValueError(
-                f"{config.where}: hidden_size {self.hidden_size} must be a multiple of num_attention_heads {self.num_heads}, and "
-                f"image_size {self.image} of patch_size {self.patch}"
-            )
+        config.check_multiple("hidden_size", self.hidden_size, "num_attention_heads", self.num_heads)
+        config.check_multiple("image_size", self.image, "patch_size", self.patch)
 
     @property
     def _names(self) -> tuple[str, str, str, str]:
@@ -128,18 +125,16 @@ class ViTModel(Pretrained):
     # ------------------------------------------------------------------------------------------------------ pixels
 
     def _patches(self, pixels: npt.ArrayLike) -> tuple[Array, Grid]:
-        """Return (images, patches, channels · patch · patch), and how many patches stand below and beside each other."""
+        """Return (images, patches, channels · patch · patch), and the numbers of rows and columns of patches."""
         images, patch = as_array("pixels", pixels), self.patch
         dtype = self.arrays[CLASS].dtype
         if images.dtype != dtype:
-            raise TypeError(
-                f"pixels must be {dtype}, scaled and normalised as the model was trained, not {images.dtype}"
-            )
+            scaled = "scaled and normalised as the model was trained"
+            raise TypeError(f"pixels must be {dtype}, {scaled}, not {images.dtype}")
         images = images[None] if images.ndim == 3 else images
         if images.ndim != 4 or images.shape[1] != self.channels or not self._takes(*images.shape[2:]):
-            sides = (
-                f"height, width) with multiples of {patch}" if self.dino else f"{self.image}, {self.image})"
-            )
+            sides = f"height, width) with multiples of {patch}"
+            sides = sides if self.dino else f"{self.image}, {self.image})"
             raise ValueError(f"pixels must have shape (n, {self.channels}, {sides}, not {np.shape(pixels)}")
         n, _, height, width = images.shape
         down, across = height // patch, width // patch
@@ -152,14 +147,14 @@ class ViTModel(Pretrained):
         return height > 0 and width > 0 and height % self.patch == width % self.patch == 0
 
     def _stretches(self, grid: Grid) -> list[Array] | None:
-        """Return the matrices that resize the square of positions, downwards and across; None: it fits."""
+        """Return the matrices that resize the rows and columns of the square of positions; None where it fits."""
         side = self.image // self.patch
         if grid == (side, side):
             return None
         return [_cubic(side, to).astype(self.arrays[PLACES].dtype) for to in grid]
 
     def _positions(self, grid: Grid) -> Array:
-        """Return (1, 1 + patches, d): the class token's, and those of patches, resized if there are more or fewer."""
+        """Return (1, 1 + patches, d): the class token's position, and those of patches, resized to the grid."""
         table, stretches = self.arrays[PLACES], self._stretches(grid)
         if stretches is None:
             return table
@@ -168,7 +163,7 @@ class ViTModel(Pretrained):
         return np.concatenate([table[:, :1], square.reshape(1, -1, d)], axis=1)
 
     def _positions_gradient(self, d_positions: Array, grid: Grid) -> Array:
-        """Take the gradient of what :meth:`_positions` returned back to the table."""
+        """Return the gradient of the table, of the gradient of what :meth:`_positions` returned."""
         stretches, d = self._stretches(grid), self.hidden_size
         if stretches is None:
             return d_positions
@@ -180,7 +175,7 @@ class ViTModel(Pretrained):
         return weight
 
     def _rows(self, pixels: npt.ArrayLike) -> tuple[Array, Array, Array, Grid]:
-        """Return the rows of all images, where each begins, the patches, and how they stand."""
+        """Return the rows of all images, where each image begins, the patches, and their grid."""
         patches, grid = self._patches(pixels)
         n, count, _ = patches.shape
         x = np.empty((n, count + 1, self.hidden_size), patches.dtype)
@@ -254,9 +249,7 @@ class ViTModel(Pretrained):
             The last is before the final norm.
         """
         if np.ndim(pixels) != 3:
-            raise ValueError(
-                f"pixels of one image must have shape (channels, height, width), not {np.shape(pixels)}"
-            )
+            raise ValueError(f"pixels must have shape (channels, height, width), not {np.shape(pixels)}")
         return states(self._built(1)[0]._replace(final_norm=None), self._rows(pixels)[0])
 
 
@@ -264,7 +257,7 @@ def _cubic(given: int, wanted: int) -> Array:
     """Return the matrix (wanted, given) that resizes a line of samples by cubic convolution.
 
     Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981, equation 4 with a = −0.75, as PyTorch's
-    ``interpolate`` has it. Samples stand in the middle of their pixels; beyond the ends stand copies of the last ones.
+    ``interpolate`` has it. Samples are in the middle of their pixels; beyond both ends the last sample is repeated.
     """
     a = -0.75
     at = (np.arange(wanted) + 0.5) * (given / wanted) - 0.5

@@ -166,7 +166,7 @@ def test_rotary_scaling(tmp_path):
         "original_max_position_embeddings": 32,
     }  # fmt: skip
     from selfattn.engine.rope import read_rope
-    from selfattn.models._config import Config
+    from selfattn.models._folder import Config
 
     plain, scaled = (
         np.array(read_rope(Config({"rope_parameters": each}), 16, 64).frequencies)
@@ -187,7 +187,7 @@ def test_rounded_and_saved(tmp_path):
     assert models.load(path, dtype="int8").dtype == "int8"
     with pytest.raises(ValueError, match="this model is Q4_0; load it as float32"):
         stored.quantize("int8")
-    with pytest.raises(ValueError, match="are in blocks of GGUF, which a folder does not hold"):
+    with pytest.raises(ValueError, match="are quants of GGUF, which a folder cannot hold"):
         models.save(stored, tmp_path / "folder")
     models.save(whole, tmp_path / "folder")
     again = models.load(tmp_path / "folder")
@@ -332,14 +332,14 @@ ARCHITECTURE = entry("general.architecture", 8, TEXT)
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(9), "big-endian"),
         (header(counts=(2**63, 0)) + bytes(99), "0 entries and 9223372036854775808 tensors"),
         (header(counts=(0, 2**40)) + bytes(99), "1099511627776 entries"),
-        (header([struct.pack("<Q", 2**60) + bytes(99)]), "1152921504606846976 bytes are expected"),
+        (header([struct.pack("<Q", 2**60) + bytes(99)]), "expected 1152921504606846976 bytes"),
         (header([entry("a", 99, bytes(99))]), "a is of the type 99"),
         (header([entry("a", 9, struct.pack("<IQ", 4, 2**62) + bytes(99))]), "more than the file has bytes for"),
         (header([entry("a", 9, struct.pack("<IQ", 8, 2**40) + bytes(99))]), "more than the file has bytes for"),
         (header([entry("a", 9, struct.pack("<IQQ", 8, 2, 2**63) + bytes(99))]), "text 0 of a goes beyond"),
         (header([entry("a", 9, struct.pack("<IQ", 9, 1) + bytes(99))]), "an array of the type 9"),
         (header([entry("a", 8, struct.pack("<Q", 2) + b"\xff\xff"), bytes(99)]), "a is not UTF-8"),
-        (header([entry("a", 0, b"1"), entry("a", 0, b"1")]) + bytes(99), "'a' stands there twice"),
+        (header([entry("a", 0, b"1"), entry("a", 0, b"1")]) + bytes(99), "it has the entry 'a' twice"),
         (header([entry("general.alignment", 4, struct.pack("<I", 0))]) + bytes(99), "power of two"),
         (header([entry("general.alignment", 4, struct.pack("<I", 24))]) + bytes(99), "power of two"),
         (header([], [tensor("t", [])]) + bytes(99), "0 dimensions"),
@@ -351,7 +351,7 @@ ARCHITECTURE = entry("general.architecture", 8, TEXT)
         (header([], [tensor("t", [8], offset=5)]) + bytes(99), "offset 5"),
         (header([], [tensor("t", [8], offset=2**60)]) + bytes(99), "offset 1152921504606846976"),
         (header([], [tensor("t", [9999])]) + bytes(99), "cut off or damaged"),
-        (header([], [tensor("t", [8]), tensor("t", [8])]) + bytes(99), "'t' stands there twice"),
+        (header([], [tensor("t", [8]), tensor("t", [8])]) + bytes(99), "it has the tensor 't' twice"),
         (header([], [tensor("t", [16]), tensor("u", [8], offset=32)]) + bytes(200), "'t' and 'u' overlap"),
         (header() + bytes(99), "has the architecture None"),
         (header([entry("general.architecture", 8, struct.pack("<Q", 1) + b"x")]) + bytes(99), "has the architecture 'x'"),
@@ -420,12 +420,12 @@ def test_tokenizers_that_do_not_fit(tmp_path):
         ({"tokens": ["a", "a"]}, "the token 'a' twice"),
         ({"tokens": ["a"] * (SIZE + 1)}, f"{SIZE + 1} tokens, and a table of {SIZE} rows"),
         ({"tokens": [1, 2]}, "must be a list of str"),
-        ({"merges": ["a b c"]}, "two tokens with a space between"),
-        ({"merges": ["a x"]}, "make no tokenizer"),
+        ({"merges": ["a b c"]}, "two tokens and a space"),
+        ({"merges": ["a x"]}, "no tokenizer can be made"),
         ({"eos_token_id": 3}, "must be one of 3 tokens, not 3"),
-        ({"model": "bert"}, "of the kind 'bert'"),
+        ({"model": "bert"}, "of kind 'bert'"),
         ({"model": "llama", "scores": [1.0]}, "1 scores for 3 tokens"),
-        ({"model": "llama", "scores": [1.0], "tokens": ["a" * 1001]}, "1001 characters; there may be 1000"),
+        ({"model": "llama", "scores": [1.0], "tokens": ["a" * 1001]}, "1001 characters, more than 1000"),
         ({"token_type": [1]}, "1 types for 3 tokens"),
     ):
         write(path, LLAMA, state, tokenizer=tokenizer(**entries))

@@ -7,7 +7,7 @@ import pytest
 
 from selfattn import models
 from selfattn.engine.rope import KINDS, read_rope
-from selfattn.models._config import Config
+from selfattn.models._folder import Config
 
 torch = pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
 transformers = pytest.importorskip("transformers", reason="the expected values come from Transformers")

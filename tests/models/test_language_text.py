@@ -73,7 +73,7 @@ def test_a_text_that_the_tokenizer_cuts_is_a_warning(folder):
         lambda text: model.chat(text, 1),
     ):
         with pytest.warns(
-            UserWarning, match=r"text 0 was cut: .* model.tokenizer.no_truncation\(\) ends that"
+            UserWarning, match=r"text 0 was cut: .* model.tokenizer.no_truncation\(\) switches it off"
         ):
             call("not the sea")
 

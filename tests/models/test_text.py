@@ -272,12 +272,12 @@ def test_the_bits_are_the_same_on_every_instruction_set_in_any_batch(model, isa)
 
 def test_many_pieces_and_calls(model, monkeypatch):
     """Pieces that are tokenised one ahead, and more tokens than one call takes, against one by one."""
-    monkeypatch.setattr("selfattn.models._text.FIRST_CHUNK", 2)
-    monkeypatch.setattr("selfattn.models._text.CHUNK", 3)
-    monkeypatch.setattr("selfattn.models._text.TOKENS", 12)
+    monkeypatch.setattr("selfattn.models._tokenizer.FIRST_CHUNK", 2)
+    monkeypatch.setattr("selfattn.models._tokenizer.CHUNK", 3)
+    monkeypatch.setattr("selfattn.models._tokenizer.TOKENS", 12)
     y = np.stack([model.encode(sentence) for sentence in SENTENCES])
     np.testing.assert_array_equal(model.encode(SENTENCES * 3), np.tile(y, (3, 1)))
-    monkeypatch.setattr("selfattn.models._text.MOST_CHARACTERS", 5)
+    monkeypatch.setattr("selfattn.models._tokenizer.MOST_CHARACTERS", 5)
     np.testing.assert_array_equal(model.encode(iter(SENTENCES)), y)
 
 
@@ -367,7 +367,7 @@ def test_where_no_thread_is_to_be_had_the_tokenizer_goes_without(model):
 
     texts = ["the sea", ("one", "and another"), ""]
     with_threads, without = (
-        _tokenizer.tokenize(each, texts, [0, 1, 2], 0, types=True) for each in (model.tokenizer, Alone())
+        _tokenizer.tokenize(each, texts, [0, 1, 2], 0, True) for each in (model.tokenizer, Alone())
     )
     assert with_threads == without
 
@@ -397,7 +397,7 @@ OURS = "sentence_transformers.models."
 BAD_FOLDERS = {
     "weighted mean": (_pooling(pooling_mode_weightedmean_tokens=True), "pooling mode 'weightedmean' is not supported"),
     "mean by the root": (_pooling(pooling_mode="mean_sqrt_len_tokens"), "pooling mode 'mean_sqrt_len_tokens'"),
-    "an unknown key of pooling": (_pooling(pooling_mode="mean", weights=[1]), r"pooling has \['weights'\]"),
+    "an unknown key of pooling": (_pooling(pooling_mode="mean", weights=[1]), r"weights=\[1\] is not understood"),
     "an unknown module": (_modules(OURS + "Transformer", OURS + "LSTM"), "models.LSTM is not supported"),
     "a module of somebody's": (_modules(OURS + "Transformer", "mine.Pooling"), "mine.Pooling is not supported"),
     "no transformer": (_modules(OURS + "BoW"), "must begin with a Transformer"),
@@ -415,11 +415,11 @@ BAD_FOLDERS = {
     ),
     "an unknown key of the transformer": (
         lambda f: add_pipeline(f, old_pooling("mean"), transformer={"query_expansion": 32}),
-        "query_expansion 32 is not known",
+        "query_expansion=32 is not understood",
     ),
     "an argument of Transformers": (
         lambda f: add_pipeline(f, old_pooling("mean"), transformer={"config_args": {"num_hidden_layers": 1}}),
-        "num_hidden_layers 1 is not known",
+        "num_hidden_layers=1 is not understood",
     ),
     "rows that are not the last": (
         lambda f: add_pipeline(

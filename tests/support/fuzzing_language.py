@@ -184,7 +184,7 @@ def read_template(folder: Path, content: bytes) -> None:
     path = folder / "chat_template.jinja"
     path.write_bytes(content)
     try:
-        model.chat_template = models._language._template(folder, {})
+        model.chat_template = models._causal._template(folder, {})
     except ValueError as error:
         assert folder.name in str(error)
         return

@@ -7,7 +7,7 @@ import pytest
 from processes import run_command
 
 from selfattn import cli, models, nn
-from selfattn.models._own_gpt import as_gpt2, character_tokenizer
+from selfattn.models.gpt2 import as_gpt2, character_tokenizer
 from selfattn.training import checkpoint
 
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")

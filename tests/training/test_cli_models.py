@@ -105,7 +105,7 @@ def test_embed_prints_json_lines(here, capsys):
 
 def test_a_trained_model_is_not_rounded(here, capsys):
     assert cli.main(["embed", "model", "a word", "--dtype", "int8"]) == 1
-    assert "model is no pretrained model; only these are rounded to int8" in capsys.readouterr().err
+    assert "model is not a pretrained model; only these are rounded to int8" in capsys.readouterr().err
 
 
 def test_embed_writes_files(here, tmp_path, capsys):

@@ -1,0 +1,280 @@
+"""The folder of a pretrained model: its configuration and its weights.
+
+A key of ``config.json`` that is not understood and would change results is an error. Weights are safetensors files, mapped
+into memory and not copied where their layout allows it. The tokenizer's files are read in `_tokenizer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn._check import Array, Entries, as_array
+from selfattn._disk import read_json
+from selfattn._extras import import_extra
+from selfattn.engine.weights import (
+    BITS,
+    GROUP,
+    INT8,
+    SCALE,
+    good_bits,
+    good_scale,
+    groups_of,
+    is_compact,
+    to_float32,
+)
+
+# Keys that change nothing here: how a model was trained, made or is generated from, and what a tokenizer knows.
+HARMLESS = {
+    "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "attn_implementation", "auto_map",
+    "attention_dropout", "attention_probs_dropout_prob", "bos_token_id", "classifier_dropout", "cls_token_id",
+    "decoder_bias", "deterministic_flash_attn", "directionality", "dropout", "dtype", "embedding_dropout",
+    "encoder_stride", "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_dropout_prob", "id2label",
+    "initializer_cutoff_factor", "initializer_factor", "initializer_range", "label2id", "mask_token_id", "mlp_dropout",
+    "model_type", "num_labels", "output_past", "pad_token_id", "pooler_fc_size", "pooler_num_attention_heads",
+    "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "problem_type", "qa_dropout", "reference_compile",
+    "repad_logits_with_grad", "return_dict", "sbert_ce_default_activation_function", "sentence_transformers",
+    "sep_token_id", "seq_classif_dropout", "sparse_pred_ignore_index", "sparse_prediction", "task_specific_params",
+    "tie_word_embeddings", "tie_weights_", "tokenizer_class", "torch_dtype", "transformers_version", "unk_token_id",
+    "use_cache", "gradient_checkpointing_kwargs", "chunk_size_feed_forward", "output_attentions", "output_hidden_states",
+    "is_encoder_decoder", "torchscript", "prefix",
+}  # fmt: skip
+
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+
+# Rounded weights, as the library compressed-tensors describes them. The keys change nothing here: the tensors show which of them
+# are rounded.
+QUANTIZATION = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+}
+BY_GROUPS = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": GROUP}
+QUANTIZED_WEIGHTS = BY_GROUPS | {"symmetric": True, "dynamic": False}
+QUANTIZED_INPUTS = BY_GROUPS | {"symmetric": False, "dynamic": True}
+QUANTIZATION_KEYS = {
+    "config_groups", "ignore", "version", "global_compression_ratio", "observer", "observer_kwargs", "scale_dtype", "zp_dtype",
+}  # fmt: skip
+
+MOST_LAYERS = 10_000  # of models that list something for each layer
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
+MOST_NAMED = 20  # differences in a message
+
+
+# ------------------------------------------------------------------------------------------------- the configuration
+
+
+class Config(Entries):
+    """The configuration of one model."""
+
+    harmless = HARMLESS
+
+    def error(self, what: str) -> ValueError:
+        """Return an error that says where it was found."""
+        return ValueError(f"{self.where}: {what}")
+
+    def activation(self, name: str, default: str = "gelu") -> Any:
+        """Read the name of an activation."""
+        value = self._get(name, default)
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise self.error(f"{name} must be one of {', '.join(ACTIVATIONS)}, not {value!r}")
+        return ACTIVATIONS[value]
+
+    def check_multiple(self, name: str, size: int, of: str, divisor: int) -> None:
+        """Refuse a size that is not a multiple of another one."""
+        if size % divisor:
+            raise self.error(f"{name} {size} must be a multiple of {of} {divisor}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read ``config.json``."""
+    path = folder / "config.json"
+    config = read_json(path)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ValueError(f"{path} does not describe a model: it has no model_type")
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{path}: architectures must be a list of names, not {names!r}")
+    return config
+
+
+def quantization_config(tables: list[str], whole: list[str]) -> dict[str, Any]:
+    """Describe int8 weights as the library compressed-tensors does: of tables, and of all linear layers but those that are whole.
+
+    A weight has a scale for each group of a row. The input of a linear layer is rounded to 8 bits, with a minimum and a step for
+    each group of a token; rows of tables are not rounded.
+    """
+    linear = {"targets": ["Linear"], "weights": QUANTIZED_WEIGHTS, "input_activations": QUANTIZED_INPUTS}
+    groups: dict[str, Any] = {"group_0": linear}
+    if tables:
+        groups["group_1"] = {"targets": tables, "weights": QUANTIZED_WEIGHTS, "input_activations": None}
+    return QUANTIZATION | {"config_groups": groups, "ignore": whole}
+
+
+def check_quantization(config: Config) -> None:
+    """Refuse weights that are rounded in another way than :func:`quantization_config` says."""
+    found = config.raw("quantization_config")
+    if found is None:
+        return
+    where = f"{config.where}: quantization_config"
+    _check(found, QUANTIZATION, where)
+    groups = found.get("config_groups")
+    _check(groups, {}, where + ".config_groups", groups)
+    for name, group in groups.items():
+        at = f"{where}.config_groups.{name}"
+        _check(group, {}, at, ("targets", "weights", "input_activations", "format"))
+        _check(group.get("weights"), QUANTIZED_WEIGHTS, at + ".weights")
+        if group.get("input_activations") is not None or "Linear" in (group.get("targets") or ()):
+            _check(group.get("input_activations"), QUANTIZED_INPUTS, at + ".input_activations")
+
+
+def _check(
+    found: Any, supported: Mapping[str, Any], where: str, known: Collection[str] = QUANTIZATION_KEYS
+) -> None:
+    """Refuse values other than these, and unknown keys, unless they switch something off."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{where} must be an object, not {found!r}")
+    for name, value in (dict.fromkeys(supported) | found).items():
+        if name in supported and value != supported[name]:
+            raise ValueError(f"{where}.{name}={value!r} is not supported; only {supported[name]!r} is")
+        if name not in supported and name not in known and value not in (None, False, {}, []):
+            raise ValueError(f"{where}.{name}={value!r} is not understood here")
+
+
+# ------------------------------------------------------------------------------------------------------- the weights
+
+
+def read_weights(folder: Path, keep_bfloat16: bool = False) -> dict[str, Array]:
+    """Return all arrays of floats and of int8 of a folder's ``model.safetensors``, or of its shards.
+
+    16-bit numbers become float32; bfloat16, if it is to be kept, stays as its bits. All other arrays are mapped: reading them
+    loads pages of the file, writing to them copies pages, and the file stays as it is.
+    """
+    if (folder / WEIGHTS).is_file():
+        return _map(folder / WEIGHTS, keep_bfloat16)
+    if (folder / INDEX).is_file():
+        return _map_shards(folder, keep_bfloat16)
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    if pickled:
+        raise FileNotFoundError(
+            f"{folder} has no {WEIGHTS}, only {pickled[0]}, a pickle, which can run any code when it is loaded. If you trust it, "
+            "convert it: transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)"
+        )
+    raise FileNotFoundError(f"{folder} has no {WEIGHTS}; expected a folder that save_pretrained wrote")
+
+
+def _map_shards(folder: Path, keep_bfloat16: bool) -> dict[str, Array]:
+    index = read_json(folder / INDEX)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise ValueError(f"{folder / INDEX} has no weight_map from names to files")
+    arrays: dict[str, Array] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise ValueError(f"{folder / INDEX} names {name!r}, which is not a file of that folder")
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} lacks {name}, which {INDEX} names")
+        found = _map(folder / name, keep_bfloat16)
+        arrays |= {key: array for key, array in found.items() if places.get(key) == name}
+    missing = [key for key in places if key not in arrays and not key.endswith("position_ids")]
+    if missing:
+        raise ValueError(f"{folder / INDEX} names {missing[0]!r}, which {places[missing[0]]} does not hold")
+    return arrays
+
+
+def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
+    safetensors = import_extra("safetensors", "models")
+    try:
+        with safetensors.safe_open(path, "np") as file:  # checks the header: sizes, overlaps, holes
+            names = set(file.keys())
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is cut off, damaged or no safetensors file: {error}") from None
+    with path.open("rb") as opened:
+        begin = int.from_bytes(opened.read(8), "little")
+        header: dict[str, Any] = json.loads(opened.read(begin))
+    begin += 8
+    if path.stat().st_size == begin:
+        return {}
+    data = np.memmap(path, np.uint8, "c")
+    arrays = {}
+    for name in names:
+        entry = header[name]
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is None:  # position_ids, for example
+            continue
+        start, end = (begin + offset for offset in entry["data_offsets"])
+        flat = np.asarray(data[start:end])  # perhaps not aligned; `fit` copies that
+        try:
+            array = flat.view(dtype).reshape(entry["shape"])
+        except ValueError as error:  # no elements, but a shape that NumPy cannot count
+            raise ValueError(f"{path}: {name} has shape {entry['shape']}: {error}") from None
+        if entry["dtype"] == "F16":
+            array = array.astype(np.float32)
+        elif entry["dtype"] == "BF16" and not keep_bfloat16:
+            array = to_float32(array, None)
+        arrays[name] = array
+    return arrays
+
+
+def fit(
+    arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], optional: set[str], ignored: tuple[str, ...],
+    prefix: str, where: str,
+) -> dict[str, Array]:  # fmt: skip
+    """Return the arrays of these names and shapes, in that order; a ValueError lists all that differs.
+
+    The scales of an int8 matrix follow it, under its name and ``_scale``. All floats have one dtype: float32, or float64 where
+    some are and nothing is rounded. Those that are optional may be missing. Names may have or lack the prefix of the bare model
+    within one with a head, such as ``"bert."``; arrays whose names begin with one of ``ignored``, heads for other tasks, are left out.
+    """
+    shapes, named = dict(shapes), dict[str, Array]()
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
+        as_array(name, array)  # refuses a masked one
+        new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        suffix = SCALE if new.endswith(".weight" + SCALE) else ""
+        new = new.removesuffix(suffix)
+        if new not in shapes:
+            new = new.removeprefix(prefix) if new.startswith(prefix) else prefix + new
+        widened = to_float32(array, None) if suffix and array.dtype == BITS else array
+        named[new + suffix if new in shapes else name] = widened
+    for name in [name for name in shapes if name in named and named[name].dtype == INT8]:
+        shapes[name + SCALE] = (*shapes[name][:-1], groups_of(shapes[name][-1]))
+    wrong = [
+        f"unexpected: {name} {array.shape}"
+        for name, array in named.items()
+        if name not in shapes and not name.removeprefix(prefix).startswith(ignored)
+    ]
+    for name, shape in shapes.items():
+        if name not in named:
+            wrong += [] if name in optional else [f"missing: {name} {shape}"]
+        elif named[name].shape != shape:
+            wrong.append(f"{name} has shape {named[name].shape}, the configuration says {shape}")
+        elif named[name].dtype == INT8 and len(shape) != 2:
+            wrong.append(f"{name} is int8, which only matrices may be")
+        elif name.endswith(SCALE) and not good_scale(named[name]):
+            wrong.append(f"{name} must hold finite numbers, none negative")
+        elif named[name].dtype == BITS and not good_bits(named[name]):
+            wrong.append(f"{name} holds NaN or an infinity")
+    if wrong:
+        more = [f"and {len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
+        lines = "\n  ".join(wrong[:MOST_NAMED] + more)
+        raise ValueError(f"the weights of {where} do not fit its configuration:\n  {lines}")
+    found = {name: named[name] for name in shapes if name in named}
+    widest = np.dtype(np.float32)
+    if not any(map(is_compact, found.values())):
+        widest = np.result_type(widest, *(array.dtype for array in found.values()))
+    return {
+        name: np.require(array, array.dtype if is_compact(array) else widest, ["C", "A"])
+        for name, array in found.items()
+    }
