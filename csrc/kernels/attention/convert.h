@@ -2,26 +2,27 @@
 
 #define SA_IDENTITY(x) (x)
 #define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)
+#define SA_LOAD_EACH(ctype, swap, convert)                                                                                     \
+    for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \
+        SA_KEEP_LOOP(); /* vectors of it would be large code, and no faster */                                                 \
+        swap##_t x;                                                                                                            \
+        memcpy(&x, src + i * stride, sizeof x);                                                                                \
+        x = swapped ? sa_##swap##_swapped(x) : x;                                                                              \
+        ctype y;                                                                                                               \
+        memcpy(&y, &x, sizeof y);                                                                                              \
+        dst[i] = (real)convert(y);                                                                                             \
+    }                                                                                                                          \
+    return;
 #define SA_LOAD(ctype, swap, convert)                                                                                          \
-    {                                                                                                                          \
-        if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                                  \
-            for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
-                ctype x;                                                                                                       \
-                memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                                      \
-                dst[i] = (real)convert(x);                                                                                     \
-            }                                                                                                                  \
-        } else {                                                                                                               \
-            for (ptrdiff_t i = 0; i < n; ++i) {                                                                                \
-                swap##_t x;                                                                                                    \
-                memcpy(&x, src + i * stride, sizeof x);                                                                        \
-                x = swapped ? sa_##swap##_swapped(x) : x;                                                                      \
-                ctype y;                                                                                                       \
-                memcpy(&y, &x, sizeof y);                                                                                      \
-                dst[i] = (real)convert(y);                                                                                     \
-            }                                                                                                                  \
+    if (stride == (ptrdiff_t)sizeof(ctype) && !swapped) {                                                                      \
+        for (ptrdiff_t i = 0; i < n; ++i) {                                                                                    \
+            ctype x;                                                                                                           \
+            memcpy(&x, src + i * (ptrdiff_t)sizeof(ctype), sizeof x);                                                          \
+            dst[i] = (real)convert(x);                                                                                         \
         }                                                                                                                      \
         return;                                                                                                                \
-    }
+    }                                                                                                                          \
+    SA_LOAD_EACH(ctype, swap, convert)
 
 SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped) {
     switch (dtype) {
@@ -34,18 +35,19 @@ SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t strid
     case SA_F16: SA_LOAD(uint16_t, uint16, sa_float_of_f16)
     case SA_BF16: SA_LOAD(uint16_t, uint16, sa_float_of_bf16)
     case SA_BOOL: SA_LOAD(uint8_t, uint8, SA_OPEN_OR_CLOSED)
-    case SA_I8: SA_LOAD(int8_t, uint8, SA_IDENTITY)
-    case SA_U8: SA_LOAD(uint8_t, uint8, SA_IDENTITY)
-    case SA_I16: SA_LOAD(int16_t, uint16, SA_IDENTITY)
-    case SA_U16: SA_LOAD(uint16_t, uint16, SA_IDENTITY)
-    case SA_I32: SA_LOAD(int32_t, uint32, SA_IDENTITY)
-    case SA_U32: SA_LOAD(uint32_t, uint32, SA_IDENTITY)
-    case SA_I64: SA_LOAD(int64_t, uint64, SA_IDENTITY)
-    case SA_U64: SA_LOAD(uint64_t, uint64, SA_IDENTITY)
+    case SA_I8: SA_LOAD_EACH(int8_t, uint8, SA_IDENTITY)
+    case SA_U8: SA_LOAD_EACH(uint8_t, uint8, SA_IDENTITY)
+    case SA_I16: SA_LOAD_EACH(int16_t, uint16, SA_IDENTITY)
+    case SA_U16: SA_LOAD_EACH(uint16_t, uint16, SA_IDENTITY)
+    case SA_I32: SA_LOAD_EACH(int32_t, uint32, SA_IDENTITY)
+    case SA_U32: SA_LOAD_EACH(uint32_t, uint32, SA_IDENTITY)
+    case SA_I64: SA_LOAD_EACH(int64_t, uint64, SA_IDENTITY)
+    case SA_U64: SA_LOAD_EACH(uint64_t, uint64, SA_IDENTITY)
     case SA_DTYPES: break;
     }
 }
 #undef SA_LOAD
+#undef SA_LOAD_EACH
 
 #define SA_STORE(ctype, convert, via)                                                                                          \
     for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \

@@ -54,11 +54,7 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
     SA_DECODE_SCORES_LEAF(R, RAW)                                                                                              \
     SA_LEAF void FN(decode_pair_values##R##_RAW)(const real *pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,   \
                                                  ptrdiff_t Dv, real *O, const real *alpha) {                                   \
-        if (SA_FAR(v)) {                                                                                                       \
-            FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R, true);                                                 \
-        } else {                                                                                                               \
-            FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R, false);                                                \
-        }                                                                                                                      \
+        FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R);                                                           \
     }
 
 /* sum[r][c] += p[r] times C vectors of columns of two rows. Fetches ahead of `next`, or, if that is 0, of the rows. */
@@ -105,20 +101,30 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     FN(decode_close_sums)(sum, O + d, o_stride, alpha, R, C);
 }
 
+SA_INLINE void FN(decode_pair_far)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,
+                                   ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const int R,
+                                   const int C) {
+    if (SA_FAR(v)) {
+        FN(decode_pair_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, true);
+    } else {
+        FN(decode_pair_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, false);
+    }
+}
+
 SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,
-                                      ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const bool far) {
+                                      ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R) {
     const int C = R == 8 ? 2 : R == 4 ? 4 : 8;
     const ptrdiff_t o_stride = FN(decode_width)(Dv);
     ptrdiff_t d = 0;
     for (; d + C * SA_LANES <= Dv; d += C * SA_LANES) {
-        FN(decode_pair_columns)(pairs, apart, v, n, d, C * SA_LANES, O, o_stride, alpha, R, C, far);
+        FN(decode_pair_far)(pairs, apart, v, n, d, O, o_stride, alpha, R, C);
     }
     if (C == 8 && d + 4 * SA_LANES <= Dv) {
-        FN(decode_pair_columns)(pairs, apart, v, n, d, 4 * SA_LANES, O, o_stride, alpha, R, 4, far);
+        FN(decode_pair_far)(pairs, apart, v, n, d, O, o_stride, alpha, R, 4);
         d += 4 * SA_LANES;
     }
-    for (; d < Dv; d += 2 * SA_LANES) {
-        FN(decode_pair_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, far);
+    for (; d < Dv; d += 2 * SA_LANES) { /* the rest is read as if it were near */
+        FN(decode_pair_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, false);
     }
 }
 SA_DECODE_PAIR_LEAVES(1)

@@ -4,11 +4,7 @@
     SA_DECODE_SCORES_LEAF(R, kind)                                                                                             \
     SA_LEAF void FN(decode_values##R##_##kind)(const real *P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,      \
                                                ptrdiff_t Dv, real *O, const real *alpha) {                                     \
-        if (SA_READS_##kind != SA_READS_PAIRS && SA_FAR(v)) {                                                                  \
-            FN(decode_values)(P, p_stride, v, n, Dv, O, alpha, R, SA_READS_##kind, true);                                      \
-        } else {                                                                                                               \
-            FN(decode_values)(P, p_stride, v, n, Dv, O, alpha, R, SA_READS_##kind, false);                                     \
-        }                                                                                                                      \
+        FN(decode_values)(P, p_stride, v, n, Dv, O, alpha, R, SA_READS_##kind);                                                \
     }
 #if SA_DECODE_ROWS == 8
 #define SA_DECODE_ALL(kind)                                                                                                    \

@@ -146,11 +146,10 @@ SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
     return (void)reads, V(fma)(x, q, sum);
 }
 
-/* sum[i·R + r] += k_i·q[r] over the slice at element e, or the last `left` elements. Fetches ahead of `next`, `apart`
- * from key to key. */
-SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const char *const *k, uintptr_t next, ptrdiff_t apart,
-                                       FN(decode_ahead) ahead, ptrdiff_t e, ptrdiff_t left, vec *sum, const int R,
-                                       const int reads, const bool far) {
+/* sum[i·R + r] += k_i·q[r] over the slices at k[i] + at. Fetches ahead of `next`, `apart` from key to key. */
+SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const char *const *k, ptrdiff_t at, uintptr_t next,
+                                       ptrdiff_t apart, FN(decode_ahead) ahead, vec *sum, const int R, const int reads,
+                                       const bool far) {
     const int U = SA_DECODE_VECS(reads), keys = SA_LANES / R;
     const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* beside 8 sums there is room for 4 queries */
     SA_UNROLL
@@ -168,14 +167,9 @@ SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const 
         }
         SA_UNROLL
         for (int i = 0; i < keys; ++i) {
-            const char *k_i = k[i] + e * SA_DECODE_BYTES(reads);
             vec x[2];
-            if (left != 0) {
-                FN(decode_load_n)(k_i, left, x, reads);
-            } else {
-                FN(decode_load)(k_i, x, reads);
-            }
-            if (left == 0 && from == 0) {
+            FN(decode_load)(k[i] + at, x, reads);
+            if (from == 0) {
                 FN(fetch_lines)(next + (uintptr_t)(i * apart), ahead, far);
             }
             SA_UNROLL
@@ -189,23 +183,31 @@ SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const 
     }
 }
 
+/* The last `bytes` of rows, with zeros after them; a row from n on is the first one. */
+SA_ONCE void FN(decode_pad)(real (*to)[2 * SA_LANES], int rows, const char *from, ptrdiff_t stride, int n, ptrdiff_t bytes) {
+    memset(to, 0, (size_t)rows * sizeof *to);
+    for (int i = 0; i < rows; ++i) {
+        memcpy(to[i], from + (i < n ? i : 0) * stride, (size_t)bytes);
+    }
+}
+
 /* P[n][p_stride] = factor·k[j]·q[r] in columns 0 … R − 1. q[R][q_stride] is padded with zeros; but for SA_READS_RAW it
  * holds the factor. p_stride is SA_LANES, or R with room for whole vectors. */
 SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E,
-                                 real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads,
-                                 const bool far) {
+                                 real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads) {
     const int keys = SA_LANES / R; /* keys × R = lanes */
-    const ptrdiff_t q_stride = FN(decode_width)(E), slice = SA_DECODE_SLICE(reads), tail = E % slice, whole = E - tail;
-    const char *k = rows->at;
-    const ptrdiff_t k_stride = rows->stride;
-    const bool together = far && rows->together && tail == 0;
-    const ptrdiff_t apart = together ? slice * SA_DECODE_BYTES(reads) : k_stride; /* between fetched lines */
+    const bool far = reads != SA_READS_PAIRS && SA_FAR(rows);
+    const ptrdiff_t q_stride = FN(decode_width)(E), slice = SA_DECODE_SLICE(reads), whole = E - E % slice;
+    const ptrdiff_t bytes = slice * SA_DECODE_BYTES(reads), k_stride = rows->stride;
+    const bool together = far && rows->together && whole == E;
+    const ptrdiff_t apart = together ? bytes : k_stride; /* between fetched lines */
+    real padded[SA_LANES][2 * SA_LANES];
     for (ptrdiff_t j = 0; j < n; j += keys) {
         const int here = n - j < keys ? (int)(n - j) : keys;
-        const char *k_j[SA_LANES];
+        const char *k = rows->at + j * k_stride, *k_j[SA_LANES];
         SA_UNROLL
         for (int i = 0; i < keys; ++i) {
-            k_j[i] = k + (j + (i < here ? i : 0)) * k_stride;
+            k_j[i] = k + (i < here ? i : 0) * k_stride;
         }
         vec sum[SA_LANES];
         SA_UNROLL
@@ -214,12 +216,23 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
         }
         FN(fetch_rows)(rows, j, j + here, E * SA_DECODE_BYTES(reads));
         const real *q_e = q;
-        for (ptrdiff_t e = 0; e < whole; e += slice, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
-            const uintptr_t next = (uintptr_t)k_j[0] + (uintptr_t)((together ? e * keys : e) * SA_DECODE_BYTES(reads));
-            FN(decode_scores_slice)(q_e, q_stride, k_j, next, apart, rows->ahead, e, 0, sum, R, reads, far);
-        }
-        if (tail != 0) {
-            FN(decode_scores_slice)(q_e, q_stride, k_j, 0, 0, rows->ahead, whole, tail, sum, R, reads, far);
+        uintptr_t next = (uintptr_t)k;
+        ptrdiff_t at = 0;
+        for (ptrdiff_t e = 0; e < E; e += slice, at += bytes, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
+            if (e == whole) {
+                FN(decode_pad)(padded, keys, k + at, k_stride, here, (E - e) * SA_DECODE_BYTES(reads));
+                at = 0;
+                SA_UNROLL
+                for (int i = 0; i < keys; ++i) {
+                    k_j[i] = (const char *)padded[i];
+                }
+            }
+            if (far) {
+                FN(decode_scores_slice)(q_e, q_stride, k_j, at, next, apart, rows->ahead, sum, R, reads, true);
+            } else {
+                FN(decode_scores_slice)(q_e, q_stride, k_j, at, next, apart, rows->ahead, sum, R, reads, false);
+            }
+            next += (uintptr_t)(together ? bytes * keys : bytes);
         }
         vec each = FN(sum_each)(sum);
         if (reads == SA_READS_RAW) {
@@ -298,10 +311,21 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
     FN(decode_close_sums)(sum, O + d, o_stride, alpha, R, C);
 }
 
+SA_INLINE void FN(decode_values_far)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * rows, ptrdiff_t n,
+                                     ptrdiff_t d, real *restrict O, ptrdiff_t o_stride, const real *restrict alpha, const int R,
+                                     const int C, const int reads, bool far) {
+    if (reads != SA_READS_PAIRS && far) {
+        FN(decode_values_columns)(P, p_stride, rows, n, d, O, o_stride, alpha, R, C, reads, 0, true);
+    } else {
+        FN(decode_values_columns)(P, p_stride, rows, n, d, O, o_stride, alpha, R, C, reads, 0, false);
+    }
+}
+
 /* Each C vectors of columns fetch a share of the rows ahead. */
 SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
                                       ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
-                                      const int reads, const bool far) {
+                                      const int reads) {
+    const bool far = SA_FAR(v);
     const int C = SA_VECTOR_REGISTERS == 32 ? (R == 8 ? 2 : R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_DECODE_VECS(reads);
     const ptrdiff_t o_stride = FN(decode_width)(Dv), bytes = Dv * SA_DECODE_BYTES(reads);
     const ptrdiff_t slices = Dv / (C * SA_LANES), share = slices > 0 ? (n + slices - 1) / slices : 0;
@@ -310,16 +334,16 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     ptrdiff_t d = 0;
     for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += share) {
         FN(fetch_rows)(&rows, row, row + share < n ? row + share : n, bytes);
-        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, C, reads, 0, far);
+        FN(decode_values_far)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, C, reads, far);
     }
     if (slices == 0) {
         FN(fetch_rows)(&rows, 0, n, bytes);
     }
     if (C == 8 && d + 4 * SA_LANES <= Dv) {
-        FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, 0, far);
+        FN(decode_values_far)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, far);
         d += 4 * SA_LANES;
     }
-    for (; d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the rest is read as if it were near */
+    for (; C > U && d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the rest is read as if it were near */
         FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, 0, false);
     }
     if (d < Dv) {
@@ -329,8 +353,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
 
 /* In groups where whole rows are fetched. Dv alone sets them: copied and in place give the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
-                                 ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads,
-                                 const bool far) {
+                                 ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     if (Dv == 0) { /* nothing to divide by */
         return;
@@ -338,18 +361,14 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
     const ptrdiff_t rows = SA_VALUES_TOGETHER / (ptrdiff_t)sizeof(real) / Dv;
     const ptrdiff_t group = SA_VECTOR_IS_LINE ? n : rows > 4 ? rows : 4;
     for (ptrdiff_t j = 0; j < n; j += group) {
-        FN(decode_values_rows)(P, p_stride, v, j, n - j < group ? n - j : group, Dv, O, j == 0 ? alpha : ones, R, reads, far);
+        FN(decode_values_rows)(P, p_stride, v, j, n - j < group ? n - j : group, Dv, O, j == 0 ? alpha : ones, R, reads);
     }
 }
 
 #define SA_DECODE_SCORES_LEAF(R, kind)                                                                                         \
     SA_LEAF void FN(decode_scores##R##_##kind)(const real *q, const FN(decode_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,    \
                                                ptrdiff_t p_stride, real factor) {                                              \
-        if (SA_READS_##kind != SA_READS_PAIRS && SA_FAR(k)) {                                                                  \
-            FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, true);                                      \
-        } else {                                                                                                               \
-            FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind, false);                                     \
-        }                                                                                                                      \
+        FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind);                                                \
     }
 
 /* A leaf for R rows. */
