@@ -1,7 +1,8 @@
-"""300 steps of a GPT made of layers, by training.fit and by PyTorch's modules: same weights, batches, schedule, clipping."""
+"""300 steps of nn.GPT by training.fit and by PyTorch's modules: same weights, batches, schedule, clipping."""
 
 import numpy as np
 import pytest
+from nn_checks import torch_gpt
 
 from selfattn import nn, training
 from selfattn.optim import lr_scheduler
@@ -11,50 +12,6 @@ torch = pytest.importorskip("torch")
 VOCABULARY, WIDTH, LENGTH, HEADS, LAYERS, STEPS = 11, 16, 12, 2, 2, 300
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 500)
 TEXT[1::2] = (3 * TEXT[:-1:2] + 1) % VOCABULARY  # every other token can be known
-
-
-class GPT(nn.Module):
-    def __init__(self, dtype):
-        layer = nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True, dtype=dtype
-        )
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH, dtype=dtype)
-        self.positions = nn.LearnedPositions(WIDTH, LENGTH, dtype=dtype)
-        self.blocks = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH, dtype=dtype))
-        self.head = nn.Linear(WIDTH, VOCABULARY, dtype=dtype)
-        self.chain = [self.tokens, self.positions, self.blocks, self.head]
-
-    def loss_vjp(self, ids):
-        logits, pullback = nn.Sequential(*self.chain).vjp(ids[:, :-1], is_causal=True)
-        value, loss_pullback = nn.CrossEntropyLoss().vjp(
-            logits.reshape(-1, VOCABULARY), ids[:, 1:].reshape(-1)
-        )
-
-        def back(d):
-            grads = pullback(loss_pullback(d).reshape(logits.shape))
-            names = dict(zip("0123", ["tokens", "positions", "blocks", "head"], strict=True))
-            return {names[name[0]] + name[1:]: gradient for name, gradient in grads.items()}
-
-        return value, back
-
-
-class Theirs(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(
-            WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
-        )
-        self.tokens = torch.nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = torch.nn.Embedding(LENGTH, WIDTH)
-        self.blocks = torch.nn.TransformerEncoder(
-            layer, LAYERS, torch.nn.LayerNorm(WIDTH), enable_nested_tensor=False
-        )
-        self.head = torch.nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, ids):
-        x = self.tokens(ids) + self.positions(torch.arange(LENGTH))
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=x.dtype)
-        return self.head(self.blocks(x, mask, is_causal=True))
 
 
 def draw(rng):
@@ -98,9 +55,10 @@ def _one_thread():
 def test_three_hundred_steps_in_step_with_pytorch(dtype, tolerance):
     """A loss is the mean of 96; a few eps are seen, and a hundred times as many allowed: paths of trainings part slowly."""
     torch.manual_seed(0)
-    theirs = Theirs().to(getattr(torch, dtype))
-    model = GPT(np.dtype(dtype))
-    assert list(model.state_dict()) == [name for name, _ in theirs.named_parameters()]
+    theirs = torch_gpt(VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, dim_feedforward=4 * WIDTH).to(
+        getattr(torch, dtype)
+    )
+    model = nn.GPT(VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, dtype=dtype, rng=0)
     model.load_state_dict({name: t.detach().numpy().copy() for name, t in theirs.state_dict().items()})
     history = training.fit(
         model, draw, steps=STEPS, lr=3e-3, rng=1, max_norm=1.0, log_every=None,
