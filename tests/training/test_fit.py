@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from covering import covering
 
+import selfattn as sa
 from selfattn import nn, optim, training
 from selfattn.optim import lr_scheduler
 from selfattn.training import progress
@@ -16,7 +17,7 @@ X = RNG.standard_normal((24, 3)).astype(np.float32)
 Y = (X.sum(axis=1) > 0).astype(np.int64)
 EXAMPLES = list(zip(X, Y, strict=True))
 BATCHES = [(X[i : i + 4], Y[i : i + 4]) for i in range(0, 24, 4)]
-QUIET = {"log_every": None}
+CE = nn.CrossEntropyLoss()
 
 
 def make_model(dropout=0.0, seed=0):
@@ -26,20 +27,24 @@ def make_model(dropout=0.0, seed=0):
     )
 
 
-def by_hand(model, batches, optimizer, loss):
-    losses = []
+def fit(model, batches, loss=CE, epochs=None, **options):
+    return training.fit(model, batches, loss, epochs, log_every=None, **options)
+
+
+def by_hand(model, batches, optimizer=None):
+    optimizer, losses = optimizer or optim.AdamW(model.parameters()), []
     for x, target in batches:
         y, pullback = model.vjp(x)
-        value, loss_pullback = loss.vjp(y, target)
+        value, loss_pullback = CE.vjp(y, target)
         optimizer.step(pullback(loss_pullback(1.0))[1])
         losses.append(float(value))
     return losses
 
 
 def test_a_training_is_what_one_writes_by_hand():
-    ours, theirs, loss = make_model(), make_model(), nn.CrossEntropyLoss()
-    history = training.fit(ours, BATCHES, loss, epochs=2, shuffle=False, **QUIET)
-    expected = by_hand(theirs, BATCHES * 2, optim.AdamW(theirs.parameters(), lr=1e-3), loss)
+    ours, theirs = make_model(), make_model()
+    history = fit(ours, BATCHES, epochs=2, shuffle=False)
+    expected = by_hand(theirs, BATCHES * 2)
     assert history.step_losses == expected
     np.testing.assert_equal(ours.parameters(), theirs.parameters())
     np.testing.assert_allclose(
@@ -48,12 +53,12 @@ def test_a_training_is_what_one_writes_by_hand():
 
 
 def test_examples_are_stacked_in_the_order_of_the_seed():
-    ours, theirs, loss = make_model(), make_model(), nn.CrossEntropyLoss()
-    history = training.fit(ours, EXAMPLES, loss, epochs=2, lr=0.1, batch_size=7, rng=3, **QUIET)
+    ours, theirs = make_model(), make_model()
+    history = fit(ours, EXAMPLES, epochs=2, lr=0.1, batch_size=7, rng=3)
     rng = np.random.default_rng(3)
     orders = [rng.permutation(24) for _ in range(2)]
     batches = [(X[order[i : i + 7]], Y[order[i : i + 7]]) for order in orders for i in range(0, 24, 7)]
-    expected = by_hand(theirs, batches, optim.AdamW(theirs.parameters(), lr=0.1), loss)
+    expected = by_hand(theirs, batches, optim.AdamW(theirs.parameters(), lr=0.1))
     assert history.step_losses == expected
     mean = np.average(expected[:4], weights=[7, 7, 7, 3])
     assert history.epoch_losses[0] == pytest.approx(mean, rel=1e-15)
@@ -87,19 +92,14 @@ def test_several_inputs_and_options_of_the_model():
     model = Weighted()
     one = np.ones(2)
     batches = [((one, 2 * one), one, {"sign": -1.0}), [(one, one), one]]
-    training.fit(model, batches, nn.MSELoss(), shuffle=False, **QUIET)
+    fit(model, batches, nn.MSELoss(), shuffle=False)
     assert [(x[0], y[0], sign) for x, y, sign in model.seen] == [(1, 2, -1), (1, 1, 1)]
 
 
 def test_a_loss_of_the_model_itself():
     model = Weighted()
-    history = training.fit(
-        model,
-        np.arange(8.0).reshape(4, 2),
-        optimizer=optim.SGD(model.parameters(), lr=0.5),
-        shuffle=False,
-        **QUIET,
-    )
+    optimizer = optim.SGD(model.parameters(), lr=0.5)
+    history = fit(model, np.arange(8.0).reshape(4, 2), None, optimizer=optimizer, shuffle=False)
     assert model.seen == [[0, 1], [2, 3], [4, 5], [6, 7]]
     w = 1 - 0.5 * np.cumsum([0, 1, 5, 9])  # the gradient is the sum of x
     assert history.step_losses == (w * [1, 5, 9, 13]).tolist()
@@ -114,7 +114,7 @@ def test_a_function_as_loss():
         seen.append(batch)
         return batch, {"w": np.array(1.0)}
 
-    history = training.fit(model, [3.0, 1.0, 2.0], loss, shuffle=False, validation=iter([5.0]), **QUIET)
+    history = fit(model, [3.0, 1.0, 2.0], loss, shuffle=False, validation=iter([5.0]))
     assert history.step_losses == [3, 1, 2] and history.validation_losses == [(3, 5.0)]
     assert seen == [3, 1, 2, 5] and model.v == 1
 
@@ -145,19 +145,18 @@ class Unknown(Loader):
     ("source", "known"), [(Loader(), 6), (iter(BATCHES), None), ((b for b in BATCHES), None)]
 )
 def test_iterables_give_their_batches_in_their_order(source, known):
-    ours, theirs, loss, told = make_model(), make_model(), nn.CrossEntropyLoss(), []
-    history = training.fit(ours, source, loss, callbacks=[told.append], **QUIET)
-    assert history.step_losses == by_hand(theirs, BATCHES, optim.AdamW(theirs.parameters()), loss)
+    told = []
+    history = fit(make_model(), source, callbacks=[told.append])
+    assert history.step_losses == by_hand(make_model(), BATCHES)
     assert [step.steps for step in told] == [known] * 6
     assert [step.average_loss is None for step in told] == [True] * 5 + [False]
 
 
 def test_a_function_draws_batches_with_the_generator():
-    ours, theirs, loss, told = make_model(), make_model(), nn.CrossEntropyLoss(), []
-    history = training.fit(ours, draw, loss, rng=5, steps=9, callbacks=[told.append], **QUIET)
+    told = []
+    history = fit(make_model(), draw, rng=5, steps=9, callbacks=[told.append])
     rng = np.random.default_rng(5)
-    drawn = [draw(rng) for _ in range(9)]
-    assert history.step_losses == by_hand(theirs, drawn, optim.AdamW(theirs.parameters()), loss)
+    assert history.step_losses == by_hand(make_model(), [draw(rng) for _ in range(9)])
     assert history.epoch_losses == []
     assert [(step.epoch, step.epochs, step.step, step.steps, step.number) for step in told] == [
         (1, None, n, None, n) for n in range(1, 10)
@@ -181,9 +180,7 @@ def test_a_function_draws_batches_with_the_generator():
 )
 def test_when_it_ends(source, options, steps, epochs):
     told = []
-    history = training.fit(
-        make_model(), source, nn.CrossEntropyLoss(), callbacks=[told.append], **options, **QUIET
-    )
+    history = fit(make_model(), source, callbacks=[told.append], **options)
     assert len(history.step_losses) == len(told) == steps and len(history.epoch_losses) == epochs
     assert [step.number for step in told] == list(range(1, steps + 1))
 
@@ -194,12 +191,8 @@ def test_accumulated_gradients_are_those_of_one_batch():
     for batch_size, accumulate in [(24, 1), (8, 3), (4, 6)]:
         model = make_model()
         options = {"batch_size": batch_size, "accumulate": accumulate, "epochs": 5, "rng": 0}
-        optimizer = optim.SGD(model.parameters(), lr=0.5)
-        losses.append(
-            training.fit(
-                model, EXAMPLES, nn.CrossEntropyLoss(), optimizer=optimizer, **options, **QUIET
-            ).step_losses
-        )
+        history = fit(model, EXAMPLES, optimizer=optim.SGD(model.parameters(), lr=0.5), **options)
+        losses.append(history.step_losses)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
 
@@ -212,35 +205,35 @@ GRADIENTS = {
 }
 
 
+def module_of(w):
+    model = nn.Module()
+    model.register_parameter("w", w)
+    return model
+
+
 @pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
 @pytest.mark.parametrize(
     ("options", "moves"), [({}, [9, 12]), ({"accumulate": 3}, [3, 4]), ({"max_norm": 0.5}, [0.9, 1.2])]
 )
 def test_gradients_of_a_function_as_an_optimizer_takes_them(gradient, options, moves):
     """Three batches. A mean of integers is no integer, and lists are not joined."""
-    model = nn.Module()
-    model.register_parameter("w", np.zeros(2))
+    model = module_of(np.zeros(2))
     optimizer = optim.SGD(model.parameters(), lr=1.0)
-    training.fit(model, [0] * 3, lambda *_: (1.0, {"w": gradient}), optimizer=optimizer, **options, **QUIET)
+    fit(model, [0] * 3, lambda *_: (1.0, {"w": gradient}), optimizer=optimizer, **options)
     np.testing.assert_allclose(model.w, -np.array(moves), rtol=1e-3)  # of float16
 
 
 def test_a_mean_of_gradients_whose_sum_is_beyond_float16():
-    model = nn.Module()
-    model.register_parameter("w", np.zeros(1, np.float16))
+    model = module_of(np.zeros(1, np.float16))
     optimizer = optim.SGD(model.parameters(), lr=2.0**-10)
     gradient = np.array([2.0**15], np.float16)
-    training.fit(
-        model, [0] * 4, lambda *_: (1.0, {"w": gradient}), accumulate=4, optimizer=optimizer, **QUIET
-    )
+    fit(model, [0] * 4, lambda *_: (1.0, {"w": gradient}), accumulate=4, optimizer=optimizer)
     assert model.w == -32
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"max_norm": 0.5}], ids=str)
 def test_gradients_that_a_loss_keeps_are_not_written_to(options):
     """That of w·x is x: the data."""
-    model = nn.Module()
-    model.register_parameter("w", np.zeros(2))
     batches = [np.array([3.0, 4.0]), np.array([30.0, 40.0])]
     kept = {"w": batches[0]}
 
@@ -248,7 +241,7 @@ def test_gradients_that_a_loss_keeps_are_not_written_to(options):
         kept["w"] = batch
         return batch @ given.w, kept
 
-    training.fit(model, batches, loss, epochs=3, shuffle=False, **options, **QUIET)
+    fit(module_of(np.zeros(2)), batches, loss, epochs=3, shuffle=False, **options)
     np.testing.assert_array_equal(batches, [[3, 4], [30, 40]])
     assert kept["w"] is batches[1]
 
@@ -257,27 +250,17 @@ def test_gradients_that_a_loss_keeps_are_not_written_to(options):
 
 
 def test_schedule_and_clipping():
-    ours, theirs, loss, told = make_model(), make_model(), nn.CrossEntropyLoss(), []
+    ours, theirs, told = make_model(), make_model(), []
 
     def one_cycle(optimizer):
         return lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=12)
 
-    training.fit(
-        ours,
-        BATCHES,
-        loss,
-        2,
-        scheduler=one_cycle,
-        max_norm=0.1,
-        shuffle=False,
-        callbacks=[told.append],
-        **QUIET,
-    )
+    fit(ours, BATCHES, epochs=2, scheduler=one_cycle, max_norm=0.1, shuffle=False, callbacks=[told.append])
     optimizer = optim.AdamW(theirs.parameters())
     scheduler = one_cycle(optimizer)
     for step, (x, target) in zip(told, BATCHES * 2, strict=True):
         y, pullback = theirs.vjp(x)
-        value, loss_pullback = loss.vjp(y, target)
+        value, loss_pullback = CE.vjp(y, target)
         _, grads = pullback(loss_pullback(1.0))
         assert step.grad_norm == optim.clip_grad_norm_(grads, 0.1)
         assert step.lr == optimizer.lr and step.loss == value
@@ -290,21 +273,15 @@ def test_a_scheduler_brings_its_optimizer():
     model = make_model()
     optimizer = optim.SGD(model.parameters(), lr=0.5)
     scheduler = lr_scheduler.LinearLR(optimizer)
-    training.fit(model, BATCHES, nn.CrossEntropyLoss(), scheduler=scheduler, **QUIET)
+    fit(model, BATCHES, scheduler=scheduler)
     assert scheduler.last_epoch == 6 and optimizer.lr == pytest.approx(0.5)
     with pytest.raises(ValueError, match="scheduler is of another optimizer"):
-        training.fit(
-            model,
-            BATCHES,
-            nn.CrossEntropyLoss(),
-            scheduler=scheduler,
-            optimizer=optim.SGD(model.parameters()),
-        )
+        fit(model, BATCHES, scheduler=scheduler, optimizer=optim.SGD(model.parameters()))
 
 
 @pytest.mark.parametrize("validation", [BATCHES[:2], iter(BATCHES[:2]), Loader(), EXAMPLES[:8]])
 def test_validation_is_a_mean_without_dropout(validation):
-    model, loss, told = make_model(dropout=0.5), nn.CrossEntropyLoss(), []
+    model = make_model(dropout=0.5)
     model[2].train(False)
     model[2].training = True
     model[0].training = False
@@ -314,16 +291,15 @@ def test_validation_is_a_mean_without_dropout(validation):
         if step.validation_loss is not None:
             model.eval()
             rows = slice(None) if isinstance(validation, Loader) else slice(8)
-            found.append((step.number, float(loss(model(X[rows]), Y[rows]))))
+            found.append((step.number, float(CE(model(X[rows]), Y[rows]))))
             model.train()
             model[0].training = False
         assert [module.training for module in model] == [False, True, True, True]
-        told.append(step)
 
     options = {"batch_size": 4} if validation == EXAMPLES[:8] else {}
     source = EXAMPLES if options else BATCHES
-    history = training.fit(
-        model, source, loss, 2, validation=validation, validate_every=5, callbacks=[check], **options, **QUIET
+    history = fit(
+        model, source, epochs=2, validation=validation, validate_every=5, callbacks=[check], **options
     )
     # batches of one size: the mean of their means
     assert [n for n, _ in history.validation_losses] == [5, 10]
@@ -331,17 +307,13 @@ def test_validation_is_a_mean_without_dropout(validation):
 
 
 def test_validation_after_each_epoch_and_at_the_end():
-    history = training.fit(
-        make_model(), BATCHES, nn.CrossEntropyLoss(), steps=15, validation=BATCHES, **QUIET
-    )
+    history = fit(make_model(), BATCHES, steps=15, validation=BATCHES)
     assert [n for n, _ in history.validation_losses] == [6, 12, 15]
 
 
 def test_validation_changes_nothing():
     losses = [
-        training.fit(
-            make_model(0.5), EXAMPLES, nn.CrossEntropyLoss(), 2, batch_size=4, rng=0, **options, **QUIET
-        ).step_losses
+        fit(make_model(0.5), EXAMPLES, epochs=2, batch_size=4, rng=0, **options).step_losses
         for options in ({}, {"validation": EXAMPLES, "validate_every": 1})
     ]
     assert losses[0] == losses[1]
@@ -363,9 +335,16 @@ SOURCES = {
     "unknown": (Unknown(), {"steps": 17}),
     "draws": (draw, {"steps": 17}),
 }
+GENERATORS = {
+    "seed": lambda: 3,
+    "PCG64": lambda: np.random.default_rng(3),
+    "MT19937": lambda: np.random.Generator(np.random.MT19937(3)),
+    "Philox": lambda: np.random.Generator(np.random.Philox(3)),
+    "torch_rng": lambda: sa.torch_rng(3),
+}
 RESUMED = covering(
     source=list(SOURCES), scheduler=list(SCHEDULERS), accumulate=[1, 2], validate_every=[None, 2], dropout=[0.0, 0.5],
-    optimizer=["SGD", "AdamW"],
+    optimizer=["SGD", "Adam", "AdamW"], rng=list(GENERATORS),
 )  # fmt: skip
 
 
@@ -374,24 +353,24 @@ def test_resumed_training_has_the_same_bits(case, tmp_path):
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     source, ends = SOURCES[case["source"]]
 
-    def run(seed, **options):
+    def run(seed=0, rng=None, **options):
         model = make_model(case["dropout"], seed)
-        optimizer = getattr(optim, case["optimizer"])(model.parameters(), lr=0.05)
-        if case["optimizer"] == "SGD":
-            optimizer.momentum = 0.9
-        history = training.fit(
-            model, source, nn.CrossEntropyLoss(), optimizer=optimizer, scheduler=SCHEDULERS[case["scheduler"]],
-            accumulate=case["accumulate"], validation=source if source is EXAMPLES else BATCHES, validate_every=case["validate_every"], rng=seed,
-            max_norm=0.5, **ends, **options, **QUIET,
+        momentum = {"momentum": 0.9} if case["optimizer"] == "SGD" else {}
+        optimizer = getattr(optim, case["optimizer"])(model.parameters(), lr=0.05, **momentum)
+        history = fit(
+            model, source, optimizer=optimizer, scheduler=SCHEDULERS[case["scheduler"]], accumulate=case["accumulate"],
+            validation=source if source is EXAMPLES else BATCHES, validate_every=case["validate_every"],
+            rng=GENERATORS[case["rng"]]() if rng is None else rng, max_norm=0.5, **ends, **options,
         )  # fmt: skip
         return model.parameters(), optimizer.state_dict(), history
 
-    whole = run(0)
+    whole = run()
     file = tmp_path / "checkpoint"
     for steps in (2, 1, 3):
         count = itertools.count(1)
-        run(0, checkpoint=file, resume=True, callbacks=[lambda step, n=count, end=steps: next(n) == end])
-    again = run(1, checkpoint=file, resume=True)  # other weights: all come from the checkpoint
+        run(checkpoint=file, resume=True, callbacks=[lambda step, n=count, end=steps: next(n) == end])
+    # Another seed and other weights: all come from the checkpoint.
+    again = run(1, 99 if case["rng"] == "seed" else None, checkpoint=file, resume=True)
     np.testing.assert_equal(again[0], whole[0])
     np.testing.assert_equal(again[1], whole[1])
     if case["validate_every"] is None:  # it was validated where it was stopped too
@@ -403,29 +382,39 @@ def test_resumed_training_has_the_same_bits(case, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batches": BATCHES[:5]}, "batches: 6 in the checkpoint, 5 in this training"),
-        ({"batches": [*BATCHES[:5], (X[:4], Y[:4])]}, "digest of the batches"),
-        ({"batches": draw, "epochs": None, "steps": 20}, "batches: 6 in the checkpoint, a function in this"),
-        ({"batches": Loader()}, "batches: 6 in the checkpoint, an iterable in this"),
+        ({"batches": EXAMPLES[:20]}, "batches: 24 in the checkpoint, 20 in this training"),
+        ({"batches": [*EXAMPLES[:23], (X[0], Y[23])]}, "digest of the batches"),
+        ({"batches": draw, "epochs": None, "steps": 20}, "batches: 24 in the checkpoint, a function in this"),
+        ({"batches": Loader()}, "batches: 24 in the checkpoint, an iterable in this"),
+        ({"batch_size": 5}, "batch_size: 4 in the checkpoint, 5 in this training"),
         ({"accumulate": 2}, "accumulate: None in the checkpoint, 2"),
-        ({"scheduler": SCHEDULERS["none"]}, "scheduler: CosineAnnealingLR in the checkpoint, None"),
-        (
-            {"scheduler": SCHEDULERS["sequence"]},
-            "scheduler: CosineAnnealingLR in the checkpoint, SequentialLR",
-        ),
+        ({"shuffle": False}, "shuffle: True in the checkpoint, False"),
+        ({"scheduler": None}, "scheduler: CosineAnnealingLR in the checkpoint, None"),
+        ({"scheduler": SCHEDULERS["sequence"]}, "scheduler: CosineAnnealingLR in the checkpoint, SequentialLR"),
+        ({"optimizer": optim.SGD}, "optimizer: AdamW in the checkpoint, SGD"),
+        ({"rng": GENERATORS["torch_rng"]()}, "a generator PCG64, rng is|torch_rng"),
+        ({"rng": GENERATORS["MT19937"]()}, "state of a generator PCG64, rng is a MT19937"),
+        ({"model": nn.Sequential(make_model(), nn.Linear(2, 2))}, "0.0.weight: None in the checkpoint"),
+        ({"model": nn.Sequential(nn.Linear(3, 8, dtype=np.float64), nn.Tanh(), nn.Dropout(0.0), nn.Linear(8, 2))},
+         r"of float32 in the checkpoint, \(8, 3\) of float64"),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_of_another_training(tmp_path, change, message):
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     options = {
-        "batches": BATCHES, "loss": nn.CrossEntropyLoss(), "epochs": 2, "scheduler": SCHEDULERS["cosine"],
-        "checkpoint": tmp_path / "c", **QUIET,
+        "batches": EXAMPLES, "epochs": 2, "scheduler": SCHEDULERS["cosine"], "rng": 3, "checkpoint": tmp_path / "c",
+        "batch_size": 4,
     }  # fmt: skip
-    training.fit(make_model(), callbacks=[lambda step: step.number == 4], **options)
-    model = make_model()
+    fit(make_model(), callbacks=[lambda step: step.number == 4], **options)
+    options = {"model": make_model(), **options, **change}
+    if "optimizer" in change:
+        options["optimizer"] = change["optimizer"](options["model"].parameters())
+    if not isinstance(options["batches"], list):
+        del options["batch_size"]
+    before = options["model"].state_dict()
     with pytest.raises(ValueError, match=message):
-        training.fit(model, **{**options, **change}, resume=True)
-    np.testing.assert_equal(model.parameters(), make_model().parameters())
+        fit(**options, resume=True)
+    np.testing.assert_equal(options["model"].state_dict(), before)
 
 
 def test_a_file_of_what_a_digest_is_of():
@@ -451,7 +440,7 @@ def lines(capsys, monkeypatch, source, **options):
     """What is printed when a step takes half a second."""
     clock = itertools.count(0, 0.5)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    training.fit(make_model(), source, nn.CrossEntropyLoss(), lr=0.125, log_every=1, **options)
+    training.fit(make_model(), source, CE, lr=0.125, log_every=1, **options)
     return [re.sub(r"Loss: \d\.\d{4}", "Loss: #", line) for line in capsys.readouterr().out.splitlines()]
 
 
@@ -485,11 +474,9 @@ def test_a_resumed_training_says_where_it_goes_on(tmp_path, capsys):
     ]:  # fmt: skip
         file = tmp_path / said
         options = {**ends, "checkpoint": file, "log_every": 100}
-        training.fit(
-            make_model(), source, nn.CrossEntropyLoss(), callbacks=[lambda s: s.number == 3], **options
-        )
+        training.fit(make_model(), source, CE, callbacks=[lambda s: s.number == 3], **options)
         capsys.readouterr()
-        training.fit(make_model(), source, nn.CrossEntropyLoss(), resume=True, **options)
+        training.fit(make_model(), source, CE, resume=True, **options)
         assert capsys.readouterr().out.splitlines()[0] == said
 
 
@@ -502,7 +489,6 @@ def test_durations(seconds, written):
 
 # ------------------------------------------------------------------------------------------------------- errors
 
-CE = nn.CrossEntropyLoss()
 BAD = [
     ({"batches": []}, ValueError, "batches is empty"),
     ({"batches": iter([])}, ValueError, "batches has ended after 0"),
@@ -549,6 +535,6 @@ BAD = [
 def test_wrong_calls_change_nothing(options, error, message):
     model = options.get("model", make_model())
     with pytest.raises(error, match=message):
-        training.fit(**{"model": model, "batches": BATCHES, "loss": CE, **QUIET, **options})
+        fit(**{"model": model, "batches": BATCHES, **options})
     if isinstance(model, nn.Module):
         np.testing.assert_equal(model.parameters(), make_model().parameters())
