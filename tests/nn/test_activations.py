@@ -1,10 +1,9 @@
-"""The activations: their formulas, finite differences, PyTorch's numbers, dtypes."""
+"""The activations: their formulas, PyTorch's special numbers, dtypes."""
 
 import math
 
 import numpy as np
 import pytest
-from nn_checks import check_gradients, with_one_input
 
 from selfattn import nn
 
@@ -23,12 +22,11 @@ X = 3 * np.random.default_rng(0).standard_normal((3, 4, 5))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_and_gradients(kind):
+def test_values(kind):
     make, formula = KINDS[kind]
     layer = make(**F64)
     # x·Φ(x) loses a few eps of x where Φ is small
     np.testing.assert_allclose(layer(X), np.vectorize(formula)(X), rtol=1e-14, atol=1e-15)
-    check_gradients(layer, with_one_input(layer), X)
     assert layer.parameters() == {}
 
 

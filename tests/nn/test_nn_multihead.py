@@ -1,15 +1,9 @@
-"""nn.MultiheadAttention: PyTorch's numbers, gradients, masks of its polarity, rows that ignore everything."""
+"""nn.MultiheadAttention: lengths, masks, rows that ignore everything, dropout; test_every_layer.py has its numbers and gradients."""
 
 import numpy as np
 import pytest
-from nn_checks import (
-    assert_born_alike,
-    assert_close,
-    check_gradients,
-    compare_with_torch,
-    perturbed,
-    torch_twin,
-)
+from inputs import LAYOUTS
+from nn_checks import assert_close, perturbed
 from refusals import refusals
 
 from selfattn import nn
@@ -22,95 +16,18 @@ PAIRS[:, 0] = False  # no row ignores everything: PyTorch has NaN there
 PER_HEAD = RNG.random((N * HEADS, L, S)) < 0.3
 PER_HEAD[..., 0] = False
 
-SHAPES = {
-    "as it is": {},
-    "batch first": {"batch_first": True},
-    "no bias": {"bias": False, "batch_first": True},
-    "other widths": {"kdim": 5, "vdim": 3},
-    "other value, no bias": {"vdim": 3, "bias": False, "batch_first": True},
-    "one head": {"num_heads": 1},
-}
-MASKS = {
-    "none": {},
-    "padding": {"key_padding_mask": PADDING},
-    "float padding": {"key_padding_mask": np.where(PADDING, -np.inf, 0.5)},
-    "pairs": {"attn_mask": PAIRS},
-    "float pairs": {"attn_mask": RNG.standard_normal((L, S))},
-    "pairs per head": {"attn_mask": PER_HEAD},
-    "both": {"attn_mask": PAIRS, "key_padding_mask": PADDING},
-    "both, float": {
-        "attn_mask": RNG.standard_normal((N * HEADS, L, S)),
-        "key_padding_mask": np.where(PADDING, -np.inf, 0.5),
-    },
-}
-
 
 def make(arguments, **more):
     arguments = {"embed_dim": E, "num_heads": HEADS} | arguments
     return nn.MultiheadAttention(**arguments, **more)
 
 
-def inputs_for(layer, batched=True):
+def inputs_for(layer):
     """Query, key and value in the layer's order of axes."""
     rng = np.random.default_rng(3)
     shapes = [(N, L, E), (N, S, layer.kdim), (N, S, layer.vdim)]
     arrays = [rng.standard_normal(shape) for shape in shapes]
-    if not batched:
-        return [x[0] for x in arrays]
     return arrays if layer.batch_first else [x.swapaxes(0, 1) for x in arrays]
-
-
-def call(layer, **options):
-    def vjp(*inputs):
-        (output, _), pullback = layer.vjp(*inputs, need_weights=False, **options)
-        np.testing.assert_array_equal(layer(*inputs, need_weights=False, **options)[0], output)
-        return output, pullback
-
-    return vjp
-
-
-@pytest.mark.parametrize(("batched", "dtype"), [(True, "float64"), (False, "float32")])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_and_gradients_are_those_of_pytorch(shape, batched, dtype):
-    arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
-    ours, theirs = torch_twin(
-        lambda dtype: make(arguments, dtype=dtype),
-        lambda torch: torch.nn.MultiheadAttention(**arguments),
-        dtype,
-    )
-    # the longest sums are those of the gradients of the weights, over the tokens of the batch
-    compare_with_torch(
-        ours, theirs, inputs_for(ours, batched), call(ours), lambda *x: theirs(*x)[0], dtype, n=2 * N * S
-    )
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_initial_numbers_are_those_of_pytorch(shape):
-    arguments = {"embed_dim": E, "num_heads": HEADS} | SHAPES[shape]
-    assert_born_alike(
-        lambda rng: make(arguments, rng=rng), lambda torch: torch.nn.MultiheadAttention(**arguments), seed=11
-    )
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks_mean_what_they_mean_in_pytorch(mask):
-    torch = pytest.importorskip("torch")
-    ours, theirs = torch_twin(
-        lambda dtype: make({"batch_first": True}, dtype=dtype),
-        lambda torch: torch.nn.MultiheadAttention(E, HEADS, batch_first=True),
-        "float64",
-    )
-    options = MASKS[mask]
-    masks = {name: torch.tensor(array) for name, array in options.items()}
-    inputs = inputs_for(ours)
-    compare_with_torch(
-        ours, theirs, inputs, call(ours, **options), lambda *x: theirs(*x, **masks)[0], "float64", n=2 * N * S
-    )
-    for average in (True, False):
-        with torch.no_grad():
-            expected = theirs(*map(torch.tensor, inputs), **masks, average_attn_weights=average)[1]
-        got = ours(*inputs, **options, average_attn_weights=average)[1]
-        assert_close(got, expected.numpy(), "float64", n=E)
 
 
 def test_lengths_are_padding_at_the_end():
@@ -173,11 +90,7 @@ def test_two_masks_in_any_layout(kind):
     inputs = [x.astype(np.float32) for x in inputs_for(layer)]
     pairs, padding = (x if kind is bool else np.where(x, -np.inf, 0.5).astype(kind) for x in (PAIRS, PADDING))
     expected = layer(*inputs, attn_mask=pairs, key_padding_mask=padding)
-    for changed in (
-        np.asfortranarray,
-        lambda x: x[::-1].copy()[::-1],
-        lambda x: np.repeat(x, 2, axis=-1)[:, ::2],
-    ):
+    for changed in LAYOUTS.values():
         got = layer(*inputs, attn_mask=changed(pairs), key_padding_mask=changed(padding))
         for one, other in zip(got, expected, strict=True):
             np.testing.assert_array_equal(one, other)
@@ -267,14 +180,3 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: make({})(*3 * [ones(3, 2, 8)], key_lengths=[4, 1]), ValueError, "key_lengths"),
     (lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)), ValueError, r"d_output .* not \(3, 7\)"),
 )
-
-
-def test_gradients_by_finite_differences():
-    options = {"kdim": 5, "vdim": 3, "batch_first": True, "dtype": np.float64, "rng": 0}
-    layer = perturbed(nn.MultiheadAttention(E, HEADS, **options))
-
-    def vjp(*inputs):
-        (y, _), pullback = layer.vjp(*inputs, key_padding_mask=PADDING, attn_mask=PAIRS)
-        return y, pullback
-
-    check_gradients(layer, vjp, *(RNG.standard_normal(shape) for shape in ((N, L, E), (N, S, 5), (N, S, 3))))

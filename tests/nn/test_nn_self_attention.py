@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, check_gradients, perturbed, with_one_input
+from nn_checks import assert_close, perturbed
 from refusals import refusals
 
 import selfattn as sa
@@ -25,21 +25,6 @@ KINDS = {
 
 def layer_of(kind, **more):
     return nn.SelfAttention(6, 4, **KINDS[kind], **({"rng": 0} | F64 | more))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_are_those_of_finite_differences(kind):
-    layer = perturbed(layer_of(kind))
-    check_gradients(layer, with_one_input(layer, is_causal=True, key_lengths=LENGTHS), X)
-
-
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize(
-    "options", [{"is_causal": True}, {"window": (1, 0), "key_lengths": LENGTHS}], ids=str
-)
-def test_gradients_of_a_block_with_options(heads, options):
-    block = perturbed(nn.SelfAttentionBlock(6, heads, rng=0, **F64))
-    check_gradients(block, with_one_input(block, **options), X)
 
 
 def test_weights_and_biases_are_drawn_one_after_the_other():

@@ -1,19 +1,11 @@
-"""nn.TransformerEncoderLayer and nn.TransformerEncoder: PyTorch's numbers, gradients, copies, dropout."""
+"""nn.TransformerEncoderLayer and nn.TransformerEncoder: copies, dropout, masks; test_every_layer.py has numbers and gradients."""
 
 import itertools
 import tracemalloc
 
 import numpy as np
 import pytest
-from nn_checks import (
-    assert_born_alike,
-    assert_close,
-    check_gradients,
-    compare_with_torch,
-    perturbed,
-    torch_twin,
-    with_one_input,
-)
+from nn_checks import assert_close, perturbed
 from refusals import refusals
 
 import selfattn as sa
@@ -29,14 +21,6 @@ KINDS = {
     "as it is": {},
     "gelu": {"activation": "gelu", "batch_first": True},
     "norm first": {"norm_first": True, "batch_first": True},
-    "norm first, gelu, no bias": {"norm_first": True, "activation": "gelu", "bias": False},
-    "another eps": {"layer_norm_eps": 0.1, "batch_first": True},
-}
-MASKS = {
-    "causal": {"src_mask": TRIANGLE},
-    "padding": {"src_key_padding_mask": PADDING},
-    "both": {"src_mask": TRIANGLE, "src_key_padding_mask": PADDING},
-    "float": {"src_mask": np.where(TRIANGLE, -np.inf, 0.25)},
 }
 
 
@@ -48,53 +32,6 @@ def in_order(layer, x):
     return x if layer.self_attn.batch_first else x.swapaxes(0, 1)
 
 
-@pytest.mark.parametrize(("batched", "dtype"), [(True, "float64"), (False, "float32")])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_layer_is_that_of_pytorch(kind, batched, dtype):
-    ours, theirs = torch_twin(
-        lambda dtype: layer_of(kind, dtype=dtype),
-        lambda torch: torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind]),
-        dtype,
-    )
-    x = in_order(ours, X) if batched else X[0]
-    # what is summed up is summed up again in the next layer: about five sums of ten terms in a row
-    compare_with_torch(ours, theirs, [x], with_one_input(ours), theirs, dtype, n=10 * N * L)
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks_mean_what_they_mean_in_pytorch(mask):
-    torch = pytest.importorskip("torch")
-    ours, theirs = torch_twin(
-        lambda dtype: layer_of("gelu", dtype=dtype),
-        lambda torch: torch.nn.TransformerEncoderLayer(**BASE, **KINDS["gelu"]),
-        "float64",
-    )
-    masks = {name: torch.tensor(array) for name, array in MASKS[mask].items()}
-    call = with_one_input(ours, **MASKS[mask])
-    compare_with_torch(ours, theirs, [X], call, lambda x: theirs(x, **masks), "float64", n=10 * N * L)
-
-
-@pytest.mark.parametrize(("final_norm", "dtype"), [(True, "float64"), (False, "float32")])
-def test_an_encoder_is_that_of_pytorch(final_norm, dtype):
-    torch = pytest.importorskip("torch")
-
-    def theirs(torch):
-        layer = torch.nn.TransformerEncoderLayer(**BASE, norm_first=True, batch_first=True)
-        norm = torch.nn.LayerNorm(D) if final_norm else None
-        return torch.nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False)
-
-    def ours(dtype):
-        norm = nn.LayerNorm(D, dtype=dtype) if final_norm else None
-        return nn.TransformerEncoder(layer_of("norm first", dtype=dtype), 3, norm)
-
-    ours, theirs = torch_twin(ours, theirs, dtype)
-    masks = {"mask": TRIANGLE, "src_key_padding_mask": PADDING}
-    tensors = {name: torch.tensor(array) for name, array in masks.items()}
-    compare_with_torch(
-        ours, theirs, [X], with_one_input(ours, **masks), lambda x: theirs(x, **tensors), dtype, n=30 * N * L
-    )
-
-
 @pytest.mark.parametrize(
     ("weights", "inputs", "result"),
     [("float32", "float64", "float64"), ("float32", "float16", "float32"), ("float16", "float16", "float16")],
@@ -104,21 +41,6 @@ def test_gradients_have_the_dtypes_of_what_they_belong_to(weights, inputs, resul
     dx, grads = pullback(y)
     assert (y.dtype, dx.dtype) == (result, inputs)
     assert {grad.dtype.name for grad in grads.values()} == {weights}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_initial_numbers_are_those_of_pytorch_and_copies_are_equal(kind):
-    def ours(rng):
-        layer, more = layer_of(kind, rng=rng), {"enable_nested_tensor": False, "mask_check": False}
-        model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D), **more)
-        assert list(model.state_dict()) == list(model.parameters())
-        return model
-
-    def theirs(torch):
-        layer = torch.nn.TransformerEncoderLayer(**BASE, **KINDS[kind])
-        return torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(D), enable_nested_tensor=False)
-
-    assert_born_alike(ours, theirs, seed=3)
 
 
 def test_an_encoder_has_copies_that_part_when_trained():
@@ -158,14 +80,6 @@ def test_layers_of_an_encoder_drop_different_places():
     assert first.dropout.rng is second.dropout.rng is layer.dropout.rng is first.self_attn.rng
     ones = np.ones((50, 50), np.float32)
     assert (first.dropout(ones) != second.dropout(ones)).any()
-
-
-@pytest.mark.parametrize("kind", ["gelu", "norm first"])
-def test_gradients_by_finite_differences(kind):
-    layer = layer_of(kind, dtype=np.float64, rng=0)
-    model = perturbed(nn.TransformerEncoder(layer, 2))
-    mask = {"src_key_padding_mask": PADDING}
-    check_gradients(model, with_one_input(model, **mask), X)
 
 
 @pytest.mark.parametrize("kind", ["as it is", "norm first"])

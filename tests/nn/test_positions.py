@@ -4,7 +4,6 @@ import warnings
 
 import numpy as np
 import pytest
-from nn_checks import check_gradients, with_one_input
 from refusals import refusals
 
 from selfattn import nn
@@ -18,8 +17,6 @@ def test_learned_positions():
     layer = nn.LearnedPositions(6, 7, rng=0, **F64)
     np.testing.assert_array_equal(layer.weight, nn.Embedding(7, 6, rng=0, **F64).weight)
     np.testing.assert_array_equal(layer(X), X + layer.weight[:5])
-    for x in (X, X[0, 0], X[:0]):
-        check_gradients(layer, with_one_input(layer), x)
     _, grads = layer.vjp(X)[1](np.ones_like(X))
     np.testing.assert_array_equal(grads["weight"][:, 0], [6] * 5 + [0] * 2)
 
@@ -41,7 +38,6 @@ def test_rotary_by_complex_numbers(theta, interleaved, positions):
     expected = by_complex_numbers(X, np.arange(5) if positions is None else positions, theta, interleaved)
     # Angles below 10 are computed in float32: a frequency is a few roundings off.
     np.testing.assert_allclose(layer(X, positions), expected, atol=10 * 8 * 6e-8)
-    check_gradients(layer, with_one_input(layer, positions=positions), X)
     assert layer.parameters() == {} and layer.state_dict() == {}
 
 

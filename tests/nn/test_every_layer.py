@@ -1,0 +1,305 @@
+"""What holds of every layer and loss: gradients, PyTorch's numbers, arrays in any layout, and what may become of results and parameters."""
+
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from inputs import LAYOUTS
+from nn_checks import (
+    assert_born_alike,
+    assert_close,
+    check_gradients,
+    compare_with_torch,
+    perturbed,
+    torch_twin,
+)
+
+from selfattn import nn
+
+RNG = np.random.default_rng(0)
+X, MEMORY, KEYS, VALUES = (
+    RNG.standard_normal(shape) for shape in ((3, 4, 6), (3, 5, 6), (3, 5, 4), (3, 5, 2))
+)
+TURNED = [x.swapaxes(0, 1) for x in (X, MEMORY)]  # for layers whose batch is not first
+CLASSES, SHARES = RNG.integers(0, 4, (3, 6)), RNG.random((3, 4, 6))
+TRIANGLE = ~np.tri(4, dtype=bool)
+PADDING = np.arange(4) >= np.array([[3], [4], [1]])  # True = ignore
+KEY_PADDING = np.arange(5) >= np.array([[4], [5], [2]])
+PAIRS, HEADS = RNG.random((4, 5)) < 0.3, RNG.random((6, 4, 5)) < 0.3
+PAIRS[:, 0] = HEADS[..., 0] = False  # no row ignores everything: PyTorch has NaN there
+FLOATS, HEADS_FLOATS = RNG.standard_normal((4, 5)), RNG.standard_normal((6, 4, 5))
+LENGTHS = {"is_causal": True, "key_lengths": [4, 3, 4]}
+
+
+class Case(NamedTuple):
+    """A layer, what it is called with, and PyTorch's own."""
+
+    make: Any  # options, among them dtype and rng -> a layer
+    inputs: tuple = (X,)
+    options: dict = MappingProxyType({})
+    theirs: Any = None  # torch -> a module
+    random: bool = False  # drops other numbers in each call
+
+
+def linear(**more):
+    return Case(
+        lambda **own: nn.Linear(6, 3, **more, **own), theirs=lambda torch: torch.nn.Linear(6, 3, **more)
+    )
+
+
+def unseeded(make, *arguments, inputs=(X,), options=None, theirs=None, **more):
+    """A layer that draws no parameters."""
+    return Case(lambda rng=None, **own: make(*arguments, **more, **own), inputs, options or {}, theirs)
+
+
+def loss(make, target, **more):
+    return Case(lambda rng=None, dtype=None: make(dtype=dtype, **more), (X, target))
+
+
+def seeded(make, *arguments, inputs=(X,), options=None, **more):
+    return Case(lambda **own: make(*arguments, **more, **own), inputs, options or {})
+
+
+def activation(name, **more):
+    return unseeded(getattr(nn, name), **more, theirs=lambda torch: getattr(torch.nn, name)(**more))
+
+
+def attention(inputs=TURNED[:1] + TURNED[1:] * 2, options=None, **more):
+    """nn.MultiheadAttention with two heads."""
+    options, given = options or {}, {"embed_dim": 6, "num_heads": 2} | more
+    return Case(
+        lambda **own: nn.MultiheadAttention(**given, **own), tuple(inputs), options, lambda torch: torch.nn.MultiheadAttention(**given)
+    )  # fmt: skip
+
+
+def masked(**masks):
+    return attention((X, MEMORY, MEMORY), masks, batch_first=True)
+
+
+def encoder(x=X, options=None, layers=0, norm=False, **more):
+    """A layer of an encoder, or an encoder."""
+    given = {"d_model": 6, "nhead": 2, "dim_feedforward": 10, "dropout": 0.0, "batch_first": True} | more
+
+    def make(**own):
+        layer = nn.TransformerEncoderLayer(**given, **own)
+        last = nn.LayerNorm(6, dtype=own["dtype"]) if norm else None
+        return nn.TransformerEncoder(layer, layers, last) if layers else layer
+
+    def theirs(torch):
+        layer, last = torch.nn.TransformerEncoderLayer(**given), torch.nn.LayerNorm(6) if norm else None
+        return (
+            torch.nn.TransformerEncoder(layer, layers, last, enable_nested_tensor=False) if layers else layer
+        )
+
+    return Case(make, (x,), options or {}, theirs)
+
+
+def decoder(layers=0, **more):
+    """A layer of a decoder, or a decoder; test_nn_decoder.py has PyTorch's numbers."""
+    given = {"d_model": 6, "nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True} | more
+
+    def make(**own):
+        layer = nn.TransformerDecoderLayer(**given, **own)
+        return nn.TransformerDecoder(layer, layers, nn.RMSNorm(6, dtype=own["dtype"])) if layers else layer
+
+    options = {"tgt_is_causal": True, "memory_key_lengths": [5, 2, 4], "memory_mask": 0.5 * PAIRS}
+    return Case(make, (X, MEMORY), options)
+
+
+LAYERS = {
+    "CrossEntropyLoss": loss(nn.CrossEntropyLoss, CLASSES, weight=[1.0, 2.0, 3.0, 0.5], label_smoothing=0.1),
+    "CrossEntropyLoss of probabilities": loss(nn.CrossEntropyLoss, SHARES),
+    "MSELoss": loss(nn.MSELoss, SHARES),
+    "BCEWithLogitsLoss": loss(nn.BCEWithLogitsLoss, SHARES, pos_weight=np.arange(6.0)),
+    **{name: activation(name) for name in ("ReLU", "Tanh", "SiLU", "GELU")},
+    "GELU by tanh": activation("GELU", approximate="tanh"),
+    "Linear": linear(),
+    "Linear without bias": linear(bias=False),
+    "LayerNorm": unseeded(nn.LayerNorm, 6, theirs=lambda torch: torch.nn.LayerNorm(6)),
+    "LayerNorm of two axes": unseeded(nn.LayerNorm, (4, 6)),
+    "LayerNorm without bias": unseeded(nn.LayerNorm, 6, bias=False),
+    "LayerNorm without parameters": unseeded(nn.LayerNorm, 6, elementwise_affine=False),
+    "RMSNorm": unseeded(nn.RMSNorm, 6),
+    "SinusoidalPositions": unseeded(nn.SinusoidalPositions, 6),
+    "LearnedPositions": seeded(nn.LearnedPositions, 6, 9),
+    "LearnedPositions without a batch": seeded(nn.LearnedPositions, 6, 9, inputs=(X[0],)),
+    "LearnedPositions of nothing": seeded(nn.LearnedPositions, 6, 9, inputs=(X[:0],)),
+    "RotaryEmbedding": unseeded(nn.RotaryEmbedding, 6, 9, inputs=(X, np.array([3, 1, 8, 0]))),
+    "RotaryEmbedding, interleaved": unseeded(nn.RotaryEmbedding, 6, 9, 50, interleaved=True),
+    "SelfAttention": seeded(nn.SelfAttention, 6, 4),
+    "SelfAttention, other width": seeded(nn.SelfAttention, 6, 4, d_v=3, options=LENGTHS),
+    "SelfAttention, other width, bias": seeded(nn.SelfAttention, 6, 4, d_v=7, bias=True, options=LENGTHS),
+    "SelfAttention, dot": seeded(nn.SelfAttention, 6, 4, score="dot", options=LENGTHS),
+    "SelfAttention, unscaled": seeded(nn.SelfAttention, 6, 4, scale=False, d_v=2, bias=True),
+    "SelfAttention, additive": seeded(nn.SelfAttention, 6, 4, score="additive", d_v=3, options=LENGTHS),
+    "SelfAttention, additive, bias": seeded(nn.SelfAttention, 6, 4, score="additive", bias=True, options=LENGTHS),
+    "SelfAttentionBlock": seeded(nn.SelfAttentionBlock, 6),
+    "SelfAttentionBlock, causal": seeded(nn.SelfAttentionBlock, 6, options={"is_causal": True}),
+    "SelfAttentionBlock of 3 heads": seeded(nn.SelfAttentionBlock, 6, 3),
+    "SelfAttentionBlock of 2 heads": seeded(nn.SelfAttentionBlock, 6, 2, options={"window": (1, 0), "key_lengths": [4, 3, 4]}),
+    "ScaledDotProductAttention": unseeded(lambda dtype=None: nn.ScaledDotProductAttention(), inputs=(X, X, X)),
+    "MultiheadAttention": attention(),
+    "MultiheadAttention without a batch": attention((X[0], MEMORY[0], MEMORY[0])),
+    "MultiheadAttention of one head": attention(num_heads=1),
+    "MultiheadAttention of other widths": attention((X, KEYS, VALUES), kdim=4, vdim=2, batch_first=True),
+    "MultiheadAttention of other values": attention((X, MEMORY, VALUES), vdim=2, bias=False, batch_first=True),
+    "MultiheadAttention, padding": masked(key_padding_mask=KEY_PADDING),
+    "MultiheadAttention, float padding": masked(key_padding_mask=np.where(KEY_PADDING, -np.inf, 0.5)),
+    "MultiheadAttention, pairs": masked(attn_mask=PAIRS),
+    "MultiheadAttention, float pairs": masked(attn_mask=FLOATS),
+    "MultiheadAttention, pairs of each head": masked(attn_mask=HEADS),
+    "MultiheadAttention, pairs and padding": masked(attn_mask=PAIRS, key_padding_mask=KEY_PADDING),
+    "MultiheadAttention, floats": masked(attn_mask=HEADS_FLOATS, key_padding_mask=np.where(KEY_PADDING, -np.inf, 0.5)),
+    "TransformerEncoderLayer": encoder(TURNED[0], batch_first=False),
+    "TransformerEncoderLayer without a batch": encoder(X[0], batch_first=False),
+    "TransformerEncoderLayer, gelu": encoder(activation="gelu"),
+    "TransformerEncoderLayer, norm first": encoder(norm_first=True),
+    "TransformerEncoderLayer, norm first, gelu, no bias": encoder(norm_first=True, activation="gelu", bias=False),
+    "TransformerEncoderLayer, another eps": encoder(layer_norm_eps=0.1),
+    "TransformerEncoderLayer, causal": encoder(options={"src_mask": TRIANGLE}, activation="gelu"),
+    "TransformerEncoderLayer, padding": encoder(options={"src_key_padding_mask": PADDING}, activation="gelu"),
+    "TransformerEncoderLayer, floats": encoder(options={"src_mask": np.where(TRIANGLE, -np.inf, 0.25)}),
+    "TransformerEncoder": encoder(options={"src_key_padding_mask": PADDING}, layers=2, activation="gelu"),
+    "TransformerEncoder, norm first": encoder(
+        options={"mask": TRIANGLE, "src_key_padding_mask": PADDING}, layers=3, norm=True, norm_first=True
+    ),
+    "TransformerDecoderLayer": decoder(),
+    "TransformerDecoderLayer, norms first": decoder(norm_first=True, activation="gelu"),
+    "TransformerDecoder": decoder(2, activation="gelu"),
+    "TransformerDecoder, norms first": decoder(2, norm_first=True),
+    "Sequential": Case(
+        lambda **own: nn.Sequential(nn.Linear(6, 4, **own), nn.SelfAttentionBlock(4, **own), nn.Linear(4, 6, **own))
+    ),
+    "Dropout": Case(lambda rng=None, dtype=None: nn.Dropout(0.5, rng=0), random=True),
+    "ScaledDotProductAttention with dropout": Case(
+        lambda rng=None, dtype=None: nn.ScaledDotProductAttention(), (X, X, X, None, nn.Dropout(0.5, rng=0)), random=True,
+    ),
+}  # fmt: skip
+every_layer = pytest.mark.parametrize("case", LAYERS.values(), ids=LAYERS)
+THEIRS = {name: case for name, case in LAYERS.items() if case.theirs}
+
+
+def flat(found):
+    """All arrays of nested tuples and dicts."""
+    if isinstance(found, tuple | dict):
+        parts = found.values() if isinstance(found, dict) else found
+        return [array for part in parts for array in flat(part)]
+    return [found]
+
+
+def gradient_for(y):
+    y = flat(y)[0]
+    return np.cos(np.arange(np.size(y))).reshape(np.shape(y))
+
+
+def is_float(x):
+    return isinstance(x, np.ndarray) and x.dtype.kind == "f"
+
+
+def as_function(layer, case):
+    """Call ``vjp`` in one form for all: arrays -> y, dy -> (their gradients, those of parameters); forward has the same bits."""
+
+    def vjp(*arrays):
+        arguments = (*arrays, *case.inputs[len(arrays) :])
+        y, pullback = layer.vjp(*arguments, **case.options)
+        for got, expected in zip(flat(layer(*arguments, **case.options)), flat(y), strict=True):
+            np.testing.assert_array_equal(got, expected)
+
+        def back(dy):
+            found = pullback(dy)
+            d_inputs, grads = found if isinstance(found, tuple) else (found, {})
+            return d_inputs if isinstance(d_inputs, tuple) else (d_inputs,), grads
+
+        return flat(y)[0], back
+
+    return vjp
+
+
+@pytest.mark.parametrize("name", [name for name, case in LAYERS.items() if not case.random])
+def test_gradients_are_those_of_finite_differences(name):
+    case = LAYERS[name]
+    layer = perturbed(case.make(dtype=np.float64, rng=0))
+    inputs = case.inputs[:1] if name.split()[0].endswith("Loss") else [x for x in case.inputs if is_float(x)]
+    check_gradients(layer, as_function(layer, case), *inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", THEIRS.values(), ids=THEIRS)
+def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
+    torch = pytest.importorskip("torch")
+    ours, theirs = torch_twin(lambda dtype: case.make(dtype=dtype, rng=0), case.theirs, dtype)
+    masks = {
+        name: torch.tensor(mask if mask.dtype == bool else mask.astype(dtype))
+        for name, mask in case.options.items()
+    }
+
+    def call(*tensors):
+        y = theirs(*tensors, **masks)
+        return y[0] if isinstance(y, tuple) else y
+
+    # The longest sums are over the tokens of a batch; what is summed up is summed up again, in five sums a layer.
+    compare_with_torch(ours, theirs, case.inputs, as_function(ours, case), call, dtype, n=30 * 12)
+    if isinstance(ours, nn.MultiheadAttention):
+        inputs = [x.astype(dtype) for x in case.inputs]
+        for average in (True, False):
+            expected = (
+                theirs(*map(torch.tensor, inputs), **masks, average_attn_weights=average)[1].detach().numpy()
+            )
+            got = ours(*inputs, **case.options, average_attn_weights=average)[1]
+            assert_close(got, expected, dtype, n=30 * 12)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in THEIRS if name.startswith(("Linear", "Multihead", "Transformer"))]
+)
+def test_initial_numbers_are_those_of_pytorch(name):
+    case = LAYERS[name]
+    assert_born_alike(lambda rng: case.make(dtype=np.float32, rng=rng), case.theirs, seed=11)
+
+
+@every_layer
+def test_arrays_in_any_layout(case):
+    if case.random:
+        return
+    layer = case.make(dtype=np.float32, rng=0)
+    for dtype in (np.float64, np.float32):
+        arguments = [x.astype(dtype) if is_float(x) else x for x in case.inputs]
+        before = [x.copy() for x in arguments]
+        for layout in LAYOUTS.values():
+            found = []
+            for given in ([layout(x) for x in arguments], arguments):
+                y, pullback = layer.vjp(*given, **case.options)
+                found.append(
+                    [*flat(layer(*given, **case.options)), *flat(y), *flat(pullback(gradient_for(y)))]
+                )
+            for got, expected in zip(*found, strict=True):
+                np.testing.assert_array_equal(got, expected)
+                assert np.asarray(got).dtype.isnative and np.asarray(got).dtype == np.asarray(expected).dtype
+        for x, kept in zip(arguments, before, strict=True):
+            np.testing.assert_array_equal(x, kept)
+
+
+@every_layer
+def test_a_pullback_may_be_called_again_for_one_state_of_the_parameters(case):
+    """All that was returned may be written to: `y -= target` is how the gradient of a squared error is often written."""
+    layer = case.make(dtype=np.float32, rng=0)
+    before = [x.copy() if isinstance(x, np.ndarray) else x for x in case.inputs]
+    y, pullback = layer.vjp(*case.inputs, **case.options)
+    dy = gradient_for(y)
+    expected = [array.copy() for array in flat(pullback(dy))]
+    for array in [*flat(y), *flat(pullback(dy))]:
+        if np.ndim(array):
+            array[...] = np.nan
+    for got, wanted in zip(flat(pullback(dy)), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    for x, kept in zip(case.inputs, before, strict=True):
+        assert not isinstance(x, np.ndarray) or np.array_equal(x, kept)
+    if isinstance(layer, nn.LearnedPositions):  # whose gradient needs no parameter
+        return
+    for key, array in layer.parameters().items():
+        if key.endswith(("weight", "W_query")):
+            _, pullback = layer.vjp(*case.inputs, **case.options)
+            array[...] += 1
+            with pytest.raises(RuntimeError, match="call vjp again"):
+                pullback(dy)
