@@ -1,7 +1,7 @@
 """A language model as the core runs it: layers that look back, a cache of their keys and values, and a head.
 
-What `nn.GPT` and the language models of `selfattn.models` share. Sequences differ in length and are packed, without padding. A
-sequence's bits depend on no other sequence, and a token's neither on what is asked of it later.
+`nn.GPT` and the language models of `selfattn.models` share it. Sequences differ in length and are packed, without padding. The
+bits of a token depend on the tokens before it and on nothing else: not on other sequences, nor on later calls.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 from selfattn import _core
 from selfattn._check import Array, as_integers
 from selfattn.engine import transformer
-from selfattn.engine.packing import Ids, check_ids, pack, vectors
+from selfattn.engine.transformer import Ids, check_ids, pack, vectors
 from selfattn.engine.weights import Rounded, Weight, float_type
 
 LEAST_CAPACITY = 64  # tokens
 
 
 class DecoderCache:
-    """The keys and values of all layers, for sequences of different lengths, which ``lengths`` has.
+    """The keys and values of all layers, for sequences of different ``lengths``.
 
     Arrays, (layers, sequences, key_heads, capacity, width), grow by doubling, up to ``most`` tokens of a sequence.
     """
@@ -39,7 +39,7 @@ class DecoderCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes that the arrays take, unused room included."""
+        """The bytes of the arrays, unused room included."""
         return self.keys.nbytes + self.values.nbytes
 
     def keep(self, indices: npt.ArrayLike) -> None:
@@ -47,45 +47,37 @@ class DecoderCache:
         chosen = as_integers("indices", indices)
         if chosen.ndim != 1 or (chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self)):
             raise ValueError(f"indices must be those of {len(self)} sequences, not {indices!r}")
-        if np.array_equal(chosen, np.arange(len(self))):
-            return
-        lengths = self.lengths[chosen]
-        used = int(lengths.max(initial=0))
-        keys, values = (
-            _moved(array[:, :, :, :used], chosen, array.shape[3]) for array in (self.keys, self.values)
-        )
-        self.lengths, self.keys, self.values = lengths, keys, values  # all or, without memory, none
+        if not np.array_equal(chosen, np.arange(len(self))):
+            self._move(chosen, self.keys.shape[3])
 
     def reserve(self, most: int) -> None:
         """Make room for ``most`` tokens of every sequence."""
         capacity = self.keys.shape[3]
-        if most <= capacity:
-            return
-        room = min(max(most, 2 * capacity, LEAST_CAPACITY), self.most)
-        used = int(self.lengths.max(initial=0))
-        everyone = np.arange(len(self))
-        self.keys, self.values = (
-            _moved(array[:, :, :, :used], everyone, room) for array in (self.keys, self.values)
-        )
+        if most > capacity:
+            room = min(max(most, 2 * capacity, LEAST_CAPACITY), self.most)
+            self._move(np.arange(len(self)), room)
 
-
-def _moved(array: Array, sequences: Array, capacity: int) -> Array:
-    """Copy what sequences hold to an array with room for `capacity` tokens."""
-    layers, _, heads, used, width = array.shape
-    moved = np.empty((layers, len(sequences), heads, capacity, width), array.dtype)
-    for to, sequence in enumerate(sequences):
-        moved[:, to, :, :used] = array[:, sequence]
-    return moved
+    def _move(self, chosen: Ids, capacity: int) -> None:
+        """Copy the chosen sequences to arrays with room for `capacity` tokens of each."""
+        lengths = self.lengths[chosen]
+        used = int(lengths.max(initial=0))
+        moved = []
+        for array in (self.keys, self.values):
+            new = np.empty((len(array), len(chosen), array.shape[2], capacity, array.shape[4]), array.dtype)
+            for to, sequence in enumerate(chosen):
+                new[:, to, :, :used] = array[:, sequence, :, :used]
+            moved.append(new)
+        self.lengths, (self.keys, self.values) = lengths, moved  # all of them, or none without memory
 
 
 class Decoder:
     """A language model: ids in, logits of the next id out.
 
-    ``model`` has causal layers that share heads' number and width, a table, and the final norm; no pooling. ``head`` is (vocabulary, d);
-    a tied one is the table. Arrays are read where they are: what is written to them counts from the next call on.
+    ``model`` has a table, causal layers with the same number and width of heads, and a final norm; it has no pooling. ``head`` is
+    (vocabulary, d); a tied one is the table. Arrays are not copied: a change of them counts from the next call on.
 
-    Ids are vectors of integers. No sequence may be empty or longer than ``max_seq_len``, what is in the cache included: a ValueError,
-    and the cache is as it was.
+    Ids are vectors of integers. A sequence that is empty, or with the tokens in the cache longer than ``max_seq_len``, is a
+    ValueError that leaves the cache unchanged.
     """
 
     def __init__(
@@ -118,7 +110,7 @@ class Decoder:
         return DecoderCache(len(layers), sequences, heads, width, self.max_seq_len, self.dtype)
 
     def hidden(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None) -> list[Array]:
-        """Compute the rows (L_i, d) that enter the head. With a cache, the tokens come after those in it, and are appended."""
+        """Compute the rows (L_i, d) that enter the head. With a cache, the tokens are appended to it."""
         rows, cu_seqlens = self._run(self._core_model, ids, cache)
         return np.split(rows, cu_seqlens[1:-1])
 
@@ -127,7 +119,7 @@ class Decoder:
         before = cache.lengths
         try:
             return self.head(self._run(self._core_last, ids, cache)[0], steps=True)
-        except BaseException:  # no memory for the logits: the tokens are not there either
+        except BaseException:  # no memory for the logits: the cache must not have the tokens
             cache.lengths = before
             raise
 

@@ -1,6 +1,6 @@
-"""Rotary positions as configurations describe them: which frequencies, and tables of their angles.
+"""Rotary positions as configurations describe them: frequencies, and tables of their angles.
 
-Everything is computed in float32, step by step as Transformers does it, so that angles of far positions are the same ones.
+Everything is computed in float32 in the order of Transformers, so that the angles of far positions are equal.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def _tables(rope: Rope, longest: int, dtype: str) -> tuple[Any, Any]:
 
 
 def read_rope(config: Entries, width: int, longest: int) -> Rope:
-    """Read rotary positions for heads of a width; ``longest`` is what max_position_embeddings says.
+    """Read rotary positions for heads of a width; ``longest`` is the number max_position_embeddings.
 
     The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another type or key is a
-    ValueError. dynamic begins to differ from default beyond max_position_embeddings, and so never here.
+    ValueError. dynamic differs from default only beyond max_position_embeddings, and so never here.
     """
     new, old = config.raw(NEW), config.raw(OLD)
     found: Any = new or old or {}
@@ -69,7 +69,7 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
         raise ValueError(f"{config.where}: heads of a width of {width}; more than {MOST_WIDTH} are not read")
     periods = _periods(width, theta)
     if kind != "default":
-        own.raw("original_max_position_embeddings")  # in files also where it is not used
+        own.raw("original_max_position_embeddings")  # files have it also where nothing reads it
     try:
         with np.errstate(all="ignore"):
             rope = KINDS[kind](own, periods, theta, longest)
@@ -110,7 +110,7 @@ def _dynamic(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
 
 
 def _yarn(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
-    """Divide slow frequencies, keep fast ones, and go from one to the other between them (Peng et al., "YaRN", 2023, section 3)."""
+    """Divide slow frequencies, keep fast ones, and interpolate between them (Peng et al., "YaRN", 2023, section 3)."""
     factor = own.number("factor")
     before = own.size("original_max_position_embeddings", longest)
     fast, slow = own.number("beta_fast", 32.0), own.number("beta_slow", 1.0)
@@ -119,15 +119,14 @@ def _yarn(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     if own.raw("attention_factor") is not None:
         attention = own.number("attention_factor")
     elif all(both):
-        attention = _yarn_scale(factor, own.number("mscale")) / _yarn_scale(
-            factor, own.number("mscale_all_dim")
-        )
+        attention = _yarn_scale(factor, own.number("mscale"))
+        attention /= _yarn_scale(factor, own.number("mscale_all_dim"))
     else:
         attention = _yarn_scale(factor, 1.0)
     width = 2 * len(periods)
 
     def dimension(turns: float) -> float:
-        """Return which pair turns so often within the original length."""
+        """Return the pair that makes that number of turns within the original length."""
         return width * math.log(before / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(fast), dimension(slow)
@@ -149,7 +148,7 @@ def _yarn_scale(factor: float, scale: float) -> float:
 
 
 def _llama3(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
-    """Lengthen long waves, keep short ones, and go from one to the other between them, as Llama 3.1 does."""
+    """Lengthen long waves, keep short ones, and interpolate between them, as Llama 3.1 does."""
     factor = np.float32(own.number("factor"))
     low, high = own.number("low_freq_factor"), own.number("high_freq_factor")
     before = own.size("original_max_position_embeddings", longest)
@@ -186,10 +185,5 @@ def _longrope(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
 
 
 KINDS = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "yarn": _yarn,
-    "llama3": _llama3,
-    "longrope": _longrope,
-}
+    "default": _default, "linear": _linear, "dynamic": _dynamic, "yarn": _yarn, "llama3": _llama3, "longrope": _longrope,
+}  # fmt: skip

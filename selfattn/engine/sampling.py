@@ -1,10 +1,10 @@
 """Generation: tokens one after the other, from the logits of a decoder.
 
-What is drawn follows Transformers' logits processors: the repetition penalty (Keskar et al., "CTRL", 2019, section 4.1), then
-temperature, the k likeliest (Fan et al., 2018), and the nucleus of mass p (Holtzman et al., 2020). A sequence has a seed of its
-own and nothing in common with the others: alone it gets the same tokens.
+Draws follow Transformers' logits processors: the repetition penalty (Keskar et al., "CTRL", 2019, section 4.1), then
+temperature, the k likeliest (Fan et al., 2018), and the nucleus of mass p (Holtzman et al., 2020). Each sequence has a seed of
+its own: it gets the same tokens alone as with others.
 
-What a decoder computes, and its cache, are its own (`decoder.py`); texts are for `selfattn.models`.
+`decoder.py` computes the logits and owns the cache; `selfattn.models` turns texts into ids.
 """
 
 from __future__ import annotations
@@ -19,21 +19,14 @@ import numpy as np
 from selfattn._check import Array, check_number, check_size, seed_from_rng
 
 
-class Cache(Protocol):
-    """Keys and values of some sequences."""
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Keep these sequences alone, in this order."""
-
-
 class Generates(Protocol):
-    """What :func:`generate` asks of a decoder."""
+    """What :func:`generate` needs of a decoder."""
 
     def new_cache(self, sequences: int) -> Any:
-        """Return a :class:`Cache` for that number of sequences."""
+        """Return a cache for that number of sequences; its ``keep(indices)`` keeps these alone, in this order."""
 
     def next_logits(self, ids: list[Array], cache: Any) -> Array:
-        """Append tokens, some of each sequence, and return the logits (n, vocabulary) after the last of each."""
+        """Append tokens to each sequence, and return the logits (n, vocabulary) after the last of each."""
 
 
 class Sampling(NamedTuple):
@@ -48,7 +41,7 @@ class Sampling(NamedTuple):
 def sampling(
     temperature: Any = 0.0, top_k: Any = None, top_p: Any = None, repetition_penalty: Any = 1.0
 ) -> Sampling:
-    """Check how tokens are to be drawn; warn of top_k or top_p at temperature 0, where they change nothing."""
+    """Check the options of drawing; warn of top_k or top_p at temperature 0, where they change nothing."""
     warmth = check_number("temperature", temperature)
     if not 0 <= warmth < math.inf:
         raise ValueError(
@@ -72,7 +65,7 @@ def sampling(
 
 
 def seeds(rng: Any, count: int) -> list[int]:
-    """Return the seed of each sequence: of an int s, s + i; of a sequence of ints these; of a generator what it draws."""
+    """Return the seed of each sequence: s + i for an int s, the ints of a sequence, or draws of a generator."""
     one = isinstance(rng, np.ndarray) and rng.ndim == 0
     if isinstance(rng, Sequence | np.ndarray) and not isinstance(rng, str) and not one:
         if len(rng) != count:
@@ -85,9 +78,9 @@ def seeds(rng: Any, count: int) -> list[int]:
 
 
 def probabilities(logits: Array, how: Sampling) -> Array:
-    """Return the probabilities (vocabulary,) that a token is drawn with, float64, of logits after the penalty.
+    """Return the probabilities (vocabulary,), float64, of drawing each token, from logits after the penalty.
 
-    The temperature is not 0. Of equal logits all are among the likeliest k, as in Transformers.
+    The temperature is not 0. All tokens with the logit of the k-th likeliest stay, as in Transformers.
     """
     x = logits.astype(np.float64)
     with np.errstate(over="ignore"):  # to -inf, near temperature 0
@@ -99,7 +92,7 @@ def probabilities(logits: Array, how: Sampling) -> Array:
     p /= p.sum()
     if how.top_p is not None and how.top_p < 1:
         tail = p <= (1 - how.top_p) / len(p)  # together no more than 1 - top_p: their order does not matter
-        tail[p.argmax()] = False  # the likeliest is always there
+        tail[p.argmax()] = False  # the likeliest always stays
         order = np.flatnonzero(~tail)
         order = order[np.argsort(p[order], kind="stable")]
         rare = p[tail].sum() + np.cumsum(p[order]) <= 1 - how.top_p
@@ -111,7 +104,7 @@ def probabilities(logits: Array, how: Sampling) -> Array:
 
 
 class Sampler:
-    """Draws the tokens of one sequence. Those of its prompt count as repeated."""
+    """Draws the tokens of one sequence. The penalty counts the tokens of its prompt as repeated."""
 
     def __init__(self, how: Sampling, prompt: Array, seed: int) -> None:
         self.how, self.seen = how, set(prompt.tolist())
@@ -119,17 +112,14 @@ class Sampler:
 
     def draw(self, logits: Array) -> int:
         """Draw a token from its logits (vocabulary,); a ValueError if one is NaN or +inf, or all are −inf."""
-        if not math.isfinite(logits.max(initial=-np.inf)):  # the largest of any with NaN is NaN
-            largest = logits.max(initial=-np.inf)
+        if not math.isfinite(largest := logits.max(initial=-np.inf)):  # NaN if one is NaN
             what = "all are -inf" if largest == -np.inf else f"one is {largest}"
             raise ValueError(
                 f"no token can be drawn from these logits: {what}; are the weights or inputs finite?"
             )
         if self.how.repetition_penalty != 1:
-            logits = logits.copy()
-            again = list(self.seen)
+            logits, again, penalty = logits.copy(), list(self.seen), self.how.repetition_penalty
             own = logits[again]
-            penalty = self.how.repetition_penalty
             logits[again] = np.where(own < 0, own * penalty, own / penalty)
         if self.rng is None:
             found = int(logits.argmax())
@@ -138,7 +128,7 @@ class Sampler:
             possible = np.flatnonzero(p)
             ends = np.cumsum(p[possible])
             place = np.searchsorted(ends, self.rng.random() * ends[-1], side="right")
-            found = int(possible[min(int(place), len(possible) - 1)])  # the product may round up to the end
+            found = int(possible[min(int(place), len(possible) - 1)])  # the product may round up to ends[-1]
         self.seen.add(found)
         return found
 
@@ -159,13 +149,13 @@ def generate(
 ) -> Iterator[list[int | None]]:
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
-    Prompts are vectors of ids of any lengths, none empty; the vocabulary is the decoder's alone, so the caller checks ids. What draws
-    is as :func:`sampling` and :func:`seeds` say. A sequence ends after ``max_new_tokens``, after one of ``stop_ids``, after a token
-    for which ``ends(sequence, id)`` is true, both of which are given out, or, with a UserWarning, when the ``context``, the most
-    tokens that the decoder takes, is full.
+    Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling` and :func:`seeds`
+    describe the options of drawing. A sequence ends after ``max_new_tokens``, after one of ``stop_ids`` or after a token for which
+    ``ends(sequence, id)`` is true (these tokens are yielded too), or, with a UserWarning, when the ``context``, the most tokens that
+    the decoder takes, is full.
 
-    Each step is a list of the new id of each prompt, None where it has ended before; the last one is that in which the last sequence
-    ends. Logits from which no token can be drawn are a ValueError with the number of the prompt.
+    Each item is a list of the new id of each prompt, None where a sequence has ended before; after the item in which the last
+    sequence ends there are no more. Logits from which no token can be drawn are a ValueError with the number of the prompt.
     """
     how = sampling(temperature, top_k, top_p, repetition_penalty)
     most = check_size("max_new_tokens", max_new_tokens)
@@ -183,7 +173,7 @@ def _prompt(number: int, prompt: Array, context: int | None) -> Array:
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise TypeError(f"prompt {number} must be a vector of ids, not {ids.dtype} of shape {ids.shape}")
     if not ids.size:
-        raise ValueError(f"prompt {number} is empty; there is nothing to go on from")
+        raise ValueError(f"prompt {number} is empty; there is nothing to continue")
     if context is not None and ids.size > context:
         raise ValueError(f"prompt {number} has {ids.size} tokens; the context of this model has {context}")
     return ids.astype(np.int64, copy=False)

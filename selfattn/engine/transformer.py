@@ -1,7 +1,8 @@
-"""The transformer of the C core: its settings, one call forward, one forward and backward.
+"""The transformer of the C core: its settings, one call forward, one forward and backward; and the ids that enter it.
 
 A layer of `nn` or a model of `selfattn.models` describes itself with these tuples of arrays. Sequences are packed: their
-rows come one after the other, without padding, and attention stays within each.
+rows come one after the other, without padding, and attention stays within each. ``cu_seqlens``, int64 (sequences + 1,), has
+the first row of each sequence, and at the end the number of all rows. No sequence is empty.
 
 A layer computes, with d the width of the model::
 
@@ -15,23 +16,26 @@ feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``dow
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array
+from selfattn._check import Array, as_integers
 from selfattn.engine.weights import Rounded, Weight, no_gradients
+
+Ids = npt.NDArray[np.int64]
 
 
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
-    weight: (
-        Weight  # (out, in), contiguous; if Rounded, so are all of a layer, with query, key and value apart
-    )
+    # (out, in), contiguous. If one of a layer is Rounded, so are all, and query, key and value are separate.
+    weight: Weight
     bias: Array | None = None  # (out,)
 
 
@@ -56,7 +60,7 @@ class Layer(NamedTuple):
     """One layer."""
 
     num_heads: int
-    query: Projection  # where key is None: of query, key and value, one below the other
+    query: Projection  # where key is None, that of query, key and value in one matrix, (3·width, d)
     key: Projection | None = None
     value: Projection | None = None
     output: Projection | None = None
@@ -101,16 +105,16 @@ class Transformer(NamedTuple):
 def arrays(model: Transformer) -> list[Weight]:
     """Return the parameters in the order of their gradients: the table, then field by field, weights before biases.
 
-    What is always added, positions, mask and angles have no gradient of their own: a caller sums ``dx`` for positions.
+    ``always``, positions, mask and angles have no gradient of their own: a caller sums ``dx`` for positions.
     """
-    of_layers = [part for layer in model.layers for part in _parts(layer)]
-    parts = [part for part in (model.embedding_norm, *of_layers, model.final_norm) if part is not None]
-    found = [model.table, *(array for part in parts for array in (part.weight, part.bias))]
+    of_layers = [field for layer in model.layers for field in _fields(layer)]
+    fields = [field for field in (model.embedding_norm, *of_layers, model.final_norm) if field is not None]
+    found = [model.table, *(array for field in fields for array in (field.weight, field.bias))]
     return [array for array in found if array is not None]
 
 
-def _parts(layer: Layer) -> tuple[Projection | Norm | None, ...]:
-    """Return what has parameters, in the order of the core."""
+def _fields(layer: Layer) -> tuple[Projection | Norm | None, ...]:
+    """Return the fields that have parameters, in the order of the core."""
     return (
         layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
         layer.feed_forward_norm,
@@ -125,14 +129,13 @@ NONE = (None, None)
 def forward(model: Transformer, inputs: Array, cu_seqlens: Array) -> Array:
     """Compute a row for each token, (tokens, d), or with pooling for each sequence, (sequences, d).
 
-    ``inputs`` are ids (tokens,) of int64, or rows (tokens, d); ``cu_seqlens``, int64 (sequences + 1,), says where each
-    sequence begins, and ends with the number of tokens. No sequence is empty.
+    ``inputs`` are ids (tokens,) of int64, or rows (tokens, d).
     """
     return compute(as_core(model), inputs, cu_seqlens)
 
 
 def compute(model: tuple[Any, Any, Any], inputs: Array, cu_seqlens: Array) -> Array:
-    """Compute what :func:`forward` does, of what :func:`as_core` made."""
+    """Compute what :func:`forward` does, from the tuples that :func:`as_core` returns."""
     y: Array = _core._transformer_forward(inputs, cu_seqlens, model, False)
     return y
 
@@ -142,9 +145,9 @@ def vjp(
 ) -> tuple[Array, Callable[[Array], tuple[Array, list[Array], Array | None]]]:
     """Compute what :func:`forward` does, and ``dy -> (dx, grads, dmask)``.
 
-    ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer, ``grads`` are new arrays in the order
-    of :func:`arrays`, ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share, if it is wanted.
-    Weights that are Rounded are a ValueError.
+    ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer. ``grads`` are new arrays in the order
+    of :func:`arrays`. ``dmask`` (heads, longest, longest) is the gradient of a float mask that all sequences share, if it is
+    wanted. Rounded weights are a ValueError.
     """
     for weight in arrays(model):
         if isinstance(weight, Rounded):
@@ -186,7 +189,7 @@ def _both(own: Projection | Norm | None) -> tuple[Any, Array | None]:
 
 def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
-    found: list[Any] = [array for part in _parts(layer) for array in _both(part)]
+    found: list[Any] = [array for field in _fields(layer) for array in _both(field)]
     found += NONE if rotary is None else (rotary.cos, rotary.sin)
     key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
     heads_of_query = layer.num_heads + (2 * key_heads if layer.key is None else 0)
@@ -203,16 +206,44 @@ def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def attention_layer(
-    query: Any, key: Any, value: Any, norm: Any, num_heads: int
+    arrays: Sequence[Array | None], num_heads: int, eps: float
 ) -> tuple[tuple[Array | None, ...], tuple[Any, ...]]:
-    """Describe a layer of attention and norm alone, from modules; the core takes what is missing at the end as None."""
-    q_weight = query.weight
-    own = (
-        q_weight, query.bias, key.weight, key.bias, value.weight, value.bias, None, None, norm.weight, norm.bias,
-    )  # fmt: skip
-    return own, _attention_numbers(num_heads, len(q_weight) // num_heads, norm.eps)
+    """Describe a layer of attention and a norm alone; the core takes arrays that are missing at the end as None.
+
+    ``arrays`` are weight and bias of query, key, value and the norm.
+    """
+    width = len(arrays[0]) // num_heads  # type: ignore[arg-type]
+    return (*arrays[:6], *NONE, *arrays[6:]), _attention_numbers(num_heads, width, eps)
 
 
 @functools.cache
 def _attention_numbers(num_heads: int, width: int, eps: float) -> tuple[Any, ...]:
     return num_heads, num_heads, width, eps, 0.0, 0, 0, 0, 0, -1, -1, 1 / math.sqrt(width), 0.0, 0, 0
+
+
+# ------------------------------------------------------------------------------------------------------------ ids
+
+
+def vectors(name: str, sequences: Iterable[npt.ArrayLike]) -> list[Ids]:
+    """Return the ids of each sequence as a vector of int64."""
+    found = [as_integers(f"{name} of sequence {n}", own) for n, own in enumerate(sequences)]
+    for n, own in enumerate(found):
+        if own.ndim != 1:
+            raise ValueError(f"{name} of sequence {n} must have shape (L,), not {own.shape}")
+    return found
+
+
+def pack(sequences: Sequence[Any]) -> tuple[Ids, Ids]:
+    """Concatenate the ids of sequences, vectors or lists of int; also return ``cu_seqlens``."""
+    cu_seqlens = np.zeros(len(sequences) + 1, np.int64)
+    np.cumsum([len(own) for own in sequences], out=cu_seqlens[1:])
+    if sequences and isinstance(sequences[0], np.ndarray):
+        return np.concatenate(sequences, dtype=np.int64), cu_seqlens
+    return np.fromiter(itertools.chain.from_iterable(sequences), np.int64, int(cu_seqlens[-1])), cu_seqlens
+
+
+def check_ids(ids: Array, vocab_size: int, found: str = "not") -> None:
+    """Refuse ids that are not in 0 … vocab_size − 1; the first of them ends the message, after ``found``."""
+    if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
+        wrong = ids[(ids < 0) | (ids >= vocab_size)].flat[0]
+        raise ValueError(f"ids must be in 0...{vocab_size - 1}, {found} {wrong}")

@@ -1,10 +1,10 @@
 """Weights of 8 and 16 bits and quants: rounding to them and back, and matrices of them for the core.
 
 int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127, rounded to the
-nearest. bfloat16 is held as its bits, in uint16: NumPy has no such type. What is rounded of activations is the core's business.
+nearest. bfloat16 is held as its bits, in uint16, since NumPy has no such type. The core rounds activations.
 
-Quants are weights as a GGUF file stores them, read where they are: for many rows, such as a prompt, some are expanded to float32 at a
-time; for decoding's rows they are multiplied as they are (``csrc/kernels/products/gemv.h``).
+Quants are weights as a GGUF file stores them, and are not copied. To multiply many rows, such as a prompt's, the core expands some
+weights to float32 at a time; to multiply a decoding step's rows, it reads the quants (``csrc/kernels/products/gemv.h``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BITS_OF_INFINITY = 0x7F80
 
 
 class Rounded:
-    """A matrix of weights, (out, in), in fewer bits. To NumPy it is float32: an index gives its rows, ``np.asarray`` all of it."""
+    """A matrix of weights, (out, in), in fewer bits. An index or ``np.asarray`` converts rows, or all of it, to float32."""
 
     dtype = np.dtype(np.float32)
     kind: str
@@ -48,7 +48,7 @@ class Rounded:
         return self.packed
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is packed: a copy packs its own."""
+        """Leave out ``packed``: a copy makes its own."""
         return {name: value for name, value in vars(self).items() if name != "packed"}
 
     def __getitem__(self, rows: Any) -> Array:
@@ -61,8 +61,8 @@ class Rounded:
 class Compact(Rounded):
     """Weights of 8 or 16 bits.
 
-    ``values``, int8 or uint16, (out, in), are contiguous and not to be written to: what is packed is a copy. ``scale``, float32
-    (out, groups), is that of int8; ``source`` are the values that these are rows of.
+    ``values``, int8 or uint16, (out, in), are contiguous and must not change, since ``packed`` is a copy. int8 has a ``scale``, float32
+    (out, groups). ``source`` is the array whose rows the values are.
     """
 
     def __init__(self, values: Array, scale: Array | None = None, source: Array | None = None) -> None:
@@ -91,8 +91,8 @@ class Quants(Rounded):
     """Weights as a GGUF file stores them.
 
     ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, and is never copied. ``kind`` is GGUF's name:
-    Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 or F32. Of ``shape``, (out, in), in is a multiple of what shares scales: 32 numbers of
-    Q4_0, Q4_1 and Q8_0, 256 of Q4_K and Q6_K.
+    Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 or F32. ``shape`` is (out, in); in is a multiple of the numbers that share a scale: 32 in
+    Q4_0, Q4_1 and Q8_0, 256 in Q4_K and Q6_K.
 
     Examples
     --------
@@ -122,13 +122,13 @@ class Quants(Rounded):
         return _core._quants(self.raw, self.kind, self.shape[1])
 
     def take(self, rows: slice) -> Quants:
-        """Return some rows, where they are."""
+        """Return some rows, without a copy."""
         raw = self.raw[rows]
         return Quants(raw, self.kind, (len(raw), self.shape[1]))
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the weights as they are stored."""
+        """The bytes of the stored weights."""
         return self.raw.nbytes
 
     def dequantize(self) -> Array:
@@ -149,22 +149,22 @@ Weight: TypeAlias = Array | Rounded
 
 
 def is_compact(array: Array) -> bool:
-    """Tell arrays of rounded weights."""
+    """Return whether an array holds rounded weights."""
     return array.dtype in (INT8, BITS)
 
 
 def float_type(weight: Weight) -> np.dtype[Any]:
-    """Return the dtype of what multiplies a weight: float32 where it is rounded, else its own."""
+    """Return the dtype of the rows that multiply a weight: float32 if it is rounded, else its own."""
     return Compact.dtype if isinstance(weight, Rounded) or is_compact(weight) else weight.dtype
 
 
 def kind_of(array: Array) -> str:
-    """Return what an array of weights holds."""
+    """Return the name of the numbers in an array of weights."""
     return "bfloat16" if array.dtype == BITS else array.dtype.name
 
 
 def check_kind(dtype: Any) -> None:
-    """Refuse what weights cannot be rounded to (ValueError), and what this CPU does not multiply (RuntimeError)."""
+    """Refuse a dtype that weights cannot be rounded to (ValueError) or that this CPU does not multiply (RuntimeError)."""
     if dtype not in KINDS:
         raise ValueError(f"dtype must be {' or '.join(map(repr, KINDS))}, not {dtype!r}")
     if _core._compact_unit(dtype == "int8") is None:
@@ -175,18 +175,18 @@ def check_kind(dtype: Any) -> None:
 
 
 def no_gradients(kind: str) -> ValueError:
-    """Return what to raise where gradients of rounded weights are asked for."""
+    """Return the error of a call for gradients of rounded weights."""
     return ValueError(f"weights of {kind} have no gradients; load or make the model as float32 to train it")
 
 
 def refuse_gradients(weight: Array) -> None:
-    """Raise what no_gradients returns, if the weight is rounded."""
+    """Raise the error of :func:`no_gradients` if the weight is rounded."""
     if is_compact(weight):
         raise no_gradients(kind_of(weight))
 
 
 def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
-    """Round float32 weights (out, in): return values, and of int8 the scales (out, groups). NaN and infinities are a ValueError."""
+    """Round float32 weights (out, in); return the values, and for int8 the scales (out, groups). NaN and infinity are a ValueError."""
     values: Array
     if kind == "bfloat16":
         values = np.empty(weight.shape, BITS)
@@ -215,12 +215,12 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
 
 
 def groups_of(columns: int) -> int:
-    """Return how many groups a row has."""
+    """Return the number of groups of a row."""
     return -(-columns // GROUP)
 
 
 def to_float32(values: Array, scale: Array | None) -> Array:
-    """Return rounded weights (..., in) as float32, of int8 with scales (..., groups)."""
+    """Return rounded weights (..., in) as float32; int8 has scales (..., groups)."""
     if scale is None:
         return (values.astype(np.uint32) << 16).view(np.float32)
     wide: Array = values * np.repeat(scale, GROUP, axis=-1)[..., : values.shape[-1]]
@@ -228,20 +228,20 @@ def to_float32(values: Array, scale: Array | None) -> Array:
 
 
 def good_bits(values: Array) -> bool:
-    """Tell bits of bfloat16 that are finite numbers."""
+    """Return whether all bits of bfloat16 are finite numbers."""
     return not ((values & BITS_OF_INFINITY) == BITS_OF_INFINITY).any()
 
 
 def good_scale(scale: Array) -> bool:
-    """Tell scales that are those of some weights: finite, and not negative."""
+    """Return whether all scales are finite and not negative, as those of weights are."""
     return bool((np.isfinite(scale) & (scale >= 0)).all())
 
 
 def multiply(x: Array, weight: Weight, bias: Array | None, *, steps: bool = False) -> Array:
-    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be Rounded; these multiply float32, and no float64.
+    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be Rounded; these multiply float32, not float64.
 
-    ``steps`` says that each row is a sequence's next token, or what the head makes a token of: then Quants are read where they are.
-    The bits of a row depend on this, but not on the other rows.
+    With ``steps`` each row is one token of a decoding step, and the core reads Quants without expanding them. The bits of a row depend
+    on ``steps``, but not on the other rows.
     """
     if not isinstance(weight, Rounded):
         return linear(x, weight, bias)
@@ -253,7 +253,7 @@ def multiply(x: Array, weight: Weight, bias: Array | None, *, steps: bool = Fals
 
 
 def check_input(x: Array, kind: str) -> None:
-    """Refuse what would lose digits."""
+    """Refuse float64, which would lose digits."""
     if x.dtype == np.float64:
         raise TypeError(
             f"the input is float64, and weights of {kind} multiply float32; give x.astype(np.float32)"

@@ -1,7 +1,7 @@
-"""Gradients of attention, packed or not: what the C core finds, brought to the shapes and dtypes of the inputs.
+"""Gradients of attention, packed or not, in the shapes and dtypes of the inputs.
 
-Each function checks its own arguments and names its own halves of the core. What they do alike is here; row operations
-and merging use a part of it.
+Each function checks its own arguments and names its own halves of the core; the steps that all share are here. Row operations
+and merging use some of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WRT = ("query", "key", "value")
 
 
 class AttentionGradients(NamedTuple):
-    """The gradients that a pullback of attention returns; None for what was not asked for.
+    """The gradients that a pullback of attention returns; None for those that ``wrt`` does not name.
 
     Attributes
     ----------
@@ -40,9 +40,6 @@ Pullback: TypeAlias = Callable[..., AttentionGradients]
 _BITS = {name: 1 << n for n, name in enumerate(AttentionGradients._fields)}
 
 
-# ------------------------------------------------------------------------------------------------- both passes
-
-
 def attention_vjp(
     forward: Callable[..., Any],
     backward: Callable[..., AttentionGradients],
@@ -57,8 +54,8 @@ def attention_vjp(
     """Run the forward pass, and return its result and its pullback.
 
     ``forward`` is the core's. ``backward(q, k, v, **options, names, grad_out, grad_lse, out, statistics)`` returns the
-    gradients of what ``names`` has. ``options`` are those of both halves; dropout is settled in place. ``heads`` are the
-    axes of the heads in query, key and value, ``arrays``.
+    gradients that ``names`` lists. Both halves take ``options``; this sets the seed of dropout in them. ``heads`` are the
+    axes of the heads in ``arrays``, query, key and value.
     """
     for name in names:
         if name not in WRT and options.get(name) is None:
@@ -99,34 +96,24 @@ def take_gradients(
     statistics: Array,
     **options: Any,
 ) -> AttentionGradients:
-    """Run the core's backward pass and fit what it finds to the inputs.
+    """Run the core's backward pass, and sum the gradients to the shapes of the inputs.
 
-    ``row_sums`` adds up what each row has found for the ALiBi slope, or the sink, of its head.
+    ``row_sums`` adds up the shares of rows in the gradient of the ALiBi slope, or of the sink, of their head.
     """
     grad_lse = None if grad_lse is None else as_gradient("grad_lse", grad_lse, statistics.dtype)
-    bits, threads = 0, options.get("num_threads")
-    for name in names:
-        bits |= _BITS[name]
-    found = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
-    query, key, value, attn_mask, *shares = found
+    bits = sum(_BITS[name] for name in set(names))
+    raw = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
+    found = dict(zip(AttentionGradients._fields, raw, strict=True))
     with np.errstate(all="ignore"):  # arithmetic in C gives no warnings either
-        per_head = [
-            None
-            if raw is None
-            else _fitted(np.asarray(row_sums(_row_shares(name, raw))), options[name], threads)
-            for name, raw in zip(("alibi_slopes", "sinks"), shares, strict=True)
-        ]
-    return AttentionGradients(
-        _fitted(query, q, threads),
-        _fitted(key, k, threads),
-        _fitted(value, v, threads),
-        _fitted(attn_mask, options.get("attn_mask"), threads),
-        *per_head,
-    )
+        for name in ("alibi_slopes", "sinks"):
+            if found[name] is not None:
+                found[name] = np.asarray(row_sums(_row_shares(name, found[name])))
+    given, threads = {"query": q, "key": k, "value": v, **options}, options.get("num_threads")
+    return AttentionGradients(*[_fitted(each, given.get(name), threads) for name, each in found.items()])
 
 
 def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
-    """Sum what the core found to the shape of the input, in the gradient's dtype."""
+    """Sum the core's gradient to the shape of the input, in the gradient's dtype."""
     if raw is None:
         return None
     if isinstance(raw, list | tuple):  # masks of packed sequences
@@ -135,15 +122,14 @@ def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
     if raw.shape == given.shape and raw.dtype == given.dtype:
         return raw
     dtype = gradient_dtype(given)
-    if raw.size == 0:  # no query heads fit any number of key heads
+    if raw.size == 0:  # 0 query heads are a multiple of any number of key heads
         return np.zeros(given.shape, dtype)
     with np.errstate(all="ignore"):
         return rounded(sum_to_shape(raw, given.shape), dtype, num_threads)
 
 
-@np.errstate(all="ignore")
 def _row_shares(name: str, raw: Array) -> Array:
-    """Give each row's share of the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
+    """Return each row's share of the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
     rows = raw.astype(np.float64)
     shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
     return shares
@@ -172,13 +158,13 @@ def check_wrt(wrt: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ..
 
 
 def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
-    """Refuse a mask that has no gradient, where one is asked for."""
+    """Refuse a boolean mask, which has no gradient."""
     if mask is not None and np.asarray(mask).dtype == np.bool_:
         raise ValueError(f"wrt names attn_mask, but {name} is boolean and has no gradient: pass a float mask")
 
 
 def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
-    """Give dropout as a number that cannot change, and with it a seed: forward and backward drop the same."""
+    """Return dropout's probability as a number, and if it drops a seed, so that forward and backward drop the same."""
     try:
         is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
         number = dropout_p if is_bool or isinstance(dropout_p, str | bytes) else float(dropout_p)
@@ -191,7 +177,7 @@ def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
 def apart(x: Array, axes: slice) -> Array:
     """Copy keys or values that are a broadcast view along one of the axes: each head has a gradient of its own.
 
-    The core adds up over heads that share keys and values in memory; those of length 1 are meant so.
+    The core would add up the gradients of heads that share keys and values in memory, as along axes of length 1 it should.
     """
     steps = x.strides[axes]
     if 0 not in steps:
@@ -200,7 +186,7 @@ def apart(x: Array, axes: slice) -> Array:
 
 
 def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Array:
-    """Convert what is no array. Lists and numbers are taken in ``dtype``; beyond its range is inf, without a warning."""
+    """Convert lists and numbers to ``dtype``, beyond its range to inf without a warning; arrays stay as they are."""
     if isinstance(x, np.ndarray):
         return x
     if x is None:
@@ -218,7 +204,7 @@ def as_fitting_gradient(
 ) -> Array:
     """Return the gradient of a result of ``shape`` and ``dtype``, in ``dtype`` if it was no array.
 
-    Refuses float64, and integers, which count as that, where the result has fewer bits.
+    float64, and integers, which count as float64, are refused where the result has fewer bits.
     """
     found = as_array(name, as_gradient(name, x, dtype))
     if found.shape != shape:
@@ -231,16 +217,13 @@ def as_fitting_gradient(
 
 
 def gradient_dtype(x: Array) -> np.dtype[Any]:
-    """Give the dtype of the gradient of x: its own, float64 for integers."""
+    """Return the dtype of the gradient of x: its own, float64 for integers."""
     return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
 
 
 def like(x: Array, dx: Array) -> Array:
     """Return a gradient in the dtype of its input; integers count as float64."""
     return dx.astype(gradient_dtype(x), order="C", copy=False)
-
-
-# --------------------------------------------------------------------------------------------------- rounding
 
 
 def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:

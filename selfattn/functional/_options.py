@@ -1,6 +1,6 @@
 """The options of attention, for all functions that take them.
 
-Names, defaults, order and descriptions are those of `scaled_dot_product_attention`, in the C core, which checks them too.
+Names, defaults, order and descriptions are those of `scaled_dot_product_attention` in the C core, which also checks them.
 A function takes ``**options: Unpack[...]`` of one of the classes here and is decorated with `takes`: its signature and its
 docstring then show every option, and it refuses all others.
 """
@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What a score is made of, in every form of attention by dot products."""
+    """The options of scores in every form of attention by dot products."""
 
     scale: float | None
     window: Sequence[int | None] | None
@@ -35,13 +35,13 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class CacheOptions(ScoreOptions, total=False):
-    """What attention over a cache takes: its heads are grouped as they are, its rule is causal."""
+    """The options of attention over a cache, whose heads are grouped as the cache's are and whose rule is causal."""
 
     num_threads: int | None
 
 
 class PairOptions(ScoreOptions, total=False):
-    """What else says which pairs there are, and which of them dropout drops."""
+    """The options that decide which pairs there are, and which of them dropout drops."""
 
     enable_gqa: bool
     causal: Literal["upper_left", "lower_right"] | None
@@ -49,7 +49,7 @@ class PairOptions(ScoreOptions, total=False):
 
 
 class VarlenOptions(PairOptions, total=False):
-    """What attention over packed sequences takes."""
+    """The options of attention over packed sequences."""
 
     dropout_p: float
     is_causal: bool
@@ -57,20 +57,20 @@ class VarlenOptions(PairOptions, total=False):
 
 
 class StepsOptions(PairOptions, total=False):
-    """What attention step by step takes, in NumPy."""
+    """The options of attention step by step, in NumPy."""
 
     key_lengths: npt.ArrayLike | None
     block_mask: BlockMask | None
 
 
 class AttentionOptions(StepsOptions, total=False):
-    """What `scaled_dot_product_attention` takes, and its halves."""
+    """The options of `scaled_dot_product_attention` and of its halves."""
 
     num_threads: int | None
 
 
 class AdditiveOptions(TypedDict, total=False):
-    """What additive attention takes."""
+    """The options of additive attention."""
 
     attn_mask: npt.ArrayLike | None
     is_causal: bool
@@ -83,7 +83,7 @@ _PLACES = {name: place for place, name in enumerate(_PARAMETERS)}
 
 
 def _descriptions() -> dict[str, str]:
-    """Return what the docstring of `scaled_dot_product_attention` says of each parameter; nothing under -OO."""
+    """Return the description of each parameter in the docstring of `scaled_dot_product_attention`; none under -OO."""
     doc = inspect.cleandoc(_core.scaled_dot_product_attention.__doc__ or "")
     section = re.search(r"^Parameters\n-+\n(.*?)\n\n(?=\S.*\n---)", doc, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^\S.*(?:\n .*)*", section[1] if section else "", re.MULTILINE)
@@ -96,8 +96,8 @@ _DESCRIPTIONS = _descriptions()
 def takes(options: type[Any]) -> Callable[[Function], Function]:
     """Show the options of a class above in the signature and in the docstring of a function, and refuse others.
 
-    In the docstring they replace ``**options``, after masks and dropout where these are positional. What the
-    function calls may take more than it shows, and would name itself in the error.
+    In the docstring they replace ``**options``, after masks and dropout where these are positional. The check is here because the
+    functions below may take more options, and their errors would have their names.
     """
     types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -13,10 +13,7 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O).
-
-    The product is the core's: the bits of a row depend neither on the other rows nor on threads.
-    """
+    """Compute ``x @ weight.T + bias``: x (..., I), weight (O, I), bias (O,) give (..., O)."""
     kind = widest(x, weight)
     y: Array = _core._linear_forward(
         plain(as_rows(x), kind), plain(weight, kind), None if bias is None else plain(bias, kind)
@@ -26,10 +23,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 
 def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Differentiate ``y = x @ weight.T + bias``.
-
-    ``dx = dy @ weight``, ``d_weight = dy.T @ x``, ``d_bias = sum(dy)``, the sums over all rows.
-    """
+    """Return ``dx = dy @ weight``, ``d_weight = dy.T @ x`` and ``d_bias = sum(dy)``, summed over all rows."""
     kind = widest(dy, x, weight)
     dx, d_weight, d_bias = _core._linear_backward(
         plain(as_rows(dy), kind), plain(as_rows(x), kind), plain(weight, kind)
@@ -39,15 +33,12 @@ def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, A
 
 
 def widest(*arrays: Array) -> np.dtype[Any]:
-    """Return what products of these are computed in: float32, or float64 where one of them is."""
-    for x in arrays:
-        if x.dtype.char == "d":  # of any byte order
-            return FLOAT64
-    return FLOAT32
+    """Return the dtype in which products of these are computed: float64 if one of them is, of any byte order, else float32."""
+    return FLOAT64 if "d" in [x.dtype.char for x in arrays] else FLOAT32
 
 
 def plain(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array as the core reads it: native, aligned, without gaps. A copy only where it is not."""
+    """Return an array as the core reads it, native, aligned and without gaps; itself if it is so already."""
     flags = x.flags
     if x.dtype == dtype and flags.c_contiguous and flags.aligned:
         return x
@@ -60,5 +51,5 @@ def as_rows(x: Array) -> Array:
 
 
 def widened(x: Array) -> Array:
-    """See 16-bit floats as float32, which sums are accumulated in."""
+    """Convert 16-bit floats to float32, in which sums are accumulated."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x

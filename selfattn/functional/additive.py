@@ -1,7 +1,7 @@
-"""Additive attention (Bahdanau's score), tile by tile: what one pair needs is never held for all pairs at once.
+"""Additive attention (Bahdanau's score), tile by tile: there are never tangents of all pairs at once.
 
-The scores of a few rows are made here, in NumPy, masks included; the C core has the softmax and the rest. The tangents
-of a tile take as much memory as a tile's, and are computed anew for the gradients.
+NumPy computes the scores of a few rows here, masks included; the C core computes the softmax and the rest. The gradients
+compute the tangents of each tile again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def additive_attention(
 ) -> Any:
     """Compute attention whose score is ``v @ tanh(w_query.T @ query[i] + w_key.T @ key[j])``.
 
-    Queries and keys may differ in width: each is projected to the A dimensions of a hidden layer first. Memory
-    grows with L + S: tangents are computed tile by tile.
+    Queries and keys may differ in width: each is first projected to the A dimensions of a hidden layer. Memory
+    grows with L + S, as tangents are computed tile by tile.
 
     Parameters
     ----------
@@ -73,16 +73,15 @@ def additive_attention(
     return_lse, return_weights : bool, default False
         Append the log-sum-exp of each row (..., L), and the weights (..., L, S).
     num_threads : int, optional
-        Threads of the part that is in C.
+        Threads of the C core; NumPy computes the scores.
 
     Returns
     -------
     out : ndarray, shape (..., L, Ev)
-        The dtype to which all six arrays promote; integers count as float64. A query with nothing to attend
-        to gets 0.
+        The dtype to which all six arrays promote; integers count as float64. A query without keys gets 0.
     lse : ndarray, shape (..., L)
     weights : ndarray, shape (..., L, S)
-        If asked for.
+        With ``return_lse`` and ``return_weights``.
 
     Raises
     ------
@@ -91,7 +90,7 @@ def additive_attention(
 
     Notes
     -----
-    The tangents cost A times as much as a score of the dot product, and are NumPy's: for speed use
+    The tangents cost A times as much as a dot product, and NumPy computes them: for speed use
     :func:`scaled_dot_product_attention`.
 
     References
@@ -129,7 +128,7 @@ def additive_attention_vjp(
     num_threads: int | None = None,
     **options: Unpack[AdditiveOptions],
 ) -> tuple[Array, Callable[[npt.ArrayLike], AdditiveGradients]]:
-    """Compute additive attention, and return with it the function that pulls gradients back through it.
+    """Compute additive attention, and a function that pulls gradients back through it.
 
     Parameters
     ----------
@@ -142,8 +141,8 @@ def additive_attention_vjp(
     out : ndarray, shape (..., L, Ev)
     pullback : callable
         ``pullback(grad_out)`` returns :class:`AdditiveGradients`, a named tuple with the gradient of each of
-        the six arrays in its shape and dtype (float64 for integers). It may be called again; it holds no more
-        than the inputs and their projections.
+        the six arrays in its shape and dtype (float64 for integers). It may be called again; it holds the inputs
+        and their projections.
 
     Raises
     ------
@@ -189,7 +188,7 @@ def additive_attention_vjp(
             for keys, tangents in call.tiles(head, rows):
                 d_scores = np.asarray(found.attn_mask)[:, keys]
                 used = d_scores != 0
-                tangents[~used] = 0  # a closed pair may hold anything
+                tangents[~used] = 0  # a closed pair may hold any values
                 query_is_used[head][rows] |= used.any(axis=1)
                 key_is_used[head][keys] |= used.any(axis=0)
                 d_v += np.tensordot(d_scores, tangents, 2)
@@ -221,7 +220,7 @@ class _Call:
         self.compute = compute_dtype(*self.given)
         _check_shapes(*self.given)
         options: dict[str, Any] = {"is_causal": is_causal, "causal": causal, "key_lengths": key_lengths}
-        # The core checks the rest, cheaply without width.
+        # The core checks the rest; without width it computes little.
         q, k, values, *_ = (x[..., :0] for x in self.given)
         self.lead = lead = _core.scaled_dot_product_attention(q, k, values, attn_mask, **options).shape[:-2]
         q, k, values, w_q, w_k, self.v = (x.astype(self.compute, copy=False) for x in self.given)
@@ -240,14 +239,14 @@ class _Call:
             self.lengths = np.broadcast_to(key_lengths, lead or np.shape(key_lengths)).reshape(lead)
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], slice]]:
-        """Yield head after head, and of each some rows at a time: never more scores than SCORES, or one row."""
+        """Yield heads, and for each some rows at a time: those of at most SCORES scores, or one row."""
         step = max(1, min(ROWS, SCORES // max(self.n_keys, 1)))
         for head in np.ndindex(*self.lead):
             for first in range(0, self.length, step):
                 yield head, slice(first, min(first + step, self.length))
 
     def tiles(self, head: tuple[int, ...], rows: slice) -> Iterator[tuple[slice, Array]]:
-        """Yield some keys and the tangents of those rows with them, (rows, keys, A): new arrays."""
+        """Yield some keys and the tangents of the rows with them, (rows, keys, A): new arrays."""
         query = self.query[head][rows]
         step = max(1, TILE // max(query.size, 1))
         for first in range(0, self.n_keys, step):
@@ -257,7 +256,7 @@ class _Call:
 
     @np.errstate(all="ignore")
     def arguments(self, head: tuple[int, ...], rows: slice) -> tuple[Array, Array, Array, Array]:
-        """Return query, key, value and float mask of a call whose scores are those of the rows."""
+        """Return query, key, value and float mask of a call of dot products with the scores of the rows."""
         scores = np.empty((rows.stop - rows.start, self.n_keys), self.compute)
         for keys, tangents in self.tiles(head, rows):
             scores[:, keys] = linear(tangents, self.v[None])[..., 0]
@@ -279,7 +278,7 @@ class _Call:
         return nothing[: scores.shape[0]], nothing[: self.n_keys], value, scores
 
     def attend(self, return_weights: bool, num_threads: int | None) -> list[Array]:
-        """Return output and log-sum-exp, and weights if they are asked for."""
+        """Return output and log-sum-exp, and with ``return_weights`` the weights."""
         out = np.empty((*self.lead, self.length, self.value.shape[-1]), self.result)
         results = [out, np.empty((*self.lead, self.length), self.compute)]
         if return_weights:
@@ -296,7 +295,7 @@ class _Call:
     def gradients(
         self, d_query: Array, d_key: Array, d_value: Array, d_v: Array, query_is_used: Array, key_is_used: Array
     ) -> AdditiveGradients:  # fmt: skip
-        """From those of the projections to those of the arguments; rows in closed pairs alone may hold anything."""
+        """Return the gradients of the arguments from those of the projections; a row in no open pair may hold any values."""
         query, key, value, w_query, w_key, _ = self.given
         shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
         d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])

@@ -1,7 +1,6 @@
-"""Attention with its gradients, and the two halves of it for those who manage memory themselves.
+"""Attention with its gradients, and its two halves for callers that manage memory themselves.
 
-Both halves are the C core's. What they share with packed attention is in `_gradients`; checks of ``gradients=`` are
-here.
+The C core computes both halves. Code that packed attention shares is in `_gradients`; the checks of ``gradients=`` are here.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ def scaled_dot_product_attention_vjp(
     return_weights : bool, default False
         Refused: the weights have no gradient here.
     wrt : sequence of str, default ("query", "key", "value")
-        What to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks".
-        Gradients that are left out are not computed.
+        The inputs to differentiate with respect to: also "attn_mask" (a float mask), "alibi_slopes", "sinks". Other
+        gradients are not computed.
 
     Returns
     -------
@@ -72,30 +71,29 @@ def scaled_dot_product_attention_vjp(
     pullback : callable
         ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
         ``pullback(grad_out, grad_lse)``, of shapes (..., L, Ev) and (..., L). Each gradient has the shape and
-        dtype of its input (float64 for integers), summed over what was broadcast. It may be called again. It
-        holds references to the arguments and to ``out``: changed in place, they make later gradients
-        meaningless, never unsafe. See the notes for what it copies. An ``out`` of 16 bits it holds in
-        float32, not yet rounded.
+        dtype of its input (float64 for integers), summed over broadcast axes. It may be called again. It
+        holds references to the arguments and to ``out``: a change of them in place makes later gradients
+        meaningless, never unsafe. The notes say which it copies. An ``out`` of 16 bits is held in
+        float32, before rounding.
 
     Raises
     ------
     TypeError, ValueError, MemoryError
-        As :func:`scaled_dot_product_attention`; a ``wrt`` that names what has no gradient; in the pullback,
-        a ``grad_out`` or ``grad_lse`` of another shape than its result, or float64 where that has fewer bits.
+        As :func:`scaled_dot_product_attention`; a name in ``wrt`` that has no gradient; in the pullback,
+        a ``grad_out`` or ``grad_lse`` of another shape than its result, or float64 where the result has fewer bits.
     KeyboardInterrupt
         Ctrl-C, in Python's main thread, during the call, which leaves ``out`` undefined, or in the pullback,
         which may be called again.
 
     Notes
     -----
-    The options are those of :func:`scaled_dot_product_attention`, and count for the pullback too.
-    In ``pullback(None, grad_lse)`` None means zeros. The pullback drops the weights that the forward pass dropped.
+    The options also hold for the pullback, which drops the same weights. In ``pullback(None, grad_lse)`` None means zeros.
 
-    Two kinds of inputs are copied: queries, keys and values that NumPy has to convert, such as lists; and keys
-    and values that are views which repeat themselves along a leading axis (as ``numpy.broadcast_to`` makes),
-    since each repetition has a gradient of its own.
+    Two kinds of inputs are copied: lists and other queries, keys and values that NumPy converts; and keys and values
+    that are repeated along a leading axis by a view (as of ``numpy.broadcast_to``), since each repetition has a gradient
+    of its own.
 
-    A row with nothing to attend to, a masked key and a masked query get zeros, whatever they hold.
+    The gradients of a row without keys, of a masked key and of a masked query are zeros, whatever values these have.
 
     References
     ----------
@@ -139,9 +137,9 @@ def scaled_dot_product_attention_forward(
     out: Array | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Array, ...]:
-    """Compute attention and keep what the backward pass needs: the lower half of the vjp.
+    """Compute attention and keep what the backward pass needs: the forward half of the vjp.
 
-    For those who manage memory themselves; :func:`scaled_dot_product_attention_vjp` does it for you.
+    It is for callers that manage memory themselves; :func:`scaled_dot_product_attention_vjp` does so for others.
 
     Parameters
     ----------
@@ -149,17 +147,17 @@ def scaled_dot_product_attention_forward(
         As :func:`scaled_dot_product_attention` takes them.
     **options
     out : ndarray, optional
-        As :func:`scaled_dot_product_attention`. In place of 16 bits it may be of float32: it is then not rounded,
-        and gradients from it take less time and are more exact, as those of the vjp.
+        As :func:`scaled_dot_product_attention`. In place of 16 bits it may be float32: then it is not rounded, and gradients
+        from it take less time and are more exact, as those of the vjp are.
 
     Returns
     -------
     out : ndarray, shape (..., L, Ev)
     statistics : ndarray, shape (..., L, 2)
-        Of each row the maximum of its scores, in log2 units (or less, by at most 8), and one over the sum of
+        For each row the maximum of its scores, in log2 units (or less, by at most 8), and one over the sum of
         its exponentials; float64 for float64, else float32.
     lse, weights
-        If asked for.
+        With ``return_lse`` and ``return_weights``.
 
     Raises
     ------
@@ -218,7 +216,7 @@ def scaled_dot_product_attention_backward(
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
     query, key, value
-        Those of the forward call, as all that follows up to ``num_threads``.
+        Those of the forward call, as all parameters up to ``num_threads``.
     **options
     grad_lse : array_like, shape (..., L), optional
         The gradient with respect to the log-sum-exp.
@@ -226,9 +224,9 @@ def scaled_dot_product_attention_backward(
         See :func:`scaled_dot_product_attention_vjp`.
     gradients : AttentionGradients, optional
         Arrays to write the gradients to: exact shapes and dtypes, writable, without overlap with an input
-        or with one another; None for those that should be new. C-contiguous arrays of the precision that
-        computes (float32, or float64) are written in place; what has other strides, 16 bits or a broadcast
-        shape, and what is summed from shares of rows, is computed elsewhere and copied.
+        or with one another; None for those that should be new. The core writes C-contiguous float32, or in float64
+        float64, in place; gradients with other strides, 16 bits or a broadcast shape, and those of slopes and sinks, are
+        copied.
 
     Returns
     -------
@@ -239,8 +237,7 @@ def scaled_dot_product_attention_backward(
     TypeError, ValueError, MemoryError
         As :func:`scaled_dot_product_attention_vjp`.
     KeyboardInterrupt
-        Ctrl-C during the call, in Python's main thread. What the arrays of ``gradients`` hold is then
-        undefined.
+        Ctrl-C during the call, in Python's main thread. The arrays of ``gradients`` are then undefined.
 
     References
     ----------
@@ -291,7 +288,7 @@ def _backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
 
 
 def _check_gradients(gradients: AttentionGradients, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Check arrays to write to against one another and against all that the call reads."""
+    """Check arrays to write to against one another and against all arrays that the call reads."""
     if not isinstance(gradients, AttentionGradients):
         raise TypeError(f"gradients must be an AttentionGradients, got {type(gradients).__name__}")
     readers = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
@@ -316,13 +313,12 @@ def _check_target(name: str, target: Array, given: Array) -> None:
                          f"got {target.dtype} of shape {target.shape}")  # fmt: skip
     if not target.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    reach = target.itemsize  # each step must exceed the reach of all below
-    for step, n in sorted(
-        (abs(step), n) for step, n in zip(target.strides, target.shape, strict=True) if n > 1
-    ):
-        if step < reach and target.size > 0:
+    reach = target.itemsize  # each stride must exceed the reach of all smaller ones
+    axes = zip(map(abs, target.strides), target.shape, strict=True)
+    for stride, n in sorted(axis for axis in axes if axis[1] > 1):
+        if stride < reach and target.size > 0:
             raise ValueError(f"{name} overlaps itself in memory: several of its elements are one")
-        reach += (n - 1) * step
+        reach += (n - 1) * stride
 
 
 def _check_overlap(name: str, target: Array, other_name: str, other: Array) -> None:

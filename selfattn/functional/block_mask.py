@@ -1,6 +1,6 @@
 """Masks that are described in blocks: documents, a prefix, a pattern of blocks.
 
-Owns what they are made from and the tables of runs that the C core walks.
+Owns their ids, lengths and patterns, and the tables of runs that the C core reads.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ _NO_LENGTH = 2**48  # longer than the core takes
 class BlockMask:
     """Which keys each query may attend to, in far fewer numbers than one for each pair.
 
-    For the argument ``block_mask`` of :func:`selfattn.scaled_dot_product_attention` and of its vjp. Keys that
-    the mask closes for a whole block of queries are never looked at, so a call takes about the share of the
-    time that it leaves open, and memory linear in L and S. It means what the boolean array :meth:`to_dense`
-    means, and combines with all other arguments: a pair must be open in every one of them.
+    It is the argument ``block_mask`` of :func:`selfattn.scaled_dot_product_attention` and of its vjp. The core never reads
+    keys that the mask closes for a whole block of queries, so time is about proportional to the share of open pairs, and
+    memory is linear in L and S. The mask means the same as the boolean array :meth:`to_dense`, and combines with all other
+    arguments: a pair must be open in every one of them.
 
-    Make one with :meth:`from_documents`, :meth:`prefix_lm` or :meth:`from_blocks`, and combine them with ``&``,
-    up to four: a pair is open if it is in all. A mask copies what it is made from and never changes.
+    :meth:`from_documents`, :meth:`prefix_lm` and :meth:`from_blocks` make masks, and ``&`` combines up to four of them: a
+    pair is open if it is open in all. A mask copies its arguments and never changes.
 
     Attributes
     ----------
     shape : tuple
-        What it fits: the leading dims, which broadcast to those of the call, then L and S; None for a length
-        that the call decides.
+        The leading dims, which broadcast to those of the call, then L and S; None for a length that the call decides.
     open_share : float or None
-        The share of the pairs that are open, where it does not depend on the call.
+        The share of the pairs that are open, or None where it depends on the call.
 
     See Also
     --------
@@ -86,10 +85,10 @@ class BlockMask:
         Parameters
         ----------
         query_ids : array_like of int, shape (..., L)
-            Any integers, in any order; what is together costs least. ``...`` broadcasts to the leading dims of
+            Any integers, in any order; runs of one id cost least. ``...`` broadcasts to the leading dims of
             the call: ids for each batch entry of (B, H, L, E) have shape (B, 1, L).
         key_ids : array_like of int, shape (..., S), optional
-            ``query_ids`` if not given. An id that only queries have is that of a query without keys.
+            ``query_ids`` if not given. A query with an id that no key has attends to nothing.
 
         Returns
         -------
@@ -100,7 +99,7 @@ class BlockMask:
         TypeError
             Ids that are not integers.
         ValueError
-            No axis of length, leading dims that do not broadcast, or an id beyond 2**63 - 1.
+            Ids without an axis, leading dims that do not broadcast, or an id beyond 2**63 - 1.
 
         Examples
         --------
@@ -115,15 +114,14 @@ class BlockMask:
 
     @classmethod
     def prefix_lm(cls, prefix_lengths: npt.ArrayLike, *, causal: str = "upper_left") -> BlockMask:
-        """Open the first keys to all queries; beyond those, a query attends as the causal rule has it.
+        """Open the first keys to all queries; other keys follow the causal rule.
 
         Parameters
         ----------
         prefix_lengths : array_like of int, broadcastable to the leading dims of the call
-            Each from 0 to S. (B, 1) for one number for each batch entry of (B, H, L, E).
+            Each from 0 to S; for a number for each batch entry of (B, H, L, E) the shape is (B, 1).
         causal : {"upper_left", "lower_right"}
-            The causal rule's diagonal: j <= i, or j <= i + S - L. It belongs in here, since the argument of
-            that name closes the prefix as well.
+            The causal rule's diagonal: j <= i, or j <= i + S - L. The call's own ``causal`` would also close the prefix.
 
         Returns
         -------
@@ -160,8 +158,8 @@ class BlockMask:
         pattern : array_like of bool, shape (..., ceil(L / block), ceil(S / block))
             True = open. ``...`` broadcasts to the leading dims of the call.
         block_size : int or (int, int)
-            Rows and columns of a block: queries and keys. The last ones may be cut off by L and S. Multiples of
-            64 go best with the core, which works on tiles of 64 keys and up to 64 queries.
+            Rows and columns of a block: queries and keys. L and S may cut off the last ones. Multiples of 64 are fastest,
+            since the core computes tiles of 64 keys and up to 64 queries.
 
         Returns
         -------
@@ -172,8 +170,7 @@ class BlockMask:
         TypeError
             A pattern that is not boolean, or sizes that are not integers.
         ValueError
-            A pattern of fewer than two axes, or sizes below 1. A pattern that does not fit L and S is an error
-            of the call.
+            A pattern of fewer than two axes, or sizes below 1. The call refuses a pattern that does not fit L and S.
 
         Examples
         --------
@@ -203,7 +200,7 @@ class BlockMask:
 
     @property
     def open_share(self) -> float | None:
-        """The share of the pairs that are open, where it does not depend on the call."""
+        """The share of the pairs that are open, or None where it depends on the call."""
         return self._parts[0].open_share if len(self._parts) == 1 else None
 
     def __and__(self, other: BlockMask) -> BlockMask:
@@ -235,9 +232,7 @@ class BlockMask:
         """
         if not isinstance(other, BlockMask):
             kind = type(other).__name__
-            raise TypeError(
-                f"& takes two BlockMasks, got {kind}: an array goes beside block_mask, as attn_mask"
-            )
+            raise TypeError(f"& takes two BlockMasks, got {kind}: give an array to the call, as attn_mask")
         try:
             np.broadcast_shapes(*(part.lead for part in self._parts + other._parts))
         except ValueError:
@@ -261,7 +256,7 @@ class BlockMask:
         return f"BlockMask({kinds}, shape={self.shape}, open_share={share})"
 
     def to_dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
-        """Return the mask as a boolean array, True = attend: what ``attn_mask`` would have to be.
+        """Return the mask as a boolean array, True = attend: the ``attn_mask`` of the same meaning.
 
         Parameters
         ----------
@@ -294,7 +289,7 @@ class BlockMask:
         return dense
 
     def _tables(self, lead: Lead, n_queries: int, n_keys: int) -> tuple[Table, ...]:
-        """Check that the mask fits a call, and give the core what it needs."""
+        """Check that the mask fits a call, and return the core's tables."""
         for part in self._parts:
             part.check(n_queries, n_keys)
             try:
@@ -323,7 +318,7 @@ class _Runs(NamedTuple):
 
 
 class _InRuns:
-    """What the kinds have in common whose open keys are runs."""
+    """The base of the kinds of which the open keys are runs."""
 
     def __init__(self, found: _Runs) -> None:
         self.found = found
@@ -412,7 +407,7 @@ class _Blocks(_InRuns):
 
 
 def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
-    """Make a class of every id of every row of key_ids; class 0 has no key, for ids that only queries have."""
+    """Return a class for every id of every row of key_ids; class 0, without keys, is for ids that only queries have."""
     n_keys = key_ids.shape[-1]
     queries = np.broadcast_to(query_ids, (*lead, query_ids.shape[-1]))
     keys = key_ids.reshape((1,) * (len(lead) + 1 - key_ids.ndim) + key_ids.shape)
@@ -439,7 +434,7 @@ def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
 
 
 def _runs_of_blocks(pattern: Array, sizes: tuple[int, int]) -> _Runs:
-    """Make a class of every row of blocks."""
+    """Return a class for every row of blocks."""
     *lead, n_rows, n_columns = pattern.shape
     rows = pattern.reshape(math.prod((*lead, n_rows)), n_columns)
     closed = np.zeros((len(rows), 1), np.bool_)
@@ -452,11 +447,8 @@ def _runs_of_blocks(pattern: Array, sizes: tuple[int, int]) -> _Runs:
     return _Runs(_frozen(classes), sizes[0], _frozen(starts), _frozen(runs), share)
 
 
-# ------------------------------------------------------------------------------------------------- arguments
-
-
 def _frozen(array: Array) -> Array:
-    """Copy into memory that nobody can make writable."""
+    """Copy an array to memory that cannot be made writable."""
     array = np.asarray(array, np.bool_ if array.dtype == np.bool_ else np.int64)
     return np.ndarray(array.shape, array.dtype, array.tobytes())
 
@@ -469,13 +461,8 @@ def _ids(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _block_sizes(given: int | tuple[int, int]) -> tuple[int, int]:
-    pair = tuple(given) if isinstance(given, tuple | list) else (given, given)
-    if len(pair) != 2:
-        raise ValueError(f"block_size must be an int >= 1 or two of them, got {given!r}")
     try:
-        sizes = [min(check_size("block_size", size), _NO_LENGTH) for size in pair]
-    except TypeError:
-        raise TypeError(f"block_size must be an int >= 1 or two of them, got {given!r}") from None
-    except ValueError:
-        raise ValueError(f"block_size must be at least 1, got {given!r}") from None
-    return sizes[0], sizes[1]
+        rows, columns = given if isinstance(given, tuple | list) else (given, given)
+        return tuple(min(check_size("block_size", size), _NO_LENGTH) for size in (rows, columns))  # type: ignore[return-value]
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"block_size must be an int >= 1 or two of them, got {given!r}") from None

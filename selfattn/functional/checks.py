@@ -1,4 +1,4 @@
-"""Checks for people who write gradients by hand: a pullback against finite differences."""
+"""A check of gradients that are written by hand: a pullback against finite differences."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def check_vjp(
     """Check a pullback against central differences along one random direction for each argument.
 
     With random ``dy``, the number ``sum(dy * y)`` changes by ``sum(gradient * direction)`` for each unit that
-    an argument moves along a direction; two calls of ``f`` measure it. It works for arrays of any size.
+    an argument moves along a direction; two calls of ``f`` measure this change. Arrays may have any size.
 
     Parameters
     ----------
     f : callable
-        ``f(*args)`` returns ``(y, pullback)``, y being an array or a tuple of arrays, as the functions of
-        selfattn do whose names end in ``_vjp``. It must give the same for the same arguments: dropout needs a
+        ``f(*args)`` returns ``(y, pullback)``, y being an array or a tuple of arrays, like the functions of
+        selfattn with names that end in ``_vjp``. The same arguments must give the same result: dropout needs a
         seed. ``pullback(dy)``, or ``pullback(dy_1, dy_2, ...)``, returns the gradients: an array, or a tuple of
         arrays and of lists of them.
     *args : array_like
-        Floating-point arrays, or integers to be taken as such; ``f`` gets them in float64. Everything else
-        belongs into a lambda: ``lambda x: layer_norm_vjp(x, 64)``. Gradients that are not None belong to the
-        arguments in order if there are as many; else a gradient belongs to the argument at its place, and an
-        argument whose gradient is None is not checked.
+        Arrays of floats or integers; ``f`` gets them in float64. A lambda gives other arguments:
+        ``lambda x: layer_norm_vjp(x, 64)``. If there are as many gradients that are not None as arguments, they belong to
+        the arguments in order; else a gradient belongs to the argument at its place, and an argument whose gradient is
+        None is not checked.
     rng : int or numpy.random.Generator, default 0
         Chooses ``dy`` and the directions.
     eps : float, optional
@@ -46,17 +46,18 @@ def check_vjp(
         float64's machine epsilon, which suits functions that bend over distances of about 1.
     rtol : float, optional
         How far the two numbers may differ, relative to the norm of ``gradient * direction``; 1e-6 by default.
-        A difference that rounding in ``f`` explains is allowed on top.
+        A difference that rounding in ``f`` explains is also allowed.
 
     Raises
     ------
     AssertionError
-        A gradient is off: the message names its argument, and both numbers. So it does when a gradient or a
-        result has another shape or dtype than it should have.
+        A gradient is off: the message names its argument, and both numbers. Or a gradient or a result has a wrong shape or
+        dtype.
     ValueError
-        Gradients that cannot be told apart, or none at all to check; ``eps`` or ``rtol`` not above 0.
+        It is not clear to which arguments the gradients belong, or there are none to check; ``eps`` or ``rtol`` is not above
+        0.
     TypeError
-        An argument that is not floating point or integer, or ``f`` returns something else than a pair.
+        An argument holds neither floats nor integers, or ``f`` does not return a pair.
 
     References
     ----------
@@ -128,7 +129,7 @@ def difference(a: Array, b: Array) -> Array:
 
 
 def argument_names(f: Callable[..., Any], n: int) -> list[str]:
-    """Return what to call the arguments in messages: the place, and the name where ``f`` tells it."""
+    """Return the arguments' names in messages: the place, and the parameter's name if ``f`` has a signature."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):  # some built-in functions

@@ -1,6 +1,6 @@
 """Keys and values that grow as a sequence is decoded.
 
-Owns their memory: what is appended, forgotten, put in another order. Attention over them is one call of the C core.
+Owns their memory: appending, truncating, reordering. Attention over them is one call of the C core.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class KVCache:
     """The keys and values of sequences that are decoded token by token.
 
     ``cache.attend(query, key, value)`` appends the new keys and values in place and attends from the new
-    queries to all keys of their sequence so far: query i of n new ones has the position of its own key, and sees
-    the keys up to there (the lower-right diagonal). The sequences of a batch may differ in length. The arrays
+    queries to all keys of their sequence so far: each query has the position of its own key, and sees
+    the keys up to it (the lower-right diagonal). The sequences of a batch may differ in length. The arrays
     double when they are full; all other appends copy the new keys and values alone.
 
     Parameters
     ----------
     batch_size : int
-        How many sequences, at least 1.
+        The number of sequences, at least 1.
     num_kv_heads : int
-        Heads of the keys and values. Queries may have a multiple of them (grouped-query attention).
+        The number of heads of keys and values. Queries may have a multiple of it (grouped-query attention).
     head_dim : int
         Width E of queries and keys.
     value_dim : int, optional
@@ -38,27 +38,27 @@ class KVCache:
     dtype : dtype, default float32
         float16, bfloat16 (of ``ml_dtypes``), float32 or float64.
     capacity : int, default 0
-        Tokens for which there is room from the start.
+        The tokens of each sequence for which there is room from the start.
 
     Attributes
     ----------
     lengths : ndarray of int64, shape (batch_size,)
-        Tokens of each sequence: a copy.
+        The number of tokens of each sequence: a copy.
     key, value : ndarray, shapes (batch_size, num_kv_heads, S, E) and (…, S, Ev)
-        Read-only views, S the longest of ``lengths``; what comes after a shorter sequence's end is undefined.
+        Read-only views, S the longest of ``lengths``; values after a shorter sequence's end are undefined.
     capacity : int
-        Tokens for which there is room.
+        The tokens of each sequence for which there is room.
     nbytes : int
-        Bytes that the arrays take.
+        The bytes of the arrays, unused room included.
 
     Raises
     ------
     TypeError
-        A size that is no int, or a dtype that is none of the above.
+        A size that is no int, or another dtype.
     ValueError
         A size below its least: 1 for ``batch_size`` and ``num_kv_heads``, else 0.
     MemoryError
-        Room for ``capacity`` tokens cannot be had.
+        There is no room for ``capacity`` tokens.
 
     See Also
     --------
@@ -106,7 +106,7 @@ class KVCache:
         self._value = _aligned((batch_size, heads, capacity, value_dim), own)
 
     def __copy__(self) -> KVCache:
-        """Return a cache of its own: tokens that one gets must not overwrite the other's."""
+        """Copy the arrays too: tokens of one cache must not overwrite the other's."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
@@ -123,12 +123,12 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens for which there is room in each sequence."""
+        """The tokens of each sequence for which there is room."""
         return int(self._key.shape[2])
 
     @property
     def nbytes(self) -> int:
-        """Bytes that keys and values take, unused room included."""
+        """The bytes of keys and values, unused room included."""
         return self._key.nbytes + self._value.nbytes
 
     @property
@@ -155,9 +155,10 @@ class KVCache:
         ----------
         key : array_like, shape (batch_size, num_kv_heads, n, E)
         value : array_like, shape (batch_size, num_kv_heads, n, Ev)
-            In dtypes that the cache's dtype holds without loss; of 64-bit integers float64 holds those up to 2**53.
+            In dtypes that the cache's dtype holds without loss; float64 also takes 64-bit integers, of which it holds those up to
+            2**53.
         lengths : array_like of int, shape (batch_size,) or (), optional
-            How many of the n tokens each sequence gets, the first ones; all if not given.
+            Each sequence gets that number of the n tokens, the first ones; all if not given.
 
         Raises
         ------
@@ -166,7 +167,7 @@ class KVCache:
         ValueError
             Shapes that don't fit, or ``lengths`` outside 0 … n.
         MemoryError
-            The arrays cannot grow. The cache is then as it was.
+            The arrays cannot grow; the cache is unchanged.
 
         Examples
         --------
@@ -205,7 +206,7 @@ class KVCache:
         self._key, self._value = grown  # both or neither, if memory runs out
 
     def truncate(self, lengths: npt.ArrayLike) -> None:
-        """Forget the tokens from ``lengths`` on, as when a guess is taken back. 0 empties the cache.
+        """Keep the first ``lengths`` tokens of each sequence, as when a guess is rejected; 0 empties the cache.
 
         Parameters
         ----------
@@ -215,9 +216,9 @@ class KVCache:
         Raises
         ------
         TypeError
-            Not integers.
+            ``lengths`` are not integers.
         ValueError
-            Of another shape, or outside that range.
+            They have another shape, or are outside that range.
 
         Examples
         --------
@@ -230,7 +231,7 @@ class KVCache:
         self._lengths = self._integers("lengths", lengths, self._lengths, f"{self._lengths.tolist()}")
 
     def reorder(self, indices: npt.ArrayLike) -> None:
-        """Let sequence b go on from what sequence ``indices[b]`` holds, as beam search does.
+        """Replace the tokens of sequence b by those of sequence ``indices[b]``, as beam search does.
 
         Parameters
         ----------
@@ -239,11 +240,11 @@ class KVCache:
         Raises
         ------
         TypeError
-            Not integers.
+            ``indices`` are not integers.
         ValueError
-            Of another shape, or outside 0 … batch_size − 1.
+            They have another shape, or are outside 0 … batch_size − 1.
         MemoryError
-            The arrays are copied, and there is no room. The cache is then as it was.
+            There is no room for the copies of the arrays; the cache is unchanged.
 
         Examples
         --------
@@ -278,8 +279,8 @@ class KVCache:
     ) -> Any:
         """Append new keys and values, if given, and attend from the queries to all keys of their sequence.
 
-        The queries are the last tokens of each sequence: query i of n sees the keys up to its own, which is
-        n − 1 − i before the last. Where a sequence has fewer keys than that, the query sees none. Nothing is
+        The queries are the last tokens of each sequence: query i of n sees the keys up to its own, the key
+        n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. Nothing is
         appended when an exception is raised. The diagonal of ``window`` and ``alibi_slopes`` is a query's own key:
         ``window=(left, 0)`` is a sliding window.
 
@@ -290,13 +291,12 @@ class KVCache:
         key, value : array_like, shapes (batch_size, num_kv_heads, n, E) and (…, n, Ev), optional
             As for :meth:`append`; both or neither.
         lengths : array_like of int, shape (batch_size,) or (), optional
-            How many of the n queries (and keys) are real, for sequences that grow by different numbers; the
-            rest is padding.
+            The number of the n queries (and keys) of each sequence that are real, the first ones; the others are padding.
         attn_mask : array_like of bool or float, broadcastable to (batch_size, num_heads, n, S), optional
             S is the longest of the lengths, new tokens included. A key must be open in the mask as well.
         **options
         return_lse : bool, default False
-            Return the log-sum-exp as well.
+            Also return the log-sum-exp.
 
         Returns
         -------
@@ -312,7 +312,7 @@ class KVCache:
 
         Examples
         --------
-        One token, and then two; each sees what came before it and itself:
+        One token, and then two; each sees the tokens before it and itself:
 
         >>> cache = KVCache(1, 1, 1)
         >>> zero = np.zeros((1, 1, 3, 1), np.float32)  # equal scores: weights are equal
@@ -339,7 +339,7 @@ class KVCache:
             )  # fmt: skip
             is_padding = np.arange(queries.shape[2]) >= counts[:, None]
             lse.swapaxes(1, 2)[is_padding] = -np.inf  # no sink either
-        except BaseException:  # wrong options, Ctrl-C: as if not called
+        except BaseException:  # wrong options, Ctrl-C: the cache must not have the tokens
             self._lengths = before
             raise
         return (out, lse) if return_lse else out
@@ -373,7 +373,7 @@ class KVCache:
         return self._integers("lengths", lengths, most, f"n = {most}")
 
     def _integers(self, name: str, given: npt.ArrayLike, most: Any, shown: str) -> npt.NDArray[np.int64]:
-        """Take a number from 0 to ``most`` for each sequence, or one for all."""
+        """Check a number from 0 to ``most`` for each sequence, or one for all."""
         array, shape = as_integers(name, given), self._lengths.shape
         if array.shape not in (shape, ()):
             raise ValueError(f"{name} must have shape {shape} or (), got {array.shape}")
@@ -384,7 +384,7 @@ class KVCache:
 
 
 def _bring_alike(**arrays: Array) -> None:
-    """See that queries, keys and values are of as many tokens."""
+    """Refuse queries, keys and values of different numbers of tokens."""
     if len({array.shape[2] for array in arrays.values()}) > 1:
         *others, last = (f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"{', '.join(others)} and {last} differ in how many tokens they bring")
@@ -403,7 +403,7 @@ def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:
-    """Tell whether a cache of dtype `own` holds all numbers of dtype `given`, up to its own range of integers."""
+    """Return whether dtype `own` holds all numbers of dtype `given`, integers as far as its own exact ones reach."""
     try:
         return given.kind != "b" and np.result_type(given, own) == own
     except TypeError:  # NumPy cannot promote float16 with bfloat16
@@ -411,7 +411,7 @@ def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialised array that begins with a cache line; NumPy's begin at a multiple of 16 bytes.
+    """Return an uninitialised array that begins at a cache line; NumPy's begin at a multiple of 16 bytes.
 
     Vectors that straddle two lines halve the rate at which keys and values come from the L2.
     """

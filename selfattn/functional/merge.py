@@ -1,4 +1,4 @@
-"""Merging the parts of a split call of attention, and its gradients, in NumPy: a few sums over arrays of the output's size."""
+"""Merging attention over parts of the keys, and its gradients, in NumPy: a few sums over arrays of the output's size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfattn.functional._gradients import as_fitting_gradient, like
 
 
 class MergeGradients(NamedTuple):
-    """What the pullback of `merge_attention_vjp` gives.
+    """What the pullback of `merge_attention_vjp` returns.
 
     Attributes
     ----------
@@ -27,38 +27,37 @@ class MergeGradients(NamedTuple):
 
 @np.errstate(all="ignore")
 def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]) -> tuple[Array, Array]:
-    """Put attention over several parts of the keys together, as if there had been one call over all of them.
+    """Merge attention over several parts of the keys into the result of one call over all of them.
 
-    Attention over a part of the keys is a weighted mean, and ``exp(lse)`` the sum of its weights before
-    they were normalised. So the whole is the mean of the parts' outputs, weighted by ``exp(lse)``::
+    Attention over a part of the keys is a weighted mean, and ``exp(lse)`` is the sum of its weights before
+    their normalisation. So the whole is the mean of the parts' outputs, weighted by ``exp(lse)``::
 
         lse = log(exp(lse_1) + exp(lse_2) + ...)
         out = exp(lse_1 - lse) * out_1 + exp(lse_2 - lse) * out_2 + ...
 
-    with the largest lse taken off before exp, which keeps it from overflowing. The parts may come from
-    different calls, processes or machines, in any order, and merged parts may be merged again. With
-    ``sinks``, give them to one part only.
+    The largest lse is subtracted before exp, so that exp cannot overflow. The parts may come from
+    different calls, processes or machines, in any order, and merged parts may be merged again. Only one part may
+    have ``sinks``.
 
     Parameters
     ----------
     outs : sequence of array_like, each of shape (..., L, Ev)
         At least one. float16, bfloat16, float32, float64 or integers (which count as float64).
     lses : sequence of array_like, each of shape (..., L)
-        The natural log-sum-exp of each part, from ``return_lse=True``. -inf marks a row that attended to
-        nothing in this part; whatever its output holds is left out.
+        The natural log-sum-exp of each part, from ``return_lse=True``. -inf marks a row without keys in this part;
+        its output is ignored.
 
     Returns
     -------
     out : ndarray, shape (..., L, Ev)
         In the dtype to which ``outs`` promote. Zeros where the lse of every part is -inf.
     lse : ndarray, shape (..., L)
-        float64 if ``out`` is float64, else float32; it can be merged further. -inf where that of every part
-        is.
+        float64 if ``out`` is float64, else float32; it can be merged further. -inf where that of every part is.
 
     Raises
     ------
     ValueError
-        No part at all, not as many ``lses`` as ``outs``, or shapes that differ.
+        No part at all, different numbers of ``lses`` and ``outs``, or shapes that differ.
     TypeError
         A dtype other than those above, masked arrays or matrices.
 
@@ -115,7 +114,7 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
 def merge_attention_vjp(
     outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
 ) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
-    """Merge the parts of attention, and get the function that takes gradients back to them.
+    """Merge the parts of attention, and return a function that pulls gradients back to them.
 
     ::
 
@@ -127,7 +126,7 @@ def merge_attention_vjp(
         dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)        # the sum over Ev
 
     A part whose lse is -inf has no share: its gradients are 0 there, whatever its output holds. Without ``dlse`` the
-    merged lse was not used, and with ``dout=None`` the merged output.
+    merged lse was not used; with ``dout=None`` the merged output was not.
 
     Parameters
     ----------
@@ -139,9 +138,8 @@ def merge_attention_vjp(
     result : tuple, (out, lse)
         As :func:`merge_attention` returns it.
     pullback : callable
-        ``pullback(dout, dlse=None)``, as often as wanted, gives :class:`MergeGradients` ``(outs, lses)``, two lists with one
-        array for each part, in the shapes and dtypes of the parts (float64 for integers), which must stay as they are until
-        the last call.
+        ``pullback(dout, dlse=None)`` returns :class:`MergeGradients` ``(outs, lses)``, two lists with one array for each part,
+        in its shape and dtype (float64 for integers). It may be called again; until the last call the parts must not change.
 
     Raises
     ------
@@ -187,7 +185,7 @@ def merge_attention_vjp(
 
 
 def as_parts(name: str, arrays: Sequence[npt.ArrayLike]) -> list[Array]:
-    """Convert a sequence of array_like to arrays."""
+    """Convert each of a sequence to an array."""
     if not isinstance(arrays, Iterable):
         raise TypeError(f"{name} must be a sequence of arrays, got {type(arrays).__name__}")
     return [as_array(f"{name}[{n}]", array) for n, array in enumerate(arrays)]

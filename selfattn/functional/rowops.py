@@ -1,9 +1,8 @@
 """The gradients of the row operations.
 
-The formulas are those of `selfattn.reference.rows_vjp`. A pullback keeps references to the inputs and nothing else: what it
-needs of the forward pass it computes again, in float64 if an input is float64, else in float32. Those of softmax, norms and
-gelu are in C. Rotary embeddings turn back by the forward function; the gradients of their tables, which are rarely asked for,
-are computed in NumPy.
+The formulas are those of `selfattn.reference.rows_vjp`. A pullback keeps references to the inputs alone: it computes again the
+values of the forward pass that it needs, in float64 if an input is float64, else in float32. The gradients of softmax, norms
+and gelu are in C. The forward function of rotary embeddings also turns gradients back; NumPy computes those of its tables.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
 
 class LayerNormGradients(NamedTuple):
-    """What the pullback of `layer_norm_vjp` gives.
+    """What the pullback of `layer_norm_vjp` returns.
 
     Attributes
     ----------
     x : ndarray
         The gradient with respect to ``x``.
     weight, bias : ndarray or None
-        Those of the parameters; None for one that was not given.
+        Those of the parameters; None for a parameter that was not given.
     """
 
     x: Array
@@ -38,14 +37,14 @@ class LayerNormGradients(NamedTuple):
 
 
 class RMSNormGradients(NamedTuple):
-    """What the pullback of `rms_norm_vjp` gives.
+    """What the pullback of `rms_norm_vjp` returns.
 
     Attributes
     ----------
     x : ndarray
         The gradient with respect to ``x``.
     weight : ndarray or None
-        That of the weight; None if there was none.
+        That of the weight; None without a weight.
     """
 
     x: Array
@@ -53,12 +52,12 @@ class RMSNormGradients(NamedTuple):
 
 
 class RotaryGradients(NamedTuple):
-    """What the pullback of `apply_rotary_emb_vjp` gives.
+    """What the pullback of `apply_rotary_emb_vjp` returns.
 
     Attributes
     ----------
     x, cos, sin : ndarray or None
-        The gradients with respect to each; None for what ``wrt`` does not name.
+        The gradients with respect to each; None for those that ``wrt`` does not name.
     """
 
     x: Array | None
@@ -67,7 +66,7 @@ class RotaryGradients(NamedTuple):
 
 
 def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
-    """Softmax and the function that takes gradients back through it.
+    """Compute softmax, and a function that pulls gradients back through it.
 
     ``y = exp(x) / sum(exp(x))``, ``dx = y * (dy - sum(y * dy))``, the sums along ``axis``.
 
@@ -81,13 +80,13 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     y : ndarray
         As :func:`softmax` returns it.
     pullback : callable
-        ``dx = pullback(dy)``, as often as wanted, in the shape and dtype of x (float64 for integers). x must stay as it is
-        until the last call.
+        ``dx = pullback(dy)``, in the shape and dtype of x (float64 for integers). It may be called again; until the last call
+        x must not change.
 
     Raises
     ------
     TypeError, ValueError
-        As :func:`softmax`; in the pullback, a gradient of another shape than its result, or float64 where that
+        As :func:`softmax`; in the pullback, a gradient of another shape than its result, or float64 where the result
         has fewer bits.
 
     References
@@ -104,7 +103,7 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
 
 
 def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
-    """Log-softmax and the function that takes gradients back through it.
+    """Compute log-softmax, and a function that pulls gradients back through it.
 
     ``y = x - log(sum(exp(x)))``, ``dx = dy - exp(y) * sum(dy)``, the sums along ``axis``.
 
@@ -141,7 +140,7 @@ def layer_norm_vjp(
     bias: npt.ArrayLike | None = None,
     eps: float = 1e-5,
 ) -> tuple[Array, Callable[[npt.ArrayLike], LayerNormGradients]]:
-    """Layer norm and the function that takes gradients back through it.
+    """Compute layer norm, and a function that pulls gradients back through it.
 
     ::
 
@@ -164,9 +163,9 @@ def layer_norm_vjp(
     y : ndarray
         As :func:`layer_norm` returns it.
     pullback : callable
-        ``pullback(dy)``, as often as wanted, gives :class:`LayerNormGradients` ``(x, weight, bias)``, None for a parameter
-        that was not given, in the shapes and dtypes of the inputs (float64 for integers), which must stay as they are until
-        the last call. Sums over rows are kept in float64.
+        ``pullback(dy)`` returns :class:`LayerNormGradients` ``(x, weight, bias)``, None for a parameter that was not given, in
+        the shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must
+        not change. Sums over rows are float64.
 
     Raises
     ------
@@ -196,7 +195,7 @@ def rms_norm_vjp(
     weight: npt.ArrayLike | None = None,
     eps: float | None = None,
 ) -> tuple[Array, Callable[[npt.ArrayLike], RMSNormGradients]]:
-    """RMS norm and the function that takes gradients back through it.
+    """Compute RMS norm, and a function that pulls gradients back through it.
 
     ::
 
@@ -218,7 +217,7 @@ def rms_norm_vjp(
     y : ndarray
         As :func:`rms_norm` returns it.
     pullback : callable
-        As that of :func:`layer_norm_vjp`; it gives :class:`RMSNormGradients` ``(x, weight)``.
+        As that of :func:`layer_norm_vjp`; it returns :class:`RMSNormGradients` ``(x, weight)``.
 
     Raises
     ------
@@ -246,7 +245,7 @@ def rms_norm_vjp(
 
 
 def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> tuple[Array, Pullback]:
-    """Gelu and the function that takes gradients back through it.
+    """Compute gelu, and a function that pulls gradients back through it.
 
     ``"none"``: ``y = x * Phi(x)``, so ``dx = dy * (Phi(x) + x * phi(x))``, phi the density of the standard
     normal. ``"tanh"``: ``y = x * s(z)`` with the logistic function ``s(z) = 1 / (1 + exp(-z))`` and
@@ -291,7 +290,7 @@ def apply_rotary_emb_vjp(
     *,
     wrt: str | Sequence[str] = ("x", "cos", "sin"),
 ) -> tuple[Array, Callable[[npt.ArrayLike], RotaryGradients]]:
-    """Rotary embeddings and the function that takes gradients back through them.
+    """Compute rotary embeddings, and a function that pulls gradients back through them.
 
     The pair (a, b) of x becomes (p, q)::
 
@@ -304,16 +303,16 @@ def apply_rotary_emb_vjp(
     x, cos, sin, interleaved
         As :func:`apply_rotary_emb` takes them.
     wrt : str or sequence of str
-        What gradients are wanted of. ``wrt="x"`` saves the work for tables that nobody trains.
+        The inputs to differentiate with respect to. ``wrt="x"`` saves the gradients of tables that are not trained.
 
     Returns
     -------
     y : ndarray
         As :func:`apply_rotary_emb` returns it.
     pullback : callable
-        ``pullback(dy)``, as often as wanted, gives :class:`RotaryGradients` ``(x, cos, sin)``, None for what ``wrt`` does not
-        name, in the shapes and dtypes of the inputs (float64 for integers), which must stay as they are until the last
-        call. Those of the tables are summed over what was broadcast.
+        ``pullback(dy)`` returns :class:`RotaryGradients` ``(x, cos, sin)``, None for those that ``wrt`` does not name, in the
+        shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must
+        not change. The gradients of the tables are summed over broadcast axes.
 
     Raises
     ------
@@ -362,7 +361,7 @@ def apply_rotary_emb_vjp(
 def _with_pullback(
     forward: Callable[..., Array], backward: Callable[..., Any], x: npt.ArrayLike, *options: Any
 ) -> tuple[Array, Callable[[npt.ArrayLike], Any]]:
-    """Run an operation on the rows of x, both halves of which are in the core."""
+    """Run an operation on the rows of x; the core has its forward and its backward half."""
     array = as_array("x", x)
     y = forward(array, *options)
     dtype = y.dtype  # the pullback must not hold `y`

@@ -1,4 +1,4 @@
-"""Attention over ragged batches: packed sequences of any lengths, in the C core, without padding."""
+"""Attention over packed sequences of different lengths, in the C core, without padding."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def varlen_attention(
     out: Array | None = None,
     **options: Unpack[VarlenOptions],
 ) -> Any:
-    """Compute attention over n sequences of any lengths, packed one after the other; each sees itself alone.
+    """Compute attention over n packed sequences of any lengths; each attends to itself alone.
 
-    Nothing is padded: the work is that of the sequences. The tasks of all of them are shared among the threads,
-    the costliest first. Every sequence's result has the bits that :func:`scaled_dot_product_attention` gives for
-    it alone, without dropout.
+    There is no padding. The threads share the tasks of all sequences, the costliest first. Without dropout, every sequence's
+    result has the bits that :func:`scaled_dot_product_attention` gives for it alone.
 
     Parameters
     ----------
@@ -50,8 +49,8 @@ def varlen_attention(
     value : array_like, shape (total_k, H, Ev)
         With `enable_gqa` they may have fewer heads.
     cu_seqlens_q, cu_seqlens_k : array_like of int, shape (n + 1,)
-        Offsets from 0 to total_q and total_k, never falling. Sequence s has the queries from
-        ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1``, and the keys likewise; either may be none.
+        Offsets from 0 to total_q and total_k, which may not fall. Sequence s has the queries from
+        ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1``, and the same for keys; it may have no queries or no keys.
     attn_mask : list of (array_like or None), optional
         One for each sequence, since their shapes differ: each broadcastable to (H, L, S) of its sequence,
         boolean (True = attend) or float (added to the scaled scores).
@@ -59,30 +58,29 @@ def varlen_attention(
     return_lse : bool, default False
         Append the log-sum-exp.
     out : ndarray, optional
-        Where to put the output: exact shape and dtype, writable, without overlap with an input. Returned.
+        The array for the output: exact shape and dtype, writable, without overlap with an input. It is returned.
 
     Returns
     -------
     out : ndarray, shape (total_q, H, Ev)
         The promoted dtype of the inputs. Queries of a sequence without keys get 0.
     lse : ndarray, shape (H, total_q)
-        Only with `return_lse`: float64 for float64, else float32.
+        With `return_lse`: float64 for float64, else float32.
 
     Raises
     ------
     TypeError, ValueError, MemoryError, KeyboardInterrupt
         As :func:`scaled_dot_product_attention`; offsets that do not begin with 0, that fall, or that do not
-        end with the number of rows: they are checked before anything is read.
+        end with the number of rows.
 
     Notes
     -----
     The options hold within each sequence: ``causal='lower_right'`` puts its last query on its last key.
-    ``alibi_slopes`` and ``sinks`` may have shape (n, H), where sequences differ. The counter of dropout is that of a
-    batch: row and key count within the sequence, and head h of sequence s is head s · H + h.
+    ``alibi_slopes`` and ``sinks`` may have shape (n, H), where sequences differ. Dropout counts as in a
+    batch: rows and keys within the sequence, and head h of sequence s is head s · H + h.
 
-    The arguments are those of FlashAttention's ``flash_attn_varlen_func``; the lengths of the longest
-    sequences, which that takes besides, are not needed. That always counts from the lower-right
-    diagonal: its ``causal=True`` is ``causal='lower_right'`` here.
+    The arguments are those of FlashAttention's ``flash_attn_varlen_func``, without the lengths of the longest
+    sequences. Its ``causal=True`` is ``causal='lower_right'`` here.
 
     References
     ----------
@@ -121,7 +119,7 @@ def varlen_attention_vjp(
     wrt: Sequence[str] = WRT,
     **options: Unpack[VarlenOptions],
 ) -> tuple[Any, Pullback]:
-    """Compute attention over packed sequences, and return with it the function that pulls gradients back.
+    """Compute attention over packed sequences, and a function that pulls gradients back through it.
 
     Parameters
     ----------
@@ -135,9 +133,9 @@ def varlen_attention_vjp(
     -------
     out : ndarray, shape (total_q, H, Ev), or (out, lse)
     pullback : callable
-        As that of :func:`scaled_dot_product_attention_vjp`, of which the gradients have the shapes (total_q, H, Ev)
-        and (H, total_q). The gradient of ``attn_mask`` is a list. The pullback copies the offsets; the other
-        arguments, and ``out``, must stay as they are until its last call.
+        As that of :func:`scaled_dot_product_attention_vjp`; it takes gradients of the shapes (total_q, H, Ev)
+        and (H, total_q), and the gradient of ``attn_mask`` is a list. The pullback copies the offsets; the other
+        arguments, and ``out``, must not change until its last call.
 
     Raises
     ------
@@ -179,14 +177,7 @@ def varlen_attention_vjp(
         return np.array(sums).reshape(len(offsets_q) - 1, rows.shape[1])
 
     result = attention_vjp(
-        forward,
-        backward,
-        (query, key, value),
-        slice(1, 2),
-        arguments,
-        names=names,
-        return_lse=return_lse,
-        out=out,
-    )
+        forward, backward, (query, key, value), slice(1, 2), arguments, names=names, return_lse=return_lse, out=out
+    )  # fmt: skip
     offsets_q, offsets_k = (np.asarray(x).copy() for x in (cu_seqlens_q, cu_seqlens_k))
     return result

@@ -16,8 +16,7 @@ import numpy as np
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
 from selfattn.engine import transformer
-from selfattn.engine.packing import check_ids, pack
-from selfattn.engine.transformer import Transformer
+from selfattn.engine.transformer import Transformer, check_ids, pack
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models import _pipeline, _tokenizer

@@ -19,7 +19,7 @@ import numpy as np
 from selfattn import _disk
 from selfattn._check import quoted
 from selfattn._extras import import_extra, progress_bar
-from selfattn.engine.packing import check_ids
+from selfattn.engine.transformer import check_ids
 from selfattn.text import without_pads
 
 P = TypeVar("P")

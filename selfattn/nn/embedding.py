@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, check_size, layer_dtype
-from selfattn.engine.packing import check_ids
+from selfattn.engine.transformer import check_ids
 from selfattn.functional._products import as_rows, widened
 from selfattn.nn import init
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback

@@ -17,8 +17,7 @@ import numpy.typing as npt
 from selfattn import _core
 from selfattn._check import Array, check_size, quoted
 from selfattn._extras import progress_bar
-from selfattn.engine.packing import check_ids, pack
-from selfattn.engine.transformer import POOLINGS, attention_layer
+from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
 from selfattn.functional._products import widened
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
@@ -349,9 +348,7 @@ class EmbeddingModel(Module):
         """Return what the core computes with: 16-bit parameters as float32."""
         table, positions = self.embedding_layer.weight, self.positions.table
         every: Any = self.attention_layers
-        layers = tuple(
-            [attention_layer(own.query, own.key, own.value, own.ln, own.num_heads) for own in every]
-        )
+        layers = tuple([attention_layer(_parameters(own), own.num_heads, own.ln.eps) for own in every])
         if table.dtype.itemsize == 2:
             table, positions = widened(table), widened(positions)
             layers = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in layers])
@@ -359,9 +356,8 @@ class EmbeddingModel(Module):
         return (table, None, positions, None, None, None, None, None, None), numbers, layers
 
     def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:
-        """Compute a row for each sentence; they are packed."""
-        y: Array = _core._transformer_forward(ids, cu_seqlens, model, False)
-        return y.astype(self.embedding_layer.weight.dtype, copy=False)
+        """Compute a row for each packed sentence."""
+        return compute(model, ids, cu_seqlens).astype(self.embedding_layer.weight.dtype, copy=False)
 
 
 def _first(ids: Any, most: int) -> Any:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from selfattn._check import Array, as_gradient, as_integers, check_number, check_size
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
-from selfattn.engine.packing import Ids, check_ids, pack, vectors
 from selfattn.engine.sampling import generate
+from selfattn.engine.transformer import Ids, check_ids, pack, vectors
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
 from selfattn.nn import init
