@@ -8,7 +8,7 @@
 >>> grads["query.weight"].shape
 (8, 8)
 
-What all layers take, return and refuse is said at :class:`Module`.
+:class:`Module` describes what all layers take, return and refuse.
 """
 
 from selfattn.nn import init

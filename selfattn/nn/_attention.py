@@ -1,4 +1,4 @@
-"""What attention layers share: projections and sums that masked tokens do not touch, and masks that say what to ignore."""
+"""Functions that attention layers share: projections and sums without masked tokens, and masks of pairs to ignore."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from selfattn.engine.weights import Weight, multiply
 from selfattn.functional._products import linear_backward
 
 PROJECTIONS = ("query", "key", "value")
-# What a call may set.
-OPTIONS = (
+OPTIONS = (  # of a call
     "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
     "num_threads",
 )  # fmt: skip
@@ -30,16 +29,16 @@ def check_options(options: dict[str, Any], known: tuple[str, ...] = OPTIONS) -> 
 
 
 def project(x: Array, weight: Weight, bias: Array | None) -> Array:
-    """Compute ``x @ weight.T + bias``; padding that holds infinities makes NaN of itself, quietly."""
+    """Compute ``x @ weight.T + bias``; infinities in padding become NaN without a warning."""
     with np.errstate(invalid="ignore", over="ignore"):
         return multiply(x, weight, bias)
 
 
 def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Differentiate :func:`project`; a token whose ``dy`` is zero contributes nothing, whatever it holds.
+    """Differentiate :func:`project`; a token with a ``dy`` of zero contributes nothing, even if it is NaN.
 
-    Masked tokens have zero gradients, but 0 · NaN is NaN. That always shows in the gradient of the weight,
-    which is then computed again without them.
+    Masked tokens have zero gradients, but 0 · NaN is NaN. If the gradient of the weight is not finite, it is computed
+    again without them.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         dx, d_weight, d_bias = linear_backward(dy, x, weight)
@@ -52,8 +51,8 @@ def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, 
 def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
     """Compute ``weights @ value``, (..., L, Ev); a pair that is not ``allowed`` contributes nothing at all.
 
-    Its weight is 0, but 0 · NaN is NaN. So the NaN and infinite values are set to 0 first, and added key by key for the
-    queries that are allowed to see them.
+    Its weight is 0, but 0 · NaN is NaN. So NaN and infinite values are replaced by 0, and then added key by key for the
+    queries that may see them.
     """
     finite, zero = np.isfinite(value), value.dtype.type(0)
     output: Array = weights @ np.where(finite, value, zero)
@@ -72,13 +71,14 @@ def mask_from_ignored(
     pairs: tuple[int, int],
     dtype: npt.DTypeLike,
 ) -> tuple[Array | None, Array | None]:
-    """Turn PyTorch's two masks for layers, whose True means *ignore*, into the attention's mask and bias of keys.
+    """Convert PyTorch's two masks for layers, in which True means *ignore*, to the attention's mask and bias of keys.
 
-    They are not put together: that would make an array as large as the batch. ``lead`` is (N,), or () for one sequence, ``pairs``
-    (L, S), ``dtype`` what attention computes in. Given are ``attn_mask`` (L, S) or (N·num_heads, L, S) and ``key_padding_mask``
-    (N, S), or (S,) for one sequence; each is boolean, or floats that are added to the scores. Returned are a mask, broadcastable
-    to (N, num_heads, L, S), boolean, True where attention is allowed, or floats; and what is added to the scores of a key,
-    (N, 1, S) or (1, S), None unless there are both masks.
+    ``attn_mask`` is (L, S) or (N·num_heads, L, S), ``key_padding_mask`` (N, S), or (S,) for one sequence; each is boolean, or
+    floats that are added to the scores. ``lead`` is (N,), or () for one sequence, ``pairs`` (L, S); attention computes in ``dtype``.
+
+    The mask that is returned is broadcastable to (N, num_heads, L, S), and boolean, True where attention is allowed, or floats. The
+    bias is added to the scores of a key, (N, 1, S) or (1, S), and None unless there are both masks: one mask of both would be as
+    large as the batch.
     """
     mask = padding = None
     if attn_mask is not None:
@@ -110,7 +110,7 @@ def _checked_mask(name: str, mask: npt.ArrayLike, named: str, *shapes: tuple[int
 
 
 def _warn_of_inverted(mask: Array) -> None:
-    """Warn of a lower triangle, which is what a causal mask allows, where it says what to ignore."""
+    """Warn of a lower triangle, the pairs that a causal mask allows, in a mask of pairs to ignore."""
     length = mask.shape[-1]
     if mask.shape[-2] != length or length < 2 or not mask.size:
         return
@@ -133,7 +133,7 @@ def _warn_of_inverted(mask: Array) -> None:
 
 
 def _frames_to_caller() -> int:
-    """Return the stacklevel, for the function that calls this, of the first frame outside of the package."""
+    """Return the stacklevel of the first frame outside of the package, for the function that calls this."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
         frame, level = frame.f_back, level + 1
@@ -145,7 +145,7 @@ def _allowed(mask: Array) -> Array:
 
 
 def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
-    """Give what is ignored -inf, and floats as they are: finite ones stay finite in fewer bits."""
+    """Return a bias of -inf for ignored keys, or the given floats, of which finite ones stay finite in fewer bits."""
     bias: Array
     if ignored.dtype == np.bool_:
         bias = np.where(ignored, dtype.type(-np.inf), dtype.type(0))
@@ -158,7 +158,7 @@ def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def with_key_bias(mask: Array, key_bias: Array) -> Array:
-    """Put both together, for who looks at all scores: (N, num_heads, L, S)."""
+    """Combine a mask and a bias of keys to one mask, (N, num_heads, L, S), for steps that show all scores."""
     bias, both = key_bias[..., None, :], mask
     if mask.dtype != np.bool_:
         with np.errstate(invalid="ignore"):
@@ -172,18 +172,18 @@ def with_key_bias(mask: Array, key_bias: Array) -> Array:
 
 
 def split_heads(x: Array, num_heads: int) -> Array:
-    """See (..., L, h·d) as (..., h, L, d)."""
+    """View (..., L, h·d) as (..., h, L, d)."""
     return x.reshape(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).swapaxes(-2, -3)
 
 
 def merge_heads(x: Array) -> Array:
-    """Turn (..., h, L, d) into (..., L, h·d)."""
+    """Copy (..., h, L, d) to (..., L, h·d)."""
     x = x.swapaxes(-2, -3)
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
-    """Give a mask (..., L, S) that heads share the axis of the heads."""
+    """Add the axis of heads to a mask (..., L, S) that they share."""
     if mask is None:
         return None
     array = as_array("attn_mask", mask)
@@ -191,5 +191,5 @@ def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
 
 
 def lengths_for_heads(key_lengths: npt.ArrayLike | None) -> Array | None:
-    """Give key lengths, one per sequence, the axis of the heads."""
+    """Add the axis of heads to key lengths, one per sequence."""
     return None if key_lengths is None else as_array("key_lengths", key_lengths)[..., None]

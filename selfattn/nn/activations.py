@@ -15,7 +15,7 @@ from selfattn.nn.module import Gradients, Module, Pullback
 
 
 class Activation(Module):
-    """What the activations share. A subclass defines the function and its gradient, of float32 or float64."""
+    """The base of the activations. A subclass defines the function and its gradient, of float32 or float64."""
 
     def __init__(self, *, dtype: npt.DTypeLike = np.float32) -> None:
         self.dtype = layer_dtype(dtype)
@@ -26,7 +26,7 @@ class Activation(Module):
     def _back(self, x: Array, dy: Array) -> Array:
         raise NotImplementedError
 
-    @np.errstate(all="ignore")  # what is infinite or NaN shows in the result
+    @np.errstate(all="ignore")  # infinities and NaN show in the result
     def forward(self, x: npt.ArrayLike) -> Array:
         """Compute the function of each number.
 
@@ -38,7 +38,7 @@ class Activation(Module):
         Returns
         -------
         ndarray, in the shape and dtype of ``x``
-            16 bits are computed in float32.
+            It is computed in float32 for 16 bits.
         """
         array = as_input(x, self.dtype)
         return np.asarray(self._apply(widened(array)), array.dtype)
@@ -73,7 +73,7 @@ class ReLU(Activation):
     Parameters
     ----------
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class Tanh(Activation):
     Parameters
     ----------
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     Examples
     --------
@@ -119,7 +119,7 @@ class SiLU(Activation):
     Parameters
     ----------
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     References
     ----------
@@ -150,7 +150,7 @@ class GELU(Activation):
     approximate : {"none", "tanh"}, default "none"
         "tanh" takes Φ(x) ≈ (1 + tanh(√(2/π)·(x + 0.044715·x³))) / 2, as GPT-2 does.
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     See Also
     --------

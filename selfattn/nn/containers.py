@@ -1,4 +1,4 @@
-"""Modules made of modules: a list of them, and a chain."""
+"""Modules of modules: a list of them, and a chain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from selfattn.nn.module import Module, Pullback
 
 
 class ModuleList(Module):
-    """A list of modules, whose parameters are named ``0.…``, ``1.…`` and so on.
+    """A list of modules. The names of their parameters begin with ``0.``, ``1.`` and so on.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class ModuleList(Module):
         Raises
         ------
         TypeError
-            It is no Module.
+            ``module`` is not a Module.
         """
         if not isinstance(module, Module):
             raise TypeError(f"only modules can be in a {type(self).__name__}, not {type(module).__name__}")
@@ -60,7 +60,7 @@ class ModuleList(Module):
         return ((str(n), module) for n, module in enumerate(self._modules))
 
     def __copy__(self) -> Self:
-        """Return a list of its own of the same modules, as ``copy`` of a list does."""
+        """Copy the list, not the modules, as ``copy`` of a list does."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), _modules=list(self._modules))
         return made
@@ -76,17 +76,17 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """A chain: each module gets what the one before it returned.
+    """A chain: each module gets the output of the one before it.
 
     Parameters
     ----------
     *modules : Module
-        The first may take something without a gradient, such as the ids of an :class:`Embedding`; the
-        chain's pullback then returns the gradients alone, as the first module's does.
+        The input of the first may have no gradient, such as the ids of an :class:`Embedding`; the pullback of the chain, like
+        that of the first module, then returns only the gradients of parameters.
 
     Notes
     -----
-    Keyword arguments of a call go to each module whose ``forward`` names them, or takes any: ``model(ids, is_causal=True)``.
+    Each module gets the keyword arguments of a call that its ``forward`` takes: ``model(ids, is_causal=True)``.
 
     Examples
     --------
@@ -110,14 +110,14 @@ class Sequential(ModuleList):
         Parameters
         ----------
         x : object
-            What the first module takes.
+            The input of the first module.
         **options
             For the modules that take them.
 
         Returns
         -------
         object
-            What the last module returns; ``x`` itself if there is none.
+            The output of the last module; ``x`` itself without a module.
 
         Raises
         ------
@@ -133,10 +133,8 @@ class Sequential(ModuleList):
 
         Parameters
         ----------
-        x : object
-            What the first module takes.
-        **options
-            For the modules that take them.
+        x, **options
+            As :meth:`forward` takes them.
 
         Returns
         -------
@@ -144,7 +142,7 @@ class Sequential(ModuleList):
             What :meth:`forward` returns.
         pullback : callable
             ``dx, grads = pullback(dy)``, as :class:`Module` says, or ``grads = pullback(dy)`` if the first module's pullback
-            returns those alone.
+            returns only these.
         """
         pullbacks = []
         for module, own in zip(self, self._shared(options), strict=True):
@@ -185,7 +183,7 @@ def _takes(module: Module, name: str) -> bool:
 
 @functools.cache
 def _options_of(kind: Any) -> frozenset[str]:
-    """Return the names of what its ``forward`` takes besides the input; "**" means any."""
+    """Return the names of the arguments of ``forward`` after the input; "**" means any."""
     function = kind.vjp if kind.forward is Module.forward else kind.forward
     _, *parameters = inspect.signature(function).parameters.values()  # without self
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]

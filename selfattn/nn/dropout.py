@@ -18,9 +18,9 @@ class Dropout(Module):
     p : float, default 0.5
         Between 0 and 1, both included.
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
     rng : int, Generator or torch_rng, optional
-        Every call draws from it anew. The zeros are not those that PyTorch would choose.
+        Every call draws from it. The zeros are not in PyTorch's places.
 
     References
     ----------
@@ -55,13 +55,13 @@ class Dropout(Module):
         Returns
         -------
         ndarray, in the shape and dtype of ``x``
-            A new array, outside of training too.
+            A new array, also without training.
         """
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which drops the same places.
+        """Compute the output and its pullback, ``dy -> (dx, {})``, with zeros in the same places.
 
         Parameters
         ----------

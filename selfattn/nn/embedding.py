@@ -20,13 +20,13 @@ class Embedding(Module):
     Parameters
     ----------
     num_embeddings : int
-        How many ids there are: 0 … num_embeddings − 1.
+        The number of ids: 0 … num_embeddings − 1.
     embedding_dim : int
     padding_idx : int, optional
-        An id whose row starts as zeros and gets no gradient; negative ones count from the end.
+        An id whose row is initially 0 and gets no gradient; a negative one counts from the end.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the table comes from.
+        The source of the table.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Embedding(Module):
         return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}{padding}"
 
     def check_ids(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
-        """Take ids as an array of integers within the table.
+        """Return ids as an array, after a check that they are integers within the table.
 
         Parameters
         ----------
@@ -156,5 +156,5 @@ class Embedding(Module):
                 d_weight[self.padding_idx] = 0
             return {"weight": d_weight.astype(self.weight.dtype, copy=False)}
 
-        # A model's pullback is for one state of its parameters.
+        # A model's pullback is for one state of its parameters, the table's included.
         return y, checked_pullback(self, y, [self.weight], backward)

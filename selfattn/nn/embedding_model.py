@@ -1,6 +1,6 @@
 """The sentence-embedding model: tokens, positions, layers of self-attention, mean.
 
-Owns names, tokens and messages. The numbers of all layers are one call of the C core each way.
+Owns names, tokens and messages. One call of the C core computes all layers, and one their gradients.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class EmbeddingModel(Module):
-    """Turn a sentence into a vector: the mean over its tokens after some layers of self-attention.
+    """Compute a vector for a sentence: the mean over its tokens after some layers of self-attention.
 
     Each token's row of a table, plus sinusoidal positions, goes through ``num_layers`` layers
-    ``LayerNorm(x + attention(x))``; the mean of what comes out is the embedding of the sentence.
+    ``LayerNorm(x + attention(x))``; the mean of their output is the embedding of the sentence.
 
     Parameters
     ----------
     tokenizer : object
-        What makes ids of a sentence: something with SentencePiece's ``encode(sentence, out_type=int)``, a
-        ``tokenizers.Tokenizer`` of Hugging Face, or a callable ``str -> list of int``.
+        An object with SentencePiece's ``encode(sentence, out_type=int)``, a ``tokenizers.Tokenizer`` of Hugging Face, or a
+        callable ``str -> list of int``.
     vocab_size : int
-        How many ids there are: 0 … vocab_size − 1.
+        The number of ids: 0 … vocab_size − 1.
     embedding_dim : int
-        The width d of everything, even.
+        The width d of embeddings and layers, even.
     max_seq_len : int
-        Of a longer sentence no more tokens count.
+        Tokens of a sentence after this number are ignored.
     num_layers : int, default 1
-        With 0 the mean of rows and positions is taken as it is.
+        With 0 the embedding is the mean of rows and positions.
     num_heads : int, default 1
         The heads of every layer; it has to divide ``embedding_dim``.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from: the table, then layer by layer query, key, value, each weight and then bias.
+        The source of the weights: the table, then layer by layer query, key, value, each weight and then bias.
 
     Attributes
     ----------
@@ -65,28 +65,28 @@ class EmbeddingModel(Module):
         The table, (vocab_size, embedding_dim), drawn from N(0, 1).
     attention_layers : ModuleList of SelfAttentionBlock
     positions : SinusoidalPositions
-        No parameter.
+        They are not a parameter.
 
     See Also
     --------
-    ProxyTask : what it is trained with.
+    ProxyTask : its training objective.
     SelfAttentionBlock
 
     Notes
     -----
     ``y, pullback = model.vjp(sentence)`` and ``grads = pullback(dy)``: sentences have no gradient. In place of a
-    string every method takes the ids themselves, as a list or array of integers.
+    string every method takes the ids, as a list or array of integers.
 
     A sentence has the same embedding, to the bit, alone or in a list, and with any number of threads.
 
-    The gradient of ``key.bias`` is zero: it adds the same number to all scores of a query, which softmax does not
-    see. What comes out is rounding noise, which Adam turns into steps of full size; so after training that one
-    parameter differs from run to run of different libraries, without effect on the embeddings.
+    The exact gradient of ``key.bias`` is zero, since it adds the same number to all scores of a query. The computed one is
+    rounding noise, and Adam's steps along it have full size: after training, this parameter differs between libraries, without
+    effect on the embeddings.
 
     References
     ----------
     Vaswani et al., "Attention Is All You Need", 2017, sections 3.1, 3.2 and 3.5; Devlin et al., "BERT", 2019, for
-    encoders that read both ways.
+    encoders that see both directions.
 
     Examples
     --------
@@ -145,7 +145,7 @@ class EmbeddingModel(Module):
         Parameters
         ----------
         sentence : str, sequence of int, or an iterable of such
-            Text for the tokenizer, or ids. What is beyond ``max_seq_len`` tokens of a sentence is left out.
+            Text for the tokenizer, or ids. Tokens after ``max_seq_len`` are ignored.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class EmbeddingModel(Module):
         Raises
         ------
         TypeError
-            It is neither, or the tokenizer returned something else than integers.
+            It is neither, or the tokenizer did not return integers.
         ValueError
             A sentence has no tokens, or one that is not in 0 … vocab_size − 1.
         """
@@ -174,7 +174,7 @@ class EmbeddingModel(Module):
         -------
         y : ndarray, shape (embedding_dim,) or (n, embedding_dim)
         pullback : callable
-            ``grads = pullback(dy)``, as :class:`Module` says; of n sentences the sums.
+            ``grads = pullback(dy)``, as :class:`Module` says, summed over sentences.
         """
         alone, given = as_batch(sentence)
         ids, cu_seqlens = self.pack(given)
@@ -201,8 +201,7 @@ class EmbeddingModel(Module):
         ----------
         sentences : iterable of str or of sequences of int
         batch_size : int, default 1024
-            How many go through the model at once. They are packed, not padded to the longest, so
-            that their order does not matter for the time.
+            The number of sentences in a call of the core. They are packed, not padded, so their order does not change the time.
         progress : bool, default False
             Show a progress bar; needs ``tqdm``.
 
@@ -239,7 +238,7 @@ class EmbeddingModel(Module):
         return y
 
     def steps(self, sentence: Sentence) -> ModelSteps:
-        """Compute the embedding of one sentence with every intermediate result, to look at.
+        """Compute the embedding of one sentence with every intermediate result.
 
         Parameters
         ----------
@@ -249,8 +248,8 @@ class EmbeddingModel(Module):
         Returns
         -------
         selfattn.steps.layers.ModelSteps
-            Embeddings, positions, the steps of each layer, and the mean. They are computed in NumPy, and so
-            equal what :meth:`forward` computes up to rounding.
+            Embeddings, positions, the steps of each layer, and the mean. NumPy computes them; they equal those of
+            :meth:`forward` up to rounding.
 
         Examples
         --------
@@ -272,7 +271,7 @@ class EmbeddingModel(Module):
         return model_steps(embeddings, positions, steps, self._pieces(sentence, ids))
 
     def _pieces(self, sentence: Sentence, ids: npt.NDArray[np.intp]) -> list[str] | None:
-        """Return the words or pieces of a sentence, if they can be told."""
+        """Return the words or pieces of a sentence, one for each id, or None if they are not known."""
         for name in ("id_to_piece", "id_to_token"):  # SentencePiece; tokenizers
             if callable(piece := getattr(self.tokenizer, name, None)):
                 return [str(piece(int(n))) for n in ids]
@@ -280,19 +279,19 @@ class EmbeddingModel(Module):
         return words if len(words) == len(ids) else None
 
     def pack(self, sentences: Sequence[Sentence], first: int = 0) -> tuple[Array, Array]:
-        """Put the ids of sentences one after the other.
+        """Concatenate the ids of sentences.
 
         Parameters
         ----------
         sentences : sequence of str or of sequences of int
         first : int, default 0
-            The number of the first of them in messages.
+            The number of the first sentence in messages.
 
         Returns
         -------
         ids : ndarray of int, shape (t,)
         cu_seqlens : ndarray of int, shape (len(sentences) + 1,)
-            Where each sentence starts, and t at the end.
+            The first id of each sentence, and t at the end.
         """
         given = [
             self._tokenize(sentence) if isinstance(sentence, str) else sentence for sentence in sentences
@@ -308,7 +307,7 @@ class EmbeddingModel(Module):
         )
 
     def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
-        """Return the ids of a sentence, after a check of what the tokenizer returned.
+        """Return the ids of a sentence, after a check of those from the tokenizer.
 
         Parameters
         ----------
@@ -317,7 +316,7 @@ class EmbeddingModel(Module):
         Returns
         -------
         ndarray of intp, shape (t,)
-            The first ``max_seq_len`` at most.
+            At most the first ``max_seq_len``.
 
         Raises
         ------
@@ -327,7 +326,7 @@ class EmbeddingModel(Module):
         return self.pack([sentence])[0]
 
     def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
-        """Take what the tokenizer returned for a sentence, which has this name in messages."""
+        """Check the ids of a sentence, which has this name in messages."""
         try:
             found = np.asarray(_first(ids, self.max_seq_len))
             if found.dtype == object and found.size:
@@ -345,7 +344,7 @@ class EmbeddingModel(Module):
         return found.astype(np.intp, copy=False)
 
     def _core_model(self) -> tuple[Any, Any, Any]:
-        """Return what the core computes with: 16-bit parameters as float32."""
+        """Return the core's tuples, with 16-bit parameters as float32."""
         table, positions = self.embedding_layer.weight, self.positions.table
         every: Any = self.attention_layers
         layers = tuple([attention_layer(_parameters(own), own.num_heads, own.ln.eps) for own in every])
@@ -361,16 +360,11 @@ class EmbeddingModel(Module):
 
 
 def _first(ids: Any, most: int) -> Any:
-    """Return the first ids; of what does not slice, such as a deque, a list."""
+    """Return the first ids; a deque or another iterable that cannot be sliced becomes a list."""
     if isinstance(ids, np.ma.MaskedArray | str | bytes | Mapping):
         return None
-    if (
-        isinstance(ids, Iterable)
-        and not isinstance(ids, list | tuple | np.ndarray)
-        and not hasattr(ids, "ndim")
-    ):
-        return list(itertools.islice(ids, most))
-    return ids[:most]
+    sliced = isinstance(ids, list | tuple) or hasattr(ids, "ndim") or not isinstance(ids, Iterable)
+    return ids[:most] if sliced else list(itertools.islice(ids, most))
 
 
 def _parameters(layer: Any) -> list[Array]:
@@ -390,13 +384,13 @@ def _names(num_layers: int) -> list[str]:
 
 
 def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
-    """Tell one sentence, which may itself be a list of ids, from many; return a sequence of them."""
+    """Return whether there is one sentence, which may itself be a list of ids, and a list of the sentences."""
     if isinstance(sentences, str):
         return True, [sentences]
     ndim = getattr(sentences, "ndim", None)  # arrays, tensors, series
     if ndim == 0 and isinstance(sentences, np.ndarray) and sentences.dtype.kind in "OTU":
         return True, [sentences.item()]
-    if ndim is None and not isinstance(sentences, list | Sequence):  # fast for lists
+    if ndim is None and not isinstance(sentences, list | Sequence):  # list first: it is fast
         if isinstance(sentences, Mapping) or not isinstance(sentences, Iterable):
             return True, [sentences]
         sentences = list(sentences)  # a generator, a view of a dict

@@ -1,4 +1,4 @@
-"""A GPT: a decoder of one's own, which learns to predict the next token and writes on from prompts."""
+"""A GPT: a decoder that learns to predict the next token and continues prompts."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, na
 from selfattn.nn.norms import LayerNorm
 from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
 
-IGNORED = -100  # a target that is not to be predicted, as CrossEntropyLoss has it
+IGNORED = -100  # a target that the loss does not count, CrossEntropyLoss's default
 STD = 0.02  # of new weights
 
 
 class GPT(Module):
-    """Token and position embeddings, layers that look back, a norm, and a head: logits of the next token.
+    """Token and position embeddings, causal layers, a norm, and a head: logits of the next token.
 
     ``x = token_embedding(ids) + position_embedding(0 … L−1)``, then ``num_layers`` layers in which a token sees itself and those
     before it, then ``logits = head(norm(x))``. A layer is a :class:`TransformerEncoderLayer`, by default with the norms first, as
-    in GPT-2. With ``positions="rotary"`` nothing is added; queries and keys are turned by angles instead.
+    in GPT-2. With ``positions="rotary"`` there is no sum; queries and keys are turned by angles instead.
 
     Parameters
     ----------
     vocab_size : int
-        How many ids there are: 0 … vocab_size − 1.
+        The number of ids: 0 … vocab_size − 1.
     d_model : int
         The width.
     num_layers, num_heads : int
         ``num_heads`` has to divide ``d_model``.
     max_seq_len : int
-        The most tokens of a sequence: the context.
+        The context, the most tokens of a sequence.
     positions : {"learned", "rotary"}, default "learned"
     dim_feedforward : int, optional
         The width between ``linear1`` and ``linear2``; by default four times ``d_model``.
@@ -54,17 +54,17 @@ class GPT(Module):
         As in the layers; embeddings are not dropped.
     activation : {"gelu", "relu"}, default "gelu"
     norm_first : bool, default True
-        False puts the norms after the sums, and leaves the last one out.
+        False puts the norms after the sums, and leaves out the last one.
     bias : bool, default True
-        False leaves the biases of all linear layers and norms out. The head has none.
+        False leaves out the biases of all linear layers and norms. The head has no bias.
     tie_word_embeddings : bool, default True
         Whether the head's weight is the token embeddings' table.
     layer_norm_eps : float, default 1e-5
     rope_theta : float, default 10000.0
-        The base of rotary angles: pair i of a head of width w turns by ``rope_theta**(−2i/w)`` a position.
+        The base of rotary angles: pair i of a head of width w turns by ``rope_theta**(−2i/w)`` at each position.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from, and afterwards what dropout draws from.
+        The source of the weights, and then of dropout's draws.
 
     Attributes
     ----------
@@ -77,12 +77,12 @@ class GPT(Module):
     See Also
     --------
     selfattn.training.fit : trains it, with its own loss.
-    TransformerEncoder : what reads both ways.
+    TransformerEncoder : sees both directions.
 
     Notes
     -----
-    New weights are those of GPT-2: N(0, 0.02²), with 0.02/√(2·num_layers) for the two products of each layer that are added to
-    the residual; biases are 0.
+    New weights are drawn as in GPT-2: from N(0, 0.02²), with 0.02/√(2·num_layers) for the two products of each layer that are
+    added to the residual; biases are 0.
 
     A sequence's logits are the same, to the bit, alone or in a batch, and with any number of threads.
 
@@ -94,7 +94,7 @@ class GPT(Module):
 
     Examples
     --------
-    Learn a short text by heart, and say it:
+    Learn a short text by heart, and generate it:
 
     >>> import numpy as np
     >>> from selfattn import nn, optim
@@ -187,7 +187,7 @@ class GPT(Module):
     # ---------------------------------------------------------------------------------------------- the model
 
     def forward(self, ids: npt.ArrayLike | Sequence[npt.ArrayLike]) -> Any:
-        """Compute the logits of the token after each one.
+        """Compute the logits of the next token after each token.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ class GPT(Module):
         Raises
         ------
         TypeError
-            ``ids`` are no integers.
+            ``ids`` are not integers.
         ValueError
             A sequence is empty or longer than ``max_seq_len``, or an id is not in 0 … vocab_size − 1.
         """
@@ -242,14 +242,14 @@ class GPT(Module):
         ids: npt.ArrayLike | Sequence[npt.ArrayLike],
         targets: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
     ) -> float:
-        """Compute the mean cross-entropy of tokens that are to be predicted, in nats.
+        """Compute the mean cross-entropy of predicting the targets, in nats.
 
         Parameters
         ----------
         ids : array_like of int, shape (L,) or (N, L), or a list of N of different lengths
         targets : like ``ids``, optional
-            What should follow each token; −100 is not counted. By default each token but the first of a sequence is predicted
-            from those before it: a sequence then has 2 tokens or more, and one more than ``max_seq_len`` at most.
+            The token that should follow each one; −100 is not counted. By default each token but the first of a sequence is
+            predicted from those before it: a sequence then has at least 2 and at most ``max_seq_len + 1`` tokens.
 
         Returns
         -------
@@ -322,7 +322,7 @@ class GPT(Module):
         rng: Any = None,
         stream: bool = False,
     ) -> Any:
-        """Write on from a prompt, or from several of different lengths at once. Nothing is dropped meanwhile.
+        """Continue a prompt, or several of different lengths at once, without dropout.
 
         Parameters
         ----------
@@ -332,26 +332,26 @@ class GPT(Module):
         temperature : float, default 0.0
             0 takes the likeliest token. Else logits are divided by it, and a token is drawn.
         top_k : int, optional
-            Draw from the likeliest k alone.
+            Draw from the k likeliest tokens only.
         top_p : float, optional
             Draw from the likeliest tokens that together have this probability.
         stop : int or collection of int, optional
             A sequence ends after one of these ids.
         rng : int, sequence of int, Generator or None
-            Seeds: of an int s, prompt i has s + i. A prompt's tokens depend on its seed, and on no other prompt.
+            Seeds: with an int s, the seed of prompt i is s + i. A prompt's tokens depend on its seed, and not on other prompts.
         stream : bool, default False
-            Return an iterator instead, which gives out each token as soon as there is one.
+            Return an iterator, which yields each token as soon as it is drawn.
 
         Returns
         -------
         ndarray of int64, shape (n,), or a list of such
-            The new tokens. With ``stream`` an iterator of int; of several prompts, of a list of int in each step, None where
-            a sequence has ended.
+            The new tokens. With ``stream`` an iterator of int; for several prompts, of lists with an int for each, None where a
+            sequence has ended.
 
         Raises
         ------
         TypeError, ValueError
-            As for :meth:`forward`; or an option is out of its range; or the logits are not finite.
+            As for :meth:`forward`; or an option is outside its range; or the logits are not finite.
 
         References
         ----------
@@ -374,7 +374,7 @@ class GPT(Module):
         return arrays[0] if alone else arrays
 
     def _decoder(self) -> Decoder:
-        """Return the model without dropout as it generates."""
+        """Return the model without dropout, for generation."""
         model = self._settings(Description(widest(self.token_embedding.weight)))
         layers = tuple(layer._replace(dropout=(0.0, 0.0, 0.0, 0.0)) for layer in model.layers)
         head = self.head._operand("weight")
@@ -401,7 +401,7 @@ class GPT(Module):
 
 
 class _Call:
-    """A call of a model: packed ids, settings, and the way back."""
+    """A call of a model: packed ids, settings, and the backward pass."""
 
     def __init__(self, model: GPT, ids: Any) -> None:
         self.owner = model
@@ -423,7 +423,7 @@ class _Call:
         return transformer.forward(self.model, self.ids, self.cu_seqlens)
 
     def unpacked(self, rows: Array) -> Any:
-        """See the logits of packed tokens as those of the given sequences."""
+        """View the logits of packed tokens as those of the given sequences."""
         if self.one:
             return rows
         if self.shape is not None:
@@ -431,7 +431,7 @@ class _Call:
         return np.split(rows, self.cu_seqlens[1:-1])
 
     def vjp(self) -> tuple[Array, Pullback]:
-        """Compute packed logits and the way back from their gradient to those of the parameters."""
+        """Compute packed logits, and the pullback of their gradient to those of the parameters."""
         parameters = self.owner.parameters()
         for parameter in parameters.values():
             refuse_gradients(parameter)
@@ -451,7 +451,7 @@ class _Call:
         return logits, checked_pullback(self.owner, logits, parameters.values(), back)
 
     def _of_positions(self, dx: Array, shape: tuple[int, ...]) -> Array:
-        """Sum the gradients of what enters the layers over sequences."""
+        """Sum the gradients of the layers' input over sequences."""
         d_weight = np.zeros(shape, dx.dtype)
         lengths = np.diff(self.cu_seqlens)
         if len(set(lengths.tolist())) == 1:
@@ -469,7 +469,7 @@ def _rotary(longest: int, width: int, theta: float, dtype: np.dtype[Any]) -> tra
 
 
 def _stop_ids(stop: Any) -> frozenset[int]:
-    """Take one id or many, of any kind of integers."""
+    """Return one id or many, of any kind of integers, as a set."""
     if stop is None:
         return frozenset()
     one = not isinstance(stop, Iterable) or getattr(stop, "ndim", 1) == 0
@@ -477,14 +477,14 @@ def _stop_ids(stop: Any) -> frozenset[int]:
 
 
 def _is_one(ids: Any) -> bool:
-    """Tell one sequence from many."""
+    """Return whether ids are one sequence, not many."""
     if isinstance(ids, list | tuple):
         return not ids or np.ndim(ids[0]) == 0
     return np.ndim(ids) == 1
 
 
 def _sequences(name: str, ids: Any) -> list[Ids]:
-    """Take one sequence or many as vectors of int64."""
+    """Return one sequence or many as vectors of int64."""
     if isinstance(ids, list | tuple) and not _is_one(ids):
         return vectors(name, ids)
     array = as_integers(name, ids)
@@ -496,7 +496,7 @@ def _sequences(name: str, ids: Any) -> list[Ids]:
 
 
 def _first(steps: Iterator[list[int | None]]) -> Iterator[int]:
-    """Give out the tokens of the only prompt."""
+    """Yield the tokens of the only prompt."""
     for (new,) in steps:
         if new is not None:
             yield new

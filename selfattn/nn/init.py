@@ -35,7 +35,7 @@ Fan: TypeAlias = Literal["fan_in", "fan_out"]
 
 
 def as_generator(rng: Any) -> Generator:
-    """Take what ``rng=`` may be: an int that is not negative, a generator, or None for fresh entropy."""
+    """Return the generator of ``rng``: an int that is not negative, a generator, or None for fresh entropy."""
     if isinstance(rng, np.random.Generator | TorchGenerator):
         return rng
     if rng is not None and (isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__")):
@@ -148,7 +148,7 @@ def kaiming_normal_(
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor by which weights have to grow so that signals keep their size after a non-linearity.
+    """Return the factor of weights with which signals keep their size after a non-linearity.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _drawn_dtype(tensor: Array) -> Any:
-    """Return the dtype that numbers for an array are drawn in; refuse what is no array of floats to write into."""
+    """Return the dtype in which numbers for an array are drawn; refuse anything but an array of floats."""
     if not isinstance(tensor, np.ndarray) or tensor.dtype.name not in FLOATS:
         raise TypeError(f"tensor must be an ndarray of floats, which is filled, not {tensor!r:.80}")
     return np.float64 if tensor.dtype.char == "d" else np.float32

@@ -1,4 +1,4 @@
-"""The linear layer, and its product and gradients, with which other layers project."""
+"""The linear layer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Linear(Module):
     bias : bool, default True
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from.
+        The source of the weights.
 
     Attributes
     ----------
     weight : ndarray, shape (out_features, in_features)
         Drawn from U(−1/√in_features, 1/√in_features), which is PyTorch's Kaiming-uniform with a = √5.
     bias : ndarray, shape (out_features,), or None
-        Drawn from the same, after the weight.
+        Drawn from the same distribution, after the weight.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Losses: how far a result is from what it should be, and the gradient of that."""
+"""Losses: the distance of a result from its target, and its gradient."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
 class Elements(NamedTuple):
-    """The losses of all elements, before they are reduced to one number, and the way back."""
+    """The losses of all elements, before their reduction to one number, and their gradient."""
 
-    x: Array  # what was given
+    x: Array
     losses: Array  # float32 or float64
-    divisor: float  # of a mean
-    slope: Callable[[Array], Array]  # from the gradients of the losses to that of x
+    divisor: float  # of the mean
+    slope: Callable[[Array], Array]  # the gradient of x from those of the losses
     dtype: np.dtype[Any]  # of the result
 
 
 class Loss(Module):
-    """What the losses share: the reduction and its gradient. A subclass computes the :class:`Elements`."""
+    """The base of the losses: the reduction and its gradient. A subclass computes the :class:`Elements`."""
 
     def __init__(self, reduction: Reduction, dtype: npt.DTypeLike) -> None:
         if reduction not in ("mean", "sum", "none"):
@@ -44,7 +44,7 @@ class Loss(Module):
     def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
         raise NotImplementedError
 
-    @np.errstate(all="ignore")  # what is infinite or NaN shows in the result
+    @np.errstate(all="ignore")  # infinities and NaN show in the result
     def forward(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Any:
         """Compute the loss.
 
@@ -56,13 +56,13 @@ class Loss(Module):
         Returns
         -------
         floating, or ndarray with ``reduction="none"``
-            In the dtype to which ``x`` and a ``target`` of floats promote. It is computed in float32, or float64 where one of
-            them is, and summed up in float64.
+            In the dtype to which ``x`` and a ``target`` of floats promote. It is computed in float32, or float64 if one of them
+            is, and summed in float64.
 
         Raises
         ------
         TypeError, ValueError
-            ``x`` or ``target`` has a dtype or shape that does not fit, or ``target`` names a class that there is not.
+            ``x`` or ``target`` has a dtype or shape that does not fit, or ``target`` has a class that does not exist.
         """
         return self._reduced(self._elements(x, target))
 
@@ -80,7 +80,7 @@ class Loss(Module):
         value : floating, or ndarray with ``reduction="none"``
             What :meth:`forward` returns.
         pullback : callable
-            ``dx = pullback(1.0)``, as :class:`Module` says. Of losses that are not reduced, ``d_value`` is an array in their shape, or
+            ``dx = pullback(1.0)``, as :class:`Module` says. Without reduction, ``d_value`` is an array in the shape of the losses, or
             one number for all.
         """
         elements = self._elements(x, target)
@@ -102,33 +102,33 @@ class Loss(Module):
         _, losses, divisor, _, dtype = elements
         if self.reduction == "none":
             return losses.astype(dtype, copy=False)
-        total = np.ascontiguousarray(losses).sum(dtype=np.float64)  # in one order, whatever the layout
+        total = np.ascontiguousarray(losses).sum(dtype=np.float64)  # in the same order for every layout
         return dtype.type(total / np.float64(divisor) if self.reduction == "mean" else total)
 
 
 class CrossEntropyLoss(Loss):
-    """−log softmax(x) at the class that is right, or its mean under the probabilities that classes should have.
+    """−log softmax(x) at the target class, or its mean under the target probabilities of all classes.
 
     Constructor and call are those of ``torch.nn.CrossEntropyLoss``, without its deprecated arguments. ``x`` holds unnormalised
-    scores (logits), of shape (C,), (N, C) or (N, C, d1, …) for C classes: they are axis 1. Of a language model's logits (N, L,
-    C), see every token as a row: ``loss(logits.reshape(-1, C), ids.reshape(-1))``.
+    scores (logits), of shape (C,), (N, C) or (N, C, d1, …): the C classes are axis 1. A language model's logits (N, L, C) need a
+    row for each token: ``loss(logits.reshape(-1, C), ids.reshape(-1))``.
 
-    ``target`` are integers, the classes 0 … C − 1 in the shape of ``x`` without its axis of classes; or floats in the shape of
-    ``x``, probabilities.
+    ``target`` holds integers, the classes 0 … C − 1, in the shape of ``x`` without its axis of classes; or floats, probabilities,
+    in the shape of ``x``.
 
     Parameters
     ----------
     weight : array_like, shape (C,), optional
-        What the loss of each class is multiplied by.
+        A factor of the loss of each class.
     ignore_index : int, default -100
-        Targets with this number have a loss of 0, and do not count in the mean. With probabilities it must stay below 0.
+        Targets with this number have a loss of 0, and do not count in the mean. With probabilities it must be below 0.
     reduction : {"mean", "sum", "none"}, default "mean"
         The mean is weighted: with classes, the sum is divided by the weights of the targets; with probabilities by the number of
         elements, N·d1·…. Without an element it is NaN, as in PyTorch.
     label_smoothing : float, default 0.0
         From 0 to 1: this share of each target's probability is spread evenly over all classes.
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     References
     ----------
@@ -167,7 +167,7 @@ class CrossEntropyLoss(Loss):
         self.label_smoothing = check_probability("label_smoothing", label_smoothing)
 
     def extra_repr(self) -> str:
-        """Return the options that are set."""
+        """Return the options that are not the default."""
         more = "" if self.weight is None else f", weight={self.weight.shape}"
         more += f", label_smoothing={self.label_smoothing}" if self.label_smoothing else ""
         return f"ignore_index={self.ignore_index}{more}, {super().extra_repr()}"
@@ -216,7 +216,7 @@ class CrossEntropyLoss(Loss):
         return ValueError(message)
 
     def _of_classes(self, scores: Array, classes: Array) -> tuple[Array, float, Callable[[Array], Array]]:
-        """Compute with scores (…, C) and classes (…)."""
+        """Compute the losses of scores (…, C) for classes (…), the mean's divisor, and the gradient."""
         number = scores.shape[-1]
         counts = classes != self.ignore_index
         wrong = counts & ((classes < 0) | (classes >= number))
@@ -228,12 +228,10 @@ class CrossEntropyLoss(Loss):
         logs = sa.log_softmax(scores)
         kind, smoothing = logs.dtype, self.label_smoothing
         weight = None if self.weight is None else self.weight.astype(kind, copy=False)
-        # The probabilities that the classes should have are `sure` at the target and `spread` (C,) at all.
-        sure = (
-            np.full(classes.shape, 1 - smoothing, kind)
-            if weight is None
-            else (1 - smoothing) * weight[index[..., 0]]
-        )
+        # The target probabilities are `sure` at the class, and `spread` (C,) is added for all classes.
+        sure: Array = np.full(classes.shape, 1 - smoothing, kind)
+        if weight is not None:
+            sure = (1 - smoothing) * weight[index[..., 0]]
         sure = np.where(counts, sure, kind.type(0))
         losses = -_share(sure, _at(logs, index)[..., 0])
         spread: Array | None = None
@@ -247,7 +245,7 @@ class CrossEntropyLoss(Loss):
             d = np.where(counts, d, kind.type(0))
             total = sure if spread is None else sure + spread.sum()
             dx = sa.softmax(scores)
-            dx[~counts] = 0  # also of NaN
+            dx[~counts] = 0  # NaN too
             dx *= (d * total)[..., None]
             if spread is not None:
                 dx -= d[..., None] * spread
@@ -259,11 +257,11 @@ class CrossEntropyLoss(Loss):
     def _of_probabilities(
         self, scores: Array, wanted: Array
     ) -> tuple[Array, float, Callable[[Array], Array]]:
-        """Compute with scores (…, C) and the probabilities that they should give."""
+        """Compute the same for scores (…, C) and their target probabilities."""
         kind = widest(scores, wanted)
         scores = scores.astype(kind, copy=False)
         smoothing, number = self.label_smoothing, max(scores.shape[-1], 1)
-        # in one order, whatever the layout
+        # order="C", so that sums have the same order for every layout
         shares = wanted.astype(kind, order="C") * (1 - smoothing) + smoothing / number
         shares = shares if self.weight is None else shares * self.weight.astype(kind)
         losses = -_share(shares, sa.log_softmax(scores)).sum(axis=-1)
@@ -285,7 +283,7 @@ class MSELoss(Loss):
     ----------
     reduction : {"mean", "sum", "none"}, default "mean"
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     Examples
     --------
@@ -308,21 +306,21 @@ class MSELoss(Loss):
 
 
 class BCEWithLogitsLoss(Loss):
-    """Binary cross-entropy, −t·log σ(x) − (1 − t)·log(1 − σ(x)), of scores x and the probabilities t that they should give.
+    """Binary cross-entropy, −t·log σ(x) − (1 − t)·log(1 − σ(x)), of scores x and target probabilities t.
 
     Call and options are those of ``torch.nn.BCEWithLogitsLoss``, without its deprecated arguments. ``target`` has the shape of
-    ``x``; its numbers should be from 0 to 1. With log σ(x) = min(x, 0) − log(1 + exp(−abs(x))) the loss is finite for every finite x, and 0 for
-    infinite ones that are right.
+    ``x``; its numbers should be from 0 to 1. As log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), the loss is finite for
+    every finite x, and 0 for correct infinite ones.
 
     Parameters
     ----------
     weight : array_like, optional
-        What the loss of each element is multiplied by, broadcastable to the shape of ``x``. The mean divides by the number of elements.
+        A factor of each element's loss, broadcastable to the shape of ``x``. The mean divides by the number of elements.
     reduction : {"mean", "sum", "none"}, default "mean"
     pos_weight : array_like, optional
-        What the first term, that of t, is multiplied by, broadcastable to the shape of ``x``.
+        A factor of the first term, that of t, broadcastable to the shape of ``x``.
     dtype : dtype, default float32
-        What lists and integers are taken as.
+        The dtype of lists and integers.
 
     Examples
     --------
@@ -370,13 +368,13 @@ class BCEWithLogitsLoss(Loss):
 
 
 def _share(share: Array, x: Array) -> Array:
-    """Return ``share * x``; what has no share adds nothing, though x be infinite."""
+    """Return ``share * x``, and 0 where the share is 0, even if x is infinite."""
     found: Array = np.where(share == 0, x.dtype.type(0), share * x)
     return found
 
 
 def _at(x: Array, index: npt.NDArray[np.intp]) -> Array:
-    """Return the element of each row (…, C) that an index (…, 1) names."""
+    """Return the element of each row (…, C) at an index (…, 1)."""
     found: Array = np.take_along_axis(x, index, axis=-1)
     return found
 

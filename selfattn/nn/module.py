@@ -28,7 +28,7 @@ Pullback: TypeAlias = Callable[..., Any]
 
 
 class IncompatibleKeys(NamedTuple):
-    """What :meth:`Module.load_state_dict` found to differ.
+    """The names in which a module and a state of :meth:`Module.load_state_dict` differ.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class IncompatibleKeys(NamedTuple):
 
 
 class Module:
-    """A layer: something with parameters that turns inputs into outputs, and gradients back.
+    """A layer: it has parameters, computes outputs from inputs, and pulls gradients back.
 
     A subclass registers its arrays with :meth:`register_parameter`, keeps other modules as attributes, and
     defines ``forward`` (which ``layer(...)`` calls) and, to be trainable, ``vjp``.
@@ -51,7 +51,7 @@ class Module:
     Attributes
     ----------
     training : bool
-        True at birth, as in PyTorch. Dropout acts only while it is; see :meth:`train` and :meth:`eval`.
+        True for a new layer, as in PyTorch. Dropout acts only while it is True; see :meth:`train` and :meth:`eval`.
 
     See Also
     --------
@@ -59,19 +59,19 @@ class Module:
 
     Notes
     -----
-    Layers take lists and integers in their own dtype, arrays of floats as they are, and give what these and the parameters
-    promote to. Arrays of another dtype, masked arrays and matrices are a TypeError; so is float16 in a layer of bfloat16,
-    or the other way round. Shapes that do not fit are a ValueError.
+    Layers convert lists and integers to their own dtype, take arrays of floats as they are, and return the dtype to which these
+    and the parameters promote. Arrays of another dtype, masked arrays and matrices are a TypeError; so is float16 in a layer of
+    bfloat16, or the other way round. Shapes that do not fit are a ValueError.
 
     ``y, pullback = layer.vjp(x)`` and ``dx, grads = pullback(dy)``: ``y`` is what ``forward`` returns; ``dx`` has the shape
-    and dtype of ``x``; ``grads`` is keyed like :meth:`parameters`, new arrays in each parameter's dtype. A pullback may be called
-    again; until its last call, arguments must stay as they are. A ``dy`` of another shape than ``y`` is a ValueError, one that
-    holds neither floats nor integers a TypeError. Once a parameter has changed that the gradients depend on, a pullback raises a
-    RuntimeError, because what it kept belongs to the old one.
+    and dtype of ``x``; ``grads`` has the names of :meth:`parameters`, and new arrays in each parameter's dtype. A pullback may be
+    called again; until its last call, arguments must not change. A ``dy`` of another shape than ``y`` is a ValueError; one that
+    holds neither floats nor integers is a TypeError. After a change of a parameter on which the gradients depend, a pullback
+    raises a RuntimeError, because it has kept values of the old one.
 
     Examples
     --------
-    A layer of one's own, and a model of two of them:
+    A new kind of layer, and a model of two such layers:
 
     >>> import numpy as np
     >>> from selfattn import nn
@@ -102,9 +102,8 @@ class Module:
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
     _rounds: ClassVar[tuple[str, ...]] = ()  # weights that quantize rounds
-    _floats_alone: ClassVar[bool] = False  # rounded weights below it would not be taken
-    _call_options: ClassVar[tuple[str, ...] | None] = None  # what ** of forward takes; None: anything
-    _compacts: dict[Any, Compact]
+    _floats_alone: ClassVar[bool] = False  # it cannot compute with rounded weights of modules in it
+    _call_options: ClassVar[tuple[str, ...] | None] = None  # names that ** of forward takes; None: any
 
     # ---------------------------------------------------------------------------------------------- calling
 
@@ -118,17 +117,17 @@ class Module:
         Parameters
         ----------
         *args, **kwargs
-            What ``layer(...)`` was called with.
+            The arguments of ``layer(...)``.
 
         Returns
         -------
         object
-            As the subclass says.
+            As the subclass describes.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
-        """Compute the output and a function that takes gradients back; subclasses define it.
+        """Compute the output and a function that pulls gradients back; subclasses define it.
 
         Parameters
         ----------
@@ -140,28 +139,28 @@ class Module:
         y : object
             What ``forward`` returns.
         pullback : callable
-            ``dx, grads = pullback(dy)`` with ``grads`` keyed like :meth:`parameters`, or
-            ``grads = pullback(dy)`` where the input has no gradient.
+            ``dx, grads = pullback(dy)`` with the names of :meth:`parameters` in ``grads``, or ``grads = pullback(dy)`` where the
+            input has no gradient.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define vjp")
 
     # ------------------------------------------------------------------------------------------- parameters
 
     def register_parameter(self, name: str, array: Array | None) -> None:
-        """Make an array a parameter, an attribute that is trained and saved; None is one that is left out.
+        """Make an array a parameter, an attribute that is trained and saved; None stands for a parameter that is left out.
 
-        The array itself is kept, not a copy. Registering one array in two places ties them.
+        The array itself is kept, not a copy. An array that is registered in two places is shared.
 
         Parameters
         ----------
         name : str
-            An identifier. If it names a parameter already, the new array takes its place.
+            An identifier. If it names a parameter already, the new array replaces that one's.
         array : ndarray or None
 
         Raises
         ------
         ValueError
-            ``name`` is no identifier, or that of a method.
+            ``name`` is no identifier, or is the name of a method.
         TypeError
             ``name`` is no str, or ``array`` neither an ndarray nor None.
         """
@@ -178,11 +177,11 @@ class Module:
         self.__dict__[name] = array
 
     def quantize(self, dtype: str) -> Self:
-        """Round the weights of all products in this module and below it to 8 or 16 bits, in place.
+        """Round the weights of all products in this module and in its submodules to 8 or 16 bits, in place.
 
-        ``Linear`` and ``MultiheadAttention`` have such weights, and what is made of them. int8 has scales of 128 numbers of a
-        row each, in a parameter ``…weight_scale``; bfloat16 is held as its bits, in uint16. All else stays float32. Rounded
-        weights multiply rows that are rounded as well, and have no gradients.
+        ``Linear`` and ``MultiheadAttention`` have such weights, and layers that contain them. int8 has a scale for each 128
+        numbers of a row, in a parameter ``…weight_scale``; bfloat16 is held as its bits, in uint16. All else stays float32.
+        Rounded weights multiply rows that are also rounded, and have no gradients.
 
         Parameters
         ----------
@@ -196,10 +195,10 @@ class Module:
         Raises
         ------
         ValueError
-            The dtype is another one; there are no such weights, or a module such as ``EmbeddingModel`` takes none that are
-            rounded; or one is not float32, or NaN, or infinite. Then nothing has changed.
+            The dtype is another one; there are no such weights, or a module such as ``EmbeddingModel`` cannot compute with rounded
+            ones; or one is not float32, or NaN, or infinite. Then nothing has changed.
         RuntimeError
-            ``"bfloat16"``, and the CPU has no products of it.
+            ``"bfloat16"``, and the CPU does not multiply it.
 
         Examples
         --------
@@ -233,7 +232,7 @@ class Module:
         return self
 
     def _operand(self, name: str, rows: slice = slice(None)) -> Weight:
-        """Return a weight, or some of its rows, as what multiplies: rounded ones are packed once."""
+        """Return a weight, or some of its rows, as a product takes it; rounded ones are packed once."""
         values: Array = self.__dict__[name]
         scale: Array | None = self.__dict__.get(name + SCALE)
         if not is_compact(values):
@@ -254,12 +253,11 @@ class Module:
             object.__setattr__(self, name, value)
             return
         parameter = self.__dict__[name]
-        if value is parameter:  # ends `layer.weight += 1`
+        if value is parameter:  # the end of `layer.weight += 1`
             return
         if parameter is None:
             raise AttributeError(f"this {type(self).__name__} was made without {name}")
-        # Optimisers hold the array.
-        parameter[...] = _fitting(name, parameter, value, strict=True)
+        parameter[...] = _fitting(name, parameter, value, strict=True)  # in place: optimisers hold the array
 
     def _own_parameters(self) -> Iterator[tuple[str, Array]]:
         for name in self._parameter_names:
@@ -267,13 +265,13 @@ class Module:
                 yield name, array
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield the modules right below this one, with their names, in the order in which they were set."""
+        """Yield the direct submodules with their names, in the order in which they were set."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
 
     def modules(self) -> Iterator[Module]:
-        """Yield this module and all below it, each once."""
+        """Yield this module and all its submodules, at any depth, each once."""
         seen: set[int] = set()
         stack: list[Module] = [self]
         while stack:
@@ -284,7 +282,7 @@ class Module:
                 stack += [child for _, child in module.named_children()][::-1]
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
-        """Yield every parameter under every name that it has."""
+        """Yield every parameter under each of its names."""
         for name, array in self._own_parameters():
             yield prefix + name, array
         for name, child in self.named_children():
@@ -298,13 +296,10 @@ class Module:
         dict of str to ndarray
             Keys and shapes are those of PyTorch's module of that name.
         """
-        seen: set[int] = set()
-        once = {}
+        first: dict[int, tuple[str, Array]] = {}
         for name, array in self._all_parameters():
-            if id(array) not in seen:
-                seen.add(id(array))
-                once[name] = array
-        return once
+            first.setdefault(id(array), (name, array))
+        return dict(first.values())
 
     def gather_gradients(self, parts: Mapping[str, Gradients]) -> Gradients:
         """Name the gradients of submodules as :meth:`parameters` does, adding up those of shared parameters.
@@ -312,8 +307,8 @@ class Module:
         Parameters
         ----------
         parts : mapping of str to dict
-            The name of a submodule and what its pullback returned; ``""`` for the module's own parameters. A
-            submodule that was used twice has to be given once, with the sum (see :func:`add_gradients`).
+            The name of a submodule and the gradients of its pullback; ``""`` for the module's own parameters. For a
+            submodule that was used twice, their sum (see :func:`add_gradients`).
 
         Returns
         -------
@@ -324,16 +319,10 @@ class Module:
             for part, named in parts.items()
             for name, gradient in named.items()
         }
-        every = dict(self._all_parameters())
-        if len(every) == len({id(array) for array in every.values()}):
+        every, once = dict(self._all_parameters()), self.parameters()
+        if len(every) == len(once):
             return gradients
-        first: dict[int, str] = {}
-        for name, array in every.items():
-            first.setdefault(id(array), name)
-        gathered: Gradients = {}
-        for name, gradient in gradients.items():
-            add_gradients(gathered, {first[id(every[name])]: gradient})
-        return gathered
+        return named_gradients(once, ((every[name], gradient) for name, gradient in gradients.items()))
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of all parameters by name, shared ones under each of their names, as PyTorch does."""
@@ -348,7 +337,7 @@ class Module:
             By name, as from :meth:`state_dict` or a file. For a PyTorch module: ``{name: t.numpy() for name, t in
             module.state_dict().items()}``.
         strict : bool, default True
-            False lets names be missing or unexpected, and rounds to the parameter's dtype.
+            False allows missing and unexpected names, and rounds to the parameter's dtype.
 
         Returns
         -------
@@ -378,7 +367,7 @@ class Module:
                     _check_rounded(name, array, fitting[name], name in scales)
                     if not (array.flags.writeable or is_compact(array) or name in scales):
                         raise ValueError(f"{name} is read-only")
-                    # What is a parameter itself may have been written to before it is read.
+                    # A parameter in the state could be written to before it is read.
                     if id(_owner(fitting[name])) in owners:
                         fitting[name] = fitting[name].copy()
                 except (TypeError, ValueError) as error:
@@ -394,7 +383,7 @@ class Module:
     # -------------------------------------------------------------------------------------------------- modes
 
     def train(self, mode: bool = True) -> Module:
-        """Set training mode for this module and all below.
+        """Set training mode for this module and all its submodules.
 
         Parameters
         ----------
@@ -418,13 +407,13 @@ class Module:
         return self
 
     def eval(self) -> Module:
-        """Leave training mode: dropout does nothing. Returns the module."""
+        """Leave training mode, so that dropout does nothing, and return the module."""
         return self.train(False)
 
     # --------------------------------------------------------------------------------------------------- repr
 
     def extra_repr(self) -> str:
-        """Return what repr shows between the parentheses, before the shapes; subclasses may define it."""
+        """Return the text of repr before the shapes; subclasses may define it."""
         return ""
 
     def __repr__(self) -> str:
@@ -442,12 +431,10 @@ class Module:
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
     """Add ``more`` to ``total``, name by name, and return ``total``; for a layer that is used more than once.
 
-    Arrays in neither dict are written to.
-
     Parameters
     ----------
     total : dict of str to ndarray
-        It is changed: each sum is a new array, and a name that it does not have gets the array of ``more``.
+        The dict is changed, its arrays are not: each sum is a new array, and a new name gets the array of ``more``.
     more : dict of str to ndarray
         In the shapes of those of the same name in ``total``.
 
@@ -462,20 +449,17 @@ def add_gradients(total: Gradients, more: Gradients) -> Gradients:
 
 
 def named_gradients(parameters: Mapping[str, Array], pairs: Iterable[tuple[Array, Array]]) -> Gradients:
-    """Name gradients, given with the parameter of each, and round them to its dtype; those of a shared one are added up."""
+    """Name gradients, each given after its parameter, and round them to its dtype; those of a shared one are added up."""
     names = {id(array): name for name, array in parameters.items()}
     found: Gradients = {}
     for parameter, gradient in pairs:
         add_gradients(found, {names[id(parameter)]: gradient})
-    return {
-        name: found[name].astype(array.dtype, copy=False)
-        for name, array in parameters.items()
-        if name in found
-    }
+    kept = [(name, array.dtype) for name, array in parameters.items() if name in found]
+    return {name: found[name].astype(dtype, copy=False) for name, dtype in kept}
 
 
 def run(module: Any, keep: bool, *inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Call a module: ``(y, pullback)``, or where nothing is to be kept for gradients ``(y, None)``."""
+    """Call a module, and return ``(y, pullback)``, or ``(y, None)`` if nothing is kept for gradients."""
     return module.vjp(*inputs, **options) if keep else (module(*inputs, **options), None)
 
 
@@ -486,11 +470,10 @@ def checked_pullback(
     backward: Callable[[Array], Any],
     name: str = "dy",
 ) -> Pullback:
-    """Return a pullback that takes the gradient of y, sees that the parameters are what they were, and calls backward.
+    """Return a pullback that checks the gradient of y and that the parameters have not changed, and calls backward.
 
     The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with new weights. A
-    checksum of their memory costs a fraction of the product that the weights take part in, and unlike a counter it also notices
-    ``weight[...] = 0``.
+    checksum of their memory costs a fraction of the weights' product, and unlike a counter it also notices ``weight[...] = 0``.
     """
     arrays = tuple(array for array in parameters if array is not None)
     before, kind = _core._checksum(arrays), type(owner).__name__
@@ -505,14 +488,14 @@ def checked_pullback(
 
 
 def _owner(array: Any) -> Any:
-    """Return the array whose memory a view shows."""
+    """Return the array that owns a view's memory."""
     while isinstance(getattr(array, "base", None), np.ndarray):
         array = array.base
     return array
 
 
 def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> None:
-    """Refuse rounded weights where there are none, and numbers that no rounding gives."""
+    """Refuse rounded weights for a parameter of floats, and numbers that no rounding returns."""
     if is_compact(array) and not is_compact(parameter):
         raise ValueError(f"{name} is {parameter.dtype}; the state has rounded weights")
     if scale and not good_scale(array):
@@ -522,7 +505,7 @@ def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> No
 
 
 def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) -> Array:
-    """Return the value as an array that may be written into the parameter, or say why not."""
+    """Return the value as an array that may be written into the parameter; others are an error."""
     array = np.asarray(as_array(name, value))
     if array.shape != parameter.shape:
         raise ValueError(f"{name} has shape {parameter.shape}, not {array.shape}")

@@ -32,11 +32,11 @@ Inputs = tuple[Array, Array, Array]
 
 
 class MultiheadAttention(Module):
-    """Attention of several heads side by side, between projections: ``out_proj(concatenated heads)``.
+    """Attention of several heads between projections: ``out_proj(concatenated heads)``.
 
     Constructor, call and parameters are those of ``torch.nn.MultiheadAttention``, defaults included: inputs
     are (L, N, E) unless ``batch_first``, the weights are returned unless ``need_weights=False``, and True in
-    a boolean mask means *ignore*, in this class and the encoders made of it alone.
+    a boolean mask means *ignore*, only in this class and the Transformer's layers.
 
     Parameters
     ----------
@@ -56,20 +56,20 @@ class MultiheadAttention(Module):
         Batches are (N, L, E) rather than (L, N, E).
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from, in PyTorch's order, and afterwards what dropout draws from.
+        The source of the weights, in PyTorch's order, and then of dropout's draws.
 
     Attributes
     ----------
     in_proj_weight : ndarray, shape (3·embed_dim, embed_dim), or None
-        The projections of query, key and value, one below the other; drawn Xavier-uniform as one.
+        The projections of query, key and value in one matrix, drawn Xavier-uniform as one.
     q_proj_weight, k_proj_weight, v_proj_weight : ndarray or None
         In its place when a ``kdim`` or ``vdim`` differs: (embed_dim, embed_dim), (embed_dim, kdim) and
         (embed_dim, vdim).
     in_proj_bias : ndarray, shape (3·embed_dim,), or None
-        0 at birth. Its middle third, the bias of the keys, changes nothing in the output: it adds the same
+        Initially 0. Its middle third, the bias of the keys, does not change the output: it adds the same
         number to all scores of a row.
     out_proj : Linear
-        From embed_dim to embed_dim; its bias is 0 at birth.
+        From embed_dim to embed_dim; its bias is initially 0.
 
     Raises
     ------
@@ -135,26 +135,20 @@ class MultiheadAttention(Module):
         self.batch_first = batch_first
         self.rng = init.as_generator(rng)
         self.out_proj = Linear(embed_dim, embed_dim, bias=bias, dtype=dtype, rng=self.rng)
-        self._draw(bias, layer_dtype(dtype))
-
-    def _draw(self, bias: bool, dtype: np.dtype[Any]) -> None:
-        """Make the parameters before attention; ``out_proj`` has been drawn first, as PyTorch does."""
-        width = self.embed_dim
-        shapes: dict[str, tuple[int, int]] = {"in_proj_weight": (3 * width, width)}
-        if self.kdim != width or self.vdim != width:
-            shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, self.kdim)}
-            shapes["v_proj_weight"] = (width, self.vdim)
-        for name in self._rounds:
-            drawn = None
-            if name in shapes:
-                drawn = init.xavier_uniform_(np.empty(shapes[name], dtype), rng=self.rng)
+        kind, widths = layer_dtype(dtype), (embed_dim, self.kdim, self.vdim)
+        one = widths == (embed_dim,) * 3
+        # PyTorch has drawn out_proj before these.
+        columns = [embed_dim, None, None, None] if one else [None, *widths]
+        for name, width in zip(self._rounds, columns, strict=True):
+            shape = (3 * embed_dim if one else embed_dim, width or 0)
+            drawn = None if width is None else init.xavier_uniform_(np.empty(shape, kind), rng=self.rng)
             self.register_parameter(name, drawn)
-        self.register_parameter("in_proj_bias", np.zeros(3 * width, dtype) if bias else None)
+        self.register_parameter("in_proj_bias", np.zeros(3 * embed_dim, kind) if bias else None)
         if self.out_proj.bias is not None:
             init.zeros_(self.out_proj.bias)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and in which order the axes of a batch are."""
+        """Return the sizes and the order of the axes of a batch."""
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
         return f"{sizes}, batch_first={self.batch_first}"
 
@@ -182,24 +176,23 @@ class MultiheadAttention(Module):
         key_padding_mask : array_like, shape (N, S) or (S,), optional
             True means that a key is ignored; floats are added to its scores.
         need_weights : bool, default True
-            False saves the time and memory that the weights take.
+            False saves the time and memory of the weights.
         attn_mask : array_like, shape (L, S) or (N·num_heads, L, S), optional
             True means that a pair is ignored; floats are added to the scores.
         average_attn_weights : bool, default True
             Return the mean of the weights over the heads.
         is_causal : bool, default False
-            Query i sees no keys beyond i. PyTorch takes it as a hint and wants the mask as well; here it
-            needs none, and with one, both must allow a pair.
+            Query i sees no keys after key i. PyTorch also requires the mask; here it is not needed, and with a mask, both must
+            allow a pair.
         key_lengths : array_like of int, shape (N,) or (), optional
-            How many keys of each sequence exist: padding at the end without a mask.
+            The number of real keys of each sequence; those after them are padding.
 
         Returns
         -------
         output : ndarray, in the shape of ``query``
         weights : ndarray or None
-            (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence. They
-            are those after dropout. A row that ignores everything has zeros and an output of
-            ``out_proj.bias``, where PyTorch gives NaN.
+            (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence; after dropout. A row that
+            ignores all keys has weights of 0 and an output of ``out_proj.bias``, where PyTorch gives NaN.
         """
         inputs = self._inputs(query, key, value)
         options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
@@ -220,8 +213,8 @@ class MultiheadAttention(Module):
     ) -> tuple[tuple[Array, Array | None], Pullback]:
         """Compute ``(output, weights)`` and the pullback ``d_output -> ((dq, dk, dv), grads)``.
 
-        The weights are to look at: no gradient flows back through them. In self-attention, where one array
-        is query, key and value, its gradient is ``dq + dk + dv``. The pullback drops what was dropped.
+        No gradient flows back through the weights. In self-attention, where one array is query, key and value, its gradient is
+        ``dq + dk + dv``. The pullback drops the same weights.
 
         Parameters
         ----------
@@ -274,7 +267,7 @@ class MultiheadAttention(Module):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> LayerSteps:
-        """Compute the output with every intermediate result, to look at.
+        """Compute the output with every intermediate result.
 
         Parameters
         ----------
@@ -284,8 +277,8 @@ class MultiheadAttention(Module):
         Returns
         -------
         selfattn.steps.layers.LayerSteps
-            Projections, scores and weights of each head (with one head there is no axis for it), then the
-            heads side by side and projected. Batches are (N, …) whatever ``batch_first`` says.
+            Projections, scores and weights of each head (with one head there is no axis of heads), then the
+            concatenated heads and their projection. Batches are (N, …) for any ``batch_first``.
         """
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
@@ -308,7 +301,7 @@ class MultiheadAttention(Module):
     # ---------------------------------------------------------------------------------------- their steps
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
-        """Check the inputs: one sequence or a batch of them each, and of the same sizes where they meet."""
+        """Check the inputs: each is a sequence or a batch, and sizes fit."""
         dtype, widths = float_type(self.out_proj.weight), (self.embed_dim, self.kdim, self.vdim)
         given = zip((query, key, value), widths, PROJECTIONS, strict=True)
         q, k, v = (as_features(x, width, dtype, name) for x, width, name in given)
@@ -341,17 +334,12 @@ class MultiheadAttention(Module):
         is_causal: bool,
         key_lengths: npt.ArrayLike | None,
     ) -> dict[str, Any]:
-        """Return what attention is called with, the seed of dropout among it."""
+        """Return the options of attention, the seed of dropout included."""
         query, key, _ = inputs
         n_queries, n_keys = (x.shape[0 if self._sequence_first(x) else -2] for x in (query, key))
-        parameters = [x for _, x in self._own_parameters()]
+        compute = widest(*inputs, *[x for _, x in self._own_parameters()])
         mask, key_bias = mask_from_ignored(
-            attn_mask,
-            key_padding_mask,
-            self._lead(query),
-            self.num_heads,
-            (n_queries, n_keys),
-            widest(*inputs, *parameters),
+            attn_mask, key_padding_mask, self._lead(query), self.num_heads, (n_queries, n_keys), compute
         )
         p = self.dropout if self.training else 0.0
         return {
@@ -395,11 +383,11 @@ class MultiheadAttention(Module):
         return (dq, dk, dv), grads
 
     def _split(self, x: Array) -> Array:
-        """See (L, N, E), or (N, L, E), as (N, num_heads, L, head_dim)."""
+        """View (L, N, E), or (N, L, E), as (N, num_heads, L, head_dim)."""
         return split_heads(x.swapaxes(0, 1) if self._sequence_first(x) else x, self.num_heads)
 
     def _merge(self, x: Array) -> Array:
-        """Turn (N, num_heads, L, head_dim) back into the order of the inputs, in one copy."""
+        """Copy (N, num_heads, L, head_dim) to the order of the inputs."""
         x = x.swapaxes(-2, -3)
         if x.ndim == 4 and not self.batch_first:
             x = x.swapaxes(0, 1)
@@ -407,7 +395,7 @@ class MultiheadAttention(Module):
 
 
 def _averaged(weights: Array | None, average: bool) -> Array | None:
-    """Return the mean over the heads of (..., num_heads, L, S), if it is asked for."""
+    """Return the mean over the heads of (..., num_heads, L, S), with ``average``."""
     if weights is None or not average:
         return weights
     mean: Array = widened(weights).mean(axis=-3)

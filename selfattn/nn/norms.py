@@ -16,7 +16,7 @@ from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 class Norm(Module):
     """A function of the last axes with a weight, and perhaps a bias, for each place in them.
 
-    A subclass names the function and its vjp, which take x, the shape, the parameters of these names and eps.
+    A subclass has the function and its vjp, which take x, the shape, the parameters of ``_names`` and eps.
     """
 
     _function: ClassVar[Callable[..., Any]]
@@ -29,13 +29,13 @@ class Norm(Module):
         normalized_shape: int | Sequence[int],
         eps: float | None,
         dtype: npt.DTypeLike,
-        at_birth: tuple[float | None, ...],
+        initial: tuple[float | None, ...],
     ) -> None:
         sizes = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.normalized_shape = tuple(check_size("normalized_shape", size) for size in sizes)
         self.eps = eps
         self.dtype = layer_dtype(dtype)
-        for name, number in zip(self._names, at_birth, strict=True):
+        for name, number in zip(self._names, initial, strict=True):
             filled = None if number is None else np.full(self.normalized_shape, number, self.dtype)
             self.register_parameter(name, filled)
 
@@ -106,7 +106,7 @@ class LayerNorm(Norm):
     Attributes
     ----------
     weight, bias : ndarray, shape normalized_shape, or None
-        1 and 0 at birth.
+        Initially 1 and 0.
 
     References
     ----------
@@ -146,7 +146,7 @@ class RMSNorm(Norm):
     normalized_shape : int or sequence of int
         The last axes of the input.
     eps : float, optional
-        The machine epsilon of the precision that is computed in, by default.
+        By default the machine epsilon of the precision of the computation.
     elementwise_affine : bool, default True
         Without it there are no parameters.
     dtype : dtype, default float32
@@ -154,7 +154,7 @@ class RMSNorm(Norm):
     Attributes
     ----------
     weight : ndarray, shape normalized_shape, or None
-        1 at birth.
+        Initially 1.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Positions: sinusoids and learned rows, which are added, and rotations of queries and keys."""
+"""Positions: sinusoids and learned rows, which are added to inputs, and rotations of queries and keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 
 class AddedPositions(Module):
-    """What is added to the rows of a sequence: row t of a table to row t. A subclass makes the table, (max_len, d_model)."""
+    """Adds row t of a table to row t of a sequence. A subclass has the table, (max_len, d_model)."""
 
     d_model: int
     max_len: int
@@ -54,7 +54,7 @@ class AddedPositions(Module):
         Raises
         ------
         ValueError
-            L is above ``max_len``, or the width is another.
+            L is above ``max_len``, or the width is not ``d_model``.
         """
         table = self._rows()
         x = as_sequence(x, self.d_model, table.dtype)
@@ -80,7 +80,7 @@ class AddedPositions(Module):
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
             grads = {}
-            for name, weight in parameters.items():  # the table, or nothing
+            for name, weight in parameters.items():  # the table, if it is learned
                 d_weight = np.zeros_like(widened(weight))
                 d_weight[: dy.shape[-2]] = widened(dy).reshape(-1, *dy.shape[-2:]).sum(axis=0)
                 grads[name] = d_weight.astype(weight.dtype, copy=False)
@@ -103,7 +103,7 @@ class SinusoidalPositions(AddedPositions):
     Attributes
     ----------
     table : ndarray, shape (max_len, d_model)
-        Computed in float64, then rounded. It is no parameter: not trained, and not in the ``state_dict``.
+        Computed in float64, then rounded. It is not a parameter: neither trained nor in the ``state_dict``.
 
     References
     ----------
@@ -144,12 +144,12 @@ class LearnedPositions(AddedPositions):
         The longest sequence.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the table comes from.
+        The source of the table.
 
     Attributes
     ----------
     weight : ndarray, shape (max_len, d_model)
-        Drawn from N(0, 1), as that of an :class:`Embedding` of positions.
+        Drawn from N(0, 1), like an :class:`Embedding`.
 
     See Also
     --------
@@ -184,30 +184,30 @@ class LearnedPositions(AddedPositions):
 
 
 class RotaryEmbedding(Module):
-    """Turn pairs of columns of row t by angles that grow with t, so that products of queries and keys tell distances.
+    """Turn pairs of columns of row t by angles that grow with t, so that products of queries and keys depend on distances.
 
-    Pair n of a row at position t is turned by t·theta^(−2n/dim). It has no parameters. Queries and keys go through it after
-    their projection and before attention, head by head.
+    Pair n of a row at position t is turned by t·theta^(−2n/dim). There are no parameters. Queries and keys of each head are
+    turned after their projection and before attention.
 
     Parameters
     ----------
     dim : int
         The width of a head, even.
     max_len : int, default 2048
-        How many positions there are.
+        The number of positions.
     theta : float, default 10000.0
         The base of the angles, above 1.
     interleaved : bool, default False
-        Pairs are neighbouring columns (2n, 2n + 1), as the paper has them; by default columns n and n + dim/2, as in Llama.
+        Pairs are neighbouring columns (2n, 2n + 1), as in the paper; by default columns n and n + dim/2, as in Llama.
     scaling : dict, optional
-        What stretches the angles, as ``rope_scaling`` of Transformers' configurations: ``{"rope_type": "linear", "factor":
-        2.0}``, or of the types "yarn", "llama3" or "longrope".
+        A change of the angles, as ``rope_scaling`` of Transformers' configurations: ``{"rope_type": "linear", "factor": 2.0}``,
+        or of the types "yarn", "llama3" or "longrope".
     dtype : dtype, default float32
 
     Attributes
     ----------
     cos, sin : ndarray, shape (max_len, dim/2)
-        Of the angles, which are computed in float32, as Transformers does. No parameters.
+        Of the angles, which are computed in float32, as in Transformers. They are not parameters.
 
     See Also
     --------
@@ -227,7 +227,7 @@ class RotaryEmbedding(Module):
            [ 0.5403,  0.8415],
            [-0.4161,  0.9093]], dtype=float32)
 
-    A product depends on the distance alone:
+    A product depends only on the distance:
 
     >>> far = rotary([[1.0, 0.0]] * 2, positions=[60, 62])
     >>> near = rotary([[1.0, 0.0]] * 2, positions=[0, 2])
@@ -257,10 +257,10 @@ class RotaryEmbedding(Module):
             raise ValueError("rope_theta in scaling is the argument theta")
         config = Entries({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
         rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, layer_dtype(dtype))
-        self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # the others are kept for the next module
+        self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # rotary is cached
 
     def extra_repr(self) -> str:
-        """Return the sizes and the options that are set."""
+        """Return the sizes and the options that are not the default."""
         more = ", interleaved=True" if self.interleaved else ""
         more += "" if self.scaling is None else f", scaling={self.scaling}"
         return f"dim={self.dim}, max_len={self.max_len}, theta={self.theta}{more}"
@@ -286,7 +286,7 @@ class RotaryEmbedding(Module):
         x : array_like, shape (..., L, dim)
             Queries or keys: (B, heads, L, dim), for instance.
         positions : array_like of int, shape (L,) or (B, L), optional
-            Of the rows, the same for all heads; by default 0, 1, 2 …
+            The rows' positions, the same for all heads; by default 0, 1, 2 …
 
         Returns
         -------
@@ -296,13 +296,13 @@ class RotaryEmbedding(Module):
         Raises
         ------
         TypeError, ValueError
-            L or a position is beyond ``max_len``, or the width is another.
+            L is above ``max_len``, a position is not below it, or the width is not ``dim``.
         """
         x = as_sequence(x, self.dim, self.cos.dtype)
         return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
 
     def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which turns back.
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which turns the gradient back.
 
         Parameters
         ----------

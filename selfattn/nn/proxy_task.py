@@ -1,4 +1,4 @@
-"""The task that a sentence-embedding model learns from: similar sentences near, others far."""
+"""The training objective of a sentence-embedding model: similar sentences near, others far."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Sentences: TypeAlias = Sentence | Sequence[Sentence]
 
 
 class ProxyTask(Module):
-    """How sure a model is that one sentence is similar to another, and a third is not.
+    """The confidence of a model that one sentence is similar to another, and that a third is not.
 
     confidence = log σ(main · similar) + log σ(−main · non_similar), of the sentences' embeddings; at most 0.
 
     Parameters
     ----------
     model : EmbeddingModel
-        Its parameters, under its names, are those of the task.
+        The task has its parameters, under the same names.
 
     See Also
     --------
@@ -33,11 +33,10 @@ class ProxyTask(Module):
     Notes
     -----
     The loss is −confidence: ``confidence, pullback = task.vjp(main, similar, non_similar)`` and
-    ``grads = pullback(-1.0)``. Of three lists of n sentences come n confidences; for the loss that is their mean,
-    ``grads = pullback(-1 / n)``. All sentences go through the model in one pass.
+    ``grads = pullback(-1.0)``. Three lists of n sentences have n confidences; their mean is the loss with
+    ``grads = pullback(-1 / n)``. The model computes all sentences in one pass.
 
-    log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite and exact to rounding for every finite
-    x.
+    log σ(x) is computed as min(x, 0) − log(1 + exp(−abs(x))), which is finite, and exact up to rounding, for every finite x.
 
     References
     ----------
@@ -89,13 +88,13 @@ class ProxyTask(Module):
         """
         batch, sentences = _all_of(main, similar, non_similar)
         rows = self.model(sentences)
-        confidences, _ = _core._proxy_confidences(_triplets(rows))
-        return _result(confidences.astype(rows.dtype, copy=False), batch)
+        confidences = _core._proxy_confidences(_triplets(rows))[0].astype(rows.dtype, copy=False)
+        return confidences if batch else confidences[0]
 
     forward = execute
 
     def check(self, triplets: Iterable[Sequence[Any]]) -> None:
-        """See that the model can take every sentence of triplets, before a training moves anything.
+        """Check that the model can take every sentence of triplets, before a training changes anything.
 
         Parameters
         ----------
@@ -132,14 +131,15 @@ class ProxyTask(Module):
         confidence : floating, or ndarray of shape (n,)
             What :meth:`execute` returns.
         pullback : callable
-            ``grads = pullback(d_confidence)``, as :class:`Module` says. Of n triplets, ``d_confidence`` is (n,), or a number for all
-            of them: −1/n for a loss that is the mean.
+            ``grads = pullback(d_confidence)``, as :class:`Module` says. For n triplets, ``d_confidence`` is (n,), or a number for all
+            of them: −1/n for the mean loss.
         """
         batch, sentences = _all_of(main, similar, non_similar)
         rows, model_pullback = self.model.vjp(sentences)
         y = _triplets(rows)
         confidences, slopes = _core._proxy_confidences(y)
-        confidence = _result(confidences.astype(rows.dtype, copy=False), batch)
+        every = confidences.astype(rows.dtype, copy=False)
+        confidence = every if batch else every[0]
 
         def pullback(d_confidence: npt.ArrayLike) -> Gradients:
             d = as_input(d_confidence, y.dtype, "d_confidence")
@@ -153,24 +153,18 @@ class ProxyTask(Module):
 
 
 def _triplets(rows: Array) -> Array:
-    """See the embeddings of main, similar and non-similar sentences, (3·n, d), as (3, n, d)."""
+    """View the embeddings of main, similar and non-similar sentences, (3·n, d), as (3, n, d)."""
     return widened(rows).reshape(3, -1, rows.shape[-1])
 
 
-def _result(confidences: Array, batch: bool) -> Any:
-    """Return all confidences, or the only one."""
-    return confidences if batch else confidences[0]
-
-
-def _all_of(*parts: Sentences) -> tuple[bool, list[Any]]:
-    """Put the main sentences, the similar and the others one after the other; tell whether there are several of each."""
-    read = [as_batch(part) for part in parts]
-    alone = {one for one, _ in read}
-    if alone == {True}:
-        return False, [given[0] for _, given in read]
-    if len(alone) > 1:
+def _all_of(*kinds: Sentences) -> tuple[bool, list[Any]]:
+    """Return whether there are lists, and all main sentences, then all similar and all other ones."""
+    read = [as_batch(kind) for kind in kinds]
+    alone, given = zip(*read, strict=True)
+    if len(set(alone)) > 1:
         raise TypeError("main, similar and non_similar must be three sentences or three lists of sentences")
-    if len({len(given) for _, given in read}) > 1:
-        lengths = ", ".join(str(len(given)) for _, given in read)
-        raise ValueError(f"main, similar and non_similar must have the same length, not {lengths}")
-    return True, [sentence for _, given in read for sentence in given]
+    lengths = list(map(len, given))
+    if len(set(lengths)) > 1:
+        named = ", ".join(map(str, lengths))
+        raise ValueError(f"main, similar and non_similar must have the same length, not {named}")
+    return not alone[0], [sentence for sentences in given for sentence in sentences]

@@ -1,4 +1,4 @@
-"""Attention without parameters as a module, the way it is often taught: mask and dropout are given per call."""
+"""Attention without parameters as a module, as it is often taught: each call has its mask and dropout."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Inputs = tuple[Array, Array, Array]
 
 
 class ScaledDotProductAttention(Module):
-    """softmax(Q·Kᵀ / √d_k)·V, which returns the weights as well.
+    """softmax(Q·Kᵀ / √d_k)·V, and the weights.
 
-    A score that the mask closes is replaced by −1e9 before the softmax. In a row with an open key that makes
-    its weight 0. A row that is closed everywhere has −1e9 in all places and so becomes *uniform*: here the
-    module differs from :func:`selfattn.scaled_dot_product_attention`, whose row is zero. float16 and bfloat16
-    are computed in float32, so the same is true for them, although −1e9 is −inf in float16.
+    A score that the mask closes is replaced by −1e9 before the softmax. In a row with an open key, this makes
+    its weight 0. In a row without open keys all scores are −1e9, and the weights are *uniform*, where those of
+    :func:`selfattn.scaled_dot_product_attention` are 0. float16 and bfloat16 are computed in float32, so this also holds for
+    them, although −1e9 is −inf in float16.
 
     Parameters
     ----------
     dtype : dtype, default float32
-        What lists and integers are taken as. Arrays of floats stay what they are.
+        The dtype of lists and integers; arrays of floats keep their own.
 
     See Also
     --------
@@ -52,7 +52,7 @@ class ScaledDotProductAttention(Module):
     >>> weights[0, 0, 0].round(3)
     array([0.452, 0.274, 0.274, 0.   ], dtype=float32)
 
-    The dropout is a module of the caller's:
+    The caller gives the dropout, a module:
 
     >>> values, weights = attention(q, k, v, dropout=nn.Dropout(0.5, rng=0))
     >>> float(weights[0, 0, 0].min())
@@ -78,15 +78,14 @@ class ScaledDotProductAttention(Module):
         Parameters
         ----------
         query : array_like, shape (..., L, d_k)
-            The leading dims are (batch, n_heads) as a rule.
+            The leading dims are usually (batch, n_heads).
         key, value : array_like, shape (..., S, d_k) and (..., S, d_v)
         mask : array_like of int or bool, optional
             Broadcastable to (..., L, S), such as (batch, 1, 1, S): zeros are closed.
         dropout : callable, optional
             Applied to the weights: a module such as :class:`Dropout`, for :meth:`vjp` one with a ``vjp``.
         attn_mask, key_lengths : array_like, optional
-            As in :func:`selfattn.scaled_dot_product_attention`; what these close does not exist even for the
-            uniform rows.
+            As in :func:`selfattn.scaled_dot_product_attention`; uniform rows have no weight for pairs that these close.
 
         Returns
         -------
@@ -114,7 +113,7 @@ class ScaledDotProductAttention(Module):
         With P the weights and D those after dropout::
 
             dD = d_values @ V.T + d_weights        dV = D.T @ d_values
-            dP = what dropout's pullback makes of dD
+            dP = dropout's pullback of dD
             dS = P * (dP - sum(P * dP))            # 0 where the mask put -1e9
             dQ = dS @ K / √d_k                     dK = dS.T @ Q / √d_k
 
@@ -130,8 +129,8 @@ class ScaledDotProductAttention(Module):
         result : tuple
             ``(values, weights)``, what :meth:`forward` returns.
         pullback : callable
-            ``(dq, dk, dv), {} = pullback(d_values, d_weights=None)``, as :class:`Module` says; gradients are summed over what was
-            broadcast. Without ``d_weights``, the weights were not used.
+            ``(dq, dk, dv), {} = pullback(d_values, d_weights=None)``, as :class:`Module` says; gradients are summed over broadcast
+            axes. Without ``d_weights``, the weights were not used.
         """
         if dropout is not None and not hasattr(dropout, "vjp"):
             raise TypeError(f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}")
@@ -197,7 +196,7 @@ def _attend(
     attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
 ) -> tuple[Array, Array, tuple[Array, Array] | None]:
-    """Return values and weights, before dropout, and what `_pairs` told of them if it was asked."""
+    """Return values, weights before dropout, and with a mask the pairs of `_pairs`."""
     q, k, v = inputs
     values: Array
     weights: Array
@@ -225,9 +224,9 @@ def _pairs(
     attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
 ) -> tuple[Array, Array]:
-    """Tell which pairs have a score of their own, and which have a weight: (..., L, S) both.
+    """Return which pairs have a score of query and key, and which have a weight, both (..., L, S).
 
-    They differ in rows that the mask closes everywhere, where all scores are the same number.
+    They differ in rows without open keys, where all scores are −1e9.
     """
     finite = attn_mask
     if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
@@ -245,7 +244,7 @@ def _pairs(
 
 
 def _kept(mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
-    """Read the mask: True where it is not zero."""
+    """Return the mask as booleans: True where it is not zero."""
     array = np.asarray(mask)
     if array.dtype.kind not in "iub" or isinstance(mask, np.ma.MaskedArray | np.matrix):
         raise TypeError(
@@ -259,7 +258,7 @@ def _kept(mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
 
 
 def _as_dropped(dropped: Any, weights: Array) -> Array:
-    """Check what the caller's dropout made of the weights."""
+    """Check the weights that the caller's dropout returned."""
     if not isinstance(dropped, np.ndarray) or dropped.shape != weights.shape:
         got = getattr(dropped, "shape", type(dropped).__name__)
         raise ValueError(f"dropout must return weights of shape {weights.shape}, not {got}")
@@ -274,7 +273,7 @@ def _weighted_values(dropped: Array, value: Array, open_pairs: Array, like: Arra
 
 
 def _scores_gradient(weights: Array, d_weights: Array, scored: Array, open_pairs: Array) -> Array:
-    """Differentiate the softmax: ``P * (dP - sum(P * dP))``, zero where the score is not one of q and k."""
+    """Differentiate the softmax: ``P * (dP - sum(P * dP))``, zero where the score is −1e9."""
     zero = weights.dtype.type(0)
     delta = np.where(open_pairs, weights * d_weights, zero).sum(axis=-1, keepdims=True)
     d_scores: Array = np.where(scored, weights * (d_weights - delta), zero)

@@ -1,4 +1,4 @@
-"""Self-attention with its projections: the bare layer, and the block with residual and LayerNorm."""
+"""Self-attention with its projections: alone, and with residual and LayerNorm."""
 
 from __future__ import annotations
 
@@ -46,21 +46,20 @@ class SelfAttention(Module):
     d_v : int, optional
         The width of the values, and so of the output, if not d_out.
     score : {"scaled_dot", "dot", "additive"}, default "scaled_dot"
-        What tells how well a query and a key fit: their product, divided by √d_out or not, or
-        ``v @ tanh(q + k)``, which takes ``attn_mask``, ``is_causal``, ``causal``, ``key_lengths`` and
-        ``num_threads`` alone.
+        The score of a query and a key: their product, divided by √d_out or not, or ``v @ tanh(q + k)``, which takes only
+        ``attn_mask``, ``is_causal``, ``causal``, ``key_lengths`` and ``num_threads``.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from: query, key, value, then the biases in that order, then ``v``.
+        The source of the weights: query, key, value, then the biases in that order, then ``v``.
 
     Attributes
     ----------
     W_query, W_key, W_value : ndarray, shape (d_in, d_out), (d_in, d_out) and (d_in, d_v)
-        Drawn from U[0, 1), as ``torch.rand``. :mod:`selfattn.nn.init` can fill them in other ways.
+        Drawn from U[0, 1), as ``torch.rand``. :mod:`selfattn.nn.init` has other distributions.
     b_query, b_key, b_value : ndarray, shape (d_out,), (d_out,) and (d_v,), or None
-        Drawn from the same.
+        Drawn in the same way.
     v : ndarray, shape (d_out,), or None
-        The weights of the additive score, drawn from the same.
+        The weights of the additive score, drawn in the same way.
     score : str
         "dot" if ``scale=False``.
 
@@ -125,7 +124,7 @@ class SelfAttention(Module):
         self.register_parameter("v", additive)
 
     def extra_repr(self) -> str:
-        """Return the sizes, and what the scores are."""
+        """Return the sizes and the kind of score."""
         return f"d_in={self.d_in}, d_out={self.d_out}, d_v={self.d_v}, score={self.score!r}"
 
     def _project(self, x: Array) -> list[Array]:
@@ -143,7 +142,7 @@ class SelfAttention(Module):
         ----------
         x : array_like, shape (..., L, d_in)
         attn_mask : array_like, optional
-            Broadcastable to (..., L, L): True where attention is allowed, or floats to be added.
+            Broadcastable to (..., L, L): True where attention is allowed, or floats that are added to the scores.
         **options
             ``is_causal``, ``causal``, ``window``, ``key_lengths``, ``softcap``, ``alibi_slopes``, ``sinks``,
             ``dropout_p``, ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`; with an
@@ -161,7 +160,7 @@ class SelfAttention(Module):
         return y
 
     def _additive_arguments(self, x: Array) -> tuple[Any, ...]:
-        """Return what additive attention takes; a bias is one more row of a weight, for a column of ones."""
+        """Return the arguments of additive attention; a bias is one more row of a weight, for a column of ones."""
         value = project(x, self.W_value.T, self.b_value)
         if self.b_query is None or self.b_key is None:
             return x, x, value, self.W_query, self.W_key, self.v
@@ -188,7 +187,7 @@ class SelfAttention(Module):
         return dx, grads
 
     def _checked(self, x: npt.ArrayLike, options: dict[str, Any]) -> Array:
-        """Take the input, and see that the options are known."""
+        """Check the input and the names of options."""
         array = as_sequence(x, self.d_in, self.W_query.dtype)
         check_options(options, OPTIONS if self.v is None else ADDITIVE_OPTIONS)
         return array
@@ -197,12 +196,12 @@ class SelfAttention(Module):
         return 1.0 if self.score == "dot" else None
 
     def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
-        """Compute the output with every intermediate result, to look at.
+        """Compute the output with every intermediate result.
 
         Parameters
         ----------
         x, attn_mask, **options
-            As :meth:`forward` takes them. ``num_threads`` has no effect: the steps are NumPy's.
+            As :meth:`forward` takes them. ``num_threads`` has no effect: NumPy computes the steps.
 
         Returns
         -------
@@ -225,7 +224,7 @@ class SelfAttention(Module):
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which drops the same weights.
 
         Parameters
         ----------
@@ -267,10 +266,10 @@ class SelfAttentionBlock(Module):
         The width of the input, of the projections and of the output.
     num_heads : int, default 1
         The columns of the projections are split into this number of heads, each with scale 1/√(d_model/num_heads);
-        their outputs are put side by side. It has to divide ``d_model``.
+        their outputs are concatenated. It has to divide ``d_model``.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from: query, key, value, each weight and then bias.
+        The source of the weights: query, key, value, each weight and then bias.
 
     Attributes
     ----------
@@ -334,10 +333,10 @@ class SelfAttentionBlock(Module):
         ----------
         x : array_like, shape (..., L, d_model)
         attn_mask : array_like, optional
-            Broadcastable to (..., L, L), the same for all heads: True where attention is allowed, or floats to
-            be added.
+            Broadcastable to (..., L, L), the same for all heads: True where attention is allowed, or floats that are added to
+            the scores.
         key_lengths : array_like of int, optional
-            Broadcastable to the leading dims: how many tokens of each sequence exist.
+            Broadcastable to the leading dims: the number of real tokens of each sequence; the others are padding.
         **options
             ``is_causal``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``, ``dropout_p``,
             ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`.
@@ -356,12 +355,12 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> LayerSteps:
-        """Compute the output with every intermediate result, to look at.
+        """Compute the output with every intermediate result.
 
         Parameters
         ----------
         x, attn_mask, key_lengths, **options
-            As :meth:`forward` takes them. ``num_threads`` has no effect: the steps are NumPy's.
+            As :meth:`forward` takes them. ``num_threads`` has no effect: NumPy computes the steps.
 
         Returns
         -------
@@ -390,7 +389,7 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which drops the same weights.
 
         Parameters
         ----------

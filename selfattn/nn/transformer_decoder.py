@@ -16,9 +16,9 @@ from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.norms import LayerNorm
 from selfattn.nn.transformer_encoder import ResidualLayer, Stack
 
-# From the gradient of what is added to those of its input, of the memory, and of parameters by the names of submodules.
+# From the gradient of a sublayer's output to those of its input, of the memory, and of parameters by the names of submodules.
 Back: TypeAlias = Callable[[Array], tuple[Array, Array | None, dict[str, Gradients]]]
-Added: TypeAlias = Callable[[Array], tuple[Array, Back]]
+Sublayer: TypeAlias = Callable[[Array], tuple[Array, Back]]
 ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU()}
 
 
@@ -27,13 +27,13 @@ class TransformerDecoderLayer(ResidualLayer):
 
     ``x = norm1(x + dropout1(self_attn(x)))``, ``x = norm2(x + dropout2(multihead_attn(x, memory)))``, and ``x = norm3(x +
     feed_forward(x))`` with ``feed_forward(x) = dropout3(linear2(dropout(activation(linear1(x)))))``. With ``norm_first``
-    the norms come before what is added: ``x = x + dropout1(self_attn(norm1(x)))`` and so on.
+    the norms come first: ``x = x + dropout1(self_attn(norm1(x)))`` and so on.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerDecoderLayer``, defaults included: inputs
     are (L, N, d_model) unless ``batch_first``, True in a boolean mask means *ignore*, and self-attention is causal only with
-    ``tgt_is_causal`` or a mask. As there, a new layer is in training mode, in which it drops 10 % of everything.
+    ``tgt_is_causal`` or a mask. A new layer is in training mode, in which it drops 10 % of its values.
 
-    A layer without memory, as GPT has it, is a :class:`TransformerEncoderLayer` called with ``is_causal=True``.
+    A layer without memory, as in a GPT, is a :class:`TransformerEncoderLayer` with ``is_causal=True`` in its calls.
 
     Parameters
     ----------
@@ -94,23 +94,23 @@ class TransformerDecoderLayer(ResidualLayer):
         ----------
         tgt : array_like, shape (L, N, d_model), with ``batch_first`` (N, L, d_model), or (L, d_model)
         memory : array_like, shape (S, N, d_model), with ``batch_first`` (N, S, d_model), or (S, d_model)
-            What an encoder returned.
+            The output of an encoder.
         tgt_mask, memory_mask : array_like, shape (L, L) and (L, S), or (N·nhead, L, L) and (N·nhead, L, S), optional
             True means that a pair is ignored; floats are added to the scores.
         tgt_key_padding_mask, memory_key_padding_mask : array_like, shape (N, L) and (N, S), or (L,) and (S,), optional
             True means that a token is ignored; floats are added to its scores.
         tgt_is_causal, memory_is_causal : bool, default False
-            Token i sees none beyond token i of the target, or of the memory; with a mask, both must allow a pair.
+            Token i sees no token after token i of the target, or of the memory; with a mask, both must allow a pair.
         key_lengths, memory_key_lengths : array_like of int, shape (N,) or (), optional
-            How many tokens of each target, and of each memory, exist.
+            The number of real tokens of each target, and of each memory; the others are padding.
 
         Returns
         -------
         ndarray, in the shape of ``tgt``
-            What is in the places of ignored tokens has no meaning.
+            The values in the places of ignored tokens have no meaning.
         """
-        own = _options(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
-        cross = _options(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
+        own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
+        cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
         return self._run(False, tgt, memory, own, cross)[0]
 
     def vjp(
@@ -141,28 +141,28 @@ class TransformerDecoderLayer(ResidualLayer):
         pullback : callable
             ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says.
         """
-        own = _options(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
-        cross = _options(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
+        own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
+        cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
         return self._run(True, tgt, memory, own, cross)
 
     def _run(
-        self,
-        keep: bool,
-        tgt: npt.ArrayLike,
-        memory: npt.ArrayLike,
-        own: dict[str, Any],
-        cross: dict[str, Any],
-    ) -> tuple[Array, Pullback]:
+        self, keep: bool, tgt: npt.ArrayLike, memory: npt.ArrayLike, own: tuple[Any, ...], cross: tuple[Any, ...]
+    ) -> tuple[Array, Pullback]:  # fmt: skip
+        """Compute the output; ``own`` and ``cross`` are the options of the two attentions."""
         dtype = float_type(self.linear1.weight)
         x = as_features(tgt, self.d_model, dtype, "tgt")
         memory = as_features(memory, self.d_model, dtype, "memory")
 
-        def attend(name: str, dropout: Dropout, to: Array | None, options: dict[str, Any]) -> Added:
+        def attend(name: str, dropout: Dropout, to: Array | None, options: tuple[Any, ...]) -> Sublayer:
             """Attend to the memory, or without one to x itself."""
+            mask, padding, is_causal, key_lengths = options
 
-            def added(x: Array) -> tuple[Array, Back]:
+            def sublayer(x: Array) -> tuple[Array, Back]:
                 keys = x if to is None else to
-                (y, _), attention_back = run(getattr(self, name), keep, x, keys, keys, **options)
+                (y, _), attention_back = run(
+                    getattr(self, name), keep, x, keys, keys, padding, False, mask,
+                    is_causal=is_causal, key_lengths=key_lengths,
+                )  # fmt: skip
                 y, drop_back = run(dropout, keep, y)
 
                 def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
@@ -171,7 +171,7 @@ class TransformerDecoderLayer(ResidualLayer):
 
                 return y, back
 
-            return added
+            return sublayer
 
         def feed_forward(x: Array) -> tuple[Array, Back]:
             chain = []
@@ -191,12 +191,12 @@ class TransformerDecoderLayer(ResidualLayer):
             return x, back
 
         backs = []
-        for norm, added in (
+        for norm, sublayer in (
             ("norm1", attend("self_attn", self.dropout1, None, own)),
             ("norm2", attend("multihead_attn", self.dropout2, memory, cross)),
             ("norm3", feed_forward),
         ):
-            x, back = self._residual(keep, norm, added, x)
+            x, back = self._residual(keep, norm, sublayer, x)
             backs.append(back)
 
         def pullback(dy: npt.ArrayLike) -> tuple[tuple[Array, Array], Gradients]:
@@ -212,25 +212,25 @@ class TransformerDecoderLayer(ResidualLayer):
 
         return x, pullback
 
-    def _residual(self, keep: bool, name: str, added: Added, x: Array) -> tuple[Array, Back]:
-        """Add what is made of x to it, with the norm before or after; ``dy -> (dx, d_memory or None, grads)``."""
+    def _residual(self, keep: bool, name: str, sublayer: Sublayer, x: Array) -> tuple[Array, Back]:
+        """Add the output of a sublayer to its input, with the norm before the sublayer or after the sum."""
         norm: LayerNorm = getattr(self, name)
         if self.norm_first:
             normed, norm_back = run(norm, keep, x)
-            more, added_back = added(normed)
+            more, sublayer_back = sublayer(normed)
             y = x + more
         else:
-            more, added_back = added(x)
+            more, sublayer_back = sublayer(x)
             y, norm_back = run(norm, keep, x + more)
 
         def back(dy: Array) -> tuple[Array, Array | None, dict[str, Gradients]]:
             if self.norm_first:
-                dy = as_gradient(dy, y)
-                d_normed, d_memory, grads = added_back(dy)
+                d_sum = as_gradient(dy, y)
+                d_normed, d_memory, grads = sublayer_back(d_sum)
                 d_more, norm_grads = norm_back(d_normed)
-                return dy + d_more, d_memory, {**grads, name: norm_grads}
-            d_sum, norm_grads = norm_back(dy)
-            d_more, d_memory, grads = added_back(d_sum)
+            else:
+                d_sum, norm_grads = norm_back(dy)
+                d_more, d_memory, grads = sublayer_back(d_sum)
             return d_sum + d_more, d_memory, {**grads, name: norm_grads}
 
         return y, back
@@ -240,12 +240,12 @@ class TransformerDecoder(Stack):
     """Decoder layers one after the other, and a norm at the end if there is one.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerDecoder``. As there, the layers are
-    copies of the one that is given, so all of them start with the same weights, and a new decoder is in training mode.
+    copies of the given one, so all of them start with the same weights, and a new decoder is in training mode.
 
     Parameters
     ----------
-    decoder_layer : TransformerDecoderLayer, or another Module that is called like one
-        It is copied ``num_layers`` times, and not used itself. The copies' dropout draws from its generator.
+    decoder_layer : TransformerDecoderLayer, or another Module with the same call
+        The layers are ``num_layers`` copies of it. Their dropout draws from its generator.
     num_layers, norm
         As for :class:`TransformerEncoder`.
 
@@ -298,7 +298,7 @@ class TransformerDecoder(Stack):
         memory_key_lengths
             As :meth:`TransformerDecoderLayer.forward` takes them; every layer gets them.
         tgt_is_causal : bool, optional
-            None is False: PyTorch looks whether ``tgt_mask`` is causal, which makes no difference to the result.
+            None is False. (PyTorch then checks whether ``tgt_mask`` is causal, which does not change the result.)
 
         Returns
         -------
@@ -307,8 +307,7 @@ class TransformerDecoder(Stack):
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal
         lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}
-        y: Array = self._run(False, tgt, memory, *masks, *causal, **lengths)[0]
-        return y
+        return self._run(False, tgt, memory, *masks, *causal, **lengths)[0]
 
     def vjp(
         self,
@@ -342,16 +341,3 @@ class TransformerDecoder(Stack):
         causal = bool(tgt_is_causal), memory_is_causal
         lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}
         return self._run(True, tgt, memory, *masks, *causal, **lengths)
-
-
-def _options(
-    mask: npt.ArrayLike | None,
-    padding: npt.ArrayLike | None,
-    is_causal: bool,
-    key_lengths: npt.ArrayLike | None,
-) -> dict[str, Any]:
-    """Return the options of one attention."""
-    return {
-        "attn_mask": mask, "key_padding_mask": padding, "is_causal": is_causal, "key_lengths": key_lengths,
-        "need_weights": False,
-    }  # fmt: skip

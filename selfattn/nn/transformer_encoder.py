@@ -26,7 +26,7 @@ ACTIVATIONS = ("relu", "gelu")
 
 
 class ResidualLayer(Module):
-    """Attentions and a feed-forward network, each with dropout, a residual and a LayerNorm of its number.
+    """Attentions and a feed-forward network, each with its own dropout, residual and LayerNorm.
 
     A subclass names its attentions, and describes the parameters.
     """
@@ -74,7 +74,7 @@ class ResidualLayer(Module):
             setattr(self, f"dropout{n}", Dropout(dropout, **drawn))
 
     def extra_repr(self) -> str:
-        """Return the width, and what distinguishes layers of the same shapes."""
+        """Return the width, and the options that the shapes of parameters do not show."""
         return f"d_model={self.d_model}, activation={self.activation!r}, norm_first={self.norm_first}"
 
 
@@ -83,11 +83,11 @@ class TransformerEncoderLayer(ResidualLayer):
 
     ``x = norm1(x + dropout1(self_attn(x)))``, then ``x = norm2(x + feed_forward(x))`` with
     ``feed_forward(x) = dropout2(linear2(dropout(activation(linear1(x)))))``. With ``norm_first`` the norms come
-    before what is added: ``x = x + dropout1(self_attn(norm1(x)))``, then ``x = x + feed_forward(norm2(x))``.
+    first: ``x = x + dropout1(self_attn(norm1(x)))``, then ``x = x + feed_forward(norm2(x))``.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoderLayer``, defaults included:
-    inputs are (L, N, d_model) unless ``batch_first``, and True in a boolean mask means *ignore*. As there, a
-    new layer is in training mode, in which it drops 10 % of everything: call ``eval()`` before using it.
+    inputs are (L, N, d_model) unless ``batch_first``, and True in a boolean mask means *ignore*. A new layer
+    is in training mode, in which it drops 10 % of its values: call ``eval()`` before using it.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class TransformerEncoderLayer(ResidualLayer):
     dim_feedforward : int, default 2048
         The width between ``linear1`` and ``linear2``.
     dropout : float, default 0.1
-        Of the attention's weights, after the activation, and of what is added to the residual.
+        The probability in all dropouts: of the attention weights, after the activation, and before the sums.
     activation : {"relu", "gelu"}, default "relu"
         gelu is the exact one, by the error function.
     layer_norm_eps : float, default 1e-5
@@ -106,10 +106,10 @@ class TransformerEncoderLayer(ResidualLayer):
         Batches are (N, L, d_model) rather than (L, N, d_model).
     norm_first : bool, default False
     bias : bool, default True
-        False leaves the biases of all linear layers and norms out.
+        False leaves out the biases of all linear layers and norms.
     dtype : dtype, default float32
     rng : int, Generator or torch_rng, optional
-        Where the weights come from, in PyTorch's order, and afterwards what dropout draws from.
+        The source of the weights, in PyTorch's order, and then of dropout's draws.
 
     Attributes
     ----------
@@ -165,18 +165,17 @@ class TransformerEncoderLayer(ResidualLayer):
         src_key_padding_mask : array_like, shape (N, L) or (L,), optional
             True means that a token is ignored by all others; floats are added to its scores.
         is_causal : bool, default False
-            A token sees none that come after it; with a mask, both must allow a pair.
+            A token sees no token after it; with a mask, both must allow a pair.
         key_lengths : array_like of int, shape (N,) or (), optional
-            How many tokens of each sequence exist.
+            The number of real tokens of each sequence; the others are padding.
 
         Returns
         -------
         ndarray, in the shape of ``src``
-            What is in the places of ignored tokens has no meaning.
+            The values in the places of ignored tokens have no meaning.
         """
-        return _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths).run(
-            False
-        )[0]
+        masks = src_mask, src_key_padding_mask, is_causal, key_lengths
+        return _Call(self, [self], None, src, *masks).run(False)[0]
 
     def vjp(
         self,
@@ -200,15 +199,14 @@ class TransformerEncoderLayer(ResidualLayer):
         pullback : callable
             ``dx, grads = pullback(dy)``, as :class:`Module` says.
         """
-        return _Call(self, [self], None, src, src_mask, src_key_padding_mask, is_causal, key_lengths).run(
-            True
-        )
+        masks = src_mask, src_key_padding_mask, is_causal, key_lengths
+        return _Call(self, [self], None, src, *masks).run(True)
 
 
 class Stack(Module):
     """Copies of a layer one after the other, and a norm at the end if there is one.
 
-    With copies of the generators that its dropout draws from, every layer would drop the same places: they share these.
+    The copies share the generators of dropout: with copies of these, every layer would drop the same places.
     """
 
     layers: ModuleList
@@ -225,7 +223,7 @@ class Stack(Module):
         self.layers = ModuleList([copy.deepcopy(layer, dict(shared)) for _ in range(self.num_layers)])
         self.norm = norm
 
-    def _run(self, keep: bool, x: Any, *inputs: Any, **options: Any) -> tuple[Any, Pullback]:
+    def _run(self, keep: bool, x: Any, *inputs: Any, **options: Any) -> tuple[Array, Pullback]:
         """Call one after the other; the gradients of a second input, a memory, are added up."""
         pullbacks = []
         for n, layer in enumerate(self.layers):
@@ -254,18 +252,18 @@ class TransformerEncoder(Stack):
     """Encoder layers one after the other, and a norm at the end if there is one.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoder``. As there, the layers are
-    copies of the one that is given, so all of them start with the same weights, and a new encoder is in
-    training mode; and the output in the places of ignored tokens has no meaning (PyTorch's depends on the mode).
+    copies of the given one, so all of them start with the same weights, and a new encoder is in training mode. The values
+    in the places of ignored tokens have no meaning (in PyTorch they depend on the mode).
 
     Parameters
     ----------
-    encoder_layer : TransformerEncoderLayer, or another Module that is called like one
-        It is copied ``num_layers`` times, and not used itself. The copies' dropout draws from its generator.
+    encoder_layer : TransformerEncoderLayer, or another Module with the same call
+        The layers are ``num_layers`` copies of it. Their dropout draws from its generator.
     num_layers : int
     norm : LayerNorm, RMSNorm or another Module, optional
-        What the last layer's output goes through; a model of ``norm_first`` layers needs one.
+        It follows the last layer; a model of ``norm_first`` layers needs one.
     enable_nested_tensor, mask_check : bool
-        Without effect: they steer a fast path of PyTorch's, which changes no result.
+        Without effect: in PyTorch they control a fast path, which does not change the result.
 
     Attributes
     ----------
@@ -300,7 +298,7 @@ class TransformerEncoder(Stack):
         enable_nested_tensor: bool = True,
         mask_check: bool = True,
     ) -> None:
-        del enable_nested_tensor, mask_check  # they change no result
+        del enable_nested_tensor, mask_check
         super().__init__("encoder_layer", encoder_layer, num_layers, norm)
 
     def _encode(
@@ -312,18 +310,16 @@ class TransformerEncoder(Stack):
         is_causal: bool | None,
         key_lengths: npt.ArrayLike | None,
     ) -> tuple[Array, Pullback]:
-        """Run the layers, in one call of the core if all of them and the norm are of the kinds that it has."""
-        layers: Any = list(self.layers)
-        whole = all(type(layer) is TransformerEncoderLayer for layer in layers)
-        if whole and self.norm is not None:
-            norm: Any = self.norm
-            shaped = type(norm) in (LayerNorm, RMSNorm) and norm.normalized_shape == (layers[0].d_model,)
-            whole = shaped and norm.weight is not None
+        """Run the layers, in one call of the core if it has the kinds of all of them and of the norm."""
+        norm: Any = self.norm
+        own: list[Any] = [layer for layer in self.layers if type(layer) is TransformerEncoderLayer]
+        shapes = {(layer.d_model, layer.self_attn.num_heads, layer.self_attn.batch_first) for layer in own}
+        whole = len(own) == len(self.layers) and len(shapes) == 1
+        if whole and norm is not None:
+            known = type(norm) in (LayerNorm, RMSNorm) and norm.weight is not None
+            whole = known and norm.normalized_shape == (own[0].d_model,)
         if whole:
-            shapes = {(own.d_model, own.self_attn.num_heads, own.self_attn.batch_first) for own in layers}
-            whole = len(shapes) == 1
-        if whole:
-            return _Call(self, layers, self.norm, src, mask, padding_mask, is_causal, key_lengths).run(keep)
+            return _Call(self, own, norm, src, mask, padding_mask, is_causal, key_lengths).run(keep)
         return self._run(keep, src, mask, padding_mask, bool(is_causal), key_lengths=key_lengths)
 
     def forward(
@@ -342,7 +338,7 @@ class TransformerEncoder(Stack):
         src, mask, src_key_padding_mask, key_lengths
             As ``src``, ``src_mask`` and so on of :meth:`TransformerEncoderLayer.forward`; every layer gets them.
         is_causal : bool, optional
-            None is False: PyTorch looks whether ``mask`` is causal, which makes no difference to the result.
+            None is False. (PyTorch then checks whether ``mask`` is causal, which does not change the result.)
 
         Returns
         -------
@@ -376,9 +372,9 @@ class TransformerEncoder(Stack):
 
 
 class _Call:
-    """A call of layers one after the other, as the core takes it: packed rows, settings, the masks as one.
+    """A call of layers one after the other in the form of the core: packed rows, settings, one mask.
 
-    Tokens that ``key_lengths`` says do not exist are left out. In their places are zeros, in results and in gradients.
+    The rows are without the padding that ``key_lengths`` marks. Results and gradients have zeros in its places.
     """
 
     def __init__(
@@ -429,11 +425,11 @@ class _Call:
         )
 
     def _by_sequence(self, x: Array) -> Array:
-        """See (L, N, d) as (N, L, d), and back."""
+        """View (L, N, d) as (N, L, d), and back."""
         return x.swapaxes(0, 1) if x.ndim == 3 and not self.batch_first else x
 
     def _mask(self, mask: Array | None, present: Array) -> Array | None:
-        """See a mask that is broadcastable to (N, heads, L, L) in that many axes, without empty sequences."""
+        """View a mask that is broadcastable to (N, heads, L, L) with four axes, without empty sequences."""
         if mask is None:
             return None
         length = self.shape[1]
@@ -442,13 +438,13 @@ class _Call:
         return mask if len(mask) in (1, len(present)) else mask[present]
 
     def _packed(self, by_sequence: Array) -> Array:
-        """Return the rows of the tokens that exist, as the core takes them."""
+        """Return the rows of real tokens, as the core takes them."""
         every = by_sequence.reshape(self.shape)
         rows = every.reshape(-1, self.shape[-1]) if self.exists is None else every[self.exists]
         return plain(rows, self.compute)
 
     def _unpacked(self, rows: Array) -> Array:
-        """Put rows back in the places of the tokens, in the shape of the input."""
+        """Return the rows in the shape of the input, with zeros for padding."""
         if self.exists is None:
             every = rows.reshape(self.shape)
         else:
@@ -458,7 +454,7 @@ class _Call:
         return np.ascontiguousarray(y, self.dtype)
 
     def run(self, keep: bool) -> tuple[Array, Any]:
-        """Compute the output, and its pullback if it is to be kept."""
+        """Compute the output, and its pullback with ``keep``."""
         if not keep:
             return self._unpacked(transformer.forward(self.model, self.rows, self.cu_seqlens)), None
         rows, core_back = self.described.vjp(self.model, self.rows, self.cu_seqlens)
@@ -472,7 +468,7 @@ class _Call:
 
 
 class Description:
-    """Layers as the core takes them; remembers which parameter each of its arrays is, for the gradients."""
+    """Describes layers to the core; it remembers the parameter of each of the core's arrays, for the gradients."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
@@ -480,7 +476,7 @@ class Description:
         self.origins: dict[int, tuple[Array, Array]] = {}
 
     def array(self, parameter: Any) -> Any:
-        """Return a parameter as the core reads it; 16 bits as float32."""
+        """Return a parameter as the core reads it, of 16 bits as float32."""
         if parameter is None or isinstance(parameter, Compact):
             return parameter
         taken = plain(parameter, self.dtype)
@@ -499,13 +495,13 @@ class Description:
         return transformer.Norm(self.array(norm.weight), self.array(norm.bias), norm.eps)
 
     def layer(self, layer: TransformerEncoderLayer, is_causal: bool) -> transformer.Layer:
-        """Describe a layer in its mode: what it drops has a new seed."""
+        """Describe a layer in its mode, with a new seed if it drops."""
         attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
         first, wide, last = (
             own.p if own.training else 0.0 for own in (layer.dropout1, layer.dropout, layer.dropout2)
         )
         drops = (attention.dropout if attention.training else 0.0, first, wide, last)
-        # The core wants query, key and value apart where they are rounded.
+        # The core takes rounded query, key and value separately.
         inputs: list[tuple[Any, Array | None]] = [(attention.in_proj_weight, attention.in_proj_bias)]
         if is_compact(inputs[0][0]):
             inputs = attention._projections()
@@ -541,30 +537,29 @@ class Description:
 
 
 def check_layer(layer: TransformerEncoderLayer) -> None:
-    """Refuse a layer that has been given other modules than the core computes with."""
+    """Refuse a layer with modules of kinds that the core does not have."""
     kinds = {
         "self_attn": MultiheadAttention, "norm1": LayerNorm, "linear1": Linear, "linear2": Linear, "norm2": LayerNorm,
         "dropout": Dropout, "dropout1": Dropout, "dropout2": Dropout,
     }  # fmt: skip
+    why = "the core computes the layer as a whole; for other modules, compose a layer of your own"
     for name, kind in kinds.items():
-        if type(getattr(layer, name)) is not kind:
-            raise TypeError(
-                f"{name} of a TransformerEncoderLayer must be a {kind.__name__}, not {type(getattr(layer, name)).__name__}: "
-                "it is computed as a whole; for another part, compose a layer of your own"
-            )
-    lacking = [name for name in ("norm1", "norm2") if getattr(layer, name).weight is None]
-    if lacking or layer.self_attn.in_proj_weight is None:
-        raise ValueError(
-            f"{lacking[0] if lacking else 'self_attn'} of a TransformerEncoderLayer must have "
-            f"{'a weight' if lacking else 'keys and values as wide as its queries'}: it is computed as a whole; "
-            "for another part, compose a layer of your own"
-        )
+        if (found := type(getattr(layer, name))) is not kind:
+            wanted = f"a {kind.__name__}, not {found.__name__}"
+            raise TypeError(f"{name} of a TransformerEncoderLayer must be {wanted}: {why}")
+    for name, lacks, wanted in (
+        ("norm1", layer.norm1.weight is None, "a weight"),
+        ("norm2", layer.norm2.weight is None, "a weight"),
+        ("self_attn", layer.self_attn.in_proj_weight is None, "keys and values as wide as its queries"),
+    ):
+        if lacks:
+            raise ValueError(f"{name} of a TransformerEncoderLayer must have {wanted}: {why}")
     if layer.activation not in ACTIVATIONS:
         raise ValueError(f'activation must be "relu" or "gelu", not {layer.activation!r}')
 
 
 def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: int) -> Array | None:
-    """Return which tokens exist, (N, L), or None for all."""
+    """Return True for real tokens and False for padding, (N, L), or None without padding."""
     if key_lengths is None:
         return None
     lengths = as_integers("key_lengths", key_lengths)
