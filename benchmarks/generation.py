@@ -26,7 +26,7 @@ from selfattn.benchmarks.app import listed, new_parser, one_of
 from selfattn.benchmarks.report import best_time
 from selfattn.benchmarks.turns import Array, Prepare, Result, Row, Spelling
 from selfattn.cli import streams
-from selfattn.cli.numbers import count
+from selfattn.cli.parser import count
 
 from . import shared
 from .encoder import find_corpus

@@ -19,7 +19,7 @@ import selfattn as sa
 from selfattn import config
 from selfattn.benchmarks.app import listed, new_parser, one_of
 from selfattn.cli import streams
-from selfattn.cli.numbers import count
+from selfattn.cli.parser import count
 
 from . import memory
 

@@ -22,7 +22,7 @@ from selfattn.benchmarks import attention
 from selfattn.benchmarks.app import listed, new_parser
 from selfattn.benchmarks.attention import BACKWARD, one_array
 from selfattn.benchmarks.turns import Array, Contestant, Prepare, Row, Spelling
-from selfattn.cli.numbers import count
+from selfattn.cli.parser import count
 
 from . import shared
 

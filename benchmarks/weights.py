@@ -13,7 +13,7 @@ import selfattn
 from selfattn import _core
 from selfattn.benchmarks.app import listed, new_parser, one_of
 from selfattn.cli import streams
-from selfattn.cli.numbers import count
+from selfattn.cli.parser import count
 from selfattn.engine.weights import QUANTS, Quants, multiply
 
 KINDS = tuple(kind for kind, (numbers, _) in QUANTS.items() if numbers > 1)

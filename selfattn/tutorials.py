@@ -40,10 +40,16 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """True when the shapes are the same and no element is further off than it may be."""
+        """True when the shapes are equal and every difference is within the tolerance."""
+        same = self.expected.shape == self.computed.shape
+        return same and bool(np.all(np.abs(self.computed - self.expected) <= self.tolerance))
+
+    @property
+    def difference(self) -> str:
+        """The largest difference, in words."""
         if self.expected.shape != self.computed.shape:
-            return False
-        return bool(np.all(np.abs(self.computed - self.expected) <= self.tolerance))
+            return "another shape"
+        return f"largest difference: {np.max(np.abs(self.computed - self.expected)):.3g}"
 
 
 @dataclass(frozen=True)

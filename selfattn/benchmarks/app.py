@@ -13,8 +13,7 @@ from typing import Any
 
 from selfattn import config
 from selfattn.cli import streams
-from selfattn.cli.numbers import count, rate
-from selfattn.cli.parser import Parser
+from selfattn.cli.parser import Parser, count, rate
 
 from . import report
 from .attention import ENGINES, PEERS, SUITES, Choice, open_engine, rows_of
@@ -78,7 +77,8 @@ def new_parser(prog: str, description: str, peers: Mapping[str, Iterable[str]], 
     add("--rounds", type=count, metavar="N", help="rounds; default 7, with --quick 3")
     add("--seconds", type=rate, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
     add("--quick", action="store_true", help="fewer and shorter rounds, and fewer shapes")
-    streams.add_json(add, "all raw results")
+    saved = "save all raw results; - prints them instead of the table"
+    add("--json", metavar="FILE", type=streams.target, help=saved)
     add("--markdown", action="store_true", help="print a Markdown table, as in docs/guide/benchmarks.md")
     parser.set_defaults(lacking=lacking)
     return parser

@@ -1,7 +1,7 @@
-"""The command ``selfattn``: five tutorials and a timing, facts about this installation; and how every other command is run.
+"""The command ``selfattn``: five tutorials and a timing, facts about this installation; and what runs every other command.
 
-Parses arguments and prints; what is computed lives in `tutorials`, `config` and `_timing`. Each of the other commands is
-in the file that `_COMMANDS` names; ``bench`` is in `selfattn.benchmarks.app`.
+Parses arguments and prints; `tutorials`, `config` and `_timing` compute. Each of the other commands is in the file that
+`_COMMANDS` names; ``bench`` is in `selfattn.benchmarks.app`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from selfattn.cli.parser import Command, Parser, UsageError
 
 _EPILOG = """\
 examples:
-  selfattn                      whether it computes what five tutorials print, and how fast
-  selfattn --verbose            every tensor of the tutorials beside what came out
-  selfattn train book.txt --out model       sentence embeddings learnt from a text
-  selfattn train gpt book.txt --out gpt     a small GPT that goes on from a text
-  selfattn search model book.txt "a storm"  the lines nearest to a query
-  selfattn generate model.gguf "Once upon a time"    what a language model goes on with; chat talks with it
+  selfattn                      check that it computes what five tutorials print, and time it
+  selfattn --verbose            every tensor of the tutorials, printed and computed
+  selfattn train book.txt --out model       learn sentence embeddings from a text
+  selfattn train gpt book.txt --out gpt     train a small GPT on a text
+  selfattn search model book.txt "a storm"  the lines that are most similar to a query
+  selfattn generate model.gguf "Once upon a time"    continue a text with a language model; chat talks with it
   selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
   selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
   selfattn bench --quick        a short benchmark against whatever is installed
-  selfattn bench --help         all about the benchmark
+  selfattn bench --help         the options of the benchmark
   SELFATTN_ISA=avx2 selfattn    the same on another instruction set
 
 exit codes:
   0  every tensor agrees      1  some tensor does not      2  wrong usage
-  130  interrupted            141  the reader of the output went away
+  130  interrupted            141  the output was closed by its reader
 """
-# Of each command the file of this folder that holds it, and its line in the help.
+# Each command's file in this folder, and its line in the help.
 _COMMANDS = {
     "steps": ("steps", "write a page that shows every step of attention"),
     "explore": ("explore", "write a page of what a model's heads do with a text"),
     "train": ("models", "train a sentence-embedding model on a text; train gpt: a small GPT"),
     "embed": ("models", "turn sentences into vectors"),
-    "search": ("models", "print the lines of a text that are nearest to a query"),
-    "generate": ("language", "go on from a text with a language model"),
+    "search": ("models", "print the lines of a text that are most similar to a query"),
+    "generate": ("language", "continue a text with a language model"),
     "chat": ("language", "talk with a language model"),
     "evaluate": ("language", "compute the perplexity of a text"),
     "bench": ("", "time selfattn against the peers that are installed"),
@@ -63,18 +63,13 @@ _COMMANDS = {
 
 
 class Style:
-    """Marks and colours.
-
-    Colours on a terminal unless NO_COLOR is set; plain ASCII where the encoding knows no better.
-    """
+    """Marks and colours: colours on a terminal unless NO_COLOR is set, ASCII where the encoding lacks the marks."""
 
     def __init__(self, color: str = "auto") -> None:
-        terminal = (
-            streams.is_terminal(sys.stdout)
-            and os.environ.get("TERM") != "dumb"
-            and not os.environ.get("NO_COLOR")
+        plain = os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR")
+        self.colored = color == "always" or (
+            color == "auto" and streams.is_terminal(sys.stdout) and not plain
         )
-        self.colored = color == "always" or (color == "auto" and terminal)
         try:
             "✓✗—×".encode(getattr(sys.stdout, "encoding", None) or "ascii")
             self.yes, self.no, self.dash, self.times = "✓ agrees", "✗ differs", "—", "×"
@@ -90,7 +85,7 @@ class Style:
         return self.paint(text, "1")
 
     def dim(self, text: str) -> str:
-        """Set the text back."""
+        """Make the text fainter."""
         return self.paint(text, "2")
 
     def verdict(self, agrees: bool) -> str:
@@ -99,7 +94,7 @@ class Style:
 
 
 def _format_rows(array: Array, style: str) -> list[str]:
-    """Write an array row by row, columns aligned; an empty row sets the matrices of a higher one apart."""
+    """Write an array row by row, columns aligned, with an empty row between matrices."""
     array = np.atleast_2d(array)
     text = np.array([format(float(x) + 0.0, style) for x in array.ravel()], dtype=object).reshape(array.shape)
     width = max(map(len, text.ravel()), default=0)
@@ -118,12 +113,12 @@ def _comparison_lines(comparison: tutorials.Comparison, style: Style) -> Iterato
     for i, (left, right) in enumerate(zip_longest(expected, computed, fillvalue="")):
         line = f"    {left:<{width}}    {right}".rstrip()
         yield style.dim(line) if i == 0 else line
-    if not comparison.agrees and comparison.expected.shape == comparison.computed.shape:
-        yield f"    largest difference: {np.max(np.abs(comparison.computed - comparison.expected)):.3g}"
+    if not comparison.agrees:
+        yield f"    {comparison.difference}"
 
 
 def _show_tutorials(computed: Sequence[tutorials.Tutorial], style: Style) -> None:
-    """Print every tensor of the tutorials beside what came out."""
+    """Print every tensor of the tutorials next to the computed one."""
     for tutorial in computed:
         print(f"\n{style.bold(f'{tutorial.number}. {tutorial.title}')} ({tutorial.precision})")
         for comparison in tutorial.comparisons:
@@ -133,7 +128,7 @@ def _show_tutorials(computed: Sequence[tutorials.Tutorial], style: Style) -> Non
 
 
 def _verdict(computed: Sequence[tutorials.Tutorial], style: Style) -> bool:
-    """Say in a line, or in two if there is more to say, whether the tensors agree."""
+    """Print whether the tensors agree, and the first that does not."""
     several = [(tutorial, each) for tutorial in computed for each in tutorial.comparisons]
     differing = [(tutorial, each) for tutorial, each in several if not each.agrees]
     agreeing = len(several) - len(differing)
@@ -143,18 +138,14 @@ def _verdict(computed: Sequence[tutorials.Tutorial], style: Style) -> bool:
     )
     if differing:
         tutorial, comparison = differing[0]
-        difference = "another shape"
-        if comparison.expected.shape == comparison.computed.shape:
-            largest = np.max(np.abs(comparison.computed - comparison.expected))
-            difference = f"largest difference: {largest:.3g}"
         more = f"; and {len(differing) - 1} more, see --verbose" if len(differing) > 1 else ""
-        print(f"  tutorial {tutorial.number}, {comparison.name}: {difference}{more}")
+        print(f"  tutorial {tutorial.number}, {comparison.name}: {comparison.difference}{more}")
     return not differing
 
 
 @dataclass
 class _Timing:
-    """One forward pass of real size by each, in seconds, and the largest difference of their results."""
+    """Times of one forward pass of real size, in seconds, and the largest difference of the results."""
 
     times: dict[str, list[float]]
     difference: float
@@ -164,12 +155,12 @@ class _Timing:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether the results are the same but for rounding: outputs are averages of numbers of size 1."""
+        """Whether the results are equal up to rounding: outputs are averages of numbers of size 1."""
         return self.difference < 1e-5
 
     @property
     def ratio(self) -> float:
-        """Return how many times as long NumPy takes."""
+        """How many times as long NumPy takes."""
         return min(self.times["NumPy"]) / min(self.times["selfattn"])
 
 
@@ -197,7 +188,7 @@ def _on_what() -> str:
 
 
 def _show_timing(timing: _Timing, style: Style) -> None:
-    """Print what was measured, in numbers."""
+    """Print the measured times."""
     batch, heads, length, width = timing.SHAPE
     print(
         f"\n{style.bold('One forward pass')} ({batch} sequence, {heads} heads, {length} tokens, width {width}, "
@@ -214,7 +205,7 @@ def _show_timing(timing: _Timing, style: Style) -> None:
 
 
 def _demonstrate(options: argparse.Namespace) -> int:
-    """Say in five lines at most whether all is well; then, if wanted, show why."""
+    """Print in at most five lines whether all is well; with ``--verbose`` also why."""
     streams.results()
     style = Style(options.color)
     computed = tutorials.compute_all()
@@ -233,7 +224,7 @@ def _demonstrate(options: argparse.Namespace) -> int:
         if timing is not None:
             _show_timing(timing, style)
     else:
-        more = "selfattn steps 3 --open every step of attention; selfattn --help the rest"
+        more = "selfattn steps 3 --open every step of attention; selfattn --help everything else"
         print(f"--verbose shows every tensor; {more}")
     return 0 if agrees else 1
 
@@ -242,17 +233,17 @@ def _parser() -> Parser:
     parser = Parser(
         prog="selfattn",
         description="Compute the attention of five tutorials, compare it with the tensors that they print, and time a\n"
-        "forward pass of real size against NumPy: a verdict, with --verbose the tensors and times.",
+        "forward pass of real size against NumPy. --verbose prints all tensors and times.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"selfattn {sa.__version__}")
-    every = "print every tensor beside what came out, and all times"
+    every = "print every tensor, expected and computed, and all times"
     parser.add_argument("--verbose", action="store_true", help=every)
     parser.add_argument("--no-timing", action="store_true", help="leave out the timing against NumPy")
     colours = "colours; 'auto' (the default) means on a terminal, unless NO_COLOR is set"
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help=colours)
     commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join([*_COMMANDS, 'info'])}}}")
-    for name, (_, what) in _COMMANDS.items():  # for the help only: these have their own parsers
+    for name, (_, what) in _COMMANDS.items():  # only for the help: they have their own parsers
         commands.add_parser(name, add_help=False, help=what)
     facts = "print version, CPU, instruction set, threads, NumPy and compiler"
     info = commands.add_parser("info", help=facts)
@@ -279,7 +270,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _run_command(file: str, name: str, arguments: Sequence[str]) -> int:
-    """Run a command of a file of this folder: what goes wrong, and what is warned of, is a line on standard error."""
+    """Run a command of a file of this folder; an error or a warning is a line on standard error."""
     command: Command = import_module(f"selfattn.cli.{file}").COMMANDS[name]
     parser = Parser(prog=f"selfattn {name}", description=command.description, epilog=command.epilog)
     command.add(parser)
@@ -312,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Within it what asks a program to end, a closed terminal or a limit of time, lets it clear away half-written files."""
+    """Make the signals of a closed terminal or a time limit exceptions, so that half-written files are removed."""
 
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
@@ -341,7 +332,7 @@ def _main(arguments: list[str]) -> int:
     except BrokenPipeError:
         streams.abandon(sys.stdout)
         return 141
-    except (OSError, MemoryError) as error:  # standard output is on a full disk, say
+    except (OSError, MemoryError) as error:  # standard output may be on a full disk
         streams.abandon(sys.stdout)
         return streams.fail("selfattn", error)
     except KeyboardInterrupt:

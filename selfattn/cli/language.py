@@ -1,7 +1,4 @@
-"""The commands ``selfattn generate``, ``chat`` and ``evaluate``: language models from the command line.
-
-Parses arguments, reads and prints; what is computed lives in `models`.
-"""
+"""The commands ``selfattn generate``, ``chat`` and ``evaluate``: parses arguments, reads and prints; `models` computes."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from selfattn.cli import streams
-from selfattn.cli.numbers import count
-from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_dtype
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_dtype, count
 from selfattn.training.triplets import read_text
 
 GENERATE_EPILOG = f"""\
@@ -28,8 +24,8 @@ examples:
   cat prompt.txt | selfattn generate model.gguf -
 {EXIT_CODES}"""
 CHAT_EPILOG = f"""\
-Every line is a message; an empty one ends nothing. Ctrl-C ends an answer, and at the prompt, as Ctrl-D does, the chat.
-Where lines come from a file or a pipe it ends the chat at once.
+Every line is a message; empty lines are ignored. Ctrl-C ends an answer; at the prompt, Ctrl-C or Ctrl-D ends the chat.
+If the lines come from a file or a pipe, Ctrl-C ends the chat at once.
 
 examples:
   selfattn chat SmolLM2-135M-Instruct.Q4_1.gguf
@@ -53,7 +49,7 @@ def _add_generate(parser: Parser) -> None:
         "prompt", metavar="PROMPT", type=streams.sentence, help="the text; - is standard input"
     )
     _add_sampling(parser, 100)
-    what = "end before this text; may be repeated"
+    what = "end the answer before this text; may be repeated"
     parser.add_argument("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)
 
 
@@ -69,7 +65,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 def _add_chat(parser: Parser) -> None:
     _add_model(parser)
-    what = "a message of the system before all others"
+    what = "a system message before all others"
     parser.add_argument("--system", metavar="TEXT", type=streams.sentence, help=what)
     _add_sampling(parser, 512)
 
@@ -98,7 +94,7 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Give out the messages: lines that are typed, or those of standard input."""
+    """Yield the messages: lines that are typed, or those of standard input."""
     if not streams.is_terminal(sys.stdin):
         yield from streams.lines()
         return
@@ -123,7 +119,7 @@ def _add_evaluate(parser: Parser) -> None:
     for name, what in (
         ("--window", "tokens that the model sees at once (its context)"),
         ("--stride", "tokens that each further window adds (half a window)"),
-        ("--tokens", "only the first N tokens of the text"),
+        ("--tokens", "use only the first N tokens of the text"),
     ):
         parser.add_argument(name, type=count, metavar="N", help=what)
     parser.add_argument("--json", action="store_true", help="print a line of JSON")
@@ -134,33 +130,28 @@ def _evaluate(options: argparse.Namespace) -> int:
     text = read_text(streams.source(options.text))
     model = load(options.model, options.dtype)
     found = model.evaluate(text, window=options.window, stride=options.stride, most_tokens=options.tokens)
-    if options.json:
-        # JSON has no infinity.
-        print(json.dumps({k: v if math.isfinite(v) else None for k, v in found.items()}), file=out)
-    else:
-        print(
-            f"perplexity {found['perplexity']:.6g}   mean -log p {found['mean_nll']:.4f} nats   {found['tokens']} tokens predicted",
-            file=out,
-        )
+    line = json.dumps({k: v if math.isfinite(v) else None for k, v in found.items()})  # JSON has no infinity
+    if not options.json:
+        line = f"perplexity {found['perplexity']:.6g}   mean -log p {found['mean_nll']:.4f} nats   "
+        line += f"{found['tokens']} tokens predicted"
+    print(line, file=out)
     return 0
 
 
 COMMANDS = {
-    "generate": Command(
-        "Go on from a text with a language model.", GENERATE_EPILOG, _add_generate, _generate
-    ),
+    "generate": Command("Continue a text with a language model.", GENERATE_EPILOG, _add_generate, _generate),
     "chat": Command("Talk with a language model that has a chat template.", CHAT_EPILOG, _add_chat, _chat),
     "evaluate": Command("Compute the perplexity of a text.", EVALUATE_EPILOG, _add_evaluate, _evaluate),
 }
 
 
 def load(path: Path, dtype: str | None) -> Any:
-    """Load a language model; another one is a ValueError."""
-    from selfattn import models  # with what the extra brings
+    """Load a language model; another model is a ValueError."""
+    from selfattn import models  # needs the extra's packages
 
     model = models.load(path, dtype=dtype)
     if not hasattr(model, "generate"):
-        raise ValueError(f"{path} holds a {type(model).__name__}, which is no language model")
+        raise ValueError(f"{path} holds a {type(model).__name__}, which is not a language model")
     return model
 
 
@@ -173,7 +164,7 @@ def _print(pieces: Iterator[str], out: Any) -> str:
         for piece in pieces:
             found.append(piece)
             print(piece, end="", flush=True, file=out)
-    except KeyboardInterrupt:  # while it was printed
+    except KeyboardInterrupt:  # during printing
         warnings.warn(AnswerInterrupted("interrupted; the answer ends there"), stacklevel=2)
     print(flush=True, file=out)
     return "".join(found)
@@ -193,13 +184,13 @@ def _add_model(parser: Parser) -> None:
 
 def _add_sampling(parser: Parser, most: int) -> None:
     add = parser.add_argument_group("sampling").add_argument
-    add("--max-new-tokens", type=count, default=most, metavar="N", help=f"at most so many ({most})")
-    likeliest = "0 takes the likeliest token (the default); 1 draws as the model says"
+    add("--max-new-tokens", type=count, default=most, metavar="N", help=f"at most N new tokens ({most})")
+    likeliest = "0 takes the most probable token (the default); 1 draws with the model's probabilities"
     add("--temperature", type=float, default=0.0, metavar="T", help=likeliest)
-    add("--top-k", type=count, metavar="K", help="draw from the likeliest K tokens")
-    together = "draw from the likeliest tokens of probability P together"
+    add("--top-k", type=count, metavar="K", help="draw from the K most probable tokens")
+    together = "draw from the most probable tokens that together have probability P"
     add("--top-p", type=float, metavar="P", help=together)
-    repeated = "above 1, tokens that are there are less likely"
+    repeated = "above 1, tokens that occur already are less probable"
     add("--repetition-penalty", type=float, default=1.0, metavar="X", help=repeated)
     add("--seed", type=int, metavar="N", help="draw the same tokens each time")
 

@@ -1,6 +1,6 @@
 """The commands ``selfattn train``, ``embed`` and ``search``: sentence embeddings from the command line.
 
-Parses arguments, reads and prints; what is computed lives in `training`, `files`, `models` and `nn`.
+Parses arguments, reads and prints; `training`, `files`, `models` and `nn` compute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -25,8 +25,17 @@ from selfattn import _disk, files, nn, training
 from selfattn._check import Array
 from selfattn._extras import seen
 from selfattn.cli import streams
-from selfattn.cli.numbers import count, rate
-from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, add_dtype, add_numbers, checked_seed
+from selfattn.cli.parser import (
+    EXIT_CODES,
+    Command,
+    Parser,
+    UsageError,
+    add_dtype,
+    add_numbers,
+    checked_seed,
+    count,
+    rate,
+)
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
@@ -38,8 +47,8 @@ TRAIN_EPILOG = f"""\
 examples:
   selfattn train book.txt --out model                  a sentence on each line
   selfattn train book.txt --out model --split sentences    running text
-  selfattn train triplets.tsv --out model              main, similar and non-similar between tabs
-  selfattn train book.txt --out model --resume         go on after Ctrl-C, a crash or a full disk
+  selfattn train triplets.tsv --out model              main, similar and non-similar sentence, separated by tabs
+  selfattn train book.txt --out model --resume         continue after Ctrl-C, a crash or a full disk
   selfattn train book.txt --out model --tokenizer whitespace --dim 32 --epochs 100
   selfattn train gpt book.txt --out mine               a small GPT; selfattn train gpt --help
 {EXIT_CODES}"""
@@ -55,7 +64,7 @@ examples:
 {EXIT_CODES}"""
 SEARCH_EPILOG = f"""\
 examples:
-  selfattn search all-MiniLM-L6-v2 book.txt "the sea was calm"    score, line number and text of the ten nearest lines
+  selfattn search all-MiniLM-L6-v2 book.txt "the sea was calm"    score, line number and text of the ten most similar lines
   selfattn search model book.txt "a storm" "a harbour" -k 3
   selfattn search all-MiniLM-L6-v2 book.txt "a storm" --dtype int8   three times as fast where the CPU multiplies int8
   cat *.txt | selfattn search model - "a storm" --json
@@ -63,14 +72,14 @@ examples:
 
 
 def _add_train(parser: Parser) -> None:
-    text = "a UTF-8 file, with the ending .tsv triplets; - is standard input"
+    text = "a UTF-8 file of text, or of triplets if it ends in .tsv; - is standard input"
     parser.add_argument("text", metavar="TEXT", help=text)
     where = "the folder of the model"
     parser.add_argument("--out", metavar="DIR", required=True, type=streams.folder, help=where)
     _add_split(parser)
     data = parser.add_argument_group("triplets")
-    add_numbers(data, {"--near": (count, 1, "neighbours are at most N sentences away")})
-    far = "distant ones are more than N away (10, less in a short text)"
+    add_numbers(data, {"--near": (count, 1, "similar sentences are at most N sentences away")})
+    far = "non-similar sentences are more than N away (10, less in a short text)"
     data.add_argument("--far", type=count, metavar="N", help=far)
     add_numbers(data, {"--per-sentence": (count, 1, "triplets for each sentence")})
     model = parser.add_argument_group("model")
@@ -78,27 +87,27 @@ def _add_train(parser: Parser) -> None:
     pieces = "sentencepiece (the default): pieces of words; whitespace: whole words"
     model.add_argument("--tokenizer", choices=kinds, default="sentencepiece", help=pieces)
     sizes = {
-        "--vocab-size": (count, 4000, "at most so many tokens"),
+        "--vocab-size": (count, 4000, "at most N tokens"),
         "--dim": (count, 64, "the width of an embedding"),
-        "--layers": (count, 1, "blocks of self-attention"),
-        "--heads": (count, 1, "heads of each"),
-        "--max-seq-len": (count, 128, "tokens of a sentence that count"),
+        "--layers": (count, 1, "layers of self-attention"),
+        "--heads": (count, 1, "heads of each layer"),
+        "--max-seq-len": (count, 128, "tokens of a sentence that are used"),
     }
     add_numbers(model, sizes)
     loop = parser.add_argument_group("training")
     numbers = {
-        "--epochs": (count, 10, "times through the text"),
+        "--epochs": (count, 10, "passes through the text"),
         "--lr": (rate, 1e-3, "learning rate of Adam"),
         "--batch-size": (count, 8, "triplets for each step"),
-        "--seed": (int, 0, "decides on all that is random"),
-        "--log-every": (count, 1000, "steps between lines"),
+        "--seed": (int, 0, "seed of everything random"),
+        "--log-every": (count, 1000, "steps between printed lines"),
     }
     add_numbers(loop, numbers)
     loop.add_argument("--quiet", action="store_true", help="print nothing")
     how = parser.add_mutually_exclusive_group()
-    resume = "go on with the unfinished training in DIR; give the same options, or more --epochs"
+    resume = "continue the unfinished training in DIR, with the same options or more --epochs"
     how.add_argument("--resume", action="store_true", help=resume)
-    how.add_argument("--force", action="store_true", help="replace the model that is in DIR")
+    how.add_argument("--force", action="store_true", help="replace the model in DIR")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -138,7 +147,7 @@ def _train(options: argparse.Namespace) -> int:
         )
     except training.Interrupted:
         files.save_model(model, out)
-        streams.tell(f"\nstopped; the model as it is now is in {out}, and --resume goes on")
+        streams.tell(f"\nstopped; the model as it is now is in {out}, and --resume continues the training")
         raise
     files.save_model(model, out)
     _remove(unfinished)
@@ -149,34 +158,43 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
+    foreign, left = "", [name for name in OURS if (unfinished / name).exists()]
+    if unfinished.exists() and not unfinished.is_dir():
+        foreign = f"{unfinished} is in the way of the unfinished training's folder"
+    elif left and not _is_begun_here(unfinished):
+        foreign = f"{unfinished} holds {left[0]}, which is not from a training of selfattn's"
+    begun = (unfinished / OPTIONS).is_file() if options.resume else bool(left)
+    kept = (files.CONFIG, files.WEIGHTS, files.TOKENIZERS[options.tokenizer])
+    check_place(options, begun, foreign * (not options.resume), dict.fromkeys(kept, "a model"))
+    if options.resume:
+        _check_options(options, unfinished / OPTIONS)
+
+
+def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Mapping[str, str]) -> None:
+    """Refuse a training that would replace what nobody asked it to replace.
+
+    ``foreign`` complains of a file of the user's that is in the way, or is ``""``; ``kept`` says what each file of a model is.
+    """
     out: Path = options.out
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
-    if options.resume:
-        if not (unfinished / OPTIONS).is_file():
-            raise FileNotFoundError(
-                f"{out} holds no unfinished training to go on with; a finished model can only be replaced, with --force"
-            )
-        _check_options(options, unfinished / OPTIONS)
-        return
-    if unfinished.exists() and not unfinished.is_dir():
-        raise NotADirectoryError(f"{unfinished} is in the way of the unfinished training's folder")
-    begun = [name for name in OURS if (unfinished / name).exists()]
-    if begun and not _is_begun_here(unfinished):
-        raise FileExistsError(f"{unfinished} holds {begun[0]}, which no training of selfattn's left there")
-    if options.force:
+    if options.resume and not begun:
+        raise FileNotFoundError(f"{out} holds no unfinished training that --resume could continue")
+    if foreign:
+        raise FileExistsError(foreign)
+    if options.resume or options.force:
         return
     if begun:
         raise FileExistsError(
-            f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
+            f"{out} holds an unfinished training: --resume continues it, --force starts again"
         )
-    kept = files.TOKENIZERS[options.tokenizer]
-    if any((out / name).exists() for name in (files.CONFIG, files.WEIGHTS, kept)):
-        raise FileExistsError(f"{out} holds a model: --force replaces it")
+    for name, what in kept.items():
+        if (out / name).exists():
+            raise FileExistsError(f"{out} holds {what}: --force replaces it")
 
 
 def _is_begun_here(unfinished: Path) -> bool:
-    """Tell an unfinished training, which may have ended before its options were written, from a folder of the user's."""
+    """Tell whether a folder is an unfinished training, which may have no options yet, or the user's."""
     for name, key in ((OPTIONS, "tokenizer"), (files.CONFIG, "selfattn")):
         try:
             if key in _disk.read_json(unfinished / name):
@@ -187,18 +205,18 @@ def _is_begun_here(unfinished: Path) -> bool:
 
 
 def _remove(unfinished: Path) -> None:
-    """Remove what a training keeps of itself, and the folder if nothing else is in it."""
+    """Remove the files of an unfinished training, and the folder if nothing else is in it."""
     for name in OURS:
         (unfinished / name).unlink(missing_ok=True)
     for path in unfinished.glob(".*"):  # of a training that was killed while it wrote
         if _LEFT.fullmatch(path.name):
             path.unlink()
-    with contextlib.suppress(OSError):  # something of the user's is in it
+    with contextlib.suppress(OSError):  # it has files of the user's
         unfinished.rmdir()
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options that a training cannot change on the way."""
+    """Return the options that a resumed training cannot change."""
     free = {"text", "out", "epochs", "log_every", "quiet", "resume", "force", "warned"}
     return {name: value for name, value in vars(options).items() if name not in free}
 
@@ -210,7 +228,7 @@ def _check_options(options: argparse.Namespace, path: Path) -> None:
     for name, value in _settings(options).items():
         if before.get(name) != value:
             begun = f"--{name.replace('_', '-')} {before.get(name)}"
-            raise ValueError(f"the training was begun with {begun}, not {value}")
+            raise ValueError(f"the training was started with {begun}, not {value}")
 
 
 def _read_triplets(
@@ -225,7 +243,7 @@ def _read_triplets(
             sentences, rng, near=options.near, far=options.far, per_sentence=options.per_sentence
         )
     except ValueError as error:
-        hint = "; --split sentences cuts running text" if options.split == "lines" else ""
+        hint = "; --split sentences splits running text" if options.split == "lines" else ""
         raise ValueError(f"{options.text}: {error}{hint}") from None
     return made, sentences
 
@@ -251,7 +269,7 @@ def _new_model(
 
 
 def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Path) -> None:
-    """Put what resuming needs beside the future model, which appears only when it has been trained."""
+    """Write what resuming needs; the model itself appears only when it has been trained."""
     made = not options.out.exists()
     _remove(unfinished)
     try:
@@ -267,11 +285,11 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Pa
 
 def _add_embed(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
-    without = "without any: the lines of standard input"
+    without = "without any, the lines of standard input"
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", type=streams.sentence, help=without)
-    parser.add_argument("--file", metavar="FILE", help="take the lines of a file; - is standard input")
+    parser.add_argument("--file", metavar="FILE", help="use the lines of a file; - is standard input")
     add_dtype(parser, " of a pretrained model")
-    where = "write to a file, as .npy if that is its ending; - is standard output"
+    where = "write to a file, as an array if it ends in .npy; - is standard output"
     parser.add_argument("--out", metavar="FILE", type=streams.target, help=where)
 
 
@@ -322,7 +340,7 @@ def _json_lines(model: Any, sentences: Iterable[str]) -> Iterator[str]:
 
 
 def _shortest(vector: Array) -> list[float | None]:
-    """Return numbers whose text is as short as gives back the same bits in the vector's dtype."""
+    """Return numbers with the shortest text that gives the same bits in the vector's dtype."""
     return [_of_json(float(str(x))) for x in vector]
 
 
@@ -333,7 +351,7 @@ def _of_json(number: float) -> float | None:
 
 def _add_search(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
-    corpus = "a UTF-8 file, whose lines are searched; - is standard input"
+    corpus = "a UTF-8 file with the lines to search; - is standard input"
     parser.add_argument("corpus", metavar="CORPUS", help=corpus)
     parser.add_argument("queries", metavar="QUERY", nargs="+", type=streams.sentence, help="a sentence")
     _add_split(parser)
@@ -376,7 +394,7 @@ def _unit(vectors: Array) -> Array:
     """Scale rows to length 1, so that products are cosines."""
     largest = np.abs(vectors).max(-1, keepdims=True).astype(np.float64)
     usual = (largest > 0) & (largest < np.inf)
-    scaled = vectors / np.where(usual, largest, 1)  # their squares are within the range
+    scaled = vectors / np.where(usual, largest, 1)  # squares do not overflow
     lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
     unit: Array = np.divide(scaled, lengths, where=lengths != 0, out=np.zeros_like(scaled))
     return unit
@@ -384,21 +402,21 @@ def _unit(vectors: Array) -> Array:
 
 COMMANDS = {
     "train": Command(
-        "Train a sentence-embedding model on a text: neighbours are similar, distant sentences not.",
+        "Train a sentence-embedding model on a text: near sentences are similar, distant ones are not.",
         TRAIN_EPILOG,
         _add_train,
         _train,
     ),
     "embed": Command("Turn sentences into vectors.", EMBED_EPILOG, _add_embed, _embed),
     "search": Command(
-        "Print the lines of a text that are nearest to a query.", SEARCH_EPILOG, _add_search, _search
+        "Print the lines of a text that are most similar to a query.", SEARCH_EPILOG, _add_search, _search
     ),
 }
 
 
 def _load(folder: Path, dtype: str | None) -> Any:
     """Load a model of texts."""
-    from selfattn import models  # with what the extra brings
+    from selfattn import models  # needs the extra's packages
 
     model = models.load(folder, dtype=dtype)
     if not hasattr(model, "encode") and not isinstance(model, nn.EmbeddingModel):
@@ -407,9 +425,9 @@ def _load(folder: Path, dtype: str | None) -> Any:
 
 
 def _without_tokens(command: str, model: Any, sentences: Iterable[str]) -> set[str]:
-    """Return, and tell how many are, the sentences of which a trained model's tokenizer makes nothing: of invisible characters, say."""
+    """Return the sentences that have no tokens, such as invisible characters, and print their number."""
     if not isinstance(model, nn.EmbeddingModel):
-        return set()  # special tokens are left of them
+        return set()  # they have special tokens
     tokenize = as_tokenizer(model.tokenizer)
     empty = [sentence for sentence in sentences if not len(tokenize(sentence))]
     if empty:
@@ -419,10 +437,10 @@ def _without_tokens(command: str, model: Any, sentences: Iterable[str]) -> set[s
 
 
 def _shows_progress(sentences: Sequence[str]) -> bool:
-    """Tell whether a bar is worth it and would be seen."""
+    """Tell whether a bar is useful and visible."""
     return len(sentences) > CHUNK and seen() and find_spec("tqdm") is not None
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
-    what = "lines (the default): each line is a sentence; sentences: running text, cut after . ! and ?"
+    what = "lines (the default): each line is a sentence; sentences: running text, split after . ! and ?"
     parser.add_argument("--split", choices=training.SPLITS, default="lines", help=what)

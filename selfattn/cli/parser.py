@@ -1,8 +1,9 @@
-"""What a command is; its parser, that of the standard library, which also says what may have been meant; options of several commands."""
+"""What a command is; its parser, which suggests what a slip may have meant; options and numbers of several commands."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -10,19 +11,18 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
 
 from selfattn.cli import streams
-from selfattn.cli.numbers import rate
 
 EXIT_CODES = """
 exit codes:
-  0  done      1  something is wrong with a file or a number; the message says what      2  wrong usage
-  130  interrupted      141  the reader of the output went away
+  0  done      1  a file or a number is wrong; the message says which and why      2  wrong usage
+  130  interrupted      141  the output was closed by its reader
 """
 _CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)'")
 _UNKNOWN, _MISSING = "unrecognized arguments: ", "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that leaves the layout of its texts alone, and has suggestions for slips.
+    """An ``ArgumentParser`` that keeps the layout of its texts, and has suggestions for slips.
 
     Examples
     --------
@@ -38,19 +38,19 @@ class Parser(argparse.ArgumentParser):
         self._given: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and remember what was given."""
+        """Parse arguments, and remember them for :meth:`hint`."""
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print; the standard library's hides it when standard output takes nothing, and help is what it was asked for."""
+        """Print; the standard library says nothing when the help cannot be written."""
         if file is not None and file is sys.stdout:
             print(message, end="", file=streams.results())
         else:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and leave."""
+        """Print the usage and the message, and exit."""
         super().error(message + self.hint(message))
 
     def hint(self, message: str) -> str:
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         if choice:
             choices = [str(each) for action in self._actions for each in action.choices or ()]
             found = get_close_matches(choice["given"].lower(), choices, n=1)
-        elif message.startswith((_UNKNOWN, _MISSING)):  # the missing one may be there, with a slip
+        elif message.startswith((_UNKNOWN, _MISSING)):  # a missing one may have been misspelled
             options = self._known()
             given = self._given[: self._given.index("--")] if "--" in self._given else self._given
             for name in (each.partition("=")[0] for each in given if each.startswith("--")):
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class UsageError(Exception):
-    """Arguments that do not go together: the usage and the message are printed, and the exit code is 2."""
+    """Arguments that do not fit each other: the usage and the message are printed, and the exit code is 2."""
 
 
 class Command(NamedTuple):
@@ -99,12 +99,12 @@ class Command(NamedTuple):
 
 def add_dtype(parser: Parser, of: str = "") -> None:
     """Add ``--dtype``."""
-    what = f"compute with weights{of} rounded to it; default: as they are stored"
+    what = f"round the weights{of} to this; default: as they are stored"
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), help=what)
 
 
 def add_numbers(group: argparse._ArgumentGroup, options: Mapping[str, tuple[Any, float, str]]) -> None:
-    """Add options that take a number: of each its type, its default, and its help, to which the default is added."""
+    """Add options that take a number: its type, its default, and its help, to which the default is added."""
     for name, (take, default, what) in options.items():
         metavar = "X" if take is rate else "N"
         group.add_argument(name, type=take, default=default, metavar=metavar, help=f"{what} ({default})")
@@ -115,3 +115,25 @@ def checked_seed(seed: int) -> int:
     if seed < 0:
         raise ValueError(f"--seed must not be negative, not {seed}")
     return seed
+
+
+def count(text: str) -> int:
+    """Take a whole number of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r:.80}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def rate(text: str) -> float:
+    """Take a finite number of at least 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r:.80}") from None
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be at least 0 and finite, not {text}")
+    return number

@@ -1,4 +1,4 @@
-"""The command line of the steps pages: reads a tutorial's name or a file of arrays, writes a page, opens it."""
+"""The command ``selfattn steps``: takes a tutorial's name or a file of arrays, writes a page, opens it."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ examples:
   selfattn steps mine.npz --out - | wc -c
 
 exit codes:
-  0  written      1  the file or its arrays do not do      2  wrong usage
+  0  written      1  the file or its arrays are wrong      2  wrong usage
 """
 
 
 def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exercise: bool = False) -> Page:
     """Compute the steps of attention, or of a layer, from named arrays, and show them on a page.
 
-    The names are those that ``selfattn steps --help`` lists; ``tokens`` takes the place of those in ``arrays``. Names that
-    are missing or unknown, and what the steps and the page refuse, are a TypeError or a ValueError.
+    ``selfattn steps --help`` lists the names; ``tokens`` replaces those in ``arrays``. Missing or unknown names, and arrays that
+    the steps or the page refuse, are a TypeError or a ValueError.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def _steps(arrays: Arrays) -> AttentionSteps:
 
 
 def _plain(name: str, array: npt.NDArray[Any]) -> Any:
-    """Return a single number or text as Python's own, and a window as the pair that it has to be."""
+    """Return a single number or text as Python's own, and a window as a pair."""
     if name == "window":
         return tuple(array.tolist())
     return array.item() if array.ndim == 0 else array
@@ -126,15 +126,15 @@ def _plain(name: str, array: npt.NDArray[Any]) -> Any:
 def _read(source: str) -> dict[str, npt.NDArray[Any]]:
     """Read an .npz; nothing in it is unpickled."""
     content = streams.read(source)
-    # What begins in another way, NumPy takes for a pickle.
+    # NumPy would take any other beginning for a pickle.
     if not content.startswith((b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")):
-        raise ValueError("it is no .npz file, as numpy.savez writes one")
+        raise ValueError("it is not an .npz file, as numpy.savez writes it")
     try:
         file = np.load(io.BytesIO(content), allow_pickle=False)
     except NotImplementedError as error:
-        raise ValueError(f"it is an archive of a kind that Python does not read: {error}") from None
+        raise ValueError(f"Python cannot read this kind of archive: {error}") from None
     if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError("it holds one array without a name; numpy.savez writes several with names")
+        raise ValueError("it holds one array without a name; numpy.savez writes arrays with names")
     with file:
         members = file.zip.infolist() if file.zip else []
         size = sum(member.file_size for member in members)
@@ -146,15 +146,15 @@ def _read(source: str) -> dict[str, npt.NDArray[Any]]:
 def _array(file: np.lib.npyio.NpzFile, name: str) -> npt.NDArray[Any]:
     try:
         array = file[name]
-    except Exception as error:  # NumPy lets through what Python's parser, zlib and others raise
+    except Exception as error:  # NumPy passes on what Python's parser, zlib and others raise
         raise ValueError(f"{name} is damaged: {error}") from None
     if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name} is no array")
+        raise ValueError(f"{name} is not an array")
     if array.size == 0 and math.prod(max(1, n) for n in array.shape) > MOST_SCORES:
-        raise ValueError(f"{name} has the shape {array.shape}: nothing, so many times that it takes hours")
+        raise ValueError(f"{name} has the shape {array.shape}: it is empty, but would take hours")
     is_text = array.dtype.kind == "U" and array.size
     if is_text and np.ascontiguousarray(array).view(np.uint32).max() > MOST_UNICODE:
-        raise ValueError(f"{name} is damaged: it has characters that Unicode has not")
+        raise ValueError(f"{name} is damaged: it has characters that Unicode does not have")
     return array
 
 
@@ -163,8 +163,8 @@ def _add(parser: Parser) -> None:
     parser.add_argument("source", metavar="TUTORIAL|FILE.npz", help=source)
     add_out(parser, "NAME.html")
     for name, what in (
-        ("--text", "a tutorial with other words, or the tokens of a FILE.npz; spaces in between"),
-        ("--compare", "a tutorial with a second text beside --text"),
+        ("--text", "other words for a tutorial, or the tokens of a FILE.npz, separated by spaces"),
+        ("--compare", "a second text for a tutorial, to compare with --text"),
         ("--tokens", "the same as --text"),
     ):
         parser.add_argument(name, metavar="TEXT", type=streams.sentence, help=what)
@@ -172,7 +172,7 @@ def _add(parser: Parser) -> None:
 
 
 def _page(options: argparse.Namespace) -> tuple[str, Page]:
-    """Return what the page is called, and the page."""
+    """Return the name of the page, and the page."""
     if options.text is not None and options.tokens is not None:
         raise UsageError("--text and --tokens are the same; give one of them")
     text = options.tokens if options.text is None else options.text
@@ -184,7 +184,8 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
         return name, tutorial_page(name, exercise=options.exercise, text=text, compare=options.compare)
     path = Path(options.source)
     if options.source != streams.DASH and path.suffix.lower() != ".npz" and not os.path.exists(path):
-        raise UsageError(f"{options.source!r} is no tutorial ({', '.join(TUTORIAL_PAGES)}) and no file")
+        known = ", ".join(TUTORIAL_PAGES)
+        raise UsageError(f"{options.source!r} is neither a tutorial ({known}) nor a file")
     if options.compare is not None:
         raise UsageError("--compare is for a tutorial, not for a FILE.npz")
     tokens = None if text is None else text.split()
@@ -193,10 +194,10 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
 
 
 def _default_file(name: str) -> Path:
-    """Return NAME.html, with a name that is cut where no file's is as long."""
+    """Return NAME.html, cut to the longest name that a file may have."""
     while len(os.fsencode(name)) + len(".html") > LONGEST_NAME:
         name = name[:-1]
-    foreign = "no page of selfattn's: --out says where to write"
+    foreign = "it is not a page of selfattn's: --out says where to write"
     return default_file(f"{name}.html", b'<body class="sa-page">', foreign)
 
 

@@ -1,7 +1,7 @@
-"""Standard streams and files as a command finds them: closed, full, no terminal, of any encoding; ``-`` for a stream.
+"""Standard streams and files of a command, whether closed, full, not a terminal, or of any encoding; ``-`` is a stream.
 
-A descriptor that is closed when a program starts goes to the next file that it opens, which would then take what is
-printed. So closed ones are given to the null device first.
+If a standard descriptor is closed when a program starts, the next file that it opens gets this descriptor, and would then get what
+is printed. So closed descriptors are opened on the null device first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,17 @@ _OF_MODELS = (
 
 
 class _Found:
-    """What the program was started with."""
+    """The standard output that the program was started with."""
 
-    closed = False  # standard output
-    output: Any = None  # standard output, while what is printed goes elsewhere
+    closed = False
+    output: Any = None  # set while prints go elsewhere
 
 
 def prepare() -> None:
-    """Make three streams that can be used, whatever the program was started with."""
+    """Make the three standard streams usable, also if they were closed when the program started."""
     _Found.closed = _is_closed(sys.stdout)
     if not all(map(_is_open, range(3))):
-        while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # takes the lowest number
+        while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # gets the lowest free number
             pass
         os.close(null)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -46,7 +46,7 @@ def prepare() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8", errors="replace"))  # noqa: SIM115
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="backslashreplace")  # for what a terminal cannot show
+        reconfigure(errors="backslashreplace")  # for characters that a terminal cannot show
 
 
 def _is_closed(stream: Any) -> bool:
@@ -62,30 +62,30 @@ def _is_open(descriptor: int) -> bool:
 
 
 def results() -> Any:
-    """Return standard output, for what a command was called for; an OSError if it was closed when the program started."""
+    """Return standard output, for the results of a command; an OSError if it was closed when the program started."""
     if _Found.closed:
         raise OSError(errno.EBADF, "standard output is closed, and the result would be lost")
     return sys.stdout if _Found.output is None else _Found.output
 
 
 def abandon(stream: Any) -> None:
-    """Let what cannot be written go: its reader is gone or its disk full, and Python would complain at the end or exit with 120."""
+    """Drop output that cannot be written, to a closed pipe or a full disk: Python would complain at exit, or exit with 120."""
     try:
         stream.flush()
     except (OSError, ValueError):
-        with contextlib.suppress(OSError, AttributeError, ValueError):  # a stream of Python's alone
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # a stream without a descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def tell(message: str) -> None:
-    """Write a line to standard error, if that can be had."""
+    """Write a line to standard error, if that is possible."""
     with contextlib.suppress(OSError, ValueError):  # full, or closed
         print(message, file=sys.stderr, flush=True)
 
 
 def fail(program: str, error: BaseException) -> int:
-    """Write what went wrong to standard error; return the exit code."""
-    tell(f"{program}: error: {str(error) or type(error).__name__}")  # a MemoryError may say nothing
+    """Write an error to standard error; return the exit code."""
+    tell(f"{program}: error: {str(error) or type(error).__name__}")  # a MemoryError may have no message
     return 1
 
 
@@ -93,15 +93,15 @@ def is_terminal(stream: Any) -> bool:
     """Tell whether a stream, which may be any object with a write method, is a terminal."""
     try:
         return bool(stream.isatty())
-    except (AttributeError, ValueError):  # none, a minimal one, or a closed one
+    except (AttributeError, ValueError):  # None, a minimal stream, or a closed one
         return False
 
 
 class Input:
-    """Standard input as a file that is read as bytes, whatever the program was started with."""
+    """Standard input as a file of bytes; it may be any stream of text."""
 
     def read(self) -> bytes:
-        """Return all of it."""
+        """Read it to its end."""
         stream = getattr(sys.stdin, "buffer", None)
         return sys.stdin.read().encode() if stream is None else bytes(stream.read())
 
@@ -110,7 +110,7 @@ class Input:
 
 
 def lines() -> Iterator[str]:
-    """Give out the lines of standard input that are not empty, each as soon as it is there: another program may wait for an answer.
+    """Yield the lines of standard input that are not empty, each at once: another program may be waiting for the answer.
 
     A line that is not UTF-8 is a ValueError.
     """
@@ -119,14 +119,13 @@ def lines() -> Iterator[str]:
         try:
             text = line if isinstance(line, str) else line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"standard input is not UTF-8: byte 0x{line[error.start]:02x} in line {number}"
-            ) from None
+            where = f"byte 0x{line[error.start]:02x} in line {number}"
+            raise ValueError(f"standard input is not UTF-8: {where}") from None
         yield from (part for part in map(str.strip, text.replace("\r", "\n").split("\n")) if part)
 
 
 def source(file: str) -> str | Input:
-    """Return what to read: a path, or standard input for ``-``."""
+    """Return the file to read: a path, or standard input for ``-``."""
     return Input() if file == DASH else file
 
 
@@ -140,7 +139,7 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
     if os.fspath(file) == DASH:
         stream = results()
         stream.flush()
-        if isinstance(getattr(stream, "buffer", None), io.FileIO):  # unbuffered it may take a part alone
+        if isinstance(getattr(stream, "buffer", None), io.FileIO):  # unbuffered: it may write only a part
             with os.fdopen(os.dup(stream.fileno()), "wb") as buffered:
                 buffered.write(content)
         elif hasattr(stream, "buffer"):
@@ -153,7 +152,7 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
 
 
 def target(text: str) -> str:
-    """Take where to write: a file's name, or ``-`` for anything that names standard output, such as ``/dev/stdout``."""
+    """Take the name of a file to write; ``-`` for all names of standard output, such as ``/dev/stdout``."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a file, or - for standard output, not ''")
     if text.endswith(("/", os.sep)):
@@ -162,31 +161,25 @@ def target(text: str) -> str:
 
 
 def folder(text: str) -> Path:
-    """Take where a folder is to be; a variable of the shell that is not set names none."""
+    """Take the name of a folder, which is empty if it comes from a shell's unset variable."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a folder, not ''")
     return Path(text)
 
 
 def sentence(text: str) -> str:
-    """Take an argument as text: where the locale knows no better, bytes that are not ASCII come as halves of surrogate pairs."""
+    """Take an argument as text; in a locale of ASCII, other bytes arrive as halves of surrogate pairs."""
     if is_text(text):
         return text
     given: bytes | str = text
     with contextlib.suppress(UnicodeError):
-        given = os.fsencode(text)  # the encoding fails where it is not from a command line
+        given = os.fsencode(text)  # fails if the text is not from a command line
         return given.decode()
     raise argparse.ArgumentTypeError(f"must be UTF-8, not {given!r}")
 
 
-def add_json(add: Callable[..., Any], what: str = "the times, in seconds") -> None:
-    """Add a benchmark's option ``--json`` with the ``add_argument`` of its parser."""
-    saved = f"save {what}; - prints them in place of the table"
-    add("--json", metavar="FILE", type=target, help=saved)
-
-
 def check_not_of(model: str | os.PathLike[str], file: str | os.PathLike[str] | None) -> None:
-    """Refuse to write over a model that is read, a file or a folder: a ValueError if the file is it, or one that it holds."""
+    """Refuse to overwrite a model that is read: a ValueError if the file is the model, or a file of its folder."""
     place, model = Path(file or ""), Path(model)
     if file is None or not place.is_file():
         return
@@ -196,7 +189,7 @@ def check_not_of(model: str | os.PathLike[str], file: str | os.PathLike[str] | N
 
 
 def check(file: str | os.PathLike[str] | None) -> None:
-    """Find out before the work whether :func:`write` will be able to; what is in its way is an OSError."""
+    """Check before the work that :func:`write` will be possible; else an OSError says why."""
     if file is None:
         return
     if os.fspath(file) == DASH:
@@ -207,20 +200,17 @@ def check(file: str | os.PathLike[str] | None) -> None:
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
-    place = Path(os.path.realpath(path))  # what a link points at is written
+    place = Path(os.path.realpath(path))  # the target of a link is written
     if not place.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(place.parent))
     for written in [place] * place.exists() + [place.parent] * (not _disk.is_special(path)):
         if not os.access(written, os.W_OK):
-            raise PermissionError(errno.EACCES, "may not be written", str(written))
+            raise PermissionError(errno.EACCES, "no permission to write", str(written))
 
 
 @contextlib.contextmanager
 def table_beside(file: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Within it, what is printed goes to standard error if the file is standard output.
-
-    Without a file, a standard output that is closed is an OSError.
-    """
+    """Send prints to standard error if the file is standard output; without a file, a closed standard output is an OSError."""
     if file is None:
         results()
     if file is None or os.fspath(file) != DASH:
@@ -235,7 +225,7 @@ def table_beside(file: str | os.PathLike[str] | None) -> Iterator[None]:
 
 
 def is_same(one: str | os.PathLike[str], other: str | os.PathLike[str] | None) -> bool:
-    """Tell whether two names are of one file that is there."""
+    """Tell whether two names are of one existing file."""
     try:
         return other is not None and os.path.samefile(one, other) and Path(one).is_file()
     except OSError:

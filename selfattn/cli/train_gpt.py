@@ -1,6 +1,6 @@
-"""The command ``selfattn train gpt``: a small GPT that learns to go on from a text, character by character.
+"""The command ``selfattn train gpt``: a small GPT that learns a text character by character.
 
-Parses arguments, reads and prints; what is computed lives in `training`, `nn` and `models`.
+Parses arguments, reads and prints; `training`, `nn` and `models` compute.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,22 +16,24 @@ import numpy as np
 from selfattn import files, nn, optim, training
 from selfattn._check import Array
 from selfattn.cli import streams
-from selfattn.cli.numbers import count, rate
-from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_numbers, checked_seed
+from selfattn.cli.models import check_place
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_numbers, checked_seed, count, rate
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.triplets import read_text
 
 UNFINISHED = "unfinished.safetensors"
-WRITTEN = (files.CONFIG, files.WEIGHTS, "tokenizer.json", "tokenizer_config.json")
-VALIDATION = 10  # one part of so many of the text is held out
+WRITTEN = dict.fromkeys((files.CONFIG, files.WEIGHTS), "a model") | {
+    name: name for name in ("tokenizer.json", "tokenizer_config.json")
+}
+VALIDATION = 10  # a tenth of the text is held out
 EPILOG = f"""\
-The folder is a GPT-2 of Transformers' with a tokenizer of single characters: selfattn generate, selfattn evaluate and
-selfattn.models.load take it, and so does Transformers.
+The folder is a GPT-2 in Transformers' form, with a tokenizer of single characters. selfattn generate, selfattn evaluate,
+selfattn.models.load and Transformers load it.
 
 examples:
-  selfattn train gpt book.txt --out mine                   a minute or so
+  selfattn train gpt book.txt --out mine                   takes about a minute
   selfattn train gpt book.txt --out mine --layers 6 --dim 384 --heads 6 --context 256 --steps 5000
-  selfattn train gpt book.txt --out mine --resume          go on after Ctrl-C or a crash, with the same options
+  selfattn train gpt book.txt --out mine --resume          continue after Ctrl-C or a crash, with the same options
   selfattn generate mine "It was" --temperature 0.8
 {EXIT_CODES}"""
 
@@ -45,24 +46,24 @@ def _add(parser: Parser) -> None:
     sizes = {
         "--dim": (count, 128, "width"),
         "--layers": (count, 4, "layers"),
-        "--heads": (count, 4, "heads, which divide the width"),
-        "--context": (count, 128, "characters that it looks back on"),
+        "--heads": (count, 4, "heads; the width must be a multiple"),
+        "--context": (count, 128, "characters that each prediction depends on"),
     }
     add_numbers(model, sizes)
-    dropped = "part that is dropped while it learns (0)"
+    dropped = "probability of dropout in training (0)"
     model.add_argument("--dropout", type=float, default=0.0, metavar="P", help=dropped)
     learning = parser.add_argument_group("training")
     numbers = {
-        "--steps": (count, 1000, "batches that it learns from"),
+        "--steps": (count, 1000, "batches to train on"),
         "--batch-size": (count, 32, "sequences in a batch"),
         "--lr": (rate, 1e-3, "the highest learning rate"),
-        "--seed": (int, 0, "of the weights and batches"),
-        "--log-every": (count, 100, "steps between two lines"),
+        "--seed": (int, 0, "seed of weights and batches"),
+        "--log-every": (count, 100, "steps between printed lines"),
     }
     add_numbers(learning, numbers)
     learning.add_argument("--quiet", action="store_true", help="print nothing")
-    learning.add_argument("--resume", action="store_true", help="go on with an unfinished training")
-    learning.add_argument("--force", action="store_true", help="replace a model that is there")
+    learning.add_argument("--resume", action="store_true", help="continue an unfinished training")
+    learning.add_argument("--force", action="store_true", help="replace the model in DIR")
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -70,7 +71,10 @@ def _train(options: argparse.Namespace) -> int:
     from selfattn.models.gpt2 import as_gpt2, character_tokenizer
 
     unfinished = options.out / UNFINISHED
-    _check_place(options, unfinished)
+    begun = unfinished.is_file() if options.resume else unfinished.exists()
+    is_ours = not unfinished.exists() or checkpoints.is_checkpoint(unfinished)
+    foreign = "" if is_ours else f"{unfinished} is not from a training of selfattn's"
+    check_place(options, begun, foreign, WRITTEN)
     text = read_text(streams.source(options.text))
     characters = "".join(sorted(set(text)))
     tokenizer = character_tokenizer(characters)
@@ -78,9 +82,8 @@ def _train(options: argparse.Namespace) -> int:
     held = len(ids) // VALIDATION
     learned, validation = ids[: len(ids) - held], _windows(ids[len(ids) - held :], options.context)
     if len(learned) < options.context + 1:
-        raise ValueError(
-            f"{options.text} has {len(text)} characters; a context of {options.context} needs {options.context * 10 // 9 + 2}"
-        )
+        needed = f"a context of {options.context} needs {options.context * 10 // 9 + 2}"
+        raise ValueError(f"{options.text} has {len(text)} characters; {needed}")
     for_weights, for_batches = np.random.default_rng(checked_seed(options.seed)).spawn(2)
     model = nn.GPT(
         tokenizer.get_vocab_size(), options.dim, options.layers, options.heads, options.context, dropout=options.dropout,
@@ -97,7 +100,7 @@ def _train(options: argparse.Namespace) -> int:
         print(f"{len(text)} characters, {len(characters)} different; {size} parameters", flush=True)
     made = not options.out.exists()
     options.out.mkdir(parents=True, exist_ok=True)
-    if not options.resume:  # --force: there is a text to learn from now
+    if not options.resume:  # with --force, now that the text has been read
         unfinished.unlink(missing_ok=True)
     started = time.monotonic()
     warm: int = max(1, options.steps // 20)
@@ -125,7 +128,9 @@ def _train(options: argparse.Namespace) -> int:
         )
     except training.Interrupted:
         models.save(as_gpt2(model, tokenizer), options.out)
-        streams.tell(f"\nstopped; the model as it is now is in {options.out}, and --resume goes on")
+        streams.tell(
+            f"\nstopped; the model as it is now is in {options.out}, and --resume continues the training"
+        )
         raise
     except BaseException:
         if made:
@@ -135,34 +140,11 @@ def _train(options: argparse.Namespace) -> int:
     models.save(as_gpt2(model, tokenizer), options.out)
     unfinished.unlink(missing_ok=True)
     if not options.quiet:
-        loss = ""
+        done = f"saved in {options.out} after {time.monotonic() - started:.0f} s"
         if validation:
-            loss = f"; loss of the last tenth of the text {history.validation_losses[-1][1]:.3f}"
-        seconds = time.monotonic() - started
-        print(
-            f'saved in {options.out} after {seconds:.0f} s{loss}; try: selfattn generate {options.out} "..." --temperature 0.8'
-        )
+            done += f"; loss of the last tenth of the text {history.validation_losses[-1][1]:.3f}"
+        print(f'{done}; try: selfattn generate {options.out} "..." --temperature 0.8')
     return 0
-
-
-def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
-    out: Path = options.out
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out must be a folder, and {out} is not one")
-    if options.resume and not unfinished.is_file():
-        raise FileNotFoundError(f"{out} holds no unfinished training of a GPT to go on with")
-    if unfinished.exists() and not checkpoints.is_checkpoint(unfinished):
-        raise FileExistsError(f"{unfinished} is there, and no training of selfattn's left it")
-    if options.resume or options.force:
-        return
-    if unfinished.exists():
-        raise FileExistsError(
-            f"{out} holds an unfinished training: --resume goes on with it, --force begins anew"
-        )
-    for name in WRITTEN:
-        if (out / name).exists():
-            what = "a model" if name in (files.CONFIG, files.WEIGHTS) else name
-            raise FileExistsError(f"{out} holds {what}: --force replaces it")
 
 
 def _ids(text: str, vocabulary: dict[str, int]) -> Array:
@@ -171,7 +153,7 @@ def _ids(text: str, vocabulary: dict[str, int]) -> Array:
 
 
 def _windows(ids: Array, context: int) -> list[Array]:
-    """Cut what is held out into sequences of which all characters but the first are predicted."""
+    """Split the held-out text into sequences of which all characters but the first are predicted."""
     return [ids[begin : begin + context + 1] for begin in range(0, len(ids) - context, context)]
 
 

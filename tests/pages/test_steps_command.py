@@ -101,7 +101,7 @@ def test_every_option_of_a_file_is_passed_on(tmp_path):
             {"inputs": np.zeros((100_000, 1)), **{f"W_{x}": np.eye(1) for x in ("query", "key", "value")}},
             "10000000000 scores",
         ),
-        ({**ATTENTION, "query": np.zeros((10**11, 0, 2))}, "nothing, so many times"),
+        ({**ATTENTION, "query": np.zeros((10**11, 0, 2))}, "it is empty, but would take hours"),
     ],
 )
 def test_arrays_that_do_not_do(arrays, message, tmp_path, capsys):
@@ -157,8 +157,8 @@ def test_files_that_are_none(tmp_path, capsys):
     ("arguments", "message"),
     [
         ([], "required: TUTORIAL|FILE.npz"),
-        (["6"], "'6' is no tutorial (first_principles,"),
-        (["12"], "'12' is no tutorial"),
+        (["6"], "'6' is neither a tutorial (first_principles,"),
+        (["12"], "'12' is neither a tutorial"),
         (["3", "--compare", "sky"], "it needs --text"),
         (["3", "--text", "sky", "--tokens", "sky"], "give one of them"),
         (["mine.npz", "--compare", "a b"], "not for a FILE.npz"),

@@ -204,4 +204,4 @@ def test_other_models_are_none(capsys, tmp_path):
     models.save(models.BertModel(config, rng=0), tmp_path)
     code, _, err = run(capsys, "generate", tmp_path, "a")
     assert code == 1
-    assert "holds a BertModel, which is no language model" in err
+    assert "holds a BertModel, which is not a language model" in err

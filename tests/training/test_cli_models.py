@@ -197,7 +197,7 @@ def test_ctrl_c_and_resume(folder, tmp_path):
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.returncode == 130, done.stderr
-    assert done.stderr == "\nstopped; the model as it is now is in m, and --resume goes on\n"
+    assert done.stderr == "\nstopped; the model as it is now is in m, and --resume continues the training\n"
     files.load_model(tmp_path / "m")
     epochs = len(training.loop.checkpoints.load(checkpoint)["epoch_losses"]) + 2
 
@@ -403,8 +403,8 @@ def test_a_folder_of_ones_own_is_left_alone(here, tmp_path, force):
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("unfinished/config.json", "which no training of selfattn's left there"),
-        ("unfinished/model.safetensors", "which no training of selfattn's left there"),
+        ("unfinished/config.json", "which is not from a training of selfattn's"),
+        ("unfinished/model.safetensors", "which is not from a training of selfattn's"),
         ("unfinished", "is in the way of the unfinished training's folder"),
     ],
 )
