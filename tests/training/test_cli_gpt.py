@@ -1,4 +1,4 @@
-"""``selfattn train gpt``: a GPT of one's own from the command line, and as a GPT-2 in the folder."""
+"""``selfattn train gpt``: one's own GPT from the command line, and as a GPT-2 in the folder; test_cli_models.py has its errors."""
 
 import json
 
@@ -85,39 +85,7 @@ def test_training_again_gives_the_same_weights_and_replaces_only_by_force(here, 
     assert (folder / "model" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nothing.txt"], "No such file"),
-        (["text.txt", "--context", "5000"], "a context of 5000 needs"),
-        (["text.txt", "--heads", "5"], "num_heads must divide d_model"),
-        (["text.txt", "--seed", "-1"], "--seed must not be negative"),
-        (["text.txt", "--resume"], "no unfinished training"),
-    ],
-)
-def test_errors_are_one_line(here, tmp_path, capsys, arguments, message):
-    assert cli.main(["train", "gpt", *arguments, "--out", str(tmp_path / "out")]) == 1
-    err = capsys.readouterr().err
-    assert message in err
-    assert "Traceback" not in err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--steps", "0"], ["--batch-size", "0"], ["--context", "0"], ["--context", "-1"], ["--layers", "0"], ["--log-every", "0"],
-        ["--lr", "nan"], ["--lr", "-1"], ["--lr", "inf"], ["--dim", "1e3"],
-    ],
-)  # fmt: skip
-def test_numbers_that_are_none(here, tmp_path, capsys, arguments):
-    assert cli.main(["train", "gpt", "text.txt", *arguments, "--out", str(tmp_path / "out")]) == 2
-    assert f"argument {arguments[0]}: must be" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_the_loop_refuses_leaves_no_folder(here, tmp_path, capsys, monkeypatch):
-
     def fit(*args, **options):
         raise FloatingPointError("the loss is nan")
 
@@ -125,30 +93,6 @@ def test_what_the_loop_refuses_leaves_no_folder(here, tmp_path, capsys, monkeypa
     assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path / "out")]) == 1
     assert "the loss is nan" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "model.safetensors"])
-def test_files_of_ones_own_are_not_replaced_unasked(here, tmp_path, capsys, name):
-    (tmp_path / name).write_text("mine")
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path)]) == 1
-    assert "--force replaces it" in capsys.readouterr().err
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
-
-
-@pytest.mark.parametrize("force", [[], ["--force"]])
-def test_a_file_of_the_name_of_a_checkpoint_is_left_alone(here, tmp_path, capsys, force):
-    (tmp_path / "unfinished.safetensors").write_text("mine")
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *force]) == 1
-    assert "is not from a training of selfattn's" in capsys.readouterr().err
-    assert (tmp_path / "unfinished.safetensors").read_text() == "mine"
-
-
-def test_other_files_stay_where_a_model_is_trained(here, tmp_path):
-    theirs = ("modules.json", "special_tokens_map.json", "notes.txt")
-    for name in theirs:
-        (tmp_path / name).write_text("mine")
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), *TINY]) == 0
-    assert {name: (tmp_path / name).read_text() for name in theirs} == dict.fromkeys(theirs, "mine")
 
 
 def test_force_begins_anew_only_with_a_text(here, tmp_path, capsys):
@@ -165,9 +109,8 @@ def test_force_begins_anew_only_with_a_text(here, tmp_path, capsys):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_a_gpt_is_a_gpt2(tied, activation):
-    gpt = nn.GPT(
-        20, 12, 2, 3, 16, dim_feedforward=20, activation=activation, tie_word_embeddings=tied, rng=0
-    ).eval()
+    options = {"dim_feedforward": 20, "activation": activation, "tie_word_embeddings": tied, "rng": 0}
+    gpt = nn.GPT(20, 12, 2, 3, 16, **options).eval()
     rng = np.random.default_rng(1)
     for array in gpt.parameters().values():
         array[...] += 0.3 * rng.standard_normal(array.shape).astype(np.float32)
