@@ -203,7 +203,7 @@ def test_ctrl_c_and_resume(folder, tmp_path):
     assert run_command(*arguments, epochs, cwd=tmp_path).returncode == 1  # neither --resume nor --force
     done = run_command(*arguments, epochs, "--resume", "--dim", "16", cwd=tmp_path)
     assert done.returncode == 1
-    assert "begun with --dim 8, not 16" in done.stderr
+    assert "started with --dim 8, not 16" in done.stderr
     done = run_command(*arguments, epochs, "--resume", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert not checkpoint.parent.exists()
