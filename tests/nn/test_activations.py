@@ -52,22 +52,6 @@ def test_they_are_those_of_pytorch(kind):
     np.testing.assert_allclose(dx, tensor.grad, rtol=8 * eps, atol=20 * eps)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3)])
-def test_16_bits_are_computed_in_float32_and_lists_taken(kind, shape):
-    layer = KINDS[kind][0]()
-    x = np.full(shape, 1.5, np.float16)
-    y, pullback = layer.vjp(x)
-    (dx, _) = pullback(np.ones(shape, np.float16))
-    assert (
-        type(y) is type(dx) is np.ndarray
-        and y.dtype == dx.dtype == np.float16
-        and y.shape == dx.shape == shape
-    )
-    np.testing.assert_array_equal(y, layer(x.astype(np.float32)).astype(np.float16))
-    assert layer(x.tolist()).dtype == np.float32
-
-
 def test_errors_say_what_was_given():
     with pytest.raises(ValueError, match='approximate must be "none" or "tanh", not \'erf\''):
         nn.GELU("erf")

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from covering import covering
 from inputs import LAYOUTS
 from nn_checks import (
     assert_born_alike,
@@ -95,18 +96,33 @@ def encoder(x=X, options=None, layers=0, norm=False, **more):
     return Case(make, (x,), options or {}, theirs)
 
 
-def decoder(layers=0, **more):
-    """A layer of a decoder, or a decoder; test_nn_decoder.py has PyTorch's numbers."""
+def decoder(layers=0, batched=True, options=None, masks=True, **more):
+    """A layer of a decoder, or a decoder."""
     given = {"d_model": 6, "nhead": 2, "dim_feedforward": 8, "dropout": 0.0, "batch_first": True} | more
+    options = {name: x for name, x in (options or {}).items() if x is not None}
 
     def make(**own):
         layer = nn.TransformerDecoderLayer(**given, **own)
-        return nn.TransformerDecoder(layer, layers, nn.RMSNorm(6, dtype=own["dtype"])) if layers else layer
+        return nn.TransformerDecoder(layer, layers, nn.LayerNorm(6, dtype=own["dtype"])) if layers else layer
 
-    options = {"tgt_is_causal": True, "memory_key_lengths": [5, 2, 4], "memory_mask": 0.5 * PAIRS}
-    return Case(make, (X, MEMORY), options)
+    def theirs(torch):
+        layer = torch.nn.TransformerDecoderLayer(**given)
+        return torch.nn.TransformerDecoder(layer, layers, torch.nn.LayerNorm(6)) if layers else layer
+
+    inputs = (X, MEMORY) if given["batch_first"] else TURNED
+    if not batched:
+        inputs = X[0], MEMORY[0]
+        options |= {name: x[0] for name, x in options.items() if name.endswith("padding_mask")}
+    return Case(make, tuple(inputs), options, theirs if masks else None)
 
 
+DECODERS = covering(
+    activation=["relu", "gelu"], norm_first=[False, True], batch_first=[False, True], bias=[True, False], layers=[0, 2],
+    tgt_mask=[None, TRIANGLE, np.where(TRIANGLE, -np.inf, 0.25)], memory_mask=[None, PAIRS, 0.5 * PAIRS],
+    tgt_key_padding_mask=[None, PADDING], memory_key_padding_mask=[None, KEY_PADDING], batched=[True, False],
+)  # fmt: skip
+for case in DECODERS:
+    case["options"] = {name: case.pop(name) for name in list(case) if name.endswith("mask")}
 LAYERS = {
     "CrossEntropyLoss": loss(nn.CrossEntropyLoss, CLASSES, weight=[1.0, 2.0, 3.0, 0.5], label_smoothing=0.1),
     "CrossEntropyLoss of probabilities": loss(nn.CrossEntropyLoss, SHARES),
@@ -164,10 +180,10 @@ LAYERS = {
     "TransformerEncoder, norm first": encoder(
         options={"mask": TRIANGLE, "src_key_padding_mask": PADDING}, layers=3, norm=True, norm_first=True
     ),
-    "TransformerDecoderLayer": decoder(),
-    "TransformerDecoderLayer, norms first": decoder(norm_first=True, activation="gelu"),
-    "TransformerDecoder": decoder(2, activation="gelu"),
-    "TransformerDecoder, norms first": decoder(2, norm_first=True),
+    "TransformerDecoder of lengths": decoder(
+        2, options={"tgt_is_causal": True, "memory_key_lengths": [5, 2, 4], "memory_mask": 0.5 * PAIRS}, masks=False
+    ),
+    **{f"TransformerDecoder {n}": decoder(**case) for n, case in enumerate(DECODERS)},
     "Sequential": Case(
         lambda **own: nn.Sequential(nn.Linear(6, 4, **own), nn.SelfAttentionBlock(4, **own), nn.Linear(4, 6, **own))
     ),
@@ -229,10 +245,12 @@ def test_gradients_are_those_of_finite_differences(name):
 def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
     torch = pytest.importorskip("torch")
     ours, theirs = torch_twin(lambda dtype: case.make(dtype=dtype, rng=0), case.theirs, dtype)
-    masks = {
-        name: torch.tensor(mask if mask.dtype == bool else mask.astype(dtype))
-        for name, mask in case.options.items()
-    }
+    masks = case.options
+    if (
+        "memory_mask" in masks or "tgt_mask" in masks
+    ):  # PyTorch warns where one mask is boolean and another is not
+        masks = {name: np.where(x, -np.inf, 0.0) if x.dtype == bool else x for name, x in masks.items()}
+    masks = {name: torch.tensor(x if x.dtype == bool else x.astype(dtype)) for name, x in masks.items()}
 
     def call(*tensors):
         y = theirs(*tensors, **masks)
@@ -256,6 +274,44 @@ def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
 def test_initial_numbers_are_those_of_pytorch(name):
     case = LAYERS[name]
     assert_born_alike(lambda rng: case.make(dtype=np.float32, rng=rng), case.theirs, seed=11)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs"),
+    [("float32", "float64"), ("float32", "float16"), ("float16", "float16"), ("float64", "float64")],
+)
+@every_layer
+def test_dtypes_and_lists(case, weights, inputs):
+    """Results have the widest dtype, gradients that of their array; 16 bits are computed in float32."""
+    if case.random:
+        return
+    layer, wide = (case.make(dtype=dtype, rng=0) for dtype in (weights, np.float64))
+    wide.load_state_dict({name: x.astype(float) for name, x in layer.state_dict().items()})
+    given = [x.astype(inputs) if is_float(x) else x for x in case.inputs]
+    results = []
+    for own, arguments in ((layer, given), (wide, [x.astype(float) if is_float(x) else x for x in given])):
+        y, pullback = own.vjp(*arguments, **case.options)
+        y = y[0] if isinstance(y, tuple) else y
+        results.append((y, pullback(gradient_for(y).astype(y.dtype))))
+    (y, found), (true_y, truth) = results
+    has_numbers = layer.parameters() or isinstance(layer, nn.SinusoidalPositions | nn.RotaryEmbedding)
+    assert y.dtype == (np.result_type(weights, inputs) if has_numbers else inputs)
+    d_inputs, grads = found if isinstance(found, tuple) else (found, {})
+    if not isinstance(
+        layer, nn.TransformerDecoderLayer | nn.TransformerDecoder
+    ):  # whose target's gradient may be wider
+        assert {dx.dtype for dx in flat(d_inputs)} == {np.dtype(inputs)}
+    assert {grad.dtype for grad in grads.values()} <= {np.dtype(weights)}
+    few = 64 if layer.parameters() else 1  # without parameters there is one rounding
+    eps = max(np.finfo(dtype).eps for dtype in (weights, inputs, y.dtype))
+    for got, expected in zip([y, *flat(found)], [true_y, *flat(truth)], strict=True):
+        error = np.linalg.norm((got - expected).astype(float))
+        assert error <= few * eps * max(1.0, np.linalg.norm(expected))
+    if case.inputs[0].size:
+        listed = layer(*(x.tolist() for x in given), **case.options)
+        assert flat(listed)[0].dtype == (
+            "float32" if isinstance(layer, nn.ScaledDotProductAttention) else weights
+        )
 
 
 @every_layer

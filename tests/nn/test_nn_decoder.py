@@ -1,9 +1,7 @@
-"""nn.TransformerDecoderLayer and nn.TransformerDecoder: PyTorch's numbers, ways to say the same, dropout."""
+"""nn.TransformerDecoderLayer and nn.TransformerDecoder: ways to say the same, what is not seen, dropout; test_every_layer.py has numbers and gradients."""
 
 import numpy as np
-import pytest
-from covering import covering
-from nn_checks import assert_born_alike, compare_with_torch, torch_twin
+from nn_checks import assert_born_alike
 from refusals import refusals
 
 import selfattn as sa
@@ -17,72 +15,6 @@ MEMORY_PADDING = np.arange(S) >= np.array([[5], [2]])
 TRIANGLE = ~np.tri(L, dtype=bool)
 BAND = np.abs(np.arange(L)[:, None] - np.arange(S)) > 2
 BASE = {"d_model": D, "nhead": HEADS, "dim_feedforward": WIDE, "dropout": 0.0}
-KINDS = covering(
-    activation=["relu", "gelu"], norm_first=[False, True], batch_first=[False, True], bias=[True, False],
-    tgt_mask=[None, TRIANGLE, np.where(TRIANGLE, -np.inf, 0.25)], memory_mask=[None, BAND, 0.5 * BAND],
-    tgt_key_padding_mask=[None, PADDING], memory_key_padding_mask=[None, MEMORY_PADDING], layers=[0, 2], batched=[True, False],
-)  # fmt: skip
-MASKS = ("tgt_mask", "memory_mask", "tgt_key_padding_mask", "memory_key_padding_mask")
-
-
-def split(case):
-    case = dict(case)
-    layers, batched = case.pop("layers"), case.pop("batched")
-    masks = {name: case.pop(name) for name in MASKS}
-    if not batched:
-        for name in MASKS[2:]:
-            masks[name] = None if masks[name] is None else masks[name][0]
-    return {**BASE, **case}, {name: mask for name, mask in masks.items() if mask is not None}, layers, batched
-
-
-def inputs_of(options, batched):
-    if not batched:
-        return [TGT[0], MEMORY[0]]
-    return [TGT, MEMORY] if options["batch_first"] else [TGT.swapaxes(0, 1), MEMORY.swapaxes(0, 1)]
-
-
-def name_of(case):
-    return "-".join(
-        value if isinstance(value, str) else str(np.shape(value) or value) for value in case.values()
-    )
-
-
-def as_function(layer, masks):
-    """``vjp`` as the other checks take it; forward must give the same bits."""
-
-    def vjp(tgt, memory):
-        y, pullback = layer.vjp(tgt, memory, **masks)
-        np.testing.assert_array_equal(layer(tgt, memory, **masks), y)
-        return y, pullback
-
-    return vjp
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", KINDS, ids=name_of)
-def test_numbers_are_those_of_pytorch(case, dtype):
-    torch = pytest.importorskip("torch")
-    options, masks, layers, batched = split(case)
-
-    def make_ours(dtype):
-        layer = nn.TransformerDecoderLayer(**options, dtype=dtype)
-        return nn.TransformerDecoder(layer, layers, nn.LayerNorm(D, dtype=dtype)) if layers else layer
-
-    def make_theirs(torch):
-        layer = torch.nn.TransformerDecoderLayer(**options)
-        return torch.nn.TransformerDecoder(layer, layers, torch.nn.LayerNorm(D)) if layers else layer
-
-    ours, theirs = torch_twin(make_ours, make_theirs, dtype)
-    # PyTorch warns where one mask is boolean and the other is not.
-    added = {
-        name: mask if mask.dtype == float else np.where(mask, -np.inf, 0.0) for name, mask in masks.items()
-    }
-    tensors = {name: torch.tensor(mask.astype(dtype)) for name, mask in added.items()}
-    # The longest sum is over tokens; what is summed up is summed up again in five sums a layer.
-    compare_with_torch(
-        ours, theirs, inputs_of(options, batched), as_function(ours, masks),
-        lambda tgt, memory: theirs(tgt, memory, **tensors), dtype, n=10 * N * S,
-    )  # fmt: skip
 
 
 def test_ways_to_say_the_same():

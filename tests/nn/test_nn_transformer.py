@@ -32,17 +32,6 @@ def in_order(layer, x):
     return x if layer.self_attn.batch_first else x.swapaxes(0, 1)
 
 
-@pytest.mark.parametrize(
-    ("weights", "inputs", "result"),
-    [("float32", "float64", "float64"), ("float32", "float16", "float32"), ("float16", "float16", "float16")],
-)
-def test_gradients_have_the_dtypes_of_what_they_belong_to(weights, inputs, result):
-    y, pullback = layer_of("norm first", rng=0, dtype=weights).vjp(X.astype(inputs))
-    dx, grads = pullback(y)
-    assert (y.dtype, dx.dtype) == (result, inputs)
-    assert {grad.dtype.name for grad in grads.values()} == {weights}
-
-
 def test_an_encoder_has_copies_that_part_when_trained():
     layer = layer_of("as it is", rng=0)
     model = nn.TransformerEncoder(layer, 2)
