@@ -1,7 +1,7 @@
 """Models as files: a folder with safetensors weights, a ``config.json`` and the tokenizer.
 
-Owns what is read from and written to disk. Nothing is unpickled or executed; a file that is cut off, contradicts
-itself or asks for absurd sizes is a ValueError. What is written appears whole or not at all.
+Nothing is unpickled or executed; a file that is cut off, contradicts itself or claims absurd sizes is a ValueError. A file
+that is written appears whole or not at all.
 
 >>> import tempfile
 >>> from selfattn import files, nn
@@ -22,12 +22,12 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy.typing as npt
 
 import selfattn
-from selfattn._check import FLOATS
+from selfattn._check import FLOATS, Array, Entries
 from selfattn._disk import (
     PathLike,
     is_special,
@@ -47,11 +47,9 @@ from selfattn.text import WhitespaceTokenizer
 
 __all__ = ["load_arrays", "load_model", "save_arrays", "save_model"]
 
-Array: TypeAlias = npt.NDArray[Any]
-
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT, VERSION = "selfattn.EmbeddingModel", 1
-# And the least of each.
+# Sizes, and the least of each.
 SIZES = {"vocab_size": 1, "embedding_dim": 2, "max_seq_len": 1, "num_layers": 0, "num_heads": 1}
 KEYS = {"format", "version", "selfattn", *SIZES, "dtype", "tokenizer"}
 TOKENIZERS = {
@@ -59,7 +57,7 @@ TOKENIZERS = {
     "tokenizers": "tokenizer.json",
     "whitespace": "vocabulary.json",
 }
-# No other file bounds the positions: config.json alone must not fill memory.
+# Only config.json says how many positions there are, and it must not fill the memory.
 MOST_POSITIONS = 2**28
 
 
@@ -72,16 +70,15 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
     Parameters
     ----------
     model : EmbeddingModel
-        Its tokenizer is saved when it is SentencePiece's, one of Hugging Face's ``tokenizers`` or a
-        :class:`~selfattn.text.WhitespaceTokenizer`; a tokenizer of any other kind has to be given to
-        :func:`load_model` again.
+        Its tokenizer is saved if it is SentencePiece's, one of Hugging Face's ``tokenizers`` or a
+        :class:`~selfattn.text.WhitespaceTokenizer`; any other tokenizer has to be given to :func:`load_model` again.
     folder : path
-        Made if need be. A model that is there is replaced; other files in it are left alone.
+        Made if necessary. A model in it is replaced; other files stay.
 
     Raises
     ------
     OSError
-        It could not be written; what was there before is as it was.
+        It could not be written; the folder is as it was before.
     ValueError
         The model could not be loaded again: the tokenizer has more tokens than ``vocab_size``, parameters are not those of
         ``num_layers`` layers, or there are too many positions.
@@ -91,23 +88,20 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
     Notes
     -----
     All files are first written under other names and flushed to the disk; then they are renamed, ``config.json`` last.
-    Should the machine stop between two of the renames, ``config.json`` is missing and loading says so; both models,
-    old and new, are then in the folder under names that begin with a dot.
+    If the machine stops between two of the renames, ``config.json`` is missing and loading says so; both models, old and
+    new, are then in the folder under names that begin with a dot.
     """
     if not isinstance(model, EmbeddingModel):
-        raise TypeError(
-            f"model must be an EmbeddingModel, not {type(model).__name__}; save_arrays saves any state_dict"
-        )
-    if model.max_seq_len * model.embedding_dim > MOST_POSITIONS:
-        raise ValueError(
-            f"max_seq_len * embedding_dim is {model.max_seq_len * model.embedding_dim}; "
-            f"a model that is saved may have {MOST_POSITIONS} at most"
-        )
+        other = "save_arrays saves any state_dict"
+        raise TypeError(f"model must be an EmbeddingModel, not {type(model).__name__}; {other}")
+    if (positions := model.max_seq_len * model.embedding_dim) > MOST_POSITIONS:
+        most = f"a saved model may have {MOST_POSITIONS} at most"
+        raise ValueError(f"max_seq_len * embedding_dim is {positions}; {most}")
     kind, tokenizer = _tokenizer_bytes(model.tokenizer)
+    again = "could not be loaded again"
     if (size := _tokens(kind, model.tokenizer)) > model.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {size} tokens, more than vocab_size {model.vocab_size} of the model; it could not be loaded again"
-        )
+        more = f"more than vocab_size {model.vocab_size} of the model"
+        raise ValueError(f"the tokenizer has {size} tokens, {more}; it {again}")
     config = {
         "format": FORMAT,
         "version": VERSION,
@@ -117,15 +111,13 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
         "tokenizer": kind,
     }
     weights = model.state_dict()
-    if differences := _differences(Path(folder), config, weights):  # layers were added or taken away, say
-        raise ValueError(
-            "the model does not fit its sizes, and could not be loaded again:\n  " + "\n  ".join(differences)
-        )
+    folder = Path(folder)
+    if differences := _differences(folder, config, weights):  # layers were added or removed, for example
+        raise ValueError(f"the model does not fit its sizes, and {again}:\n  " + "\n  ".join(differences))
     content = {WEIGHTS: to_safetensors(weights)}
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = to_json(config)
-    folder = Path(folder)
     stale = _tokenizer_file(folder)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,10 +138,10 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
     ----------
     folder : path
     strict : bool, default True
-        False loads what fits by name and shape, rounds to the model's dtype, and warns of what differs; what is
-        missing keeps the initial weights of ``rng=0``.
+        False loads arrays that fit by name and shape, rounds them to the model's dtype, and warns of differences;
+        missing ones keep the initial weights of ``rng=0``.
     tokenizer : object, optional
-        Used in place of the saved one; needed for a model whose tokenizer could not be saved.
+        Used instead of the saved one; needed for a model whose tokenizer could not be saved.
 
     Returns
     -------
@@ -160,15 +152,15 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
     FileNotFoundError
         The folder or one of its files is missing.
     ValueError
-        The files are damaged, are no model of selfattn's, or do not fit each other; the message lists the names, shapes
-        and dtypes that differ.
+        The files are damaged, are not a model of selfattn's, or do not fit each other; the message lists the names,
+        shapes and dtypes that differ.
     ImportError
         ``safetensors``, or the library of the tokenizer, is missing.
 
     Warns
     -----
     UserWarning
-        With ``strict=False``, what differs.
+        With ``strict=False``, the differences.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -184,9 +176,8 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
     sizes = {name: config[name] for name in SIZES}
     model = EmbeddingModel(tokenizer, **sizes, dtype=config["dtype"], rng=0)
     if differences:
-        warnings.warn(
-            f"{folder / WEIGHTS} differs from {CONFIG}:\n  " + "\n  ".join(differences), stacklevel=2
-        )
+        listed = "\n  ".join(differences)
+        warnings.warn(f"{folder / WEIGHTS} differs from {CONFIG}:\n  {listed}", stacklevel=2)
         shapes = {name: array.shape for name, array in model.state_dict().items()}
         weights = {name: array for name, array in weights.items() if array.shape == shapes.get(name)}
     model.load_state_dict(weights, strict=strict)
@@ -194,13 +185,13 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
 
 
 def is_model(folder: Path) -> bool:
-    """Tell a folder of :func:`save_model`, whole or damaged, from one of a pretrained model."""
+    """Tell whether a folder is one of :func:`save_model`, whole or damaged, not one of a pretrained model."""
     config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     return isinstance(config, dict) and "format" in config and "model_type" not in config
 
 
 def _tokenizer_file(folder: Path) -> str | None:
-    """Return the name of the tokenizer's file of a model that is in a folder, None for no model of selfattn's."""
+    """Return the name of the tokenizer's file of a model in a folder, None without a model of selfattn's."""
     try:
         return TOKENIZERS.get(_read_config(folder / CONFIG)["tokenizer"])
     except (OSError, ValueError):
@@ -212,34 +203,24 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a model of selfattn's: its format is not {FORMAT!r}")
     if config.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has version {config.get('version')!r}; this selfattn reads version {VERSION}"
-        )
+        version = config.get("version")
+        raise ValueError(f"{path} has version {version!r}; this selfattn reads version {VERSION}")
     if set(config) != KEYS:
-        raise ValueError(
-            f"{path} must have {sorted(KEYS)}; missing {sorted(KEYS - set(config))}, "
-            f"unexpected {sorted(set(config) - KEYS)}"
-        )
+        differ = f"missing {sorted(KEYS - set(config))}, unexpected {sorted(set(config) - KEYS)}"
+        raise ValueError(f"{path} must have {sorted(KEYS)}; {differ}")
     for name, least in SIZES.items():
-        value = config[name]
-        if type(value) is not int or not least <= value < 2**31:
-            raise ValueError(f"{path}: {name} must be an int from {least} to 2**31 - 1, not {value!r}")
-    if config["embedding_dim"] % 2 or config["embedding_dim"] % config["num_heads"]:
-        raise ValueError(
-            f"{path}: embedding_dim must be even and a multiple of num_heads, not {config['embedding_dim']} "
-            f"with num_heads {config['num_heads']}"
-        )
-    if config["max_seq_len"] * config["embedding_dim"] > MOST_POSITIONS:
-        raise ValueError(
-            f"{path}: max_seq_len {config['max_seq_len']} times embedding_dim {config['embedding_dim']} "
-            f"is more than {MOST_POSITIONS}"
-        )
-    if config["dtype"] not in FLOATS:
-        raise ValueError(f"{path}: dtype must be one of {', '.join(FLOATS)}, not {config['dtype']!r}")
-    if config["tokenizer"] not in (None, *TOKENIZERS):
-        raise ValueError(
-            f"{path}: tokenizer must be one of {', '.join(TOKENIZERS)}, not {config['tokenizer']!r}"
-        )
+        Entries(config, str(path)).size(name, least=least)
+    d, heads, longest = (config[name] for name in ("embedding_dim", "num_heads", "max_seq_len"))
+    if d % 2 or d % heads:
+        even = f"even and a multiple of num_heads, not {d} with num_heads {heads}"
+        raise ValueError(f"{path}: embedding_dim must be {even}")
+    if longest * d > MOST_POSITIONS:
+        product = f"max_seq_len {longest} times embedding_dim {d}"
+        raise ValueError(f"{path}: {product} is more than {MOST_POSITIONS}")
+    for name, allowed in {"dtype": FLOATS, "tokenizer": (*TOKENIZERS, None)}.items():
+        if config[name] not in allowed:
+            known = ", ".join(filter(None, allowed))
+            raise ValueError(f"{path}: {name} must be one of {known}, not {config[name]!r}")
     return config
 
 
@@ -247,19 +228,16 @@ def _shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     d = config["embedding_dim"]
     yield "embedding_layer.weight", (config["vocab_size"], d)
     for i in range(config["num_layers"]):
-        for layer in ("query", "key", "value"):
-            yield f"attention_layers.{i}.{layer}.weight", (d, d)
+        for layer, weight in {"query": (d, d), "key": (d, d), "value": (d, d), "ln": (d,)}.items():
+            yield f"attention_layers.{i}.{layer}.weight", weight
             yield f"attention_layers.{i}.{layer}.bias", (d,)
-        yield f"attention_layers.{i}.ln.weight", (d,)
-        yield f"attention_layers.{i}.ln.bias", (d,)
 
 
 def _differences(folder: Path, config: Mapping[str, Any], weights: Mapping[str, Array]) -> list[str]:
-    """Say what differs between the parameters that a config describes and the arrays of a file."""
+    """List the differences between the parameters that a config describes and the arrays of a file."""
     if 8 * config["num_layers"] > len(weights) + 1000:  # too many to name
-        raise ValueError(
-            f"{folder / CONFIG} names {config['num_layers']} layers; {WEIGHTS} holds {len(weights)} arrays"
-        )
+        layers = f"{folder / CONFIG} names {config['num_layers']} layers"
+        raise ValueError(f"{layers}; {WEIGHTS} holds {len(weights)} arrays")
     expected = dict(_shapes(config))
     found = [f"unexpected: {name} {array.shape}" for name, array in weights.items() if name not in expected]
     for name, shape in expected.items():
@@ -277,7 +255,7 @@ def _differences(folder: Path, config: Mapping[str, Any], weights: Mapping[str, 
 
 
 def _tokenizer_bytes(tokenizer: Any) -> tuple[str | None, bytes]:
-    """Return the kind of a tokenizer and its file, or None for one that no file can hold."""
+    """Return the kind of a tokenizer and its file, or None for a kind that no file can hold."""
     if isinstance(tokenizer, WhitespaceTokenizer):
         return "whitespace", (json.dumps(tokenizer.vocabulary, ensure_ascii=False) + "\n").encode()
     if hasattr(tokenizer, "serialized_model_proto"):
@@ -299,9 +277,8 @@ def _tokens(kind: str | None, tokenizer: Any) -> int:
 def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
     kind = config["tokenizer"]
     if kind is None:
-        raise ValueError(
-            f"the tokenizer of {folder} was of a kind that is not saved; load_model(folder, tokenizer=...) takes it"
-        )
+        give = "give it to load_model(folder, tokenizer=...)"
+        raise ValueError(f"the tokenizer of {folder} was of a kind that is not saved; {give}")
     path = folder / TOKENIZERS[kind]
     content = read(path)
     if kind == "whitespace":
@@ -316,7 +293,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         tokenizer = import_extra("sentencepiece", "text").SentencePieceProcessor()
         try:
             tokenizer.LoadFromSerializedProto(content)
-        except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # the last of its own message
+        except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # the last by its own message
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
     else:
         tokenizer = parse_tokenizer(path, content, None)
@@ -334,15 +311,15 @@ def save_arrays(path: PathLike, arrays: Mapping[str, npt.ArrayLike]) -> None:
     Parameters
     ----------
     path : path
-        A file that is there is replaced, once the new one is whole.
+        An existing file is replaced once the new one is whole.
     arrays : mapping of str to array_like
 
     Raises
     ------
     OSError
-        It could not be written; what was there before is as it was.
+        It could not be written; the old file is as it was before.
     TypeError
-        An array holds something that safetensors has no name for.
+        An array has a dtype that safetensors does not have.
     ImportError
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
     """

@@ -1,11 +1,12 @@
 """PyTorch's CPU random stream, so that a seed gives the numbers here that it gives there.
 
-Measured on PyTorch 2.13 and frozen: the words are MT19937's, and each kind of draw turns words into numbers in
-its own way. Owns that one stream and nothing else; who draws what, and in which order, is for the layers.
+It is the stream of PyTorch 2.13: MT19937's words, which each kind of draw turns into numbers in its own way. What is drawn,
+and in which order, the layers decide.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import operator
@@ -15,11 +16,10 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import check_number
+from selfattn._check import Array, check_number
 
 __all__ = ["TorchGenerator", "torch_rng"]
 
-Array: TypeAlias = npt.NDArray[Any]
 Size: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
 
 _LONG = 16  # normal_() fills tensors of this size and above block by block
@@ -27,7 +27,7 @@ _WIDE = 2**28  # from this range on randint() spends two words on a number
 
 
 class TorchGenerator:
-    """PyTorch's CPU generator: what :func:`torch_rng` returns, where the draws are described.
+    """PyTorch's CPU generator, as :func:`torch_rng` returns and describes it.
 
     Parameters
     ----------
@@ -36,22 +36,22 @@ class TorchGenerator:
 
     Notes
     -----
-    It is taken wherever ``rng=`` is: layers draw their weights from it in PyTorch's order, ``fit`` shuffles
-    as a DataLoader does, and dropout takes its seed from :meth:`integers`.
+    Every ``rng=`` takes it: layers draw their weights from it in PyTorch's order, ``fit`` shuffles as a DataLoader
+    does, and dropout takes its seed from :meth:`integers`.
     """
 
     def __init__(self, seed: SupportsIndex) -> None:
         self.manual_seed(seed)
 
     def __copy__(self) -> TorchGenerator:
-        """Return a generator of its own: one of two that shared the words would skip those that the other draws."""
+        """Return an independent generator; two that shared the words would skip each other's."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return f"torch_rng({self.initial_seed})"
 
     def manual_seed(self, seed: SupportsIndex) -> TorchGenerator:
-        """Start again from ``seed``; returns the generator itself, as PyTorch does."""
+        """Start again from ``seed``; return the generator itself, as PyTorch does."""
         if isinstance(seed, bool | np.bool_) or not hasattr(seed, "__index__"):
             raise TypeError(f"seed must be an int, not {type(seed).__name__}")
         self.initial_seed = operator.index(seed)
@@ -75,12 +75,12 @@ class TorchGenerator:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from where :meth:`get_state` was called.
+        """Continue from where :meth:`get_state` was called.
 
         Raises
         ------
         ValueError
-            ``state`` is not one that :meth:`get_state` returned.
+            ``state`` is not from :meth:`get_state`.
         """
         names = {"generator", "seed", "words", "position", "next_normal"}
         if not isinstance(state, Mapping) or set(state) != names or state["generator"] != "torch_rng":
@@ -132,7 +132,7 @@ class TorchGenerator:
         x = self.random(n, dtype)
         whole = n - n % _LONG
         x[:whole] = _box_muller(x[:whole], mean, std)
-        if n != whole:  # draw the last 16 anew
+        if n != whole:  # draw the last 16 again
             x[-_LONG:] = _box_muller(self.random(_LONG, dtype), mean, std)
         return x.reshape(shape)
 
@@ -189,11 +189,9 @@ class TorchGenerator:
         return high_low
 
     def _one_normal(self) -> float:
-        """Box and Muller's pair: the cosine now, the sine kept for the next call, whoever makes it."""
-        try:
-            return self._kept_normals.pop()  # one step: no other thread has the same
-        except IndexError:
-            pass
+        """Draw Box and Muller's pair: return the cosine, and keep the sine for the next call, also of another thread."""
+        with contextlib.suppress(IndexError):
+            return self._kept_normals.pop()  # atomic: no other thread gets the same
         u1, u2 = self.random(2, np.float64).tolist()
         radius, angle = math.sqrt(-2.0 * math.log1p(-u2)), 2.0 * math.pi * u1
         self._kept_normals.append(radius * math.sin(angle))
@@ -216,8 +214,8 @@ def torch_rng(seed: SupportsIndex) -> TorchGenerator:
     TorchGenerator
         With ``random`` (torch.rand), ``uniform``, ``normal``, ``standard_normal`` (torch.randn), ``randperm``,
         ``integers`` (torch.randint), ``permutation`` (the order in which a DataLoader shuffles), ``get_state``
-        and ``set_state``. Floating-point draws take ``dtype=``, float32 or float64, which are different
-        streams: float64 is not float32 converted.
+        and ``set_state``. Floating-point draws take ``dtype=``, float32 or float64; these are different streams:
+        float64 numbers are not converted float32 numbers.
 
     Raises
     ------
@@ -283,8 +281,8 @@ def _box_muller(uniforms: Array, mean: float, std: float) -> Array:
 def _fma(x: Array, y: Any, z: Any) -> Array:
     """Compute x·y + z with one rounding, as the processor's instruction does, from ordinary operations.
 
-    Boldo and Melquiond, "Emulation of FMA and Correctly Rounded Sums", 2008, algorithm 1 (Fma). Rounding to odd
-    on the way keeps the last rounding, to nearest, from being a second one.
+    Boldo and Melquiond, "Emulation of FMA and Correctly Rounded Sums", 2008, algorithm 1 (Fma). Intermediate sums are
+    rounded to odd, so that the last rounding, to nearest, is not a double rounding.
     """
     wide_x, wide_y, wide_z = (np.asarray(t, np.float64) for t in (x, y, z))
     if x.dtype == np.float32:  # the product is exact in float64
@@ -297,14 +295,14 @@ def _fma(x: Array, y: Any, z: Any) -> Array:
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return a + b rounded, and what rounding lost (Knuth)."""
+    """Return a + b rounded, and the rounding error (Knuth)."""
     total = a + b
     part = total - a
     return total, (a - (total - part)) + (b - part)
 
 
 def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return a·b rounded, and what rounding lost (Dekker)."""
+    """Return a·b rounded, and the rounding error (Dekker)."""
 
     def halves(t: Array) -> tuple[Array, Array]:
         scaled = t * 134217729.0  # 2**27 + 1

@@ -1,4 +1,4 @@
-"""Tokenizers: whatever turns a sentence into token ids, brought to one form; one of words; SentencePiece's training.
+"""Tokenizers: one form for anything that turns a sentence into token ids; a tokenizer of words; SentencePiece's training.
 
 >>> from selfattn.text import WhitespaceTokenizer
 >>> tokenizer = WhitespaceTokenizer.train(["tom chase jerry", "jerry likes cheese"])
@@ -33,20 +33,19 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
     Parameters
     ----------
     tokenizer : object
-        One of: something with SentencePiece's ``encode(sentence, out_type=int)``; a ``tokenizers.Tokenizer`` of
-        Hugging Face, whose ``encode(sentence).ids`` is taken, with the special tokens that it adds and without its
-        padding; a callable
-        ``str -> list of int``, such as the ``encode`` method of any other tokenizer.
+        An object with SentencePiece's ``encode(sentence, out_type=int)``; a ``tokenizers.Tokenizer`` of Hugging Face,
+        whose ``encode(sentence).ids`` is used, with the special tokens that it adds and without its padding; or a
+        callable ``str -> list of int``, such as the ``encode`` method of any other tokenizer.
 
     Returns
     -------
     callable
-        ``str -> sequence of int``; what it returns is not checked.
+        ``str -> sequence of int``; its result is not checked.
 
     Raises
     ------
     TypeError
-        ``tokenizer`` is none of these.
+        ``tokenizer`` is not one of these.
 
     Examples
     --------
@@ -67,14 +66,14 @@ def as_tokenizer(tokenizer: Any) -> Tokenize:
 
 
 def without_pads(tokenizer: Any, encoding: Any, numbers: list[int]) -> list[int]:
-    """Return the ids or types of an encoding but for pads, which a tokenizer adds that somebody has told to."""
+    """Return the ids or types of an encoding without pads, which a tokenizer adds if padding is switched on."""
     if getattr(tokenizer, "padding", None) is None:
         return numbers
     return [n for n, counts in zip(numbers, encoding.attention_mask, strict=True) if counts]
 
 
 def _with_reason(encode: Tokenize, sentence: str) -> Sequence[int]:
-    """Tokenize; of text that is none, libraries in other languages say no more than that they could not cast it."""
+    """Tokenize; where libraries in other languages could only say that they cannot cast a text, say why."""
     try:
         return encode(sentence)
     except Exception as error:
@@ -93,7 +92,7 @@ def is_text(sentence: str) -> bool:
 
 def _check_text(text: str, cause: Exception | None = None) -> None:
     if not is_text(text):
-        raise ValueError(f"{text!r:.80} is no text: it holds a lone surrogate") from cause
+        raise ValueError(f"{text!r:.80} is not Unicode: it has a lone surrogate") from cause
 
 
 def _ids(tokenizer: Any, sentence: str) -> list[int]:
@@ -102,18 +101,17 @@ def _ids(tokenizer: Any, sentence: str) -> list[int]:
 
 
 class WhitespaceTokenizer:
-    """Words between white space, each with an id; for small things, and where nothing is to be installed.
+    """Words between white space, each with an id; for small models, and where nothing else is installed.
 
     Parameters
     ----------
     vocabulary : sequence of str
-        The words, without doubles; the place of each is its id. Words that are not in it get the id of ``"<unk>"``,
-        if that is one of them.
+        Different words; the place of each is its id. Other words get the id of ``"<unk>"``, if that is one of them.
 
     Attributes
     ----------
     vocabulary : list of str
-        All that there is to save.
+        Everything that has to be saved.
     unknown_id : int or None
 
     Examples
@@ -142,7 +140,7 @@ class WhitespaceTokenizer:
     def train(
         cls, sentences: Iterable[str], vocab_size: int | None = None, min_count: int = 1
     ) -> WhitespaceTokenizer:
-        """Collect the words of sentences: ``"<unk>"``, then the most frequent first, equally frequent ones as met.
+        """Collect the words of sentences: ``"<unk>"``, then the most frequent first, equally frequent ones in their order.
 
         Parameters
         ----------
@@ -150,7 +148,7 @@ class WhitespaceTokenizer:
         vocab_size : int, optional
             Keep this many at most, ``"<unk>"`` among them; all by default.
         min_count : int, default 1
-            Keep words that appear so often at least.
+            Keep words that occur at least this often.
 
         Raises
         ------
@@ -218,25 +216,25 @@ def train_sentencepiece(
     Parameters
     ----------
     sentences : iterable of str
-        Blank ones are left out.
+        Blank ones are skipped.
     vocab_size : int
-        How many pieces there are to be. A unigram model of a small text has fewer, as many as there can be: take
-        ``tokenizer.get_piece_size()`` as the vocabulary size of a model.
+        The number of pieces. A unigram model of a small text may have fewer: ``tokenizer.get_piece_size()`` is the
+        vocabulary size for a model.
     model_type : {"unigram", "bpe", "char", "word"}
     **options
-        The others of ``SentencePieceTrainer.train``, such as ``character_coverage=0.9995``.
+        Other options of ``SentencePieceTrainer.train``, such as ``character_coverage=0.9995``.
 
     Returns
     -------
     sentencepiece.SentencePieceProcessor
-        Its ``serialized_model_proto()`` is what a file ``*.model`` holds.
+        Its ``serialized_model_proto()`` is the content of a file ``*.model``.
 
     Raises
     ------
     ImportError
         SentencePiece is not installed: ``pip install 'selfattn[text]'``.
     ValueError
-        There are no words, or SentencePiece refuses; the message is its own.
+        There are no words, or SentencePiece refuses; the message has its reason.
 
     References
     ----------
@@ -258,9 +256,8 @@ def train_sentencepiece(
     settings = {
         "model_type": model_type,
         "hard_vocab_limit": False,
-        "minloglevel": 2,  # no progress
-        **options,
-    }
+        "minloglevel": 2,
+    } | options  # 2: no progress
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(part for sentence in sentences for part in _cut(sentence)),
@@ -269,17 +266,16 @@ def train_sentencepiece(
             **settings,
         )
     except (RuntimeError, OSError, ValueError) as error:
-        raise ValueError(
-            f"SentencePiece could not be trained with vocab_size={vocab_size}: {error}"
-        ) from None
+        failed = f"SentencePiece could not be trained with vocab_size={vocab_size}"
+        raise ValueError(f"{failed}: {error}") from None
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 def _cut(sentence: str) -> list[str]:
-    """Cut a very long line into shorter ones, at white space where there is any.
+    """Split a very long line into shorter ones, at white space if there is any.
 
-    SentencePiece leaves lines of more than 4,192 bytes out without a word, and its time grows with the square of a line
-    that repeats itself. Pieces do not reach across white space, so cutting there changes none of their counts.
+    SentencePiece silently skips lines of more than 4,192 bytes, and its time grows with the square of a line that repeats
+    itself. Pieces do not cross white space, so splitting there changes none of their counts.
     """
     if len(sentence) <= LONGEST_LINE:
         return [sentence]
@@ -287,12 +283,8 @@ def _cut(sentence: str) -> list[str]:
 
 
 def _sentences(sentences: Iterable[str]) -> list[str]:
-    """Take the sentences that are not blank, and refuse a text without any."""
-    if isinstance(sentences, str):
-        raise TypeError(
-            "sentences must be a list of str, or a file; one str would count as one per character"
-        )
-    if not isinstance(sentences, Iterable):
+    """Return the sentences that are not blank, and refuse a text without any."""
+    if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise TypeError(f"sentences must be a list of str, or a file, not {sentences!r:.80}")
     kept = []
     for sentence in sentences:

@@ -1,8 +1,7 @@
 """The five tutorials: their inputs, their printed tensors, and the same tensors computed by selfattn.
 
-Three of them print tensors; those are in ``data/tutorials/*.json`` with their inputs. The other two describe modules without
-printing numbers: a small model that was trained for the purpose, and inputs made by hand, are compared with
-`selfattn.reference`.
+Three of them print tensors, which are in ``data/tutorials/*.json`` with their inputs. The other two describe modules without
+numbers: a small model trained for this, and inputs made by hand, are compared with `selfattn.reference`.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from selfattn._check import Array
 
 Function = Callable[..., Any]
 
+NOT_PRINTED = "prints no tensors; compared with the reference, to rounding"
 _exact_attention = partial(reference.scaled_dot_product_attention, compute_dtype=np.float64)
 _exact_layer_norm = partial(reference.layer_norm, compute_dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor: what is expected, what came out, how to print it, and how far apart the two may be."""
+    """One tensor: expected and computed, the format of its numbers, and the largest difference that is allowed."""
 
     name: str
     expected: Array
@@ -54,7 +54,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tutorial:
-    """A tutorial: its title, how precise its numbers are, the comparisons, and the slips in its text."""
+    """A tutorial: its title, the precision of its numbers, the comparisons, and the slips in its text."""
 
     number: int
     title: str
@@ -81,7 +81,7 @@ def class_weights() -> Array:
 
 
 def _rounding_slack(computed: Array) -> Array:
-    """Allow a computed number that lies on a rounding boundary to fall on either side of it."""
+    """Return a tolerance with which a computed number at a rounding boundary may be rounded either way."""
     eps = np.finfo(computed.dtype).eps if computed.dtype.kind == "f" else 0.0
     return np.asarray(16 * eps * (1 + np.abs(computed.astype(np.float64))))
 
@@ -196,12 +196,7 @@ def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
         for sentence in data["sentences"]
         for comparison in compare(name, sentence)
     ]
-    return Tutorial(
-        2,
-        "LLMs: Self Attention",
-        "prints no tensors; compared with the reference, to rounding",
-        tuple(comparisons),
-    )
+    return Tutorial(2, "LLMs: Self Attention", NOT_PRINTED, tuple(comparisons))
 
 
 def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
@@ -227,9 +222,8 @@ def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     printed = data["printed"]
     comparisons = [_to_decimals(name, printed[name], computed, decimals) for name, computed in stages.items()]
     comparisons.append(_to_decimals("output, weights @ V", printed["output"], weights @ value, decimals))
-    return Tutorial(
-        3, data["tutorial"], f"printed to {decimals} decimals", tuple(comparisons), tuple(data["errata"])
-    )
+    precision = f"printed to {decimals} decimals"
+    return Tutorial(3, data["tutorial"], precision, tuple(comparisons), tuple(data["errata"]))
 
 
 def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
@@ -249,24 +243,21 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     rounded = sa.attention_steps(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
     outputs = sa.scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
     left_to_reader = data["computed_not_printed"]["outputs_2_and_3_rounded"]
-    comparisons = (
-        _to_digits("keys", printed["keys"], keys, digits),
-        _to_digits("querys", printed["querys"], querys, digits),
-        _to_digits("values", printed["values"], values, digits),
-        _to_digits("attn_scores", printed["attn_scores"], scores, digits),
-        _to_digits("attn_scores_softmax", printed["attn_scores_softmax"], weights, digits),
-        _to_digits(
-            "weighted_values_rounded [key][query]",
-            printed["weighted_values_rounded"],
-            rounded.weighted_values.swapaxes(0, 1),
-            digits,
-        ),
-        _to_digits("output_1_rounded", printed["output_1_rounded"], outputs[0], digits),
-        _to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits),
-    )
-    return Tutorial(
-        4, data["tutorial"], f"printed to {digits} significant digits", comparisons, tuple(data["errata"])
-    )
+    stages = {
+        "keys": keys,
+        "querys": querys,
+        "values": values,
+        "attn_scores": scores,
+        "attn_scores_softmax": weights,
+        "weighted_values_rounded [key][query]": rounded.weighted_values.swapaxes(0, 1),
+        "output_1_rounded": outputs[0],
+    }
+    comparisons = [
+        _to_digits(name, printed[name.split()[0]], stage, digits) for name, stage in stages.items()
+    ]
+    comparisons.append(_to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits))
+    precision = f"printed to {digits} significant digits"
+    return Tutorial(4, data["tutorial"], precision, tuple(comparisons), tuple(data["errata"]))
 
 
 def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
@@ -282,12 +273,7 @@ def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
             yield _to_reference(f"attention weights, {title}", expected[1], weights)
             yield _to_reference(f"weighted values, {title}", expected[0], output)
 
-    return Tutorial(
-        5,
-        "Self-Attention: ScaledDotProductAttention module",
-        "prints no tensors; compared with the reference, to rounding",
-        tuple(compare()),
-    )
+    return Tutorial(5, "Self-Attention: ScaledDotProductAttention module", NOT_PRINTED, tuple(compare()))
 
 
 TUTORIALS: tuple[Callable[[npt.DTypeLike], Tutorial], ...] = (

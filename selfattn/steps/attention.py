@@ -1,7 +1,7 @@
 """Attention step by step: every intermediate result, named, for notebooks and for finding mistakes.
 
-The steps are the functions of :mod:`selfattn.reference`, called one after the other, so what is shown here
-is the definition that the fast core is tested against. All of it is kept: memory grows with L times S.
+The steps are the functions of :mod:`selfattn.reference`, called one after the other: the definition that the fast core is
+tested against. All results are kept, so memory grows with L times S.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS = {
 
 
 class Shown:
-    """What a notebook shows as a page."""
+    """An object that a notebook shows as a page."""
 
     def _repr_html_(self) -> str | None:
         return selfattn._render("html", self)
@@ -46,35 +46,32 @@ class Shown:
 class AttentionSteps(Shown):
     """The intermediate results of one call of attention, as :func:`attention_steps` returns them.
 
-    An immutable record: attributes cannot be set, and the arrays are read-only; take a ``.copy()`` to
-    change one. ``...`` are the leading dims, L the queries, S the keys, Ev the width of a value. The scores
-    have the precision that was computed in (float64 for float64 and integer input, else float32); the
-    others have the dtype of the result.
+    An immutable record: attributes cannot be set, and the arrays are read-only; a ``.copy()`` can be changed. ``...``
+    are the leading dims, L the queries, S the keys, Ev the width of a value. The scores have the precision of the
+    computation (float64 for float64 and integer input, else float32); the others have the dtype of the result.
 
     Attributes
     ----------
     scores : ndarray, shape (..., L, S)
-        ``query @ key.T``. Masks have no say yet: a masked key shows its score, NaN included.
+        ``query @ key.T``, before masks: a masked key has its score, NaN included.
     scaled_scores : ndarray, shape (..., L, S)
-        Times ``scale``, then soft-capped if there is a ``softcap``: ``softcap * tanh(scale * scores /
-        softcap)``.
+        Times ``scale``; with a ``softcap``, ``softcap * tanh(scale * scores / softcap)``.
     masked_scores : ndarray, shape (..., L, S)
-        Plus ALiBi, plus a float mask; then -inf wherever a mask, ``is_causal``, ``window``,
-        ``key_lengths`` or ``block_mask`` forbids it.
+        Plus ALiBi, plus a float mask; then -inf where a mask, ``is_causal``, ``window``, ``key_lengths`` or
+        ``block_mask`` forbids a key.
     weights : ndarray, shape (..., L, S)
-        The softmax of a row, with the sink in the denominator if there is one; before dropout. Zeros in a
-        row that may attend to nothing.
+        The softmax of each row, with the sink in the denominator if there is one; before dropout. A row that may
+        attend to no key has zeros.
     dropped_weights : ndarray, shape (..., L, S)
         After dropout; without dropout the same as ``weights``.
     weighted_values : ndarray, shape (..., L, S, Ev)
-        ``dropped_weights[..., i, j] * value[..., j, :]``, what key j contributes to query i. Computed each
-        time it is asked for, since it is Ev times larger than the rest.
+        ``dropped_weights[..., i, j] * value[..., j, :]``, the contribution of key j to query i. Computed at each
+        access, since it is Ev times larger than the others.
     output : ndarray, shape (..., L, Ev)
         The sum of ``weighted_values`` over the keys.
     query, key, value : ndarray
-        What the scores and the output are made of, one for every head: (..., L, E), (..., S, E) and
-        (..., S, Ev), in the precision that was computed in. Given rather than computed, so they are not
-        among the steps of :meth:`to_dict`.
+        The inputs, one for every head: (..., L, E), (..., S, E) and (..., S, Ev), in the precision of the computation.
+        They are given, not computed, so they are not among the steps of :meth:`to_dict`.
     tokens : tuple of str or None
         The words of the queries, if a model has made the steps from a text; pages label rows with them.
     """
@@ -113,35 +110,34 @@ class AttentionSteps(Shown):
 
     @property
     def weighted_values(self) -> Array:
-        """What each key contributes to each query, (..., L, S, Ev); computed whenever it is asked for."""
+        """The contribution of each key to each query, (..., L, S, Ev); computed at each access."""
         call = self._call
         with np.errstate(all="ignore"):
             weights = self.dropped_weights.astype(call.value.dtype)
-            terms = reference.attention.weighted_values(weights, call.value, call.allowed).astype(
-                self.output.dtype
-            )
+            terms = reference.attention.weighted_values(weights, call.value, call.allowed)
+            terms = terms.astype(self.output.dtype)
         terms.flags.writeable = False
         return terms
 
     def with_weights(self, weights: npt.ArrayLike) -> Self:
-        """Go on from other weights: the steps as they are, but what follows the weights computed from these.
+        """Continue from other weights: the same steps, but those after the weights computed from these.
 
-        To see what rounding does, or what picking the best key instead of mixing all of them would give.
+        This shows, for example, the effect of rounding, or of using only the best key.
 
         Parameters
         ----------
         weights : array_like, broadcastable to (..., L, S)
-            They replace the weights after dropout, ``dropped_weights``. They need not sum to 1.
+            They replace the weights after dropout, ``dropped_weights``. Their sum need not be 1.
 
         Returns
         -------
         AttentionSteps
-            Or the class of these steps.
+            Of the class of these steps.
 
         Raises
         ------
         TypeError, ValueError
-            A dtype that is no number, or a shape that does not fit.
+            A dtype that is not a number's, or a shape that does not fit.
 
         Examples
         --------
@@ -160,16 +156,15 @@ class AttentionSteps(Shown):
         try:
             given = np.broadcast_to(given, self.weights.shape).astype(call.value.dtype)
         except ValueError:
-            raise ValueError(
-                f"weights {given.shape} do not broadcast to (..., L, S) = {self.weights.shape}"
-            ) from None
+            shapes = f"weights {given.shape} do not broadcast to (..., L, S) = {self.weights.shape}"
+            raise ValueError(shapes) from None
         with np.errstate(all="ignore"):
             output = reference.attention.weighted_sum(given, call.value, call.allowed).astype(dtype)
         after: dict[str, Any] = self._after(output)
         return replace(self, dropped_weights=given.astype(dtype), output=output, _replaced=True, **after)
 
     def _after(self, output: Array) -> dict[str, Array]:
-        """Compute the steps that follow the weighted sum, by name; attention alone has none."""
+        """Return the steps after the weighted sum by name; attention alone has none."""
         return {}
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
@@ -178,12 +173,12 @@ class AttentionSteps(Shown):
         Parameters
         ----------
         weighted_values : bool, default True
-            False leaves out ``weighted_values``, the largest, which are computed when they are asked for.
+            False leaves out ``weighted_values``, the largest, which are computed at each access.
 
         Returns
         -------
         dict of str to ndarray
-            In the order in which they are computed, read-only; without those that are None.
+            In the order of the computation, read-only; without those that are None.
 
         Examples
         --------
@@ -278,7 +273,7 @@ def attention_steps(
 
 
 def steps_from_scores(call: reference.arguments.Call, scores: Array) -> AttentionSteps:
-    """Go on from the scores of a call: what follows does not depend on what they were made of."""
+    """Compute all steps after the scores of a call, whatever the scores are made of."""
     found = reference.attention.attend(call, scores)
     return AttentionSteps(
         scores=scores,

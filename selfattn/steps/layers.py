@@ -1,7 +1,7 @@
-"""Attention layers step by step: projections, attention, and what follows it, every intermediate named.
+"""Attention layers step by step: projections, attention, and the steps after it, every intermediate named.
 
-The layers of :mod:`selfattn.nn` give their arrays to :func:`layer_steps`, and a sentence-embedding model its
-blocks to :func:`model_steps`; attention itself is :func:`selfattn.attention_steps`.
+The layers of :mod:`selfattn.nn` give their arrays to :func:`layer_steps`, and a sentence-embedding model its blocks to
+:func:`model_steps`; attention itself is :func:`selfattn.attention_steps`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LAYER_STEPS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerParameters:
-    """What a layer has learned: the projections of :func:`layer_steps`, and what follows attention.
+    """The parameters of a layer: the projections of :func:`layer_steps`, and those after attention.
 
     Attributes
     ----------
     W_query, W_key, W_value, b_query, b_key, b_value, num_heads, v, W_out, b_out, residual, norm
-        As :func:`layer_steps` takes them, with arrays for lists; None for what the layer does not have.
+        As for :func:`layer_steps`, lists as arrays; None if the layer does not have it.
     """
 
     W_query: Array
@@ -61,7 +61,7 @@ class LayerParameters:
 class LayerSteps(AttentionSteps):
     """The intermediate results of a layer with projections, as :func:`layer_steps` returns them.
 
-    Those of :class:`AttentionSteps` and, in the same order as they are computed:
+    Those of :class:`AttentionSteps` and, in the order of the computation:
 
     Attributes
     ----------
@@ -69,10 +69,10 @@ class LayerSteps(AttentionSteps):
     key_inputs, value_inputs : ndarray, shape (..., S, d_in)
         The same array as ``inputs`` in self-attention.
     query, key, value : ndarray, shape (..., L, d_k), (..., S, d_k) and (..., S, d_v)
-        The projections. With several heads (..., num_heads, L, d_k / num_heads) and so on, and everything
-        up to ``output`` has that axis too.
+        The projections. With several heads (..., num_heads, L, d_k / num_heads) and so on; all steps up to ``output``
+        then have that axis.
     concatenated : ndarray or None, shape (..., L, d_v)
-        With several heads, their outputs side by side again.
+        With several heads, their concatenated outputs.
     projected_output : ndarray or None, shape (..., L, d_out)
         ``concatenated @ W_out + b_out``.
     residual : ndarray or None, shape (..., L, d_in)
@@ -95,7 +95,7 @@ class LayerSteps(AttentionSteps):
 
     @property
     def result(self) -> Array:
-        """What the layer returns: the last of the steps."""
+        """The result of the layer: the last of the steps."""
         return list(self.to_dict(weighted_values=False).values())[-1]
 
     def _after(self, output: Array) -> dict[str, Array]:
@@ -135,8 +135,8 @@ def layer_steps(
 ) -> LayerSteps:
     """Compute a layer of attention with its projections, and keep every intermediate result.
 
-    Inputs are projected, the columns split into heads; attention; then, as asked for, the heads side by
-    side, an output projection, the residual and a LayerNorm.
+    Inputs are projected, and the columns split into heads; attention; then the heads are concatenated, followed by an
+    output projection, the residual and a LayerNorm, if they are given.
 
     Parameters
     ----------
@@ -145,13 +145,13 @@ def layer_steps(
         For a Linear, whose weight is (out, in), its ``weight.T``.
     b_query, b_key, b_value : array_like, shape (d_k,), (d_k,) and (d_v,), optional
     key_inputs : array_like, shape (..., S, d_in), optional
-        What keys are made of, if not of ``inputs``.
+        The inputs of keys; by default ``inputs``.
     value_inputs : array_like, shape (..., S, d_in), optional
-        What values are made of, if not of ``key_inputs``.
+        The inputs of values; by default ``key_inputs``.
     num_heads : int, default 1
         Must divide d_k and d_v.
     v : array_like, shape (d_k,), optional
-        The score is ``v @ tanh(query[i] + key[j])`` instead of a dot product; of one head, and its scale is 1.
+        The score is ``v @ tanh(query[i] + key[j])`` instead of a dot product; for one head, with scale 1.
     W_out, b_out : array_like, shape (d_v, d_out) and (d_out,), optional
     residual : bool, default False
         Add the inputs to the result.
@@ -208,12 +208,11 @@ def layer_steps(
         residual=bool(residual),
         norm=None if norm is None else (arrays.get("norm weight"), arrays.get("norm bias"), float(eps)),
     )
-    query, key, value = (
-        _split_heads(name, _project(name, y, arrays[f"W_{name}"], arrays.get(f"b_{name}")), num_heads).astype(
-            result
-        )
+    projected = (
+        (name, _project(name, y, arrays[f"W_{name}"], arrays.get(f"b_{name}")))
         for name, y in (("query", x), ("key", key_x), ("value", value_x))
     )
+    query, key, value = (_split_heads(name, y, num_heads).astype(result) for name, y in projected)
     if parameters.v is None:
         steps, kind = attention_steps(query, key, value, **options), LayerSteps
     else:
@@ -228,9 +227,9 @@ def layer_steps(
 def _additive_steps(
     query: Array, key: Array, value: Array, v: Array, num_heads: int, options: dict[str, Any]
 ) -> AttentionSteps:
-    """Attention with an additive score, from projected queries and keys."""
+    """Compute attention with an additive score, from projected queries and keys."""
     if num_heads != 1:
-        raise ValueError(f"an additive score is of one head, not of num_heads={num_heads}")
+        raise ValueError(f"an additive score has one head, not num_heads={num_heads}")
     if v.shape != query.shape[-1:]:
         raise ValueError(f"v has shape {v.shape}, not (d_k,) of the queries {query.shape}")
     call = attention_steps(query, key, value, scale=1.0, **options)._call
@@ -240,11 +239,10 @@ def _additive_steps(
 
 
 def _project(name: str, x: Array, weight: Array, bias: Array | None) -> Array:
-    """``x @ W_name + b_name``, after a look at the shapes."""
+    """Return ``x @ W_name + b_name``, if the shapes fit."""
     if x.ndim < 2 or weight.ndim != 2 or x.shape[-1] != weight.shape[0]:
-        raise ValueError(
-            f"inputs {x.shape} and W_{name} {weight.shape} are not (..., L, d_in) and (d_in, d_out)"
-        )
+        given = f"inputs {x.shape} and W_{name} {weight.shape}"
+        raise ValueError(f"{given} are not (..., L, d_in) and (d_in, d_out)")
     if bias is not None and bias.shape != weight.shape[1:]:
         raise ValueError(f"b_{name} has shape {bias.shape}, not {weight.shape[1:]}")
     y: Array = x @ weight
@@ -252,7 +250,7 @@ def _project(name: str, x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def _split_heads(name: str, x: Array, num_heads: int) -> Array:
-    """(..., L, d) to (..., num_heads, L, d / num_heads); one head needs no axis."""
+    """Split (..., L, d) into (..., num_heads, L, d / num_heads); one head needs no axis."""
     if isinstance(num_heads, bool) or num_heads < 1 or x.shape[-1] % num_heads:
         raise ValueError(f"num_heads={num_heads!r} does not divide the width of the {name}, {x.shape[-1]}")
     if num_heads == 1:
@@ -261,7 +259,7 @@ def _split_heads(name: str, x: Array, num_heads: int) -> Array:
 
 
 def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) -> dict[str, Array]:
-    """Merge the heads, project, add the inputs, normalise: those steps that the layer has, by name."""
+    """Concatenate the heads, project, add the inputs, normalise; return the steps that the layer has by name."""
     after, y = {}, output
     if parameters.num_heads > 1:
         merged = y.swapaxes(-2, -3)
@@ -281,7 +279,7 @@ def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class StackSteps:
-    """What the steps of all models have that are a stack of layers."""
+    """The base of the steps of models that are a stack of layers."""
 
     _layers_are: ClassVar[str] = "layers"  # the name of the attribute
 
@@ -293,10 +291,8 @@ class StackSteps:
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
         """Return all steps by name, in order; those of layer n are called ``layers.n.scores`` (``blocks.n.…``) and so on."""
-        names = ("embeddings", "positions", "inputs")
-        steps: dict[str, Array] = {name: getattr(self, name) for name in names}
-        if self.positions is None:
-            del steps["positions"]
+        first = {name: getattr(self, name) for name in ("embeddings", "positions", "inputs")}
+        steps: dict[str, Array] = {name: array for name, array in first.items() if array is not None}
         for n, layer in enumerate(getattr(self, self._layers_are)):
             inner = layer.to_dict(weighted_values=weighted_values)
             steps |= {f"{self._layers_are}.{n}.{name}": array for name, array in inner.items()}
@@ -315,15 +311,15 @@ class ModelSteps(StackSteps, Shown):
     Attributes
     ----------
     embeddings, positions : ndarray, shape (L, d)
-        Rows of the embedding table, and what marks their places.
+        Rows of the embedding table, and the encodings of their positions.
     inputs : ndarray, shape (L, d)
-        Their sum, which goes into the first block.
+        Their sum, the input of the first block.
     blocks : tuple of LayerSteps
         One after the other: the result of each is the input of the next.
     output : ndarray, shape (d,)
         The mean over the tokens: the embedding of the sentence.
     tokens : tuple of str or None
-        The words or pieces, where the model's tokenizer tells them; pages label rows with them.
+        The words or pieces, if the model's tokenizer has them; pages label rows with them.
     """
 
     _layers_are: ClassVar[str] = "blocks"
@@ -344,8 +340,8 @@ def model_steps(
     ----------
     embeddings, positions : array_like, shape (L, d)
     blocks : sequence of LayerSteps
-        The first must start from the sum of embeddings and positions, each other one from the result of
-        the one before.
+        The input of the first must be the sum of embeddings and positions, that of each other one the result of the one
+        before.
     tokens : sequence of str, optional
         One for each row.
 
@@ -356,7 +352,7 @@ def model_steps(
     Raises
     ------
     ValueError
-        Shapes that differ, or a block that does not start where the one before ended.
+        Shapes that differ, or a block whose input is not the result before it.
 
     Examples
     --------
@@ -371,7 +367,7 @@ def model_steps(
     inputs = x = rows + places
     for n, block in enumerate(blocks):
         if not np.array_equal(block.inputs, x, equal_nan=True):
-            raise ValueError(f"blocks[{n}] does not start from what came before it")
+            raise ValueError(f"the input of blocks[{n}] is not the result before it")
         x = block.result
     if tokens is not None and len(tokens) != len(rows):
         raise ValueError(f"{len(tokens)} tokens do not fit the {len(rows)} rows of the embeddings")

@@ -1,7 +1,7 @@
-"""Transformers step by step: what enters them, and every intermediate of every layer and head, named.
+"""Transformers step by step: their inputs, and every intermediate of every layer and head, named.
 
-The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; the steps are what
-`selfattn.reference.transformer` computes on its way, attention by :func:`selfattn.attention_steps`.
+The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; `selfattn.reference.transformer` computes
+the steps, with the attention of :func:`selfattn.attention_steps`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["TransformerLayerSteps", "TransformerSteps", "transformer_steps"]
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TransformerLayerSteps:
-    """The intermediate results of one layer of a transformer. H are its heads, D their width.
+    """The intermediate results of one layer of a transformer, with H heads of width D.
 
-    In the order in which they are computed; what a layer does not have is None.
+    In the order of the computation; those that a layer does not have are None.
 
     Attributes
     ----------
@@ -35,17 +35,17 @@ class TransformerLayerSteps:
     attention_inputs : ndarray or None, shape (L, d)
         Normalised, where the norm comes first.
     query, key, value : ndarray, shape (H, L, D)
-        The projections, split into heads, before positions rotate them.
+        The projections, split into heads, before rotary positions.
     attention : AttentionSteps
-        Of all heads; :attr:`scores`, :attr:`weights` and :attr:`output` are its own. Its query and key are rotated, where
-        positions are.
+        Of all heads; :attr:`scores`, :attr:`weights` and :attr:`output` are its own. Rotary positions have rotated its
+        query and key.
     concatenated : ndarray, shape (L, H * D)
-        The outputs of the heads, side by side.
+        The concatenated outputs of the heads.
     projected_output : ndarray or None, shape (L, d)
     residual : ndarray, shape (L, d)
         Plus ``inputs``.
     norm : ndarray or None, shape (L, d)
-        Of the sum, where the norm comes after.
+        The residual normalised, where the norm comes after.
     feed_forward_inputs : ndarray or None, shape (L, d)
         The residual normalised, where the norm comes first.
     gate, up : ndarray or None, shape (L, f)
@@ -54,7 +54,7 @@ class TransformerLayerSteps:
         ``activation(up)``, or ``activation(gate) * up``.
     down : ndarray or None, shape (L, d)
     feed_forward_residual : ndarray or None, shape (L, d)
-        Plus what came before the feed-forward network.
+        Plus the residual or norm before the feed-forward network.
     feed_forward_norm : ndarray or None, shape (L, d)
     """
 
@@ -88,16 +88,16 @@ class TransformerLayerSteps:
 
     @property
     def output(self) -> Array:
-        """What each head gives, (H, L, D)."""
+        """The output of each head, (H, L, D)."""
         return self.attention.output
 
     @property
     def result(self) -> Array:
-        """What the layer returns: the last of the steps."""
+        """The result of the layer: the last of the steps."""
         return list(self.to_dict(weighted_values=False).values())[-1]
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return all steps by name, in order; those of attention among them."""
+        """Return all steps by name, in order, also those of attention."""
         steps: dict[str, Array] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -109,9 +109,8 @@ class TransformerLayerSteps:
 
     def __repr__(self) -> str:
         heads, length, width = self.query.shape
-        shapes = ", ".join(
-            f"{name} {array.shape}" for name, array in self.to_dict(weighted_values=False).items()
-        )
+        steps = self.to_dict(weighted_values=False).items()
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in steps)
         return f"{type(self).__name__}: {length} tokens, {heads} heads of {width}; {shapes}"
 
 
@@ -122,17 +121,17 @@ class TransformerSteps(StackSteps):
     Attributes
     ----------
     embeddings : ndarray, shape (L, d)
-        Rows of the table, plus what is added to all of them.
+        Rows of the table, plus the row that is added to all of them.
     positions : ndarray or None, shape (L, d)
-        What is added to mark places.
+        The encodings of positions that are added.
     inputs : ndarray, shape (L, d)
-        What enters the first layer: their sum, normalised where the model does that.
+        The input of the first layer: their sum, normalised if the model has a norm there.
     layers : tuple of TransformerLayerSteps
         The result of each is the input of the next.
     output : ndarray, shape (L, d)
-        The rows that leave the model, with its last norm.
+        The result of the model, after its last norm.
     tokens : tuple of str or None
-        The pieces of the text, as its tokenizer tells them.
+        The pieces of the text.
     """
 
     layers: tuple[TransformerLayerSteps, ...]
@@ -180,7 +179,7 @@ def transformer_steps(
 
 
 class _Seen(Watch):
-    """Keeps the intermediates of a layer of one sequence, those of its attention too."""
+    """Keeps the intermediates of a layer of one sequence, also those of its attention."""
 
     def __init__(self, tokens: tuple[str, ...] | None) -> None:
         self.tokens, self.steps = tokens, dict[str, Any]()

@@ -225,7 +225,7 @@ def test_a_model_is_embeddings_positions_blocks_and_a_mean(layer):
         ({"W_out": np.ones((7, 8))}, r"W_out \(7, 8\)"),
         ({"W_out": np.ones((8, 3)), "b_out": None, "residual": True}, r"\(5, 3\).*\(5, 8\)"),
         ({"norm": (np.ones(3), None, 1e-5)}, r"\(3,\)"),
-        ({"v": np.ones(8), "num_heads": 2}, "one head, not of num_heads=2"),
+        ({"v": np.ones(8), "num_heads": 2}, "one head, not num_heads=2"),
         ({"v": np.ones(7), "num_heads": 1}, r"v has shape \(7,\), not \(d_k,\) of the queries \(5, 8\)"),
     ],
 )

@@ -137,9 +137,9 @@ def test_a_lone_surrogate_is_no_text(text):
     for tokenizer in (pieces, words):
         model = nn.EmbeddingModel(tokenizer, 40, 4, max_seq_len=8, rng=0)
         for call in (model, model.steps, lambda x, m=model: m.encode(["sea", x])):
-            with pytest.raises(ValueError, match="is no text: it holds a lone surrogate"):
+            with pytest.raises(ValueError, match="is not Unicode: it has a lone surrogate"):
                 call(text)
-    with pytest.raises(ValueError, match="is no text: it holds a lone surrogate"):
+    with pytest.raises(ValueError, match="is not Unicode: it has a lone surrogate"):
         train_sentencepiece([*lines, text], 30)
-    with pytest.raises(ValueError, match="is no text: it holds a lone surrogate"):
+    with pytest.raises(ValueError, match="is not Unicode: it has a lone surrogate"):
         WhitespaceTokenizer.train([*lines, text])  # no file of UTF-8 could hold the word
