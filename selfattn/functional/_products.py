@@ -9,7 +9,8 @@ import numpy as np
 from selfattn import _core
 from selfattn._check import Array
 
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -1,7 +1,7 @@
 """Schedules of the learning rate, as ``torch.optim.lr_scheduler`` computes them, to the bit.
 
-A scheduler sets the optimiser's learning rate when it is made, and anew at each :meth:`LRScheduler.step`, which is called
-after each step of the optimiser, or after each epoch: whatever its numbers count.
+A scheduler sets the optimiser's learning rate when it is made, and again at each :meth:`LRScheduler.step`, which is called
+after each step of the optimiser, or after each epoch if its numbers count epochs.
 
 >>> import numpy as np
 >>> from selfattn import optim
@@ -36,26 +36,26 @@ __all__ = ["CosineAnnealingLR", "LRScheduler", "LambdaLR", "LinearLR", "OneCycle
 
 
 class LRScheduler:
-    """What the schedulers share. A subclass computes the learning rate of each step.
+    """The base of the schedulers. A subclass computes the learning rate of each step.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Its learning rate is what the schedule begins with, and what it changes.
+        The schedule begins with its learning rate, and changes it.
     last_epoch : int, default -1
-        The number of the step before the first. Others than -1 need an optimizer that had a scheduler before; to go on with a
-        training, load the ``state_dict`` instead.
+        The number of the step before the first. Numbers other than -1 need an optimizer that had a scheduler before; to continue
+        a training, load the ``state_dict`` instead.
 
     Attributes
     ----------
     last_epoch : int
-        How many steps there were.
+        The number of steps so far.
     base_lrs : list of float
         The learning rate at the beginning, one number.
     """
 
     _saved: tuple[str, ...] = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
-    _schedulers: Sequence[LRScheduler] = ()  # of which it is made
+    _schedulers: Sequence[LRScheduler] = ()  # that it calls
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.optimizer = _checked(optimizer)
@@ -64,7 +64,7 @@ class LRScheduler:
             if self.last_epoch != -1:
                 raise ValueError(
                     f"last_epoch={last_epoch} is for an optimizer that had a scheduler before; this one had none. "
-                    "To go on with a training, call load_state_dict with the scheduler's state_dict"
+                    "To continue a training, call load_state_dict with the scheduler's state_dict"
                 )
             optimizer.initial_lr = optimizer.lr
         self.base_lrs = [optimizer.initial_lr]
@@ -81,15 +81,15 @@ class LRScheduler:
         self._last_lr = [self.optimizer.lr]
 
     def _first(self) -> float:
-        """Return the learning rate of the first step; by default what the optimiser has."""
+        """Return the learning rate of the first step; by default the optimiser's."""
         return self.optimizer.lr
 
     def _next(self) -> float:
-        """Return the learning rate after ``last_epoch`` steps, the optimiser having that of the step before."""
+        """Return the learning rate after ``last_epoch`` steps; the optimiser has that of the step before."""
         raise NotImplementedError
 
     def _restarted(self) -> float:
-        """Return the learning rate of the first step where another schedule has gone before."""
+        """Return the learning rate of the first step after another schedule."""
         return self._first()
 
     def get_last_lr(self) -> list[float]:
@@ -110,19 +110,19 @@ class LRScheduler:
         self._set(self._next())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all numbers that the schedule depends on, apart from the optimiser's state and functions.
+        """Return all numbers that the schedule depends on, except for the optimiser's state and functions.
 
         Returns
         -------
         dict
-            Numbers, lists and dicts alone.
+            Its values are numbers, lists and dicts.
         """
         state = {name: _copied(getattr(self, name)) for name in self._saved}
         parts = [each.state_dict() for each in self._schedulers]
         return {**state, "_schedulers": parts} if parts else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from where :meth:`state_dict` was called; the learning rate itself is in the optimiser's.
+        """Continue from the state that :meth:`state_dict` returned; the optimiser's state has the learning rate.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class LRScheduler:
         Raises
         ------
         ValueError
-            It is the state of another kind of scheduler, or of other ones. Nothing has changed then.
+            It is the state of another kind of scheduler, or of one of other schedulers. Nothing has changed then.
         """
         self._check(state_dict)
         for name in self._saved:
@@ -140,17 +140,14 @@ class LRScheduler:
             scheduler.load_state_dict(state)
 
     def _check(self, state: Any) -> None:
-        kind, wanted = type(self).__name__, list(self._saved)
-        parts = state.get("_schedulers", []) if isinstance(state, Mapping) else []
-        if self._schedulers:
-            wanted.append("_schedulers")
-            if not isinstance(parts, list) or len(parts) != len(self._schedulers):
-                raise ValueError(
-                    f"the state of this {kind} must have the states of {len(self._schedulers)} schedulers"
-                )
+        kind, count = type(self).__name__, len(self._schedulers)
+        wanted = sorted([*self._saved, "_schedulers"] if count else self._saved)
         if not isinstance(state, Mapping) or set(state) != set(wanted):
             found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-            raise ValueError(f"the state of a {kind} must have {sorted(wanted)}, not {found}")
+            raise ValueError(f"the state of a {kind} must have {wanted}, not {found}")
+        parts = state.get("_schedulers", [])
+        if not isinstance(parts, list) or len(parts) != count:
+            raise ValueError(f"the state of this {kind} must have the states of {count} schedulers")
         for name in self._saved:
             mine = getattr(self, name)
             if not _alike(state[name], mine):
@@ -207,16 +204,16 @@ class LambdaLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """A factor that goes from one number to another in equal steps, and stays there.
+    """A factor that changes from one number to another in equal steps, and stays there.
 
     Parameters
     ----------
     optimizer, last_epoch
         As for :class:`LRScheduler`.
     start_factor : float, default 1/3
-        What the learning rate is multiplied by at first, above 0 and at most 1.
+        The factor of the learning rate at first, above 0 and at most 1.
     end_factor : float, default 1.0
-        What it is multiplied by after ``total_iters`` steps, from 0 to 1.
+        The factor after ``total_iters`` steps, from 0 to 1.
     total_iters : int, default 5
 
     Notes
@@ -312,7 +309,9 @@ class CosineAnnealingLR(LRScheduler):
 
     def _next(self) -> float:
         lr, step, length = self.optimizer.lr, self.last_epoch, self.T_max
-        if (step - 1 - length) % (2 * length) == 0:  # up from the lowest, which the ratio below cannot leave
+        if (step - 1 - length) % (
+            2 * length
+        ) == 0:  # up from the lowest rate, where the ratio below would divide by 0
             return lr + (self.base_lrs[0] - self.eta_min) * (1 - math.cos(math.pi / length)) / 2
         ratio = (1 + math.cos(math.pi * step / length)) / (1 + math.cos(math.pi * (step - 1) / length))
         return ratio * (lr - self.eta_min) + self.eta_min
@@ -322,7 +321,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """Up to ``max_lr`` and down again to almost nothing, while momentum goes down and up.
+    """Up to ``max_lr`` and down again to almost 0, while momentum goes down and up.
 
     Parameters
     ----------
@@ -330,22 +329,23 @@ class OneCycleLR(LRScheduler):
         As for :class:`LRScheduler`.
     max_lr : float
     total_steps : int, optional
-        How many steps there are; a step beyond is an error.
+        The number of steps; a further step is an error.
     epochs, steps_per_epoch : int, optional
         In place of ``total_steps``, their product.
     pct_start : float, default 0.3
         The share of the steps in which the learning rate rises.
     anneal_strategy : {"cos", "linear"}, default "cos"
     cycle_momentum : bool, default True
-        Whether momentum, or the first of ``betas``, moves between ``max_momentum`` and ``base_momentum``, against the learning rate.
+        Whether momentum, or the first of ``betas``, changes between ``max_momentum`` and ``base_momentum``, falling while the
+        learning rate rises.
     base_momentum : float, default 0.85
     max_momentum : float, default 0.95
     div_factor : float, default 25.0
-        It begins with max_lr / div_factor.
+        The first learning rate is max_lr / div_factor.
     final_div_factor : float, default 1e4
-        It ends with max_lr / (div_factor·final_div_factor).
+        The last one is max_lr / (div_factor·final_div_factor).
     three_phase : bool, default False
-        Go down to the initial learning rate first, as fast as up.
+        First go down to the initial learning rate, as fast as up.
 
     References
     ----------
@@ -411,7 +411,7 @@ class OneCycleLR(LRScheduler):
         end = start / factors[1]
         if last_epoch == -1:
             optimizer.initial_lr = start
-        # The last step of each phase, and from where to where learning rate and momentum go in it.
+        # The last step of each phase, and the first and last learning rate and momentum.
         rise = float(share * self.total_steps) - 1
         down = [
             [2 * share * self.total_steps - 2, top, start, low, high],
@@ -435,7 +435,7 @@ class OneCycleLR(LRScheduler):
         share = (self.last_epoch - before) / (end - before) if end > before else 1.0
         if self.cycle_momentum:
             self._set_momentum(self._between(momentum_from, momentum_to, share))
-        return max(0.0, self._between(lr_from, lr_to, share))  # a line is below 0 in the step after the last
+        return max(0.0, self._between(lr_from, lr_to, share))  # a line is below 0 one step after the last
 
     _first = _next
 
@@ -459,7 +459,7 @@ class SequentialLR(LRScheduler):
     ----------
     optimizer : Optimizer
     schedulers : list of LRScheduler
-        Made of the same optimizer, one after the other; none is a SequentialLR.
+        Schedulers of the same optimizer, made in this order; none is a SequentialLR.
     milestones : list of int
         The step at which each schedule but the first begins, in order.
     last_epoch : int, default -1
@@ -514,7 +514,7 @@ class SequentialLR(LRScheduler):
             raise ValueError(f"milestones must rise, not be {milestones}")
         self.last_epoch = check_size("last_epoch", last_epoch, -1) + 1
         assert optimizer.initial_lr is not None
-        # Each scheduler has set a learning rate when it was made; only the first should have.
+        # Each scheduler has set a learning rate when it was made; only that of the first counts.
         optimizer.lr = optimizer.initial_lr
         for scheduler in schedulers:
             scheduler.last_epoch -= 1
@@ -522,7 +522,7 @@ class SequentialLR(LRScheduler):
         self._last_lr = self._schedulers[0].get_last_lr()
 
     def __copy__(self) -> Self:
-        """Return a schedule of the same optimiser that counts its own steps."""
+        """Return a schedule of the same optimiser with its own count of steps."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), _schedulers=[copy.copy(each) for each in self._schedulers])
         return made
@@ -547,7 +547,7 @@ def _checked(optimizer: Any) -> Optimizer:
 
 
 def _within(name: str, value: Any, fits: Callable[[float], bool], words: str) -> float:
-    """Take a number that has to be within bounds."""
+    """Return a number, after a check of its bounds."""
     number = check_number(name, value)
     if not fits(number):
         raise ValueError(f"{name} must be {words}, not {value}")
@@ -560,7 +560,7 @@ def _copied(value: Any) -> Any:
 
 
 def _alike(value: Any, example: Any) -> bool:
-    """Tell whether a saved value could replace another: a number for a number, as many in a list."""
+    """Return whether a saved value could replace another: a number a number, a list one of the same length."""
     if isinstance(example, list):
         return isinstance(value, list) and len(value) == len(example) and all(map(_alike, value, example))
     if isinstance(example, str | bool):

@@ -1,4 +1,4 @@
-"""The optimisers, SGD, Adam and AdamW, and clipping, which makes gradients shorter that are too long together."""
+"""The optimisers SGD, Adam and AdamW, and clipping, which scales gradients of too large a norm."""
 
 from __future__ import annotations
 
@@ -18,25 +18,20 @@ from selfattn.functional._products import FLOAT32, FLOAT64, plain
 Arrays: TypeAlias = list[Array]
 Targets: TypeAlias = list[Array | None] | None
 
-CHUNK = 4096  # elements that are summed up in their own precision; their sums are in float64
+CHUNK = 4096  # elements that are summed in their own precision; the sum of chunks is float64
 # Dtypes of parameters, and of their updates.
-COMPUTED_IN: dict[str, np.dtype[Any]] = {
-    "float16": FLOAT32,
-    "bfloat16": FLOAT32,
-    "float32": FLOAT32,
-    "float64": FLOAT64,
-}
+COMPUTED_IN = {"float16": FLOAT32, "bfloat16": FLOAT32, "float32": FLOAT32, "float64": FLOAT64}
 
 
 class Optimizer:
-    """What the optimisers share: the parameters, checked gradients, and the state of each parameter.
+    """The base of the optimisers: the parameters, checks of gradients, and the state of each parameter.
 
     Parameters
     ----------
     params : mapping of str to ndarray
         The live arrays, as from ``module.parameters()``; :meth:`step` writes into them.
     lr : float
-        The learning rate; it may be set anew at any time.
+        The learning rate, an attribute that may be changed at any time.
     weight_decay : float, default 0
 
     Notes
@@ -49,7 +44,7 @@ class Optimizer:
 
     _options: tuple[str, ...] = ("lr", "weight_decay")  # saved arguments
     _slots: tuple[str, ...] = ()  # state per parameter: "step", and arrays of its shape
-    _fixed: Mapping[str, Any] = {}  # saved to tell the class from others
+    _fixed: Mapping[str, Any] = {}  # saved to distinguish classes
 
     def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
         if not isinstance(params, Mapping):
@@ -67,7 +62,7 @@ class Optimizer:
         self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
 
     def __copy__(self) -> Self:
-        """Return an optimiser of the same parameters with a state of its own, which neither one's steps change for the other."""
+        """Return an optimiser of the same parameters with a copy of the state: steps of one do not change that of the other."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), params=dict(self.params), state=copy.deepcopy(self.state))
         return made
@@ -87,14 +82,14 @@ class Optimizer:
         Parameters
         ----------
         grads : mapping of str to array_like
-            By name. A parameter without a gradient stays as it is, with its state. If there are none at all, there is a warning.
+            By name. A parameter without a gradient does not change, nor does its state. No gradients at all are a warning.
 
         Raises
         ------
         TypeError
-            A gradient holds something else than numbers, or complex ones. Nothing has been written then.
+            A gradient does not hold real numbers. Nothing has been written then.
         ValueError
-            A name is none of the parameters', or a shape differs; ``lr`` or ``weight_decay`` was set to a number
+            A name is not one of a parameter, or a shape differs; ``lr`` or ``weight_decay`` was set to a number
             below 0, an infinite one or NaN. Nothing has been written then.
         """
         if not isinstance(grads, Mapping):
@@ -107,7 +102,7 @@ class Optimizer:
                 stacklevel=2,
             )
         names = list(grads)
-        # A gradient that is another parameter, as of a product, would be read after that has moved.
+        # A gradient may be another parameter, as that of a product, which would move before it is read.
         live = set(map(id, self.params.values()))
         gradients: list[Any] = [
             np.array(g, subok=True) if id(g) in live or id(getattr(g, "base", None)) in live else g
@@ -115,18 +110,20 @@ class Optimizer:
         ]
         parameters: list[Any] = [self.params.get(name) for name in names]
         targets: Targets = None
-        if not _core._are_plain(parameters, gradients):  # one quick look at all
+        if not _core._are_plain(parameters, gradients):  # a quick check of all
             targets = self._made_plain(names, parameters, gradients)
         self._move(names, parameters, gradients, targets)
         self.stepped = True
 
     def _made_plain(self, names: list[str], parameters: list[Any], gradients: list[Any]) -> Targets:
-        """Check arrays, put copies in place of those that the core does not read, and return what to write then."""
+        """Check arrays, replace those that the core does not read by copies, and return the arrays to write the copies to."""
         targets: list[Array | None] = []
         for i, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
             parameter = self.params.get(name)
             if parameter is None:
-                raise ValueError(f"grads has {name!r}, which is none of the parameters {list(self.params)}")
+                raise ValueError(
+                    f"grads has {name!r}, which is not one of the parameters {list(self.params)}"
+                )
             array = as_array(f"the gradient of {name}", gradient)
             if array.shape != parameter.shape:
                 raise ValueError(
@@ -140,12 +137,12 @@ class Optimizer:
         return targets
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of everything that the next steps depend on, apart from the parameters.
+        """Return copies of everything that the next steps depend on, except for the parameters.
 
         Returns
         -------
         dict
-            Laid out as PyTorch's, with names in place of numbers: ``"state"``, for each parameter that has taken a
+            As PyTorch's, with names in place of numbers: ``"state"``, for each parameter that has taken a
             step, holds ``"step"``, ``"exp_avg"`` and ``"exp_avg_sq"`` (Adam, AdamW) or ``"momentum_buffer"`` (SGD);
             ``"param_groups"`` is a list of one dict, of the options and ``"params"``, the names.
 
@@ -163,7 +160,7 @@ class Optimizer:
         return {"state": state, "param_groups": [{**options, **self._fixed, "params": list(self.params)}]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from where :meth:`state_dict` was called. Everything is checked before anything is changed.
+        """Continue from the state that :meth:`state_dict` returned. Everything is checked before anything is changed.
 
         Parameters
         ----------
@@ -173,10 +170,10 @@ class Optimizer:
         Raises
         ------
         ValueError
-            It is not laid out as :meth:`state_dict` describes, is of another optimiser or of other parameters, or a
-            shape, dtype or option is wrong.
+            It has another layout than :meth:`state_dict`, belongs to another optimiser or other parameters, or a shape, dtype or
+            option is wrong.
         TypeError
-            Something in it is of another kind.
+            A value in it has a wrong type.
         """
         group, saved = _parts(state_dict)
         expected = {*self._options, *self._fixed, "params"}
@@ -193,14 +190,16 @@ class Optimizer:
         checked = type(self)(self.params, **options)  # raises
         for name, entries in saved.items():
             if name not in self.params:
-                raise ValueError(f"state has {name!r}, which is none of the parameters {list(self.params)}")
+                raise ValueError(
+                    f"state has {name!r}, which is not one of the parameters {list(self.params)}"
+                )
             checked.state[name] = self._copied(name, entries)
         for name in self._options:
             setattr(self, name, getattr(checked, name))
         self.state = checked.state
 
     def _copied(self, name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy the state of one parameter, after a look at it."""
+        """Check and copy the state of one parameter."""
         if not isinstance(entries, Mapping) or set(entries) != set(self._slots):
             raise ValueError(f"state[{name!r}] must have {list(self._slots)}, not {entries!r:.200}")
         copied: dict[str, Any] = {}
@@ -223,15 +222,15 @@ class Optimizer:
         return copied
 
     def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
-        """Write all parameters after a step, and their states; the arrays are contiguous and of what computes.
+        """Write all parameters after a step, and their states; the arrays are contiguous, float32 or float64.
 
-        Where a parameter is a copy of one that is not, ``targets`` has the latter, which is written too. A step is taken whole
-        or, without memory, not at all: nothing may allocate from the call of the core on.
+        Where a parameter is a copy, ``targets`` has the original, which is also written. A step is taken as a whole or, without
+        memory, not at all: nothing may allocate after the core has begun.
         """
         raise NotImplementedError
 
     def _states(self, key: str, names: list[str], parameters: Arrays) -> Arrays:
-        """Return one array of each parameter's state, new zeros at first."""
+        """Return one array of each parameter's state, zeros before its first step."""
         found = ((self.state[name].get(key), x) for name, x in zip(names, parameters, strict=True))
         return [np.zeros(x.shape, x.dtype) if array is None else array for array, x in found]
 
@@ -308,10 +307,10 @@ class Adam(Optimizer):
         The live arrays, as from ``module.parameters()``.
     lr : float, default 1e-3
     betas : (float, float), default (0.9, 0.999)
-        How much of the mean of the gradient, and of its square, each step keeps.
+        The shares of the mean of the gradient, and of its square, that each step keeps.
     eps : float, default 1e-8
     weight_decay : float, default 0
-        Adds weight_decay·parameter to the gradient; :class:`AdamW` keeps it out of the means.
+        Adds weight_decay·parameter to the gradient; in :class:`AdamW` the means are without it.
 
     References
     ----------
@@ -401,8 +400,8 @@ def clip_grad_norm_(
 ) -> float:
     """Scale gradients, in place, so that the norm of all of them together is at most ``max_norm``.
 
-    As ``torch.nn.utils.clip_grad_norm_``, but of gradients, not of parameters: they are multiplied by min(1,
-    max_norm / (norm + 10⁻⁶)).
+    Like ``torch.nn.utils.clip_grad_norm_``, it multiplies them by min(1, max_norm / (norm + 10⁻⁶)), but it takes the gradients,
+    not the parameters.
 
     Parameters
     ----------
@@ -410,7 +409,7 @@ def clip_grad_norm_(
         The second result of a pullback. Its arrays are changed.
     max_norm : float
     norm_type : float, default 2.0
-        p of the p-norm, above 0; ``math.inf`` is that of the largest.
+        p of the p-norm, above 0; with ``math.inf`` the norm is the largest magnitude.
     error_if_nonfinite : bool, default False
         Whether a norm that is infinite or NaN is an error. Otherwise the gradients become 0 or NaN, as in PyTorch.
 
@@ -422,7 +421,7 @@ def clip_grad_norm_(
     Raises
     ------
     TypeError, ValueError
-        Something is of another kind or not above 0, or a gradient is read-only. Nothing has been changed then.
+        An argument has a wrong type or is not above 0, or a gradient is read-only. Nothing has been changed then.
     RuntimeError
         The norm is not finite, and ``error_if_nonfinite``.
 
@@ -467,13 +466,13 @@ def clip_grad_norm_(
 
 
 def _is_writable_kind(array: Any) -> bool:
-    """Tell an ndarray of floats, such as can be changed in place, from what only counts as one."""
+    """Return whether it is an ndarray of floats, which can be changed in place."""
     is_array = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_array and array.dtype.name in COMPUTED_IN
 
 
 def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the only group and the state, after a look at their layout."""
+    """Check the layout of a state, and return its only group and the state of parameters."""
     if not isinstance(state_dict, Mapping) or set(state_dict) != {"state", "param_groups"}:
         raise ValueError(
             f"an optimiser's state must be a dict of 'state' and 'param_groups', not {state_dict!r:.80}"
@@ -487,7 +486,7 @@ def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def _as_saved(name: str, option: Any) -> Any:
-    """Return what a file can hold of an option, which may have been set to a number of any kind."""
+    """Return an option, which may have been set to a number of any kind, as a file can hold it."""
     if isinstance(option, bool | np.bool_):
         return bool(option)
     if isinstance(option, Sequence | np.ndarray) and np.ndim(option):
@@ -496,7 +495,7 @@ def _as_saved(name: str, option: Any) -> Any:
 
 
 def not_negative(name: str, value: Any) -> float:
-    """Take a number that must be at least 0 and finite."""
+    """Return a number, after a check that it is at least 0 and finite."""
     number = check_number(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be at least 0 and finite, not {value}")

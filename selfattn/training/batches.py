@@ -1,6 +1,6 @@
-"""What a training goes through: items in an order, a stream of batches, or batches that a function draws.
+"""The sources of batches: items in an order, a stream of batches, or a function that draws them.
 
-Each source counts the items that it gave in this epoch, ``done``, and can begin at such a place again.
+Each source counts the items that it has returned in this epoch, ``done``, and can begin again at such a place.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from selfattn.nn.init import Generator
 
 
 class Batch(NamedTuple):
-    """What one pass through the model takes, and of how many items it is."""
+    """The content of one pass through the model, and its number of items."""
 
     content: Any
     items: int
 
 
 class Items:
-    """A sequence: each epoch goes through all of it, ``batch_size`` items at a time, in an order of its own if ``shuffle``.
+    """A sequence: each epoch takes all of it, ``batch_size`` items at a time, with ``shuffle`` in a new order.
 
-    Without ``batch_size`` the items are batches already.
+    Without ``batch_size`` the items are batches.
     """
 
     endless = False
@@ -49,7 +49,7 @@ class Items:
         return -(-len(self.items) // (self.batch_size or 1))
 
     def begin(self, generator: Generator) -> None:
-        """Draw the order of an epoch, if that has not been done."""
+        """Draw the order of an epoch, if there is none yet."""
         if self.order is None:
             n = len(self.items)
             self.order = np.asarray(generator.permutation(n) if self.shuffle else np.arange(n), np.int64)
@@ -73,7 +73,7 @@ class Items:
         self.done, self.order = 0, None
 
     def restore(self, done: Any, order: Any) -> None:
-        """Go to a place, or say why there is none."""
+        """Set a place; an impossible one is a ValueError."""
         n = len(self.items)
         if order is None:
             valid = done == 0
@@ -81,12 +81,12 @@ class Items:
             valid = type(done) is int and 0 < done < n and done % (self.batch_size or 1) == 0
             valid = valid and np.array_equal(np.sort(order), np.arange(n))
         if not valid:
-            raise ValueError(f"its place is item {done!r} in an order that is none of {n} items")
+            raise ValueError(f"its place is item {done!r} in an order that is not one of {n} items")
         self.done, self.order = done, order
 
 
 class _Counted:
-    """Batches in an order of their own: a place among them is a count."""
+    """Batches without an order to save: a place among them is a count."""
 
     batch_size: int | None = None
     shuffle = endless = False
@@ -96,7 +96,7 @@ class _Counted:
         self.done = 0
 
     def restore(self, done: Any, order: Any) -> None:
-        """Go to a place, or say why there is none."""
+        """Set a place; an impossible one is a ValueError."""
         if type(done) is not int or done < 0 or order is not None:
             raise ValueError(f"its place is batch {done!r}")
         self.done = done
@@ -113,7 +113,7 @@ class Stream(_Counted):
 
     @property
     def once(self) -> bool:
-        """Whether it is an iterator, which is gone after one epoch."""
+        """Whether it is an iterator, which ends after one epoch."""
         return isinstance(self.source, Iterator)
 
     @property
@@ -122,25 +122,19 @@ class Stream(_Counted):
         return len(self.source) if isinstance(self.source, Sized) else None
 
     def begin(self, generator: Generator) -> None:
-        """Begin an epoch, if that has not been done."""
-        if self.iterator is not None:
-            return
-        self.iterator = iter(self.source)
-        for _ in range(self.done):
-            next(self.iterator, None)
-        self._look()
-        if not self.ahead:
-            raise ValueError(f"batches has ended after {self.done}; at least one more is needed")
-
-    def _look(self) -> None:
-        assert self.iterator is not None
-        self.ahead = list(itertools.islice(self.iterator, 1))
+        """Begin an epoch, if it has not begun."""
+        if self.iterator is None:
+            self.iterator = itertools.islice(self.source, self.done, None)
+            self.ahead = list(itertools.islice(self.iterator, 1))
+            if not self.ahead:
+                raise ValueError(f"batches has ended after {self.done}; at least one more is needed")
 
     def take(self, generator: Generator) -> Batch:
         """Return the next batch."""
         self.begin(generator)
+        assert self.iterator is not None
         (batch,) = self.ahead
-        self._look()
+        self.ahead = list(itertools.islice(self.iterator, 1))
         self.done += 1
         return Batch(batch, 1)
 
@@ -181,13 +175,7 @@ Source = Items | Stream | Draws
 
 
 def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Source:
-    """Tell what kind of batches these are, and check that the options fit.
-
-    Raises
-    ------
-    TypeError, ValueError
-        They are none, or there are none of them, or an option needs a sequence.
-    """
+    """Return the source of these batches; wrong kinds, no batches and options that need a sequence are an error."""
     if isinstance(batches, np.ndarray) and batches.ndim == 0:
         raise TypeError("batches is an array without dimensions; one batch for each row is needed")
     if is_sequence(batches):
@@ -207,7 +195,7 @@ def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Sou
                 "checkpoint"
             ) from None
         except ValueError:
-            pass  # one that does not tell its arguments
+            pass  # a function without a signature
         return Draws(batches)
     if isinstance(batches, Iterable) and not isinstance(batches, str | bytes | Mapping):
         return Stream(batches)
@@ -217,19 +205,13 @@ def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Sou
 
 
 def is_sequence(batches: Any) -> bool:
-    """Tell whether items can be taken in any order."""
+    """Return whether items can be taken in any order."""
     is_indexed = hasattr(batches, "__getitem__") and hasattr(batches, "__len__")
     return is_indexed and not isinstance(batches, str | bytes | Mapping)
 
 
 def stacked(examples: list[Any]) -> Any:
-    """Make a batch of examples: arrays with an axis more; of tuples a tuple, of dicts a dict, of texts a list.
-
-    Raises
-    ------
-    ValueError
-        They differ in shape.
-    """
+    """Return a batch of examples: arrays with one more axis, a tuple for tuples, a dict for dicts, a list for texts."""
     first = examples[0]
     if isinstance(first, str):
         return examples

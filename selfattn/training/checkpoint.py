@@ -1,22 +1,26 @@
 """Checkpoints: everything that the next step of a training depends on, in one safetensors file.
 
-Arrays are in the file as they are, everything else as JSON in its header. A checkpoint replaces the one before in one
-rename, so there is always a whole one.
+Its header has everything but the arrays, as JSON. A new checkpoint replaces the old one in one rename, so there is always a
+whole one.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from selfattn import _disk
 from selfattn.nn.init import Generator
 from selfattn.random import TorchGenerator
+
+if TYPE_CHECKING:
+    from selfattn.training.loop import Training
 
 FORMAT = "selfattn.training checkpoint 1"
 
@@ -28,25 +32,13 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Take the arrays out of a state; the rest is JSON.
-
-    Raises
-    ------
-    TypeError
-        A leaf is something that no file can hold.
-    """
+    """Split a state into JSON and arrays; a leaf that no file can hold is a TypeError."""
     arrays: dict[str, Any] = {}
     return json.dumps(_without_arrays(state, "", arrays)), arrays
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read what :func:`save` wrote; tuples come back as lists.
-
-    Raises
-    ------
-    ValueError
-        The file is damaged, or no checkpoint.
-    """
+    """Read a file of :func:`save`, with lists in place of tuples; another or a damaged file is a ValueError."""
     arrays, metadata = _disk.read_safetensors(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of selfattn's")
@@ -60,7 +52,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell what :func:`save` wrote from files of others."""
+    """Return whether :func:`save` wrote a file."""
     try:
         return _disk.read_safetensors(path)[1].get("format") == FORMAT
     except (OSError, ValueError):
@@ -91,8 +83,75 @@ def _with_arrays(node: Any, arrays: Mapping[str, Any]) -> Any:
     return node
 
 
+def state_of(training: Training) -> dict[str, Any]:
+    """Return the state of a training between two steps."""
+    history, source, scheduler = training.history, training.source, training.scheduler
+    drawn = generators(training.generator, training.model)
+    return {
+        "fixed": training.fixed,
+        "parameters": training.model.parameters(),
+        "optimizer": training.optimizer.state_dict(),
+        "generators": [generator_state(each) for each in drawn],
+        "place": [training.epoch, source.done, source.order, training.total_loss],
+        "step_losses": np.array(history.step_losses, np.float64),
+        "epoch_losses": np.array(history.epoch_losses, np.float64),
+        "validation_losses": np.array(history.validation_losses, np.float64).reshape(-1, 2),
+        **({} if scheduler is None else {"scheduler": scheduler.state_dict()}),
+    }
+
+
+def restore(training: Training, path: Path) -> None:
+    """Set the state of a training from a checkpoint, after a check that all of it fits."""
+    state = load(path)
+    try:
+        _compare("", training.fixed, state["fixed"])
+        parameters, saved = training.model.parameters(), state["parameters"]
+        _compare("shapes of ", _shapes(parameters), _shapes(saved))
+        epoch, done, order, total_loss = state["place"]
+        if type(epoch) is not int or epoch < 0 or type(total_loss) is not float:
+            raise ValueError(f"its place is epoch {epoch!r} with a loss of {total_loss!r}")
+        drawn, states = generators(training.generator, training.model), state["generators"]
+        if len(states) != len(drawn):
+            raise ValueError(f"it has {len(states)} generators, this training {len(drawn)}")
+        steps, epochs = _losses(state["step_losses"], 1), _losses(state["epoch_losses"], 1)
+        validations = [(int(n), loss) for n, loss in _losses(state["validation_losses"], 2)]
+        for generator, own in zip(drawn, states, strict=True):
+            set_generator_state(copy.deepcopy(generator), own)  # raises
+        training.source.restore(done, order)
+        training.optimizer.load_state_dict(state["optimizer"])
+        if training.scheduler is not None:
+            training.scheduler.load_state_dict(state["scheduler"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{error!r}" if isinstance(error, KeyError | AttributeError) else str(error)
+        raise ValueError(f"{path} does not fit this training: {reason}") from error
+    for generator, own in zip(drawn, states, strict=True):
+        set_generator_state(generator, own)
+    for name, array in parameters.items():
+        array[...] = saved[name]
+    training.epoch, training.total_loss = epoch, total_loss
+    training.history = type(training.history)(steps, epochs, validations)
+
+
+def _losses(saved: Any, ndim: int) -> list[Any]:
+    if not isinstance(saved, np.ndarray) or (saved.ndim, saved.dtype) != (ndim, np.float64):
+        raise ValueError(f"it has losses of another shape or dtype: {saved!r:.80}")
+    return list(saved.tolist())
+
+
+def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    for name in {**expected, **found}:
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{what}{name}: {found.get(name)} in the checkpoint, {expected.get(name)} in this training"
+            )
+
+
+def _shapes(arrays: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{array.shape} of {array.dtype}" for name, array in arrays.items()}
+
+
 def generators(rng: Generator, task: Any) -> list[Generator]:
-    """Return the generators that training draws from: its own, and those in layers such as Dropout, each once."""
+    """Return the generators of a training: its own, and those in layers such as Dropout, each once."""
     found = [rng]
     for module in task.modules() if hasattr(task, "modules") else ():
         found += [
@@ -102,18 +161,12 @@ def generators(rng: Generator, task: Any) -> list[Generator]:
 
 
 def generator_state(generator: Generator) -> Any:
-    """Return what the next draws depend on, the cached normal of a torch_rng included."""
+    """Return the state of the next draws, the cached normal of a torch_rng included."""
     return generator.get_state() if isinstance(generator, TorchGenerator) else generator.bit_generator.state
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
-    """Set what :func:`generator_state` returned.
-
-    Raises
-    ------
-    ValueError
-        It is the state of a generator of another kind.
-    """
+    """Set a result of :func:`generator_state`; that of a generator of another kind is a ValueError."""
     if isinstance(generator, TorchGenerator):
         generator.set_state(state)
         return
@@ -128,7 +181,7 @@ def set_generator_state(generator: Generator, state: Any) -> None:
 
 
 def fingerprint(triplets: Iterable[Sequence[Any]]) -> str:
-    """Return a digest of the sentences: a place in a permutation is one in these triplets only."""
+    """Return a digest of the sentences of triplets."""
     digest = hashlib.sha256()
     for triplet in triplets:
         for sentence in triplet:
@@ -141,7 +194,7 @@ def fingerprint(triplets: Iterable[Sequence[Any]]) -> str:
 
 
 def digest(things: Any) -> str:
-    """Return a digest of a nest of sequences, dicts, arrays, texts and numbers. Of another object its class alone counts."""
+    """Return a digest of nested sequences, dicts, arrays, texts and numbers; of another object only the class counts."""
     found = hashlib.sha256()
 
     def add(thing: Any) -> None:

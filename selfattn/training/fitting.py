@@ -1,9 +1,9 @@
-"""`fit`: what users pass is checked here, and becomes a training, which `loop` runs."""
+"""`fit`: it checks its arguments and makes a training, which `loop` runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,7 @@ from selfattn.optim import Adam, AdamW, Optimizer
 from selfattn.optim.lr_scheduler import LRScheduler
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.batches import Draws, Items, Source, Stream, is_sequence, source_of
-from selfattn.training.loop import Callback, History, Training
-from selfattn.training.objectives import OfTriplets, objective_of
+from selfattn.training.loop import Callback, History, Training, objective_of
 from selfattn.training.progress import Progress
 
 
@@ -49,60 +48,60 @@ def fit(
     Parameters
     ----------
     model : Module
-        Or anything with ``parameters()``, which are moved in place, and ``vjp``. It is trained in the mode that it is in: a new
-        one, and one after ``train()``, drops.
+        Or another object with ``vjp`` and ``parameters()``, which are moved in place. Its mode does not change: a new model, and
+        one after ``train()``, drops.
     batches : sequence, iterable or callable
-        A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, which each epoch iterates over. Or a
-        function ``batches(rng)`` that draws a batch with the generator it is given, for a training of ``steps`` steps. Of
-        triplets, sentences as the task takes them; see :func:`read_triplets` and :func:`make_triplets`.
+        A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, over which each epoch iterates. Or a
+        function ``batches(rng)`` that draws a batch with the given generator, for a training of ``steps`` steps. For a task,
+        triplets of sentences; see :func:`read_triplets` and :func:`make_triplets`.
     loss : Loss, callable, or None
-        - One of :mod:`selfattn.nn`, or anything called and differentiated like it: a batch is ``(inputs, target)``, the loss
-          ``loss(model(inputs), target)``. Inputs in a tuple are several arguments, and a third part of the batch is a dict of
-          the model's options, such as ``key_lengths``.
+        - One of :mod:`selfattn.nn`, or an object with the same calls: a batch is ``(inputs, target)``, the loss
+          ``loss(model(inputs), target)``. A tuple of inputs is several arguments, and a batch may have a dict of the model's
+          options, such as ``key_lengths``, in third place.
         - A function: ``value, grads = loss(model, batch)``.
-        - None, for a model with a loss of its own: ``value, pullback = model.loss_vjp(batch)``, ``grads = pullback(1.0)``. A batch
-          that is a tuple is several arguments.
+        - None, for a model with its own loss: ``value, pullback = model.loss_vjp(batch)``, ``grads = pullback(1.0)``. A tuple as
+          batch is several arguments.
         - None, for a :class:`~selfattn.nn.ProxyTask`, or another :class:`Task`: batches are triplets, the loss is −confidence.
     epochs : int, optional
-        How often to go through the batches. By default 1, or as often as ``steps`` need; 100 of triplets.
+        The number of passes through the batches. By default 1, or the number that ``steps`` need; for triplets 100.
     lr : float, optional
-        The learning rate of the optimizer that is made when none is given: :class:`~selfattn.optim.AdamW` with 1e-3; of triplets
+        The learning rate of the default optimizer: :class:`~selfattn.optim.AdamW` with 1e-3; for triplets
         :class:`~selfattn.optim.Adam` with 1e-4.
     batch_size : int, optional
-        How many examples a batch has: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
-        shorter. Of triplets by default 1.
+        The number of examples of a batch: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
+        shorter. For triplets by default 1.
     shuffle : bool, optional
-        Whether each epoch has an order of its own. By default so, for a sequence.
+        Whether each epoch has its own order. By default True for a sequence.
     rng : int, Generator or torch_rng, optional
-        Where the orders come from. With :func:`selfattn.torch_rng` they are those of PyTorch's
+        The source of the orders. With :func:`selfattn.torch_rng` they are those of PyTorch's
         ``DataLoader(shuffle=True)`` after ``torch.manual_seed``.
     optimizer : Optimizer, optional
-        One that moves the model's parameters.
+        An optimizer of the model's parameters.
     log_every : int or None, default 100
         Print the loss every ``log_every`` steps, with the rate and the time that remains, and the average of each epoch;
         None prints nothing.
     checkpoint : path, optional
         A file that holds, after each epoch and at the end, everything that the rest of the training depends on: weights,
-        optimiser, schedule, generators, the order of the epoch and the place in it. Needs the extra ``text``.
+        optimiser, schedule, generators, the order of the epoch and the place in it. It needs the extra ``text``.
     callbacks : iterable of callable
         Each is called with a :class:`Step` after every step. One that returns True ends the training.
     steps : int, optional
-        After how many steps to end, those of all epochs counted.
+        The number of steps, of all epochs.
     scheduler : LRScheduler or callable, optional
-        Its ``step`` is called after each step. A function makes one of the optimizer.
+        Its ``step`` is called after each step. A function of the optimizer returns the scheduler.
     max_norm : float, optional
         Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
     accumulate : int, default 1
         Make a step along the mean gradient of ``accumulate`` batches.
     validation : sequence or iterable, optional
-        Batches, or examples, of which the mean loss is computed now and then, with the model as after ``eval()``.
+        Batches, or examples, for a mean loss during the training, with the model as after ``eval()``.
     validate_every : int, optional
-        After how many steps; by default after each epoch and at the end.
+        The number of steps between validations; by default there is one after each epoch and at the end.
     resume : bool, default False
-        Go on from the checkpoint if it is there; its options of the optimiser count, and its history is continued.
-        Without ``resume`` a checkpoint that is there is an error, not lost.
+        Continue from the checkpoint if it exists, with its history and its options of the optimiser. Without ``resume`` an
+        existing checkpoint is an error, and is not replaced.
     checkpoint_every : int, optional
-        Write the checkpoint every ``checkpoint_every`` steps of an epoch too.
+        Also write the checkpoint every ``checkpoint_every`` steps of an epoch.
     progress : bool, optional
         Whether to show a bar with the loss and the rate, which needs ``tqdm`` of the extra ``text``. By default it is
         shown in a notebook or on a terminal if tqdm is installed.
@@ -115,26 +114,26 @@ def fit(
     Raises
     ------
     TypeError, ValueError
-        An argument is wrong: no batches, a learning rate of nan, a sentence of a :class:`~selfattn.nn.ProxyTask` that has no
-        tokens. Nothing has changed then. With ``resume``: the
-        checkpoint is damaged or belongs to other batches, parameters or options.
+        An argument is wrong: no batches, a learning rate of nan, a sentence of a :class:`~selfattn.nn.ProxyTask` without
+        tokens. Or with ``resume`` the checkpoint is damaged or belongs to other batches, parameters or options. Nothing has
+        changed then.
     FileExistsError
-        ``checkpoint`` is there, and ``resume`` is False.
+        ``checkpoint`` exists, and ``resume`` is False.
     FloatingPointError
-        The loss is not finite, or the norm of the gradients. The parameters are those before that step.
+        The loss or the norm of the gradients is not finite. The parameters are those before that step.
     OSError
-        The checkpoint could not be written; the one before is as it was.
+        The checkpoint could not be written; the old one is unchanged.
     Interrupted
-        Ctrl-C, as a KeyboardInterrupt with the ``history``: the step is completed and the checkpoint written before
-        it is raised, so both are those after a whole step. A second Ctrl-C does not wait.
+        Ctrl-C, as a KeyboardInterrupt with the ``history``. The training first completes the step and writes the checkpoint. A
+        second Ctrl-C does not wait.
     ImportError
         An extra is missing.
 
     Notes
     -----
-    Resumed training gives the bits of uninterrupted training on the same machine, if the batches are the same: an iterable
-    is gone through up to its place, so it must give the same ones again. The order of an epoch is drawn when it begins, and
-    is the only thing drawn from ``rng``, besides what a function of batches draws.
+    A resumed training has the bits of an uninterrupted one on the same machine, if the batches are the same: an iterable
+    is skipped to its place, so it must yield the same batches again. The order of an epoch is drawn when it begins; ``rng`` is
+    used for nothing else but a function of batches.
 
     Examples
     --------
@@ -170,7 +169,7 @@ def fit(
     4
     """
     objective = objective_of(model, loss)
-    of_triplets = isinstance(objective, OfTriplets)
+    of_triplets = objective.of_triplets
     counts = {
         "batch_size": batch_size, "steps": steps, "validate_every": validate_every,
         "log_every": log_every, "checkpoint_every": checkpoint_every,
@@ -215,34 +214,36 @@ def fit(
         validation=checked,
         validate_every=validate_every,
         file=None if checkpoint is None else Path(checkpoint),
+        checkpoint_every=checkpoint_every,
         callbacks=called,
-        fixed={},
+        epochs=epochs,
+        total_steps=steps,
     )
     if training.file is not None:
-        training.fixed = _fixed(training, of_triplets)
+        training.fixed = _fixed(training)
         _open(training, training.file, resume)
-    shown = Progress(training, progress, log_every, epochs, steps, timed=not of_triplets)
-    with shown:
-        training.run(epochs, steps, shown, checkpoint_every)
+    with Progress(training, progress, log_every) as shown:
+        training.run(shown)
     return training.history
 
 
 def _open(training: Training, file: Path, resume: bool) -> None:
-    """Find out before the first epoch, not after it, whether there can be a checkpoint, and go on from one."""
+    """Check before the first epoch, not after it, that a checkpoint can be written, and continue from an old one."""
     import_extra("safetensors", "text")
     if not file.parent.is_dir():
         raise FileNotFoundError(f"the folder of checkpoint={file} does not exist")
     if file.exists():
         if not resume:
-            raise FileExistsError(f"{file} is there already: resume=True goes on from it")
-        training.restore()
-    training.check_saving()
+            raise FileExistsError(f"{file} exists already: resume=True continues from it")
+        checkpoints.restore(training, file)
+    checkpoints.parts(checkpoints.state_of(training))
 
 
-def _fixed(training: Training, of_triplets: bool) -> dict[str, Any]:
-    """Return what has to be the same for a place in the training to mean anything."""
+def _fixed(training: Training) -> dict[str, Any]:
+    """Return the properties that a checkpoint and a training that continues from it must share."""
     source, scheduler = training.source, training.scheduler
     if isinstance(source, Items):
+        of_triplets = training.objective.of_triplets
         name = "triplets" if of_triplets else "batches"
         digest = checkpoints.fingerprint if of_triplets else checkpoints.digest
         fixed: dict[str, Any] = {name: len(source.items), f"digest of the {name}": digest(source.items)}
@@ -268,16 +269,9 @@ def _checked_epochs(source: Source, epochs: int | None, steps: int | None, defau
         epochs = None if steps is not None and not once else default
     if once and epochs is not None and epochs > 1:
         raise ValueError(
-            f"batches is an iterator, which is gone after one epoch; epochs={epochs} need a list of them"
+            f"batches is an iterator, which ends after one epoch; epochs={epochs} need a list of them"
         )
     return epochs
-
-
-def _triplets(task: Any, name: str, triplets: Any, batch_size: int, shuffle: bool) -> Items:
-    checked = _checked_triplets(name, triplets)
-    if isinstance(task, ProxyTask):
-        task.check(checked)
-    return Items(checked, batch_size, shuffle, lambda found: found)
 
 
 def _validation(batches: Any, batch_size: int | None) -> Source:
@@ -293,7 +287,7 @@ def _validation(batches: Any, batch_size: int | None) -> Source:
         raise type(error)(str(error).replace("batches", "validation", 1)) from None
 
 
-def _checked_triplets(name: str, triplets: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+def _triplets(task: Any, name: str, triplets: Any, batch_size: int, shuffle: bool) -> Items:
     if isinstance(triplets, str) or not isinstance(triplets, Iterable):
         kind = type(triplets).__name__
         raise TypeError(f"{name} must be an iterable of (main, similar, non_similar), not a {kind}")
@@ -309,7 +303,9 @@ def _checked_triplets(name: str, triplets: Iterable[Sequence[Any]]) -> list[tupl
         checked.append(tuple(list(each) if isinstance(each, Iterator) else each for each in parts))
     if not checked:
         raise ValueError(f"{name} is empty; at least one is needed")
-    return checked
+    if isinstance(task, ProxyTask):
+        task.check(checked)
+    return Items(checked, batch_size, shuffle, lambda found: found)
 
 
 def _checked_optimizer(

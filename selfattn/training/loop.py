@@ -1,35 +1,36 @@
-"""The training loop: batches in order, steps of the optimiser, when to validate and to save, and Ctrl-C.
+"""The training loop: a loss of batches in order, steps of the optimiser, when to validate and to save, and Ctrl-C.
 
-What a checkpoint holds is decided here; `checkpoint` writes and reads the file, `batches` knows the place in the data,
-`objectives` computes losses and gradients, `progress` shows how far it is, and `fitting` checks what users pass.
+`batches` knows the place in the data, `checkpoint` writes and reads the state, `progress` shows it, and `fitting` checks what
+users pass.
 """
 
 from __future__ import annotations
 
-import copy
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from selfattn._check import Array
+from selfattn._check import Array, as_array
 from selfattn._interrupt import DelayedInterrupt
 from selfattn.functional._products import widened
 from selfattn.nn import init
-from selfattn.nn.module import Gradients, add_gradients
+from selfattn.nn.embedding_model import EmbeddingModel
+from selfattn.nn.module import Gradients, Module, add_gradients
 from selfattn.optim import Optimizer, clip_grad_norm_
 from selfattn.optim.lr_scheduler import LRScheduler
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.batches import Source
-from selfattn.training.objectives import Objective, evaluating, scaled
 from selfattn.training.progress import Progress
 
 
 class Task(Protocol):
-    """What can be trained: :class:`selfattn.nn.ProxyTask`, or a class of one's own with these two methods."""
+    """What can be trained without a loss: :class:`selfattn.nn.ProxyTask`, or another class with these two methods."""
 
     def parameters(self) -> dict[str, Array]:
         """Return the live arrays by name."""
@@ -40,32 +41,32 @@ class Task(Protocol):
         Parameters
         ----------
         main, similar, non_similar : object
-            The parts of one triplet; of a batch of n > 1, three lists of n.
+            The parts of one triplet; for a batch of n > 1, three lists of n.
 
         Returns
         -------
         confidence : float, or array_like of shape (n,)
         pullback : callable
-            ``grads = pullback(d_confidence)``, a dict keyed like :meth:`parameters`. ``d_confidence`` is one
+            ``grads = pullback(d_confidence)``, a dict with the names of :meth:`parameters`. ``d_confidence`` is one
             number: −1, or −1/n for all of a batch.
         """
 
 
 class Step(NamedTuple):
-    """What a callback is told after each step.
+    """The argument of callbacks after each step.
 
     Attributes
     ----------
     epoch, step : int
         Counted from 1; ``step`` within the epoch.
     epochs, steps : int or None
-        How many there are, if that is known: epochs, and steps of each.
+        The number of epochs, and of steps of each; None if it is not known.
     loss : float
-        Of the step's batches, the mean; of triplets that of −confidence.
+        The mean over the step's batches; for triplets of −confidence.
     average_loss : float or None
         After the last step of an epoch, the mean over its items.
     number : int
-        Of the step, counted from 1 over all epochs.
+        The number of the step, counted from 1 over all epochs.
     lr : float
         The learning rate of the step.
     grad_norm : float or None
@@ -91,16 +92,16 @@ Callback: TypeAlias = Callable[[Step], Any]
 
 @dataclass
 class History:
-    """What came of a training.
+    """The losses of a training.
 
     Attributes
     ----------
     step_losses : list of float
         The loss of each step, of all epochs, in order.
     epoch_losses : list of float
-        The mean over the items of each epoch that was completed.
+        The mean over the items of each completed epoch.
     validation_losses : list of (int, float)
-        The numbers of the steps after which there was a validation, and its loss.
+        The numbers of the steps with a validation after them, and its loss.
     """
 
     step_losses: list[float] = field(default_factory=list)
@@ -114,7 +115,7 @@ class Interrupted(KeyboardInterrupt):
     Attributes
     ----------
     history : History
-        Until then.
+        The losses up to that step.
     """
 
     def __init__(self, history: History) -> None:
@@ -122,9 +123,177 @@ class Interrupted(KeyboardInterrupt):
         self.history = history
 
 
+# ------------------------------------------------------------------------------------------------------ objectives
+
+
+class Objective(NamedTuple):
+    """A loss of a batch, in two functions of it."""
+
+    gradients: Callable[[Any], tuple[float, Gradients]]  # the loss, and the gradients of the parameters
+    value: Callable[[Any], float]  # the loss alone
+    of_triplets: bool = False
+
+
+def of_triplets(task: Any) -> Objective:
+    """Return −confidence of a task; a batch is a list of triplets, and its loss the mean."""
+
+    def forward(batch: Sequence[Sequence[Any]]) -> tuple[float, Callable[[float], Any]]:
+        if len(batch) == 1:
+            confidence, pullback = task.vjp(*batch[0])
+            return -float(confidence), pullback
+        confidences, pullback = task.vjp(*map(list, zip(*batch, strict=True)))
+        return -float(np.mean(confidences, dtype=np.float64)), pullback
+
+    def gradients(batch: Sequence[Sequence[Any]]) -> tuple[float, Gradients]:
+        loss, pullback = forward(batch)
+        return loss, gradients_in(pullback(-1.0 / len(batch)))
+
+    return Objective(gradients, lambda batch: forward(batch)[0], of_triplets=True)
+
+
+def of_output(model: Any, loss: Any) -> Objective:
+    """Return a loss of a model's output and a target; a batch has inputs, the target, and perhaps options of the model."""
+
+    def gradients(batch: Any) -> tuple[float, Gradients]:
+        inputs, target, options = _split(batch)
+        y, pullback = model.vjp(*inputs, **options)
+        value, loss_pullback = loss.vjp(y, target)
+        return one_number(value), gradients_in(pullback(loss_pullback(1.0)))
+
+    def value(batch: Any) -> float:
+        inputs, target, options = _split(batch)
+        return one_number(loss(model(*inputs, **options), target))
+
+    return Objective(gradients, value)
+
+
+def of_model(model: Any) -> Objective:
+    """Return the model's own loss, ``loss_vjp``; a batch is its argument, or a tuple of them."""
+
+    def gradients(batch: Any) -> tuple[float, Gradients]:
+        value, pullback = model.loss_vjp(*_tuple(batch))
+        return one_number(value), gradients_in(pullback(1.0))
+
+    def value(batch: Any) -> float:
+        forward, arguments = getattr(model, "loss", None), _tuple(batch)
+        return one_number(forward(*arguments) if callable(forward) else model.loss_vjp(*arguments)[0])
+
+    return Objective(gradients, value)
+
+
+def of_function(model: Any, function: Callable[[Any, Any], Any]) -> Objective:
+    """Return the loss and gradients of a function of model and batch."""
+
+    def gradients(batch: Any) -> tuple[float, Gradients]:
+        found = function(model, batch)
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+            raise TypeError(
+                "a function as loss must return the loss and the dict of gradients, of a model and a batch; "
+                f"not {type(found).__name__}"
+            )
+        return one_number(found[0]), gradients_in(found[1])
+
+    return Objective(gradients, lambda batch: gradients(batch)[0])
+
+
+def objective_of(model: Any, loss: Any) -> Objective:
+    """Return the objective of a model and a loss; a TypeError if they lack a method of it."""
+    if loss is None and callable(getattr(model, "loss_vjp", None)):
+        return of_model(model)
+    if loss is None:
+        _check_task(model)
+        return of_triplets(model)
+    if not callable(getattr(model, "parameters", None)):
+        raise TypeError(f"model must be a Module, or have parameters(), which {type(model).__name__} has not")
+    if callable(getattr(loss, "vjp", None)):
+        if isinstance(loss, type):
+            raise TypeError(f"loss is a class; make one: {loss.__name__}()")
+        if not callable(getattr(model, "vjp", None)):
+            raise TypeError(f"model must have vjp, which {type(model).__name__} has not")
+        return of_output(model, loss)
+    if callable(loss):
+        return of_function(model, loss)
+    raise TypeError(
+        f"loss must be one of selfattn.nn, such as nn.CrossEntropyLoss(), or a function of model and batch, not {loss!r:.80}"
+    )
+
+
+def _check_task(task: Any) -> None:
+    wants = "without a loss, task must be a ProxyTask, or have its parameters() and vjp(main, similar, non_similar)"
+    kind = type(task).__name__
+    if not (callable(getattr(task, "parameters", None)) and callable(getattr(task, "vjp", None))):
+        raise TypeError(f"{wants}, which {kind} has not")
+    try:
+        inspect.signature(task.vjp).bind("main", "similar", "non_similar")
+    except TypeError:
+        hint = "; wrap the model: nn.ProxyTask(model)" if isinstance(task, EmbeddingModel) else ""
+        raise TypeError(f"{wants}; that of {kind} takes other arguments{hint}") from None
+
+
+def one_number(value: Any) -> float:
+    """Return a loss as a float."""
+    if np.shape(value) != ():
+        raise TypeError(f"the loss must be one number, not an array of shape {np.shape(value)}")
+    return float(value)
+
+
+def gradients_in(result: Any) -> Gradients:
+    """Return the gradients in a pullback's result, of which the inputs' may be the first, as arrays in a new dict."""
+    grads = result[-1] if isinstance(result, tuple) else result
+    if not isinstance(grads, Mapping):
+        raise TypeError(
+            f"the pullback must return the dict of gradients, or inputs' gradients and the dict, not {type(result).__name__}"
+        )
+    arrays = {name: as_array(f"the gradient of {name}", gradient) for name, gradient in grads.items()}
+    # Integers become floats, since gradients are added up and scaled.
+    return {name: x.astype(np.float64) if x.dtype.kind in "iu" else x for name, x in arrays.items()}
+
+
+def _tuple(inputs: Any) -> tuple[Any, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _split(batch: Any) -> tuple[tuple[Any, ...], Any, Mapping[str, Any]]:
+    """Return the model's arguments, the target and the model's options."""
+    is_list = isinstance(batch, tuple | list)
+    if not is_list or len(batch) not in (2, 3):
+        raise TypeError(
+            "a batch must be (inputs, target), or (inputs, target, options of the model), for this loss; not "
+            + (f"{len(batch)} things" if is_list else type(batch).__name__)
+        )
+    inputs, target, options = batch if len(batch) == 3 else (*batch, {})
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"the third part of a batch must be a dict of the model's options, not {type(options).__name__}"
+        )
+    return _tuple(inputs), target, options
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Leave training mode within the block; every module then returns to its own mode."""
+    modules = list(model.modules()) if isinstance(model, Module) else []
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def scaled(grads: Gradients, factor: float) -> Gradients:
+    """Multiply gradients by a number, in new arrays."""
+    return {name: np.asarray(array * array.dtype.type(factor)) for name, array in grads.items()}
+
+
+# -------------------------------------------------------------------------------------------------------- the loop
+
+
 @dataclass
 class Training:
-    """A training and its place: how many epochs are over, and how many items of the next one, which ``source`` counts."""
+    """A training and its place: the completed epochs, and the items of the next one that ``source`` has counted."""
 
     model: Any
     objective: Objective
@@ -137,59 +306,59 @@ class Training:
     validation: Source | None
     validate_every: int | None
     file: Path | None
+    checkpoint_every: int | None
     callbacks: list[Callback]
-    fixed: dict[str, Any]  # what has to be the same for a place in the training to mean anything
+    epochs: int | None  # to run, those before a resumption included
+    total_steps: int | None  # the same, of all epochs
+    fixed: dict[str, Any] = field(
+        default_factory=dict
+    )  # what a checkpoint must have in common with the training
     epoch: int = 0
     total_loss: float = 0.0  # of the epoch, over items
     history: History = field(default_factory=History)
 
     @property
-    def steps(self) -> int | None:
+    def steps_per_epoch(self) -> int | None:
         """The number of steps of an epoch, if it is known."""
         batches = self.source.batches
         return None if batches is None else -(-batches // self.accumulate)
 
     @property
-    def step_of_epoch(self) -> int:
-        """How many steps of the epoch are done."""
+    def steps_of_epoch(self) -> int:
+        """The number of completed steps of this epoch."""
         return -(-self.source.done // ((self.source.batch_size or 1) * self.accumulate))
 
-    def over(self, epochs: int | None, steps: int | None) -> bool:
-        """Tell whether there is nothing left to do."""
-        done = steps is not None and len(self.history.step_losses) >= steps
-        return done or (epochs is not None and self.epoch >= epochs)
+    @property
+    def finished(self) -> bool:
+        """Whether all epochs or all steps are completed."""
+        of_steps = self.total_steps is not None and len(self.history.step_losses) >= self.total_steps
+        return of_steps or (self.epochs is not None and self.epoch >= self.epochs)
 
-    def run(
-        self, epochs: int | None, steps: int | None, shown: Progress, checkpoint_every: int | None
-    ) -> None:
-        """Go on until these epochs or steps are done, a callback ends the training, or Ctrl-C does.
-
-        Raises
-        ------
-        Interrupted
-            Ctrl-C did.
-        """
+    def run(self, progress: Progress) -> None:
+        """Train until the training is finished, a callback ends it, or Ctrl-C does, which raises Interrupted."""
         # The loss is checked, and shows overflow.
         with DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
-            while not self.over(epochs, steps):
-                told = self.step(epochs)
-                ends = told.average_loss is not None or self.over(epochs, steps)
-                told = self.validated(told, ends)
-                stop = [_is_true(callback(told)) for callback in self.callbacks]
-                shown.step(told)
-                stopping = interrupt.requested or any(stop)
-                due = checkpoint_every is not None and told.step % checkpoint_every == 0
-                if self.file is not None and (ends or stopping or due):
-                    self.save()
-                if stopping:
+            while not self.finished:
+                step = self.advance()
+                ends = step.average_loss is not None or self.finished
+                step = self.validated(step, ends)
+                # True alone, not 1 or an array, which a callback may happen to return.
+                answers = [callback(step) for callback in self.callbacks]
+                stop = any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
+                progress.show(step)
+                stop = interrupt.requested or stop
+                due = self.checkpoint_every is not None and step.step % self.checkpoint_every == 0
+                if self.file is not None and (ends or stop or due):
+                    checkpoints.save(self.file, checkpoints.state_of(self))
+                if stop:
                     break
         if interrupt.requested:
             raise Interrupted(self.history)
 
-    def step(self, epochs: int | None) -> Step:
-        """Move the parameters along the gradient of one batch, or of some."""
+    def advance(self) -> Step:
+        """Move the parameters along the gradient of one batch, or the mean of some."""
         self.source.begin(self.generator)
-        step = self.step_of_epoch + 1
+        step = self.steps_of_epoch + 1
         loss, grads, items = self._gradients()
         norm = None if self.max_norm is None else clip_grad_norm_(grads, self.max_norm)
         for name, number in {"loss": loss, "norm of the gradients": norm}.items():
@@ -206,15 +375,16 @@ class Training:
         self.total_loss += loss * items
         average = self.total_loss / self.source.done if self.source.ended else None
         number = len(self.history.step_losses)
-        told = Step(self.epoch + 1, epochs, step, self.steps, loss, average, number, lr, norm)
+        steps = self.steps_per_epoch
+        done = Step(self.epoch + 1, self.epochs, step, steps, loss, average, number, lr, norm)
         if average is not None:
             self.history.epoch_losses.append(average)
             self.epoch, self.total_loss = self.epoch + 1, 0.0
             self.source.reset()
-        return told
+        return done
 
     def _gradients(self) -> tuple[float, Gradients, int]:
-        """Return the mean loss of the next batches, its gradients, and of how many items it is."""
+        """Return the mean loss of the next batches, its gradients, and the number of items."""
         batch = self.source.take(self.generator)
         loss, grads = self.objective.gradients(batch.content)
         if self.accumulate > 1:  # a sum of float16 may be beyond it
@@ -232,11 +402,11 @@ class Training:
             grads = {name: array.copy() for name, array in grads.items()}
         return loss, grads, items
 
-    def validated(self, told: Step, ends: bool) -> Step:
-        """Compute the loss of the validation batches, if it is time."""
-        due = ends if self.validate_every is None else told.number % self.validate_every == 0
+    def validated(self, step: Step, ends: bool) -> Step:
+        """Return the step with the loss of the validation batches, if it is due."""
+        due = ends if self.validate_every is None else step.number % self.validate_every == 0
         if self.validation is None or not due:
-            return told
+            return step
         total, items = 0.0, 0
         with evaluating(self.model):
             while not (items and self.validation.ended):
@@ -244,95 +414,5 @@ class Training:
                 total += self.objective.value(batch.content) * batch.items
                 items += batch.items
         self.validation.reset()
-        self.history.validation_losses.append((told.number, total / items))
-        return told._replace(validation_loss=total / items)
-
-    # -------------------------------------------------------------------------------------------- checkpoints
-
-    def save(self) -> None:
-        """Write the checkpoint."""
-        assert self.file is not None
-        checkpoints.save(self.file, self._state())
-
-    def check_saving(self) -> None:
-        """Find out before the first step whether a checkpoint can hold the state."""
-        checkpoints.parts(self._state())
-
-    def _state(self) -> dict[str, Any]:
-        scheduler = {} if self.scheduler is None else {"scheduler": self.scheduler.state_dict()}
-        return {
-            "fixed": self.fixed,
-            "parameters": self.model.parameters(),
-            "optimizer": self.optimizer.state_dict(),
-            "generators": [
-                checkpoints.generator_state(each)
-                for each in checkpoints.generators(self.generator, self.model)
-            ],
-            "place": [self.epoch, self.source.done, self.source.order, self.total_loss],
-            "step_losses": np.array(self.history.step_losses, np.float64),
-            "epoch_losses": np.array(self.history.epoch_losses, np.float64),
-            "validation_losses": np.array(self.history.validation_losses, np.float64).reshape(-1, 2),
-            **scheduler,
-        }
-
-    def restore(self) -> None:
-        """Take over what a checkpoint holds, once all of it has been found to fit."""
-        assert self.file is not None
-        state = checkpoints.load(self.file)
-        try:
-            _compare("", self.fixed, state["fixed"])
-            parameters = self.model.parameters()
-            saved = state["parameters"]
-            _compare("shapes of ", _shapes(parameters), _shapes(saved))
-            epoch, done, order, total_loss = state["place"]
-            if type(epoch) is not int or epoch < 0 or type(total_loss) is not float:
-                raise ValueError(f"its place is epoch {epoch!r} with a loss of {total_loss!r}")
-            generators = checkpoints.generators(self.generator, self.model)
-            if len(state["generators"]) != len(generators):
-                raise ValueError(
-                    f"it has {len(state['generators'])} generators, this training {len(generators)}"
-                )
-            history = _history(state)
-            for generator, generator_state in zip(generators, state["generators"], strict=True):
-                checkpoints.set_generator_state(copy.deepcopy(generator), generator_state)  # raises
-            self.source.restore(done, order)
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.scheduler is not None:
-                self.scheduler.load_state_dict(state["scheduler"])
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            reason = f"{error!r}" if isinstance(error, KeyError | AttributeError) else str(error)
-            raise ValueError(f"{self.file} does not fit this training: {reason}") from error
-        for generator, generator_state in zip(generators, state["generators"], strict=True):
-            checkpoints.set_generator_state(generator, generator_state)
-        for name, array in parameters.items():
-            array[...] = saved[name]
-        self.epoch, self.total_loss, self.history = epoch, total_loss, history
-
-
-def _is_true(answer: Any) -> bool:
-    """Tell True from what a callback happens to return, such as 1 or an array."""
-    return isinstance(answer, bool | np.bool_) and bool(answer)
-
-
-def _history(state: Mapping[str, Any]) -> History:
-    steps, epochs = (_losses(state[name], 1) for name in ("step_losses", "epoch_losses"))
-    pairs = _losses(state["validation_losses"], 2) if "validation_losses" in state else []
-    return History(steps, epochs, [(int(n), loss) for n, loss in pairs])
-
-
-def _losses(saved: Any, ndim: int) -> list[Any]:
-    if not isinstance(saved, np.ndarray) or (saved.ndim, saved.dtype) != (ndim, np.float64):
-        raise ValueError(f"it has losses of another shape or dtype: {saved!r:.80}")
-    return list(saved.tolist())
-
-
-def _compare(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    for name in {**expected, **found}:
-        if expected.get(name) != found.get(name):
-            raise ValueError(
-                f"{what}{name}: {found.get(name)} in the checkpoint, {expected.get(name)} in this training"
-            )
-
-
-def _shapes(arrays: Mapping[str, Array]) -> dict[str, str]:
-    return {name: f"{array.shape} of {array.dtype}" for name, array in arrays.items()}
+        self.history.validation_losses.append((step.number, total / items))
+        return step._replace(validation_loss=total / items)

@@ -1,4 +1,4 @@
-"""What a training shows while it runs: lines, those of the tutorial for triplets, and a bar."""
+"""The progress of a training: printed lines, for triplets those of the tutorial, and a bar."""
 
 from __future__ import annotations
 
@@ -14,35 +14,19 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Prints lines, and moves a bar if there is one.
+    """Prints lines every ``log_every`` steps, and moves a bar.
 
-    Parameters
-    ----------
-    training : Training
-        At the place where it begins.
-    bar : bool or None
-        None means: where somebody sees it, if tqdm is installed.
-    log_every : int or None
-    epochs, steps : int or None
-        After how many of them, of those from the start, the training ends.
-    timed : bool
-        Whether lines have the learning rate, the rate and the time that remains. Those of the tutorial have not.
+    ``bar`` None shows one on a terminal or in a notebook, if tqdm is installed. Lines of triplets, those of the tutorial, are
+    without the learning rate, the rate of steps and the time that remains.
     """
 
-    def __init__(
-        self,
-        training: Training,
-        bar: bool | None,
-        log_every: int | None,
-        epochs: int | None,
-        steps: int | None,
-        *,
-        timed: bool,
-    ) -> None:
-        self.log_every, self.timed, self.endless = log_every, timed, training.source.endless
+    def __init__(self, training: Training, bar: bool | None, log_every: int | None) -> None:
+        self.log_every, self.endless = log_every, training.source.endless
+        self.timed, epochs = not training.objective.of_triplets, training.epochs
         self.start = len(training.history.step_losses)
-        of_epochs = None if epochs is None or training.steps is None else epochs * training.steps
-        known = [number for number in (steps, of_epochs) if number is not None]
+        per_epoch = training.steps_per_epoch
+        of_epochs = None if epochs is None or per_epoch is None else epochs * per_epoch
+        known = [number for number in (training.total_steps, of_epochs) if number is not None]
         self.total = max(min(known), self.start) if known else None
         self.began = time.monotonic()
         self.bar: Any = None
@@ -51,7 +35,10 @@ class Progress:
                 extra="text", total=self.total, initial=self.start, unit="step", dynamic_ncols=True
             )
         if log_every is not None and self.start:
-            self._print(f"Going on after {_place(training)}")
+            done = training.steps_of_epoch
+            place = f"step {done}" if self.endless else f"epoch {training.epoch}"
+            place += f", step {done}" if done and not self.endless else ""
+            self._print(f"Continuing after {place}")
 
     def __enter__(self) -> Progress:
         return self
@@ -60,30 +47,30 @@ class Progress:
         if self.bar is not None:
             self.bar.close()
 
-    def step(self, told: Step) -> None:
-        """Show one step."""
+    def show(self, step: Step) -> None:
+        """Show a step."""
         if self.bar is not None:
-            self.bar.set_postfix_str(f"loss {told.loss:.4f}", refresh=False)
+            self.bar.set_postfix_str(f"loss {step.loss:.4f}", refresh=False)
             self.bar.update()
         if self.log_every is None:
             return
-        if told.step % self.log_every == 0:
-            self._print(self._line(told))
-        if told.average_loss is not None:
-            self._print(f"--- Epoch {told.epoch} completed. Average Loss: {told.average_loss:.4f} ---")
-        if told.validation_loss is not None:
-            self._print(f"--- Validation after {told.number} steps. Loss: {told.validation_loss:.4f} ---")
+        if step.step % self.log_every == 0:
+            self._print(self._line(step))
+        if step.average_loss is not None:
+            self._print(f"--- Epoch {step.epoch} completed. Average Loss: {step.average_loss:.4f} ---")
+        if step.validation_loss is not None:
+            self._print(f"--- Validation after {step.number} steps. Loss: {step.validation_loss:.4f} ---")
 
-    def _line(self, told: Step) -> str:
-        whole = self.total if self.endless else told.steps
-        parts = [f"Step [{told.step}/{whole}]" if whole else f"Step {told.step}", f"Loss: {told.loss:.4f}"]
+    def _line(self, step: Step) -> str:
+        total = self.total if self.endless else step.steps
+        parts = [f"Step [{step.step}/{total}]" if total else f"Step {step.step}", f"Loss: {step.loss:.4f}"]
         if not self.endless:
-            parts.insert(0, f"Epoch [{told.epoch}/{told.epochs}]" if told.epochs else f"Epoch {told.epoch}")
+            parts.insert(0, f"Epoch [{step.epoch}/{step.epochs}]" if step.epochs else f"Epoch {step.epoch}")
         if self.timed:
-            pace = (time.monotonic() - self.began) / (told.number - self.start)  # seconds a step
-            parts += [f"LR: {told.lr:.4g}", f"{1 / pace:.3g} steps/s" if pace < 1 else f"{pace:.3g} s/step"]
+            pace = (time.monotonic() - self.began) / (step.number - self.start)  # seconds a step
+            parts += [f"LR: {step.lr:.4g}", f"{1 / pace:.3g} steps/s" if pace < 1 else f"{pace:.3g} s/step"]
             if self.total is not None:
-                parts.append(f"{duration(pace * (self.total - told.number))} left")
+                parts.append(f"{duration(pace * (self.total - step.number))} left")
         return ", ".join(parts)
 
     def _print(self, line: str) -> None:
@@ -91,13 +78,6 @@ class Progress:
             print(line, flush=True)
         else:
             self.bar.write(line)  # above the bar
-
-
-def _place(training: Training) -> str:
-    done = training.step_of_epoch
-    if training.source.endless:
-        return f"step {done}"
-    return f"epoch {training.epoch}, step {done}" if done else f"epoch {training.epoch}"
 
 
 def duration(seconds: float) -> str:

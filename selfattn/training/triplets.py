@@ -1,4 +1,4 @@
-"""Triplets to train on: from a file of three columns, or made from a text, whose neighbours count as similar."""
+"""Triplets for training: from a file of three columns, or from a text in which neighbouring sentences count as similar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class BinaryFile(Protocol):
-    """What can be read, such as ``sys.stdin.buffer``."""
+    """A file that is open in binary mode, such as ``sys.stdin.buffer``."""
 
     def read(self) -> bytes:
         """Return the rest of it."""
@@ -36,12 +36,12 @@ def read_sentences(path: PathLike | BinaryFile, split: str = "lines") -> list[st
     ----------
     path : path, or a file that is open in binary mode
     split : {"lines", "sentences"}, default "lines"
-        "lines": each line is a sentence. "sentences": running text, which :func:`split_sentences` cuts.
+        "lines": each line is a sentence. "sentences": running text, which :func:`split_sentences` splits.
 
     Returns
     -------
     list of str
-        Without blanks at the ends and without empty ones.
+        Without blanks at the ends, and without empty sentences.
 
     Raises
     ------
@@ -67,9 +67,9 @@ def read_sentences(path: PathLike | BinaryFile, split: str = "lines") -> list[st
 
 
 def split_sentences(text: str) -> list[str]:
-    r"""Cut running text into sentences: at empty lines, and after ``.``, ``!``, ``?`` or ``…`` before a capital.
+    r"""Split running text into sentences: at empty lines, and after ``.``, ``!``, ``?`` or ``…`` before a capital.
 
-    A quick rule without a dictionary: "Mr. Smith" is cut too.
+    The rule has no dictionary: it also splits "Mr. Smith".
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def make_triplets(
     far: int | None = None,
     per_sentence: int = 1,
 ) -> list[Triplet]:
-    """Make triplets of a text: neighbouring sentences are similar, distant ones are not.
+    """Make triplets from a text: neighbouring sentences are similar, distant ones are not.
 
     Parameters
     ----------
@@ -147,17 +147,17 @@ def make_triplets(
     rng : int, Generator or torch_rng, optional
         Chooses the neighbour and the distant sentence; the same seed gives the same triplets.
     near : int, default 1
-        How many sentences away a neighbour is at most.
+        The largest distance of a neighbour, in sentences.
     far : int, optional
-        Distant ones are more than this many sentences away. By default 10, or a quarter of the text where that is less,
-        but at least ``near``.
+        Distant sentences are further away than this. By default 10, or a quarter of the text where that is less, but at
+        least ``near``.
     per_sentence : int, default 1
-        How many triplets begin with each sentence.
+        The number of triplets that begin with each sentence.
 
     Returns
     -------
     list of (str, str, str)
-        main, similar, non-similar; ``per_sentence * len(sentences)`` of them, in the order of the text.
+        main, similar, non-similar: ``per_sentence * len(sentences)`` triplets, in the order of the text.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def make_triplets(
     triplets = []
     for i, main in enumerate(sentences):
         close = [j for j in range(max(0, i - near), min(n, i + near + 1)) if j != i]
-        before = max(0, i - far)  # far enough before i
+        before = max(0, i - far)  # the distant sentences before i
         distant = before + max(0, n - i - far - 1)
         for _ in range(per_sentence):
             similar = sentences[close[int(generator.integers(len(close)))]]
@@ -206,7 +206,7 @@ def make_triplets(
 
 
 def read_lines(path: PathLike | BinaryFile) -> list[str]:
-    """Read the lines of a UTF-8 text file, without blanks at the ends; empty ones are kept, for their numbers.
+    """Read the lines of a UTF-8 text file, without blanks at the ends; empty lines are kept, for their numbers.
 
     Parameters
     ----------
@@ -231,12 +231,7 @@ def read_lines(path: PathLike | BinaryFile) -> list[str]:
 def read_text(path: PathLike | BinaryFile) -> str:
     """Read a UTF-8 file, by its path or open in binary mode, with or without a byte order mark and with line ends of any kind.
 
-    Raises
-    ------
-    ValueError
-        It is something else; the message says where.
-    TypeError
-        It is no path and no such file.
+    Other bytes are a ValueError with their place, and another argument is a TypeError.
     """
     read: Any = Path(path).read_bytes if isinstance(path, str | os.PathLike) else getattr(path, "read", None)
     content = read() if callable(read) else None

@@ -470,7 +470,7 @@ def test_lines_have_the_rate_and_the_time_that_remains(capsys, monkeypatch):
 def test_a_resumed_training_says_where_it_goes_on(tmp_path, capsys):
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     for source, ends, said in [
-        (draw, {"steps": 5}, "Going on after step 3"), (BATCHES[:2], {"epochs": 3}, "Going on after epoch 1, step 1"),
+        (draw, {"steps": 5}, "Continuing after step 3"), (BATCHES[:2], {"epochs": 3}, "Continuing after epoch 1, step 1"),
     ]:  # fmt: skip
         file = tmp_path / said
         options = {**ends, "checkpoint": file, "log_every": 100}
@@ -501,7 +501,7 @@ BAD = [
     ({"batches": draw, "steps": 3, "epochs": 1}, ValueError, "give steps, not epochs"),
     ({"batches": draw, "steps": 3, "batch_size": 2}, ValueError, "batch_size=2 needs batches in a sequence"),
     ({"batches": Loader(), "shuffle": True}, ValueError, "shuffle=True needs batches in a sequence.* not Loader"),
-    ({"batches": iter(BATCHES), "epochs": 2}, ValueError, "an iterator, which is gone after one epoch; epochs=2"),
+    ({"batches": iter(BATCHES), "epochs": 2}, ValueError, "an iterator, which ends after one epoch; epochs=2"),
     ({"batches": [X]}, TypeError, r"a batch must be \(inputs, target\).* not ndarray"),
     ({"batches": [(X,)]}, TypeError, r"a batch must be \(inputs, target\).* not 1 things"),
     ({"batches": [(X, Y, 3)]}, TypeError, "must be a dict of the model's options, not int"),

@@ -185,7 +185,7 @@ def test_the_cached_normal_is_part_of_a_checkpoint(tmp_path):
 def test_a_checkpoint_is_not_overwritten_unasked(tmp_path):
     file = tmp_path / "checkpoint"
     file.write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="resume=True goes on from it"):
+    with pytest.raises(FileExistsError, match="resume=True continues from it"):
         run("Adam", 3, file)
     assert file.read_bytes() == b"precious"
 
