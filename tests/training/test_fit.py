@@ -512,7 +512,7 @@ BAD = [
     ({"loss": None}, TypeError, "without a loss, task must be a ProxyTask, .* that of Sequential takes other arguments"),
     ({"loss": nn.CrossEntropyLoss(reduction="none")}, TypeError, r"one number, not an array of shape \(4,\)"),
     ({"loss": lambda model, batch: 1.0}, TypeError, "must return the loss and the dict of gradients.* not float"),
-    ({"loss": lambda model, batch: (1.0, {"x": np.ones(1)})}, ValueError, "grads has 'x', which is none of"),
+    ({"loss": lambda model, batch: (1.0, {"x": np.ones(1)})}, ValueError, "grads has 'x', which is not one of"),
     ({"loss": lambda model, batch: (np.nan, {})}, FloatingPointError, "the loss is nan in epoch 1, step 1, with a learning rate of 0.001"),
     ({"loss": lambda model, batch: (1.0, {"0.bias": np.full(8, np.inf)}), "max_norm": 1.0}, FloatingPointError,
      "the norm of the gradients is inf in epoch 1, step 1"),
