@@ -142,19 +142,12 @@ def test_dropout_acts_on_the_weights_while_training():
     layer = make({"dropout": 0.5, "batch_first": True}, dtype=np.float64, rng=0)
     inputs = inputs_for(layer)
     assert layer.training
-    (output, weights), pullback = layer.vjp(*inputs, average_attn_weights=False)
+    (_, weights), _ = layer.vjp(*inputs, average_attn_weights=False)
     assert 0.3 < (weights == 0).mean() < 0.7  # 140 weights: more than four deviations either way
     assert (layer(*inputs)[1] != weights.mean(axis=1)).any()
     layer.eval()
     kept = layer(*inputs, average_attn_weights=False)[1]
     np.testing.assert_allclose(weights, np.where(weights == 0, 0, 2 * kept), rtol=1e-14)
-    # the pullback drops what the output dropped: the output is linear in the value
-    tangent = RNG.standard_normal(inputs[2].shape)
-    w_v, b_v = np.split(layer.in_proj_weight, 3)[2], np.split(layer.in_proj_bias, 3)[2]
-    heads = (tangent @ w_v.T + 0 * b_v).reshape(N, S, HEADS, -1).swapaxes(1, 2)
-    moved = (weights @ heads).swapaxes(1, 2).reshape(N, L, E) @ layer.out_proj.weight.T
-    dy = RNG.standard_normal(output.shape)
-    np.testing.assert_allclose(np.vdot(pullback(dy)[0][2], tangent), np.vdot(dy, moved), rtol=1e-12)
 
 
 def ones(*shape):
