@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, going on; clipping; warnings."""
+"""Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, continuing; clipping; warnings."""
 
 import copy
 import decimal
@@ -35,8 +35,8 @@ def one_cycle(module, optimizer, **more):
 
 
 def sequence(module, optimizer):
-    parts = [linear, cosine, lambda_lr, one_cycle, linear]
-    return module.SequentialLR(optimizer, [part(module, optimizer) for part in parts], [5, 12, 13, 18])
+    schedules = [linear, cosine, lambda_lr, one_cycle, linear]
+    return module.SequentialLR(optimizer, [each(module, optimizer) for each in schedules], [5, 12, 13, 18])
 
 
 SCHEDULES = {
@@ -59,6 +59,12 @@ SCHEDULES = {
     "sequence": sequence,
     "two at once": lambda module, optimizer: (linear(module, optimizer), cosine(module, optimizer))[1],
 }
+
+
+def sgd(**options):
+    return optim.SGD({"w": np.zeros(1)}, **options)
+
+
 OPTIMIZERS = {
     "SGD": {"lr": 0.3},
     "Adam": {"lr": 0.3, "betas": (0.8, 0.99)},
@@ -95,12 +101,8 @@ def test_every_step_has_the_bits_of_pytorch(name, kind):
         warnings.simplefilter("ignore")
         scheduler = SCHEDULES[name](torch.optim.lr_scheduler, optimizer)
         group = optimizer.param_groups[0]
-        expected = course(
-            optimizer,
-            scheduler,
-            lambda: group["momentum"] if kind == "SGD" else group["betas"][0],
-            optimizer.step,
-        )
+        momentum = (lambda: group["momentum"]) if kind == "SGD" else (lambda: group["betas"][0])
+        expected = course(optimizer, scheduler, momentum, optimizer.step)
     assert ours(name, kind) == expected
 
 
@@ -123,7 +125,7 @@ def test_linear_and_cosine_and_one_cycle_by_their_formulas():
 
 @pytest.mark.parametrize("name", ["lambda", "linear", "cosine", "one cycle", "sequence"])
 @pytest.mark.parametrize("after", [1, 4, 5, 6, 12, 14])
-def test_a_schedule_goes_on_from_its_state(name, after):
+def test_a_schedule_continues_from_its_state(name, after):
     """The state goes through JSON, as in a file; the optimiser's own has the learning rate."""
 
     def made():
@@ -149,7 +151,7 @@ def test_a_schedule_goes_on_from_its_state(name, after):
 
 
 def test_a_state_is_a_copy_and_that_of_another_kind_is_refused():
-    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.3)
+    optimizer = sgd(lr=0.3)
     schedulers = [make(lr_scheduler, optimizer) for make in (linear, cosine, sequence, one_cycle)]
     states = [scheduler.state_dict() for scheduler in schedulers]
     for i, scheduler in enumerate(schedulers):
@@ -157,13 +159,8 @@ def test_a_state_is_a_copy_and_that_of_another_kind_is_refused():
             if i != j:
                 with pytest.raises(ValueError, match="the state of"):
                     scheduler.load_state_dict(state)
-        for damaged in (
-            None,
-            [],
-            {},
-            {**states[i], "last_epoch": "1"},
-            {**states[i], "_last_lr": [1.0, 2.0]},
-        ):
+        wrong = {"last_epoch": "1"}, {"_last_lr": [1.0, 2.0]}
+        for damaged in (None, [], {}, *(states[i] | change for change in wrong)):
             with pytest.raises(ValueError, match="state of"):
                 scheduler.load_state_dict(damaged)
         assert scheduler.state_dict() == states[i]
@@ -171,21 +168,17 @@ def test_a_state_is_a_copy_and_that_of_another_kind_is_refused():
     assert len(schedulers[0].base_lrs) == 1
 
 
-def test_the_parts_of_a_sequence_may_be_any_iterables():
+@pytest.mark.parametrize(
+    "kind", [iter, lambda given: dict(enumerate(given)).values(), lambda given: np.array(given, object)]
+)
+def test_schedulers_of_a_sequence_may_be_any_iterable(kind):
     found = []
-    for kind in (
-        list,
-        iter,
-        lambda parts: dict(enumerate(parts)).values(),
-        lambda parts: np.array(parts, object),
-    ):
+    for form in (list, kind):
         optimizer = sgd(lr=0.3)
-        parts = [linear(lr_scheduler, optimizer), cosine(lr_scheduler, optimizer)]
-        scheduler = lr_scheduler.SequentialLR(optimizer, kind(parts), kind([5]))
-        found.append(
-            course(optimizer, scheduler, float, lambda optimizer=optimizer: optimizer.step({"w": [1.0]}))
-        )
-    assert found == [found[0]] * 4
+        schedulers = [linear(lr_scheduler, optimizer), cosine(lr_scheduler, optimizer)]
+        scheduler = lr_scheduler.SequentialLR(optimizer, form(schedulers), form([5]))
+        found.append(course(optimizer, scheduler, float, lambda own=optimizer: own.step({"w": [1.0]})))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -200,10 +193,10 @@ def test_a_shallow_copy_counts_its_own_steps(name):
     assert scheduler.state_dict() == before != copied.state_dict()
 
 
-def test_last_epoch_goes_on_with_an_optimizer_that_had_a_scheduler():
+def test_last_epoch_continues_with_an_optimizer_that_had_a_scheduler():
     torch = pytest.importorskip("torch")
     theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    mine = optim.SGD({"w": np.zeros(1)}, lr=0.3)
+    mine = sgd(lr=0.3)
     for module, optimizer in ((torch.optim.lr_scheduler, theirs), (lr_scheduler, mine)):
         with pytest.raises((KeyError, ValueError), match="scheduler"):
             module.LambdaLR(optimizer, math.cosh, last_epoch=3)
@@ -218,7 +211,7 @@ def test_last_epoch_goes_on_with_an_optimizer_that_had_a_scheduler():
 
 
 def test_a_schedule_before_the_first_step_is_a_warning():
-    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.3)
+    optimizer = sgd(lr=0.3)
     scheduler = cosine(lr_scheduler, optimizer)
     with pytest.warns(UserWarning, match=r"call optimizer.step\(grads\) first"):
         scheduler.step()
@@ -231,10 +224,6 @@ def test_a_step_without_gradients_is_a_warning():
         optimizer.step({})
     assert caught[0].filename == __file__
     np.testing.assert_array_equal(params["w"], 1)
-
-
-def sgd(**options):
-    return optim.SGD({"w": np.zeros(1)}, **options)
 
 
 OPTIMIZER = sgd()
@@ -285,7 +274,7 @@ def drawn(dtype, scale=1.0):
     return {name: np.array(scale * rng.standard_normal(shape), dtype) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1, 3, 0.5, math.inf, "inf"])
+@pytest.mark.parametrize("norm_type", [2.0, 1, 3, 0.5, math.inf])
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e9])
 def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
     grads = drawn(np.float32)
@@ -293,10 +282,6 @@ def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
     p = float(norm_type)
     every = np.concatenate([gradient.reshape(-1) for gradient in before.values()]).astype(np.float64)
     expected = np.abs(every).max() if p == math.inf else (np.abs(every) ** p).sum() ** (1 / p)
-    if norm_type == "inf":
-        with pytest.raises(TypeError, match="norm_type must be a real number"):
-            optim.clip_grad_norm_(grads, max_norm, norm_type)
-        return
     norm = optim.clip_grad_norm_(grads, max_norm, norm_type)
     eps = float(np.finfo(np.float32).eps)
     assert type(norm) is float and norm == pytest.approx(
@@ -311,9 +296,8 @@ def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
     tensors = [torch.zeros(gradient.shape, requires_grad=True) for gradient in before.values()]
     for tensor, gradient in zip(tensors, before.values(), strict=True):
         tensor.grad = torch.tensor(gradient)
-    theirs = torch.nn.utils.clip_grad_norm_(
-        [t for t in tensors if t.numel() or p != math.inf], max_norm, norm_type
-    )
+    given = [t for t in tensors if t.numel() or p != math.inf]
+    theirs = torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
     assert norm == pytest.approx(float(theirs), rel=64 * eps)  # of sums of 12,300 terms there, in float32
     for tensor, gradient in zip(tensors, grads.values(), strict=True):
         np.testing.assert_allclose(gradient, tensor.grad, rtol=64 * eps)
@@ -362,39 +346,32 @@ def test_norms_that_are_not_finite():
     assert optim.clip_grad_norm_({"a": np.zeros(3)}, 1.0) == 0
 
 
-@pytest.mark.parametrize(
-    ("grads", "options", "error", "message"),
-    [
-        (
-            np.ones(2),
-            {},
-            TypeError,
-            "grads must be a mapping .* the second result of a pullback, not ndarray",
-        ),
-        ({"a": [1.0]}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
-        ({"a": np.ones(2, int)}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
-        ({"a": np.ma.ones(2)}, {}, TypeError, "the gradient of a must be an ndarray of floats"),
-        ({"a": np.broadcast_to(1.0, 3)}, {}, ValueError, "the gradient of a is read-only"),
-        ({"a": np.ones(2)}, {"max_norm": -1}, ValueError, "max_norm must be at least 0, not -1"),
-        ({"a": np.ones(2)}, {"max_norm": math.nan}, ValueError, "max_norm must be at least 0, not nan"),
-        ({"a": np.ones(2)}, {"norm_type": 0}, ValueError, "norm_type must be above 0, not 0"),
-    ],
+def clip(grads, max_norm=1.0, **options):
+    return lambda: optim.clip_grad_norm_(grads, max_norm, **options)
+
+
+A = {"a": np.ones(2)}
+test_wrong_gradients = refusals(
+    (clip(np.ones(2)), TypeError, "grads must be a mapping .* the second result of a pullback, not ndarray"),
+    (clip({"a": [1.0]}), TypeError, "the gradient of a must be an ndarray of floats"),
+    (clip({"a": np.ones(2, int)}), TypeError, "the gradient of a must be an ndarray of floats"),
+    (clip({"a": np.ma.ones(2)}), TypeError, "the gradient of a must be an ndarray of floats"),
+    (clip({"a": np.broadcast_to(1.0, 3)}), ValueError, "the gradient of a is read-only"),
+    (clip(A, -1), ValueError, "max_norm must be at least 0, not -1"),
+    (clip(A, math.nan), ValueError, "max_norm must be at least 0, not nan"),
+    (clip(A, norm_type=0), ValueError, "norm_type must be above 0, not 0"),
+    (clip(A, norm_type="inf"), TypeError, "norm_type must be a real number"),
 )
-def test_wrong_gradients(grads, options, error, message):
-    with pytest.raises(error, match=message):
-        optim.clip_grad_norm_(grads, **{"max_norm": 1.0, **options})
 
 
 @pytest.mark.parametrize(
     "half", [fractions.Fraction(1, 2), decimal.Decimal("0.5"), np.float16(0.5), np.array(0.5)]
 )
 def test_factors_may_be_numbers_of_any_kind(half):
-    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1)
-    lr_scheduler.LambdaLR(optimizer, lambda step: half)
-    assert optimizer.lr == 0.05
-    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1)
-    lr_scheduler.LambdaLR(optimizer, lambda step: step < 9)
-    assert optimizer.lr == 0.1
+    for factor, lr in ((half, 0.05), (True, 0.1)):
+        optimizer = sgd(lr=0.1)
+        lr_scheduler.LambdaLR(optimizer, lambda step, factor=factor: factor)
+        assert optimizer.lr == lr
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, decimal.Decimal("nan")])
@@ -403,7 +380,7 @@ def test_factors_may_be_numbers_of_any_kind(half):
 )
 def test_numbers_that_no_schedule_can_have(name, wrong):
     """NaN would be taken for 0, or end the training in the midst of it."""
-    optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1, momentum=0.9)
+    optimizer = sgd(lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=f"{name}.* must be"):
         if name == "eta_min":
             lr_scheduler.CosineAnnealingLR(optimizer, 5, eta_min=wrong)

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from inputs import laid_out
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import _core, nn, optim, training
@@ -21,6 +22,10 @@ CASES = [
     ("AdamW", {"lr": 0.1}),
     ("AdamW", {"lr": 0.1, "betas": (0.5, 0.8), "weight_decay": 0.3}),
 ]
+
+
+def adam(w=None, **options):
+    return optim.Adam({"w": np.ones(2)} if w is None else w, **options)
 
 
 def trajectory(name, options, dtype):
@@ -189,8 +194,7 @@ def test_the_state_is_laid_out_as_that_of_pytorch(name, options):
 
 def adam_state(**changes):
     """Make the state of an Adam for "w" of two numbers, some entries changed."""
-    params = {"w": np.ones(2)}
-    optimizer = optim.Adam(params)
+    optimizer = adam()
     optimizer.step({"w": [1.0, 2.0]})
     state = optimizer.state_dict()
     for key, value in changes.items():
@@ -218,7 +222,7 @@ def adam_state(**changes):
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, message):
-    optimizer = optim.Adam({"w": np.ones(2)}, lr=0.25)
+    optimizer = adam(lr=0.25)
     optimizer.step({"w": [1.0, 1.0]})
     before = optimizer.state_dict()
     with pytest.raises(error, match=message):
@@ -226,50 +230,49 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(state, error, 
     np.testing.assert_equal(optimizer.state_dict(), before)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda w: optim.SGD(w, lr=-1), ValueError, "lr must be at least 0 and finite, not -1"),
-        (lambda w: optim.SGD(w, lr=float("nan")), ValueError, "nan"),
-        (lambda w: setattr(optim.Adam(w), "lr", -1.0), ValueError, "at least 0 and finite, not -1.0"),
-        (lambda w: optim.SGD(w, lr="0.1"), TypeError, "lr must be a real number, not '0.1'"),
-        (lambda w: optim.Adam(w, lr=None), TypeError, "lr must be a real number, not None"),
-        (lambda w: optim.SGD(w, nesterov=True), ValueError, "momentum > 0"),
-        (lambda w: optim.Adam(w, betas=(1.0, 0.9)), ValueError, r"\[0, 1\)"),
-        (lambda w: optim.Adam(list(w.values())), TypeError, "params must be a dict"),
-        (lambda w: optim.Adam({"w": [1.0]}), TypeError, "ndarray of floats"),
-        (lambda w: optim.Adam({"w": np.ones(2, int)}), TypeError, "ndarray of floats"),
-        (lambda w: optim.Adam(w).step({"w": np.ones(2), "u": np.ones(2)}), ValueError, "'u', which is not"),
-        (lambda w: optim.Adam(w).step((np.ones(2), w)), TypeError, "grads must be a mapping .*, not tuple"),
-        (lambda w: optim.Adam(w).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
-        (lambda w: optim.Adam(w).step({"w": np.ones(2, "m8[s]")}), TypeError, "timedelta64"),
-        (lambda w: optim.Adam(w).step({"w": np.ones(3)}), ValueError, r"shape \(3,\), the parameter \(2,\)"),
-    ],
-)
-def test_wrong_calls_say_what_is_wrong_and_write_nothing(call, error, message):
-    params = {"w": np.ones(2)}
-    with pytest.raises(error, match=message):
-        call(params)
-    np.testing.assert_array_equal(params["w"], 1)
+W, MASKED = {"w": np.ones(2)}, np.ma.masked_array([1.0, 2.0], [False, True])
+test_wrong_calls_say_what_is_wrong = refusals(
+    (lambda: optim.SGD(W, lr=-1), ValueError, "lr must be at least 0 and finite, not -1"),
+    (lambda: optim.SGD(W, lr=float("nan")), ValueError, "nan"),
+    (lambda: setattr(adam(), "lr", -1.0), ValueError, "at least 0 and finite, not -1.0"),
+    (lambda: optim.SGD(W, lr="0.1"), TypeError, "lr must be a real number, not '0.1'"),
+    (lambda: adam(lr=10**400), ValueError, "lr is too large for a float: 1000"),
+    (lambda: optim.SGD(W, nesterov=True), ValueError, "momentum > 0"),
+    (lambda: adam(betas=(1.0, 0.9)), ValueError, r"\[0, 1\)"),
+    (lambda: adam([*W.values()]), TypeError, "params must be a dict"),
+    (lambda: adam({"w": [1.0]}), TypeError, "ndarray of floats"),
+    (lambda: adam({"w": np.ones(2, int)}), TypeError, "ndarray of floats"),
+    (lambda: optim.SGD({"w": MASKED}, 0.1), TypeError, r"params\['w'\] must be an ndarray of floats"),
+    (lambda: adam(W).step({"w": MASKED}), TypeError, "the gradient of w is a MaskedArray; pass a plain array"),
+    (lambda: adam(W).step({"w": np.ones(2), "u": np.ones(2)}), ValueError, "'u', which is not"),
+    (lambda: adam(W).step((np.ones(2), W)), TypeError, "grads must be a mapping .*, not tuple"),
+    (lambda: adam(W).step({"w": np.ones(2, complex)}), TypeError, "complex128"),
+    (lambda: adam(W).step({"w": np.ones(2, "m8[s]")}), TypeError, "timedelta64"),
+    (lambda: adam(W).step({"w": np.ones(3)}), ValueError, r"shape \(3,\), the parameter \(2,\)"),
+    *((lambda make=make, number=number: make(number), TypeError, f"{name} must be a real number, not")
+      for name, make in (("lr", lambda number: adam(lr=number)), ("p", sa.nn.Dropout)) for number in (
+          "0.1", b"1", None, 1j, np.complex64(1), np.array([0.1]), np.bool_(True), True, np.array("0.1"), [0.1],
+      )),
+)  # fmt: skip
 
 
-class Index:
+def test_wrong_calls_write_nothing():
+    np.testing.assert_array_equal(W["w"], 1)
+
+
+class Integer:
     """An integer of somebody's own."""
 
-    def __index__(self):
-        return 1
-
-
-class Two:
-    """Another."""
+    def __init__(self, n):
+        self.n = n
 
     def __index__(self):
-        return 2
+        return self.n
 
 
 NUMBERS = [
     decimal.Decimal("0.5"), fractions.Fraction(1, 2), np.float16(0.5), np.float64(0.5), np.array(0.5, np.float32),
-    np.int8(1), np.array(1), Index(), 1, True + 0.5,
+    np.int8(1), np.array(1), Integer(1), 1, True + 0.5,
 ]  # fmt: skip
 
 
@@ -300,32 +303,7 @@ def test_numbers_of_every_kind_are_floats_from_the_call_on(number):
     assert (filled[0] == filled[1]).all()
 
 
-@pytest.mark.parametrize(
-    "number",
-    ["0.1", b"1", None, 1j, np.complex64(1), np.array([0.1]), np.bool_(True), True, np.array("0.1"), [0.1]],
-)
-def test_what_is_no_number(number):
-    with pytest.raises(TypeError, match="lr must be a real number, not"):
-        optim.Adam({"w": np.ones(2)}, lr=number)
-    with pytest.raises(TypeError, match="p must be a real number, not"):
-        sa.nn.Dropout(number)
-
-
-def test_a_number_beyond_floats():
-    with pytest.raises(ValueError, match="lr is too large for a float: 1000"):
-        optim.Adam({"w": np.ones(2)}, lr=10**400)
-
-
-def test_masked_arrays_are_refused():
-    """What they leave out would be updated all the same."""
-    masked = np.ma.masked_array([1.0, 2.0], [False, True])
-    with pytest.raises(TypeError, match="the gradient of w is a MaskedArray; pass a plain array"):
-        optim.SGD({"w": np.ones(2)}, 0.1).step({"w": masked})
-    with pytest.raises(TypeError, match=r"params\['w'\] must be an ndarray of floats"):
-        optim.SGD({"w": masked}, 0.1)
-
-
-INTEGERS = [np.int8(2), np.uint64(2), np.array(2), Two()]
+INTEGERS = [np.int8(2), np.uint64(2), np.array(2), Integer(2)]
 
 
 @pytest.mark.parametrize("two", INTEGERS, ids=lambda number: type(number).__name__)
