@@ -1,4 +1,4 @@
-/* The core's structs, status codes and entry points. README.md follows a call.
+/* Attention's structs, the core's status codes and entry points. README.md follows a call.
  *
  * B… are the leading dims (batch and heads), L queries, S keys, E the width of queries and keys, Dv of values, D of both.
  * Strides are in bytes. */
@@ -95,7 +95,7 @@ typedef struct {
 
     sa_tensor query, key, value;
     sa_tensor mask;     /* boolean or float, (B…, L, S) */
-    sa_tensor key_bias; /* of the type that computes, (B…, 1, S) without gaps, one for each key head: added to a key's scores */
+    sa_tensor key_bias; /* added to a key's scores: of the type that computes, (B…, 1, S) without gaps, one for each key head */
     sa_tensor alibi;    /* float64 scalars */
     sa_tensor sinks;    /* likewise */
     sa_tensor key_lengths; /* int64 scalars, each in 0…S */
@@ -157,7 +157,7 @@ typedef struct {
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1), to be summed over L */
     void *delta;           /* an element for each row of all heads */
-    bool only_turns;       /* tasks of a turn never wait for each other */
+    bool only_turns;       /* tasks of a turn must not wait for each other */
 } sa_attention_gradients;
 
 /* drivers/attention_backward.c explains the rotation. */
@@ -195,7 +195,7 @@ int sa_get_num_threads(void);
 void sa_set_num_threads(int n); /* 0: back to the number at the start */
 
 /* For benchmarks: fused multiply-adds, and bytes read, per second. */
-double sa_measure_flops(sa_dtype dtype, int threads, double seconds);
+double sa_measure_flops(bool f64, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 
 #endif

@@ -257,7 +257,7 @@ void sa_describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, pt
                                 sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
     const sa_attention *a = g->a;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64);
-    *b = (sa_backward_block){.g = g, .rows = grads, .with_mask = g->dmask.m.data != NULL};
+    *b = (sa_backward_block){.g = g, .grads = grads, .with_mask = g->dmask.m.data != NULL};
     sa_describe_block(a, G, group, from, most, rows, &b->b);
     b->dkey_stride = g->dkey.m.row_stride / size;
     b->dvalue_stride = g->dvalue.m.row_stride / size;

@@ -212,8 +212,8 @@ static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
     const sa_compact_unit *unit = r->unit;
     const ptrdiff_t tiles = sa_ceil_div(end - from, unit->most_rows), end_column = column + width;
     const ptrdiff_t at_once = sa_larger(SA_PANELS_AT_ONCE / sa_larger(panel_bytes(w->words), 1), 1) * SA_PANEL_COLUMNS;
-    if (unit->open != NULL) {
-        unit->open();
+    if (unit->start != NULL) {
+        unit->start();
     }
     for (ptrdiff_t near = column; near < end_column; near += at_once) {
         const ptrdiff_t near_end = sa_smaller(end_column, near + at_once);
@@ -224,8 +224,8 @@ static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
             }
         }
     }
-    if (unit->close != NULL) {
-        unit->close();
+    if (unit->end != NULL) {
+        unit->end();
     }
 }
 

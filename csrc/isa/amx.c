@@ -1,18 +1,9 @@
 /* AVX-512 with the matrix unit for attention and products in float32 and 16 bits; all else is isa/avx512.c's. */
 #include "simd/macros.h"
 #if defined(__x86_64__)
-#if defined(SA_EMULATED) /* csrc/tests/emulated */
-#elif defined(__clang__)
+SA_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8", "prefer-vector-width=512")
+SA_OPTIMIZE(SA_BY_HAND)
 #include <immintrin.h>
-#pragma clang attribute push(                                                                                                  \
-    __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8"))),                    \
-    apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16,amx-int8,prefer-vector-width=512")
-#pragma GCC optimize("no-unswitch-loops,no-split-loops") /* loops that matter are unrolled by hand */
-#include <immintrin.h>
-#endif
 #define SA_ISA avx512 /* whose types and functions are used */
 #define SA_AMX(name) SA_PASTE4(sa_, name, f32, amx)
 #include "simd/avx512.h"
@@ -32,20 +23,20 @@ static const FN(unit) amx = {
     .decode_rows = SA_AMX_DECODE_ROWS,
     .take = FN(amx_take),
     .lay_out = FN(amx_lay_out),
-    .open = FN(amx_open),
-    .close = FN(amx_close),
+    .start = FN(amx_start),
+    .end = FN(amx_end),
     .copy_queries = FN(amx_queries),
     .scores = FN(amx_scores),
     .may_lag = FN(amx_may_lag),
     .weights = FN(amx_weights),
     .values = FN(amx_values),
     .lay_out_gradients = FN(amx_lay_out_gradients),
-    .open_gradients = FN(amx_open_gradients),
+    .start_gradients = FN(amx_start_gradients),
     .copy_gradients = FN(amx_copy_gradients),
     .dweights = FN(amx_dweights),
     .gradients = FN(amx_gradients),
     .lay_out_decode = FN(amx_lay_out_decode),
-    .open_decode = FN(amx_open_decode),
+    .start_decode = FN(amx_start_decode),
     .decode_keys = FN(amx_decode_keys),
     .decode_tile = FN(amx_decode_tile),
 };
@@ -55,10 +46,9 @@ const sa_kernels sa_kernels_amx = {
     .name = "amx",
     .f32 = SA_FILL_REAL(f32, avx512, amx, amx, SA_AMX(splits_from)),
     .f64 = SA_FILL_REAL(f64, avx512, avx512, avx512, INT_MAX),
-    SA_FILL_REST(avx512),
-    .gemv = {&sa_gemv_avx512vnni, &sa_gemv_avx2},
+    SA_SINGLE_ENTRIES(SA_FILL_ENTRY, avx512).gemv = {&sa_gemv_avx512vnni, &sa_gemv_avx2},
     .int8 = {&sa_int8_amx, &sa_int8_avx512vnni, &sa_int8_avx2},
     .bf16 = {&sa_bf16_amx},
 };
-#include "isa/end.h"
+SA_END_TARGET
 #endif

@@ -1,18 +1,16 @@
-/* For files with other products on AVX-512: types and inline functions of float32's attention. */
+/* For files with other products on AVX-512: types and inline functions of float32's attention. Ordinary functions are isa/avx512.c's. */
+#define SA_PRODUCTS_ALONE
 #include "isa/table.h"
 #include "kernels/attention/prefetch.h"
 
 #define SA_REAL_IS_F64 1 /* for the number of rows in a block */
-#include "simd/real.h"
-#include "simd/real_end.h"
-
+#include "simd/macros.h"
+#undef SA_REAL_IS_F64
 #define SA_REAL_IS_F64 0
-#include "simd/real.h"
+#include "simd/macros.h"
 #include "simd/exp.h"
 #include "kernels/attention/load.h"
 #include "kernels/attention/scratch.h"
-#include "kernels/products/unit.h"
 #include "kernels/products/tiles.h"
 #include "kernels/attention/tile.h"
 #include "kernels/decode/rows.h"
-#include "kernels/attention/exports.h"

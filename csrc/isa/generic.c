@@ -10,5 +10,5 @@
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
 #define SA_COMPACT_UNITS .int8 = {&sa_int8_generic}
-#include "isa/both_types.h"
+#include "isa/table.h"
 #include "kernels/products/int8_plain.h"

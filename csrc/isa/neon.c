@@ -7,6 +7,6 @@
 #define SA_VEC128_REGISTERS 32
 #include "simd/vec128.h"
 #define SA_COMPACT_UNITS .int8 = {&sa_int8_neondot, &sa_int8_neon}
-#include "isa/both_types.h"
+#include "isa/table.h"
 #include "kernels/products/int8_plain.h"
 #endif

@@ -1,4 +1,5 @@
-/* An instruction set's table: entries, declared and filled. Attention and products may be another set's. */
+/* An instruction set's table: its entries, declared and filled. Attention and products may be another set's. A file that
+ * defines SA_COMPACT_UNITS has all kernels of its own, and its table at the end. */
 
 #define SA_ATTENTION_ENTRIES(X, dtype, isa)                                                                                    \
     X(attention_scratch, dtype, isa)                                                                                           \
@@ -48,59 +49,64 @@
     X(SA_RMS_NORM_BACKWARD, rms_norm_backward, dtype, isa)                                                                     \
     X(SA_GELU_BACKWARD, gelu_backward, dtype, isa)                                                                             \
     X(SA_GELU_TANH_BACKWARD, gelu_tanh_backward, dtype, isa)
+#define SA_UPDATE_ENTRIES(X, dtype, isa) X(SA_SGD, sgd, dtype, isa) X(SA_ADAM, adam, dtype, isa)
+/* Those of no type, or of float32 alone. */
+#define SA_SINGLE_ENTRIES(X, isa)                                                                                              \
+    X(checksum, f32, isa)                                                                                                      \
+    X(narrow, f32, isa)                                                                                                        \
+    X(read_loop, f32, isa)                                                                                                     \
+    X(quantize_rows, f32, isa)                                                                                                 \
+    X(compact_ends, f32, isa)                                                                                                  \
+    X(look_up_compact, f32, isa)                                                                                               \
+    X(expand_quants, f32, isa)                                                                                                 \
+    X(split_digits, f32, isa)
 
 #define SA_DECLARE_ENTRY(name, dtype, isa) extern __typeof__(*((sa_real_kernels *)0)->name) SA_PASTE4(sa_, name, dtype, isa);
 #define SA_DECLARE_ROWS(kind, name, dtype, isa)                                                                                \
     extern __typeof__(*((sa_real_kernels *)0)->rows[0]) SA_PASTE4(sa_, SA_PASTE(name, _rows), dtype, isa);
+#define SA_DECLARE_UPDATE(kind, name, dtype, isa)                                                                              \
+    extern __typeof__(*((sa_real_kernels *)0)->update[0]) SA_PASTE4(sa_, name, dtype, isa);
+#define SA_DECLARE_SINGLE(name, dtype, isa) extern __typeof__(*((sa_kernels *)0)->name) SA_PASTE4(sa_, name, dtype, isa);
 #define SA_FILL_ENTRY(name, dtype, isa) .name = SA_PASTE4(sa_, name, dtype, isa),
 #define SA_FILL_ROWS(kind, name, dtype, isa) [kind] = SA_PASTE4(sa_, SA_PASTE(name, _rows), dtype, isa),
+#define SA_FILL_UPDATE(kind, name, dtype, isa) [kind] = SA_PASTE4(sa_, name, dtype, isa),
 
+#define SA_DECLARE_REAL(dtype, isa, attention_isa, matmul_isa)                                                                 \
+    SA_ATTENTION_ENTRIES(SA_DECLARE_ENTRY, dtype, attention_isa)                                                               \
+    SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, dtype, matmul_isa)                                                                     \
+    SA_OTHER_ENTRIES(SA_DECLARE_ENTRY, dtype, isa)                                                                             \
+    SA_TEST_ENTRIES(SA_DECLARE_ENTRY, dtype, isa)                                                                              \
+    SA_ROW_ENTRIES(SA_DECLARE_ROWS, dtype, isa)                                                                                \
+    SA_UPDATE_ENTRIES(SA_DECLARE_UPDATE, dtype, isa)
 #define SA_DECLARE_TABLE(isa, attention_isa, matmul_isa)                                                                       \
-    SA_ATTENTION_ENTRIES(SA_DECLARE_ENTRY, f32, attention_isa)                                                                 \
-    SA_ATTENTION_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                           \
-    SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f32, matmul_isa)                                                                       \
-    SA_MATMUL_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                              \
-    SA_OTHER_ENTRIES(SA_DECLARE_ENTRY, f32, isa)                                                                               \
-    SA_OTHER_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                               \
-    SA_TEST_ENTRIES(SA_DECLARE_ENTRY, f32, isa)                                                                                \
-    SA_TEST_ENTRIES(SA_DECLARE_ENTRY, f64, isa)                                                                                \
-    SA_ROW_ENTRIES(SA_DECLARE_ROWS, f32, isa)                                                                                  \
-    SA_ROW_ENTRIES(SA_DECLARE_ROWS, f64, isa)                                                                                  \
-    extern __typeof__(*((sa_real_kernels *)0)->update[0]) SA_PASTE4(sa_, sgd, f32, isa), SA_PASTE4(sa_, sgd, f64, isa),        \
-        SA_PASTE4(sa_, adam, f32, isa), SA_PASTE4(sa_, adam, f64, isa);                                                        \
-    extern __typeof__(*((sa_kernels *)0)->checksum) SA_PASTE(sa_checksum_, isa);                                               \
-    extern __typeof__(*((sa_kernels *)0)->narrow) SA_PASTE(sa_narrow_, isa);                                                   \
-    extern __typeof__(*((sa_kernels *)0)->read_loop) SA_PASTE(sa_read_loop_, isa);                                             \
-    extern __typeof__(*((sa_kernels *)0)->quantize_rows) SA_PASTE4(sa_, quantize_rows, f32, isa);                              \
-    extern __typeof__(*((sa_kernels *)0)->compact_ends) SA_PASTE4(sa_, compact_ends, f32, isa);                                \
-    extern __typeof__(*((sa_kernels *)0)->look_up_compact) SA_PASTE4(sa_, look_up_compact, f32, isa);                          \
-    extern __typeof__(*((sa_kernels *)0)->expand_quants) SA_PASTE4(sa_, expand_quants, f32, isa);                              \
-    extern __typeof__(*((sa_kernels *)0)->split_digits) SA_PASTE4(sa_, split_digits, f32, isa);
+    SA_DECLARE_REAL(f32, isa, attention_isa, matmul_isa)                                                                       \
+    SA_DECLARE_REAL(f64, isa, isa, isa)                                                                                        \
+    SA_SINGLE_ENTRIES(SA_DECLARE_SINGLE, isa)
 
 #define SA_FILL_REAL(dtype, isa, attention_isa, matmul_isa, splits)                                                            \
-    {                                                                                                                          \
-        SA_ATTENTION_ENTRIES(SA_FILL_ENTRY, dtype, attention_isa)                                                              \
-        SA_MATMUL_ENTRIES(SA_FILL_ENTRY, dtype, matmul_isa)                                                                    \
-        SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa)                                                                            \
-        SA_TEST_ENTRIES(SA_FILL_ENTRY, dtype, isa).block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                        \
-                                              .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa),                      \
-                                              .splits_from = splits, .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)},       \
-                                              .update = {                                                                      \
-                                                  [SA_SGD] = SA_PASTE4(sa_, sgd, dtype, isa),                                  \
-                                                  [SA_ADAM] = SA_PASTE4(sa_, adam, dtype, isa)                                 \
-                                              }                                                                                \
-    }
+    {.block_rows = SA_PASTE4(sa_, block_rows, dtype, isa),                                                                     \
+     .backward_rows = SA_PASTE4(sa_, backward_rows, dtype, isa),                                                               \
+     .splits_from = splits,                                                                                                    \
+     .rows = {SA_ROW_ENTRIES(SA_FILL_ROWS, dtype, isa)},                                                                       \
+     .update = {SA_UPDATE_ENTRIES(SA_FILL_UPDATE, dtype, isa)},                                                                \
+     SA_ATTENTION_ENTRIES(SA_FILL_ENTRY, dtype, attention_isa) SA_MATMUL_ENTRIES(SA_FILL_ENTRY, dtype, matmul_isa)             \
+         SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa) SA_TEST_ENTRIES(SA_FILL_ENTRY, dtype, isa)}
 
-#define SA_STRING_(x) #x
-#define SA_STRING(x) SA_STRING_(x)
+#if defined(SA_COMPACT_UNITS)
+#include "simd/philox.h"
+#include "kernels/attention/prefetch.h"
 
-#define SA_FILL_REST(isa)                                                                                                      \
-    .checksum = SA_PASTE(sa_checksum_, isa), .narrow = SA_PASTE(sa_narrow_, isa), .read_loop = SA_PASTE(sa_read_loop_, isa),   \
-    .quantize_rows = SA_PASTE4(sa_, quantize_rows, f32, isa), .compact_ends = SA_PASTE4(sa_, compact_ends, f32, isa),          \
-    .look_up_compact = SA_PASTE4(sa_, look_up_compact, f32, isa), .expand_quants = SA_PASTE4(sa_, expand_quants, f32, isa),    \
-    .split_digits = SA_PASTE4(sa_, split_digits, f32, isa)
+#define SA_REAL_IS_F64 0
+#include "kernels/all.h"
+#undef SA_REAL_IS_F64
+#define SA_REAL_IS_F64 1
+#include "kernels/all.h"
 
-/* How compact weights are multiplied: kernels/kernels.h. */
-extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot, sa_int8_baseline,
-    sa_int8_neon, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
-extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2;
+SA_DECLARE_TABLE(SA_ISA, SA_ISA, SA_ISA)
+const sa_kernels SA_PASTE(sa_kernels_, SA_ISA) = {
+    .name = SA_STRING(SA_ISA),
+    .f32 = SA_FILL_REAL(f32, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
+    .f64 = SA_FILL_REAL(f64, SA_ISA, SA_ISA, SA_ISA, INT_MAX),
+    SA_SINGLE_ENTRIES(SA_FILL_ENTRY, SA_ISA) SA_COMPACT_UNITS,
+};
+#endif

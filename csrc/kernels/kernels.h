@@ -9,10 +9,11 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
 
-/* A mask leaves a tile of scores open, closes some, adds to them, or closes all; one more bit: its keys have a bias. */
+/* The state of a tile of scores: its mask leaves it open, closes some pairs, adds to scores, or closes all. One more bit says that
+ * its keys have a bias. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
-/* What is known of a tile copied as bfloat16: nothing, all numbers fit, or some do not. */
+/* The state of a tile copied as bfloat16: not known, all numbers fit, or some do not. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
 
 /* The rows of a block: each with its own query, options and outputs, all with one key head. */
@@ -43,32 +44,33 @@ typedef struct {
     sa_matrix key, value;
     const void *key_bias; /* of key 0; or NULL */
     ptrdiff_t begin, end;
-    ptrdiff_t open_end;   /* of the keys open to its rows; the block may have a chunk */
-    ptrdiff_t keys;       /* by key_lengths: none after them is read */
+    ptrdiff_t open_end;   /* of the keys open to its rows, of which the block may have a chunk */
+    ptrdiff_t keys;       /* by key_lengths: no key after them is read */
     ptrdiff_t cache_from; /* the first key of the scratch's copied tiles, ≤ begin */
-    bool cache_holds;     /* these keys are copied already */
-    bool fetches;         /* keys and values a tile ahead */
+    bool cache_holds;     /* those tiles are this head's */
+    bool fetches;         /* fetches keys and values a tile ahead */
     bool far;             /* keys and values exceed all caches */
     bool mask_far;
     ptrdiff_t ahead;      /* bytes from a row's query to one of the next block; 0: fetch none */
     ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch none */
     bool whole;           /* all rows of the group */
     bool first_chunk;     /* takes the sink */
-    void *partial;        /* NULL: finish; else leave (maximum, sum, unnormalised output) here */
+    void *partial;        /* NULL: finish the block; else write (maximum, sum, unnormalised output) here */
     ptrdiff_t partial_rows;
 } sa_block;
 
-/* If there are gaps: the first key of the next tile from `from` on, and its length; b->end for none. Between tiles all
- * rows are closed. Tiles, `from` and b->begin are at multiples of 4, for dropout. */
+/* If there are gaps: the first key of the next tile from `from` on, or b->end, and the tile's length. Keys between tiles are
+ * closed to all rows. Tiles, `from` and b->begin are at multiples of 4, for dropout. */
 ptrdiff_t sa_next_open_tile(const sa_block *b, ptrdiff_t from, ptrdiff_t *n);
 
-/* The first of runs … end − 1 that ends after `key`, or end. */
+/* The first of runs … end − 1 that ends after `key`, or `end`. */
 const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key);
 
 /* The end of the rows from r on with the same runs. */
 int sa_same_runs(const sa_rows *rows, int r);
 
-/* NULL where not wanted. All but grad_out and grad_lse have the type that computes. */
+/* For each row of a block the output's gradient and what the backward pass writes. NULL where not wanted. All but grad_out and
+ * grad_lse have the type that computes. */
 typedef struct {
     const char *grad_out[SA_MAX_BLOCK_ROWS];
     const char *grad_lse[SA_MAX_BLOCK_ROWS];
@@ -79,16 +81,16 @@ typedef struct {
 typedef struct {
     sa_block b;
     const sa_attention_gradients *g;
-    sa_row_gradients *rows;
+    sa_row_gradients *grads;
     char *dkey, *dvalue;                  /* rows of the key head, or NULL */
-    ptrdiff_t first_key;                  /* the key of their first row */
+    ptrdiff_t first_key;                  /* of the first row of dkey and dvalue */
     ptrdiff_t dkey_stride, dvalue_stride; /* in elements */
     ptrdiff_t dmask_key;                  /* the key of the mask gradient's first column */
-    bool mask_only;                       /* adds to no other gradient */
+    bool mask_only;                       /* adds to no gradient but the mask's */
     bool with_mask;
 } sa_backward_block;
 
-/* Whether to stop. Asked between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and values. */
+/* True if the call should stop. Called between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and values. */
 bool sa_cancelled(const sa_attention *a);
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
@@ -107,8 +109,8 @@ typedef struct {
 } sa_row_task;
 
 /* A task's product, with sums of n terms; strides count elements. C has at most block_rows columns, or in matmul_tn
- * SA_WEIGHT_ROWS rows with n ≤ SA_SUM_ROWS. From splits_from elements a row a matrix unit splits operands: then C may
- * have any columns, and `again` says that A (matmul_tn: B) is in scratch already. */
+ * SA_WEIGHT_ROWS rows with n ≤ SA_SUM_ROWS. From splits_from elements a row on, a matrix unit splits operands: then C may
+ * have any number of columns, and `again` says that A (matmul_tn: B) is in scratch already. */
 #define SA_WEIGHT_ROWS 64
 #define SA_SUM_ROWS 256
 #define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples */
@@ -119,7 +121,7 @@ typedef struct {
     ptrdiff_t a_stride, b_stride, c_stride;
     bool again;
     bool adds; /* matmul_tn: to C */
-    bool far;  /* matmul_nt: B comes from memory, and the rows after it are next */
+    bool far;  /* matmul_nt: B comes from memory, and the next product needs the rows after it */
 } sa_product;
 
 /* The norm of s = x, or x + added: unit = (s − mean(s))·scale, y = unit·weight + bias. RMSNorm has no mean. */
@@ -133,7 +135,7 @@ typedef struct {
 
 typedef enum { SA_ACT_NONE, SA_ACT_RELU, SA_ACT_GELU, SA_ACT_GELU_TANH, SA_ACT_SILU } sa_activation;
 
-/* Rows `stride` elements apart, of what goes into an activation: pre, or with a gate both factors. */
+/* Rows `stride` elements apart, the input of an activation: pre, or with a gate both factors. */
 typedef struct {
     sa_activation kind;
     ptrdiff_t rows, width, stride;
@@ -169,7 +171,7 @@ typedef struct {
 typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_QUANTS } sa_weights;
 
 /* Quants of a GGUF file: neighbouring numbers of a row with a scale of their own. drivers/quants.c has their sizes,
- * kernels/transformer/quants.h their meaning. */
+ * kernels/transformer/quants.h the numbers that they mean. */
 typedef enum {
     SA_QUANT_F32,
     SA_QUANT_F16,
@@ -202,8 +204,8 @@ typedef struct {
     ptrdiff_t row_bytes;
 } sa_compact;
 
-/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is no
- * normal number, has NaN as its first scale: it is multiplied as it is. */
+/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is not a
+ * normal number, has NaN as its first scale and is multiplied without rounding. */
 typedef struct {
     float least, scale;
 } sa_rounded;
@@ -228,12 +230,12 @@ typedef struct {
     ptrdiff_t most_rows;
     bool widened; /* rows of uint8 come as int16 */
     sa_compact_leaf *leaf;
-    void (*open)(void), (*close)(void); /* around calls of the leaf, or NULL */
+    void (*start)(void), (*end)(void); /* before and after calls of the leaf, or NULL */
 } sa_compact_unit;
 
 /* 32 numbers of a row as integers of three digits to the base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
- * digit[1][i]·256 + digit[0][i]). The error is at most that of float32 for the largest of them. A row with numbers that are not
- * finite has NaN as its first scale, and is multiplied otherwise. */
+ * digit[1][i]·256 + digit[0][i]). The error is at most float32's for the largest of them. A row that is not finite has NaN as
+ * its first scale, and is multiplied in float32. */
 #define SA_DIGITS 3
 #define SA_PIECE 32
 typedef struct {
@@ -248,21 +250,21 @@ typedef struct {
     sa_quant_type type;
     ptrdiff_t rows, pieces; /* of SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); what follows is fetched meanwhile */
+    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); the bytes after them are fetched meanwhile */
     ptrdiff_t row_bytes;
     float *sums; /* (rows, SA_GEMV_COLUMNS) */
 } sa_gemv_tile;
 
 typedef void sa_gemv_leaf(const sa_gemv_tile *t);
 
-/* How an instruction set multiplies quants in decoding: all kinds of 4 to 8 bits, to the same bits wherever there is a leaf. */
+/* How an instruction set multiplies quants in decoding: all kinds of 4 to 8 bits. All leaves give the same bits. */
 typedef struct {
     const char *name; /* what the CPU must run */
     sa_gemv_leaf *leaf;
 } sa_gemv_unit;
 
-/* What becomes of the sums of a tile's groups: to[r][c] = y + Σ_g scale[r][g]·weight_scale[g][c]·sums[g][r][c] + least[r][g]·offset[g][c],
- * of bfloat16 y + sums. y is bias + residual, or with `adds` y[r][c] + residual. */
+/* From the sums of a tile's groups to numbers: to[r][c] = y + Σ_g scale[r][g]·weight_scale[g][c]·sums[g][r][c] +
+ * least[r][g]·offset[g][c], for bfloat16 y + sums. y is bias + residual, or with `adds` y[r][c] + residual. */
 typedef struct {
     ptrdiff_t rows, width, groups;
     const void *sums;      /* (groups, SA_MOST_TILE_ROWS, SA_PANEL_COLUMNS) */
@@ -327,10 +329,10 @@ typedef struct {
     uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
-    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros after them, and the meaning of their groups. */
+    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros after them, and the scales of their groups. */
     void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row);
     void (*compact_ends)(const sa_compact_ends *e);
-    /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16: the scale is NULL. */
+    /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16, where the scale is NULL. */
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, of whole quants */
@@ -340,16 +342,22 @@ typedef struct {
     const sa_compact_unit *int8[4], *bf16[2];
 } sa_kernels;
 
+extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot, sa_int8_baseline,
+    sa_int8_neon, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
+extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2;
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
     sa_kernels_neon, sa_kernels_generic;
 
-/* The table in use. dispatch.c owns it. */
+/* True if this CPU and the operating system can run an instruction set (runtime/cpu.c). */
+bool sa_cpu_runs(const char *isa);
+
+/* The table in use. runtime/dispatch.c owns it. */
 const sa_kernels *sa_kernels_active(void);
 
-/* How this CPU multiplies compact weights with the table in use; NULL: it does not. */
+/* How the table in use multiplies compact weights on this CPU; NULL: it cannot. */
 const sa_compact_unit *sa_compact_active(sa_weights kind);
 
-/* How it multiplies quants in decoding; NULL: as it does elsewhere. */
+/* How it multiplies quants in decoding; NULL: as in other products. */
 const sa_gemv_unit *sa_gemv_active(void);
 
 #endif

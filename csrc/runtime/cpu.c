@@ -1,6 +1,6 @@
-/* What this CPU and operating system can run. */
+/* Which instruction sets this CPU and operating system can run. */
 #define _GNU_SOURCE
-#include "runtime/cpu.h"
+#include "kernels/kernels.h"
 
 #include <string.h>
 #if defined(__x86_64__)
@@ -28,7 +28,7 @@ static registers cpuid(unsigned leaf, unsigned part) {
 
 static bool has_all(unsigned bits, unsigned needed) { return (bits & needed) == needed; }
 
-/* Whether the system saves these register states (XCR0). */
+/* True if the system saves these register states (XCR0). */
 static bool saves(unsigned states) {
     if (!has_all(cpuid(1, 0).ecx, 1u << 27)) { /* OSXSAVE */
         return false;
@@ -48,7 +48,7 @@ static bool has_avx512(void) {
     return has_avx2() && saves(0xe6) && has_all(cpuid(7, 0).ebx, f | dq | bw | vl); /* also masks, and all of ZMM */
 }
 
-/* AMD only: Intel's are slower than multiply-adds. */
+/* On AMD's CPUs only: Intel's instructions are slower than multiply-adds. */
 static bool has_avx512bf16(void) {
     const registers name = cpuid(0, 0);
     const bool amd = name.ebx == signature_AMD_ebx && name.edx == signature_AMD_edx && name.ecx == signature_AMD_ecx;
@@ -108,5 +108,5 @@ bool sa_cpu_runs(const char *isa) {
 #else
     (void)isa;
 #endif
-    return true; /* the architecture suffices */
+    return true; /* every CPU of the architecture has it */
 }

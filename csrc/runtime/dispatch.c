@@ -1,9 +1,8 @@
-/* Chooses the kernel table: the best that can run, unless another was asked for. */
+/* Chooses the kernel table: the best that can run, or the one that the user names. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 
-#include "runtime/cpu.h"
 #include "kernels/kernels.h"
 
 /* Best first. */

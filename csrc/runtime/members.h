@@ -1,4 +1,4 @@
-/* What both ways of running a team share (team.c): its members, who find it by a key. Only for runtime/team*.c. */
+/* Members of teams, for runtime/team*.c alone: both ways of running a team share them (team.c). A member finds its team by a key. */
 #ifndef SA_MEMBERS_H
 #define SA_MEMBERS_H
 
@@ -11,24 +11,24 @@
 typedef struct {
     sa_team_work *work;
     void *call;
-    int size;                           /* POSIX threads' alone, and the next: */
+    int size;                           /* for POSIX threads, as the next */
     _Alignas(64) atomic_int working;    /* other threads that have not ended */
-    _Alignas(64) atomic_ptrdiff_t next; /* task of all that are shared by now, one after the other */
+    _Alignas(64) atomic_ptrdiff_t next; /* the next task; calls of sa_share_tasks number their tasks one after the other */
     _Alignas(64) atomic_int arrived;    /* at the barrier */
     atomic_uint barriers;               /* passed */
 } sa_team;
 
-/* What a thread does in a team. */
+/* A thread of a team. */
 typedef struct {
     sa_team *team;
     bool helps;
-    ptrdiff_t first; /* of the next tasks to be shared */
+    ptrdiff_t first; /* the first task of the next call of sa_share_tasks */
 } sa_member;
 
-/* Where a thread finds its sa_member; NULL: it is in no team, or alone in one. Variables of the kind _Thread_local would be allocated
- * where a thread first reads them, and without memory the system ends the process then. */
+/* The key of a thread's sa_member; NULL: it is in no team, or alone in one. A _Thread_local variable would be allocated when a thread
+ * first reads it, and without memory the system would then end the process. */
 extern pthread_key_t sa_mine;
-extern bool sa_has_key; /* false if other libraries took all keys: then each thread computes alone */
+extern bool sa_has_key; /* false if other libraries have taken all keys: then each thread computes alone */
 
 static inline sa_member *sa_me(void) { return sa_has_key ? pthread_getspecific(sa_mine) : NULL; }
 
@@ -39,22 +39,21 @@ static inline void sa_work_as(sa_member *m, sa_team *team, int number, int size)
     team->work(team->call, number, size);
 }
 
-/* Waits for memory where the key needs some: the 33rd of a process does. */
+/* Waits for memory if the key needs some: the 33rd of a process does. */
 void sa_become_member(sa_member *m);
 
-/* The n-th wait in a row. What is waited for comes in microseconds as a rule. After SA_SPINS the thread that is waited for may need
- * this processor; after SA_YIELDS (some milliseconds) it takes long. */
+/* The n-th wait in a row. Most waits take microseconds. After SA_SPINS the other thread may need this processor; after SA_YIELDS
+ * (some milliseconds) it takes long. */
 enum { SA_SPINS = 2000, SA_YIELDS = 10000, SA_PATIENCE = SA_SPINS + SA_YIELDS };
 void sa_wait_more(int n);
 static inline int sa_one_more(int n) { return n < SA_PATIENCE ? n + 1 : n; }
 
-/* Between these no signal reaches this thread, nor ever a thread that it starts: signals are for others, but for those that say what
- * a thread did itself. */
+/* Between these no signal reaches this thread, nor, for good, a thread that it starts: only signals for a thread's own errors do. */
 void sa_block_signals(sigset_t *before);
 static inline void sa_unblock_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
 
 /* Each way's own (team_openmp.c, team_posix.c). */
-int sa_team_threads(void); /* as many as the environment gives the calling thread */
-bool sa_begin_teams(void); /* as the library is loaded; false: threads compute alone */
+int sa_team_threads(void); /* the environment's number for the calling thread */
+bool sa_begin_teams(void); /* when the library is loaded; false: threads compute alone */
 
 #endif

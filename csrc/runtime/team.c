@@ -1,4 +1,4 @@
-/* The number of threads, tasks and barriers of a team, waiting. team_openmp.c or team_posix.c runs the team. */
+/* The number of threads, waiting, a team's tasks and barriers. team_openmp.c or team_posix.c runs the team. */
 #include "runtime/members.h"
 
 #include <sched.h>
@@ -8,7 +8,7 @@
 
 /* ------------------------------------------------------------------------------------------------------ how many */
 
-static int first_number; /* as the library was loaded */
+static int first_number; /* when the library was loaded */
 static atomic_int chosen_number;
 
 int sa_most_threads(void) {
@@ -88,15 +88,14 @@ void sa_let_others_take(void) {
 }
 #endif
 
-/* A team of one may be inside another's: it must not take the tasks of that. */
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
-    if (team == 1) {
+    if (team == 1) { /* may be inside a larger team, whose tasks it must leave alone */
         for (ptrdiff_t t = 0; t < tasks; ++t) {
             task(call, t);
         }
         return;
     }
-    /* All threads share the same tasks in the same order, and none gets here before all tasks until `first` are taken. */
+    /* All threads share the same tasks in the same order, and no thread arrives here before all tasks before `first` are taken. */
     sa_member *m = sa_me();
     const ptrdiff_t first = m->first, end = first + tasks;
     ptrdiff_t t = atomic_load_explicit(&m->team->next, memory_order_relaxed);

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Runs work on each thread of a team of at most so many, this one first; returns when all are done. A team of one is a plain call, and
- * so is one inside another. There may be fewer threads: the system has no more, or others compute. */
+/* Runs work on each thread of a team, whose first thread is the caller, and returns when all are done. The team may have fewer threads
+ * than `threads`, if the system has no more or other teams compute. A team of one is a plain call, and so is one inside another. */
 typedef void sa_team_work(void *call, int thread, int team);
 #define SA_MOST_THREADS 1024
 void sa_run_team_of(int threads, sa_team_work *work, void *call);
@@ -18,14 +18,14 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
     }
 }
 
-/* Before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first waits. */
+/* Called before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first waits. */
 #if defined(SA_TAKE_TURNS)
 void sa_let_others_take(void);
 #else
 static inline void sa_let_others_take(void) {}
 #endif
 
-/* Independent tasks for a team whose threads all call this: who is free takes the next. Nobody waits at the end. */
+/* Independent tasks for a team whose threads all call this: a free thread takes the next. No thread waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
 
@@ -44,18 +44,18 @@ static inline sa_share sa_share_of(ptrdiff_t tasks, int thread, int team) {
     return (sa_share){from, from + each + (thread < more)};
 }
 
-/* As many as the calling thread may have at most: OpenMP's number, if that was lowered after the library was loaded, as threadpoolctl
- * and PyTorch do. */
+/* The most threads that the calling thread may have: OpenMP's number if that was lowered after the library was loaded, as
+ * threadpoolctl and PyTorch do. */
 int sa_most_threads(void);
 
-/* What runs teams, and the library's file ("": none). */
+/* The name of what runs teams, and the library's file ("": none). */
 const char *sa_team_name(void);
 const char *sa_team_library(void);
 
-/* Whether this thread is one of the team's helpers, not the one that called. */
+/* True if this thread helps a team and is not the one that called. */
 bool sa_is_helper(void);
 
-/* A thread for each `enough` of the work (constants SA_…_PER_THREAD), but no more than tasks or `most`. */
+/* One thread for each `enough` of the work (constants SA_…_PER_THREAD), but at most `tasks` and `most` threads. */
 static inline int sa_threads_for(double work, double enough, double tasks, int most) {
     if (work < enough) {
         return 1;
@@ -65,7 +65,7 @@ static inline int sa_threads_for(double work, double enough, double tasks, int m
     return threads < most ? (threads < 1 ? 1 : (int)threads) : most;
 }
 
-/* Returns when others have raised a count to `least`; what they wrote before is visible then. */
+/* Returns when other threads have raised a count to `least`; all that they wrote before is visible then. */
 void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least);
 void sa_raise(ptrdiff_t *count, ptrdiff_t to);
 

@@ -1,4 +1,4 @@
-/* Runs a team as a parallel region of OpenMP, whose pool other libraries share: PyTorch's, for one. */
+/* Runs a team as a parallel region of OpenMP, whose threads other libraries share, such as PyTorch. */
 #if defined(_OPENMP)
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* dladdr */
@@ -25,15 +25,15 @@ int sa_team_threads(void) {
 
 /* ------------------------------------------------------------------------------------------- a calling thread's pool */
 
-/* The threads that libgomp keeps for the calling thread, which is one of them. A smaller region ends the others, and the next large
- * one starts them anew. So regions keep their size for a while, and threads that a team does not need do nothing in them. */
+/* The threads that libgomp keeps for the calling thread, which is one of them. A smaller region would end the others, and the next
+ * large one start new ones. So regions keep their size for a while, and the threads that a team does not need do nothing in them. */
 typedef struct {
     int size;
-    int calls, needed; /* since size was needed last, and at most */
+    int calls, needed; /* calls since all of size was needed, and the most threads that one needed */
 } pool;
 enum { CALLS_BEFORE_SHRINKING = 100 };
 
-static pthread_key_t kept; /* a pool; freed when the thread ends, as libgomp's is */
+static pthread_key_t kept; /* of a thread's pool, freed when the thread ends, as libgomp's is */
 
 static pool *my_pool(void) {
     pool *p = pthread_getspecific(kept);
@@ -47,7 +47,7 @@ static pool *my_pool(void) {
     return p;
 }
 
-/* How large the region of a team is. */
+/* The size of a team's region. */
 static int region_for(pool *p, int team) {
     if (team >= p->size) {
         p->calls = p->needed = 0;
@@ -63,8 +63,8 @@ static int region_for(pool *p, int team) {
     return needed;
 }
 
-/* libgomp ends the process where it cannot start a thread: a container or ulimit has a limit, or memory is used up. So what it does
- * not keep is started here first, all at once. */
+/* libgomp ends the process if it cannot start a thread, where a container or ulimit has a limit or there is no memory. So as many
+ * threads as it would start are started here first, all at once. */
 #define MEMORY_FOR(threads) ((size_t)(threads) * 1024 + 16384) /* bytes; libgomp allocates less for a team */
 
 static void *wait_for_lock(void *lock) {
@@ -73,8 +73,8 @@ static void *wait_for_lock(void *lock) {
     return NULL;
 }
 
-/* How many of these are to be had. */
-static int threads_to_be_had(int wanted) {
+/* How many of `wanted` threads the system has. */
+static int threads_that_start(int wanted) {
     pthread_t started[SA_MOST_THREADS];
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     int n = 0;
@@ -101,7 +101,7 @@ static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
     sigset_t before;
     if (grows) {
         sa_block_signals(&before);
-        size = p->size + threads_to_be_had(size - p->size);
+        size = p->size + threads_that_start(size - p->size);
     }
     if (size == 1) {
         sa_unblock_signals(&before);
@@ -139,7 +139,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     }
     const int most = sa_most_threads(), wanted = threads < most ? threads : most;
     int others = atomic_load_explicit(&computing, memory_order_relaxed), n;
-    do { /* a team has the CPUs that others leave, and alone what it was told to have */
+    do { /* a team has the CPUs that others leave, and alone all that it wants */
         n = wanted;
         if (others > 0) {
             const int cpus = omp_get_num_procs(), left = (cpus > wanted ? cpus : wanted) - others;
@@ -157,8 +157,8 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
 
 /* ---------------------------------------------------------------------------------------------------------- fork */
 
-/* A child has none of the pool's threads, and libgomp would wait for them: the forking thread gives them back before. Those of other
- * threads go on. */
+/* A child has none of the pool's threads, and libgomp would wait for them: the forking thread ends its own before. Other threads'
+ * continue. */
 static void before_fork(void) {
     omp_pause_resource_all(omp_pause_hard);
     pool *p = pthread_getspecific(kept);
@@ -169,7 +169,7 @@ static void before_fork(void) {
 
 static void after_fork_child(void) { atomic_store(&computing, 0); }
 
-/* LLVM's library, which alone has this function, gives its threads back itself. */
+/* LLVM's library, which alone has this function, handles a fork itself. */
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 

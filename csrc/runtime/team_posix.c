@@ -1,5 +1,5 @@
-/* Runs a team on POSIX threads of its own: where the compiler has no OpenMP, as Apple's, and for the sanitizer of threads, which does
- * not understand OpenMP's library. */
+/* Runs a team on POSIX threads of its own: if the compiler has no OpenMP, as Apple's, and for the sanitizer of threads, which does not
+ * understand OpenMP's library. */
 #if !defined(_OPENMP)
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* sched_getaffinity */
@@ -26,8 +26,7 @@ static int cpus(void) {
     return n < 1 ? 1 : n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS;
 }
 
-/* OMP_NUM_THREADS, by which people limit all that computes: its first number, if there is one. Else the CPUs that this process may
- * use. */
+/* The first number of OMP_NUM_THREADS, by which people limit all that computes, or the CPUs that this process may use. */
 static int first_number_of_threads(void) {
     const char *text = getenv("OMP_NUM_THREADS");
     if (text != NULL) {
@@ -42,7 +41,7 @@ static int first_number_of_threads(void) {
 }
 
 int sa_team_threads(void) {
-    static int number; /* as the library was loaded */
+    static int number; /* when the library was loaded */
     if (number == 0) {
         number = first_number_of_threads();
     }
@@ -51,12 +50,13 @@ int sa_team_threads(void) {
 
 /* ------------------------------------------------------------------------------------------------------- workers */
 
-/* Threads that help whoever computes. They stay, and sleep when nothing is to be done for a while. */
+/* Threads that help any thread that computes. They stay, and fall asleep if there is no work for a while. */
 typedef struct worker {
-    _Alignas(64) _Atomic(sa_team *) team; /* that it is given to; NULL: none, or it has begun there; ASLEEP: it must be woken */
-    int number;                           /* in that team */
-    struct worker *next;                  /* in a list */
-    pthread_mutex_t lock;                 /* of falling asleep */
+    _Alignas(
+        64) _Atomic(sa_team *) team; /* the team that it should join; NULL: none, or it has begun; ASLEEP: it must be woken */
+    int number;                      /* in that team */
+    struct worker *next;             /* in a list */
+    pthread_mutex_t lock;            /* of falling asleep */
     pthread_cond_t woken;
 } worker;
 
@@ -66,9 +66,9 @@ static sa_team asleep;
 static worker workers[SA_MOST_THREADS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static int started;          /* of the workers */
-static worker *free_workers; /* who worked last comes first: it is awake */
+static worker *free_workers; /* the last that worked comes first: it is awake */
 
-/* Whether the worker was still given to this team, and no longer is: it begins, or its part is taken from it. */
+/* True if the worker had not begun for this team: it begins now, or the caller does its work. */
 static bool take_from(worker *w, sa_team *team) { return atomic_compare_exchange_strong(&w->team, &team, NULL); }
 
 static void sleep_until_given(worker *w) {
@@ -90,9 +90,9 @@ static void *work_for_ever(void *argument) {
         sa_team *team = atomic_load_explicit(&w->team, memory_order_acquire);
         if (team != NULL && take_from(w, team)) {
             sa_work_as(&m, team, w->number, team->size);
-            atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone behind this */
+            atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone after this */
             n = 0;
-        } else if (n < SA_PATIENCE) { /* calls of a loop in Python find it awake: to wake it takes time */
+        } else if (n < SA_PATIENCE) { /* the calls of a loop in Python find it awake: waking it takes time */
             sa_wait_more(n);
         } else {
             sleep_until_given(w);
@@ -111,7 +111,7 @@ static void give_work(worker *w, sa_team *team, int number) {
     }
 }
 
-/* A thread's stack, in bytes: no kernel needs a tenth of it; macOS and musl give a thread less than that. */
+/* A thread's stack, in bytes. Kernels need less than a tenth of it; macOS and musl give a thread less. */
 #define STACK ((size_t)1 << 20)
 
 /* One more worker, or NULL if the system has no thread. The lock is held. */
@@ -136,8 +136,8 @@ static worker *start_worker(void) {
     return runs ? w : NULL;
 }
 
-/* At most so many free workers, in a list. There are as many in all as the CPUs or the largest team keep busy: many Python threads
- * that compute at once share them. */
+/* A list of at most `wanted` free workers. In all there are as many as the CPUs or the largest team keep busy: Python threads that
+ * compute at once share them. */
 static worker *take_workers(int wanted, int *got) {
     worker *taken = NULL;
     pthread_mutex_lock(&pool_lock);
@@ -167,7 +167,7 @@ static void give_back(worker *taken) {
 }
 
 #if defined(SA_TAKE_TURNS)
-enum { SPINS_BEFORE_TAKING = SA_PATIENCE }; /* what one thread did alone shows no race */
+enum { SPINS_BEFORE_TAKING = SA_PATIENCE }; /* one thread alone shows no race */
 #else
 enum { SPINS_BEFORE_TAKING = 100 }; /* about a microsecond */
 #endif
@@ -177,7 +177,7 @@ static bool others_work(sa_team *team) { return atomic_load_explicit(&team->work
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     int got = 0;
     worker *taken = NULL;
-    if (sa_has_key && sa_me() == NULL) { /* a handler of signals computes amid a team's work, and alone */
+    if (sa_has_key && sa_me() == NULL) { /* a signal's handler may compute amid a team's work: alone */
         taken = take_workers((threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - 1, &got);
     }
     sa_member m = {.helps = false};
@@ -192,7 +192,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
         give_work(w, &team, next++);
     }
     sa_work_as(&m, &team, 0, team.size);
-    /* Who has not begun is not waited for long: it may be waking up, or have no processor. */
+    /* A worker that has not begun may be waking up, or have no processor: the caller soon does its work. */
     for (int n = 0; n < SPINS_BEFORE_TAKING && others_work(&team); ++n) {
         sa_wait_more(n);
     }
@@ -211,7 +211,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
 
 /* ---------------------------------------------------------------------------------------------------------- fork */
 
-/* A child has the forking thread alone, so its workers start anew. The parent's go on. */
+/* A child has the forking thread alone and starts workers of its own. The parent's continue. */
 static void before_fork(void) { pthread_mutex_lock(&pool_lock); }
 
 static void after_fork_parent(void) { pthread_mutex_unlock(&pool_lock); }

@@ -1,4 +1,4 @@
-/* AMX with bfloat16, beside simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot multiplies a, 16×32 bfloat16,
+/* AMX with bfloat16, added to simd/avx512.h. Eight registers t have 16 rows of 64 bytes. dot multiplies a, 16×32 bfloat16,
  * by b, whose rows hold 16 pairs:
  *
  *     c[i][l] += Σ_k a[i][2k]·b[k][l].first + a[i][2k+1]·b[k][l].second
@@ -11,7 +11,7 @@
 #define SA_TILE_STORE(t, to, stride) _tile_stored(t, to, stride)
 #define SA_TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 
-/* Compilers think that tile instructions leave memory alone. */
+/* Compilers believe that tile instructions neither read nor write memory. */
 #define SA_TILE_FENCE() __asm__ volatile("" ::: "memory")
 
 typedef struct {
@@ -23,12 +23,12 @@ typedef struct {
 static const sa_tile_shapes sa_whole_tiles = {
     .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-SA_VERB void sa_tiles_open(void) {
+SA_VERB void sa_start_tiles(void) {
     SA_TILE_FENCE();
     _tile_loadconfig(&sa_whole_tiles);
 }
 /* The registers of kernels/decode/decode_amx.h, for 1, 2 or 4 queries. */
-SA_VERB void sa_decode_tiles_open(int few) {
+SA_VERB void sa_start_decode_tiles(int few) {
     const uint16_t words = (uint16_t)(4 * few);
     const uint8_t weights = (uint8_t)(4 * few);
     const sa_tile_shapes shapes = {.palette = 1,
@@ -37,9 +37,9 @@ SA_VERB void sa_decode_tiles_open(int few) {
     SA_TILE_FENCE();
     _tile_loadconfig(&shapes);
 }
-SA_VERB void sa_tiles_close(void) { _tile_release(); }
+SA_VERB void sa_end_tiles(void) { _tile_release(); }
 
-/* The unit soon falls asleep, and wakes slowly: long other passes call this now and then. The tiles hold nothing. */
+/* The unit soon falls asleep and wakes slowly: other long passes call this at times, while the tiles hold nothing. */
 SA_VERB void sa_tiles_stay_awake(void) { _tile_dpbf16ps(0, 4, 6); }
 
 /* From here on slow subnormal results become 0. Returns the state before. */

@@ -14,7 +14,7 @@ static const int32_t sa_avx2_prefix_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1,
 SA_VERB __m256i sa_avx2_prefix_f32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
 SA_VERB __m256i sa_avx2_prefix_f64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
 
-/* What is one instruction for both types: t is f32 or f64, ps or pd what its names end in. */
+/* Verbs that are one instruction for both types: t is f32 or f64, and ps or pd ends the names of instructions. */
 #define SA_AVX2_VERBS(t, real, ps)                                                                                             \
     SA_VERB v##t v##t##_load(const real *p) { return _mm256_loadu_##ps(p); }                                                   \
     SA_VERB void v##t##_store(real *p, v##t a) { _mm256_storeu_##ps(p, a); }                                                   \

@@ -8,7 +8,7 @@ typedef __mmask16 mf32;
 typedef __mmask8 mf64;
 typedef __m512i vu32;
 
-/* What is one instruction for both types: t is f32 or f64, ps or pd what its names end in. */
+/* Verbs that are one instruction for both types: t is f32 or f64, and ps or pd ends the names of instructions. */
 #define SA_AVX512_VERBS(t, real, ps)                                                                                           \
     SA_VERB v##t v##t##_load(const real *p) { return _mm512_loadu_##ps(p); }                                                   \
     SA_VERB void v##t##_store(real *p, v##t a) { _mm512_storeu_##ps(p, a); }                                                   \
@@ -75,7 +75,7 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     }
     return sa_add_quarters(sa_add_quarters(four[0], four[1]), sa_add_quarters(four[2], four[3]));
 }
-/* Likewise: 4×4 in each quarter, then the quarters. */
+/* In the same way: 4×4 in each quarter, then the quarters. */
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     vf32 b[16];
@@ -150,7 +150,7 @@ SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptr
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
     return _mm512_castsi512_ps(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
 }
-/* Whether one of 32 bfloat16 is NaN, or neither 0 nor from 2^least to below 2^most in magnitude. */
+/* True if one of 32 bfloat16 is NaN, or neither 0 nor from 2^least to below 2^most in magnitude. */
 SA_VERB int vf32_bf16_beyond(vf32 pairs, int least, int most) {
     const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi16(0x7fff));
     const __m512i above = _mm512_sub_epi16(magnitude, _mm512_set1_epi16((short)((127 + least) << 7)));

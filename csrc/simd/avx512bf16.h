@@ -1,4 +1,4 @@
-/* Products of bfloat16 pairs (AVX512_BF16), beside simd/avx512.h. Subnormals are read as 0, and become 0. */
+/* Products of bfloat16 pairs (AVX512_BF16), added to simd/avx512.h. Subnormals are read as 0, and become 0. */
 #define SA_HAS_BF16_PRODUCTS 1
 
 /* sum + a.first·b.first + a.second·b.second: two fused steps. */
@@ -24,7 +24,7 @@ SA_VERB vf32 vf32_first_quarters(vf32 low, vf32 high) {
 SA_VERB vf32 vf32_last_quarters(vf32 low, vf32 high) {
     return SA_SHUFFLE(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
 }
-/* 16 bfloat16, rounded likewise. */
+/* 16 bfloat16, rounded in the same way. */
 SA_VERB void vf32_store_rounded(char *to, vf32 a) {
     _mm256_storeu_si256((__m256i *)(void *)to, (__m256i)_mm512_cvtneps_pbh(a));
 }

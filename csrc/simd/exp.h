@@ -25,45 +25,49 @@
 #define SA_LOG2E 1.44269504088896340736
 
 #define SA_C(x) V(set1)((real)(x))
-#define SA_HORNER(p, f, c) p = V(fma)(p, f, SA_C(c))
 
-#define SA_HORNER_EACH(c)                                                                                                      \
-    SA_UNROLL                                                                                                                  \
-    for (int i = 0; i < n; ++i) {                                                                                              \
-        q[i] = V(fma)(q[i], f[i], SA_C(c));                                                                                    \
+/* A polynomial with coefficients c, the first that of the highest power. */
+SA_INLINE vec FN(polynomial)(vec x, const double *c, const int n) {
+    vec p = SA_C(c[0]);
+    SA_UNROLL
+    for (int i = 1; i < n; ++i) {
+        p = V(fma)(p, x, SA_C(c[i]));
     }
+    return p;
+}
+#define SA_POLYNOMIAL(x, c) FN(polynomial)(x, c, sizeof(c) / sizeof *(c))
 
 /* q = 1 + c1·f + q(f)·f² for f = x − whole in [−1/2, 1/2]. */
 SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f, vec *q, const int n) {
+    static const double c[] = {
 #if SA_REAL_IS_F64
-    SA_UNROLL
-    for (int i = 0; i < n; ++i) {
-        q[i] = SA_C(4.434769663685358585e-10);
-    }
-    SA_HORNER_EACH(7.0737831617506186749e-9)
-    SA_HORNER_EACH(1.0178199582862336928e-7)
-    SA_HORNER_EACH(1.3215435282866306031e-6)
-    SA_HORNER_EACH(0.000015252733493101852814)
-    SA_HORNER_EACH(0.00015403530457110889952)
-    SA_HORNER_EACH(0.0013333558146774644348)
-    SA_HORNER_EACH(0.0096181291075941210495)
-    SA_HORNER_EACH(0.055504108664820083145)
-    SA_HORNER_EACH(0.24022650695910131258)
+        4.434769663685358585e-10,   7.0737831617506186749e-9,  1.0178199582862336928e-7, 1.3215435282866306031e-6,
+        0.000015252733493101852814, 0.00015403530457110889952, 0.0013333558146774644348, 0.0096181291075941210495,
+        0.055504108664820083145,    0.24022650695910131258,
 #else
+        0.00015353421830532594765, 0.0013398874138954063687, 0.0096184371490820364303,
+        0.055503324720404834021,   0.24022647915138082381,
+#endif
+    };
+    enum { TERMS = sizeof c / sizeof *c };
     SA_UNROLL
     for (int i = 0; i < n; ++i) {
-        q[i] = SA_C(0.00015353421830532594765);
+        q[i] = SA_C(c[0]);
     }
-    SA_HORNER_EACH(0.0013398874138954063687)
-    SA_HORNER_EACH(0.0096184371490820364303)
-    SA_HORNER_EACH(0.055503324720404834021)
-    SA_HORNER_EACH(0.24022647915138082381)
-#endif
+    SA_UNROLL
+    for (int k = 1; k < TERMS; ++k) {
+        SA_UNROLL
+        for (int i = 0; i < n; ++i) {
+            q[i] = V(fma)(q[i], f[i], SA_C(c[k]));
+        }
+    }
 #if SA_FMA_IS_FUSED
     (void)x;
     (void)whole;
-    SA_HORNER_EACH(SA_EXP2_C1)
-    SA_HORNER_EACH(1)
+    SA_UNROLL
+    for (int i = 0; i < n; ++i) {
+        q[i] = V(fma)(V(fma)(q[i], f[i], SA_C(SA_EXP2_C1)), f[i], SA_C(1));
+    }
 #else
     /* Unfused, 1 ulp would be exceeded. So x is cut: its high bits times c1's are exact, and the error of 1 + product is
      * kept (Dekker). */
@@ -78,7 +82,6 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
     }
 #endif
 }
-#undef SA_HORNER_EACH
 
 /* n ≤ SA_VECS vectors. */
 SA_INLINE void FN(exp2_each)(vec *x, const int n) {
@@ -119,12 +122,9 @@ SA_INLINE vec FN(exp2)(vec x) {
 /* 2^x for weights of 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With subnormals flushed 0 below FLT_MIN; NaN
  * stays NaN. */
 SA_INLINE vec FN(exp2_short)(vec x) {
+    static const double c[] = {0.009582853095199975, 0.05590642459716351, 0.24024098609910552, 0.6931241934177147, 1};
     const vec f = V(fraction)(x);
-    vec q = SA_C(0.009582853095199975);
-    SA_HORNER(q, f, 0.05590642459716351);
-    SA_HORNER(q, f, 0.24024098609910552);
-    SA_HORNER(q, f, 0.6931241934177147);
-    return V(scalef)(V(fma)(q, f, SA_C(1)), x - f);
+    return V(scalef)(SA_POLYNOMIAL(f, c), x - f);
 }
 #endif
 
@@ -134,30 +134,19 @@ SA_INLINE vec FN(exp)(vec x) {
     vec n = t - SA_C(SA_ROUND_MAGIC);
     vec exact = V(fma)(n, SA_C(-SA_LN2_HI), x);
     vec r = V(fma)(n, SA_C(-SA_LN2_LO), exact);
-    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* what rounding lost, for 1 ulp */
+    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* the rounding error, for 1 ulp */
+    static const double c[] = {
 #if SA_REAL_IS_F64
-    /* Taylor: remainder 4e-18 */
-    vec q = SA_C(1.0 / 6227020800.0);
-    SA_HORNER(q, r, 1.0 / 479001600.0);
-    SA_HORNER(q, r, 1.0 / 39916800.0);
-    SA_HORNER(q, r, 1.0 / 3628800.0);
-    SA_HORNER(q, r, 1.0 / 362880.0);
-    SA_HORNER(q, r, 1.0 / 40320.0);
-    SA_HORNER(q, r, 1.0 / 5040.0);
-    SA_HORNER(q, r, 1.0 / 720.0);
-    SA_HORNER(q, r, 1.0 / 120.0);
-    SA_HORNER(q, r, 1.0 / 24.0);
-    SA_HORNER(q, r, 1.0 / 6.0);
-    SA_HORNER(q, r, 0.5);
+        /* Taylor: remainder 4e-18 */
+        1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
+        1.0 / 5040.0,       1.0 / 720.0,       1.0 / 120.0,      1.0 / 24.0,      1.0 / 6.0,      0.5,
 #else
-    vec q = SA_C(0.0013814267463783585055);
-    SA_HORNER(q, r, 0.0083687803232603239207);
-    SA_HORNER(q, r, 0.041668394177408809392);
-    SA_HORNER(q, r, 0.16666520109889508852);
-    SA_HORNER(q, r, 0.49999993412992063892);
+        0.0013814267463783585055, 0.0083687803232603239207, 0.041668394177408809392,
+        0.16666520109889508852,   0.49999993412992063892,
 #endif
+    };
     vec sum = SA_C(1) + r;
-    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, q, r_lost)); /* and what 1 + r lost */
+    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost)); /* and that of 1 + r */
     p = p * V(power)(t);
     /* ln FLT_MIN (DBL_MIN), rounded up */
     return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_IS_F64 ? -708.39641853226408 : -87.33654022216796875)), p);
@@ -168,29 +157,18 @@ SA_INLINE vec FN(exp)(vec x) {
 SA_INLINE vec FN(tanh)(vec x) {
     vec a = V(abs)(x);
     vec z = x * x;
+    static const double c[] = {
 #if SA_REAL_IS_F64
-    vec p = SA_C(6.0556236704869269713e-6);
-    SA_HORNER(p, z, -0.000030217924882123391252);
-    SA_HORNER(p, z, 0.000091589738998323160648);
-    SA_HORNER(p, z, -0.00023703007134026732572);
-    SA_HORNER(p, z, 0.00058945859850511353363);
-    SA_HORNER(p, z, -0.0014557276095123361579);
-    SA_HORNER(p, z, 0.0035921142698470229513);
-    SA_HORNER(p, z, -0.0088632343413153384135);
-    SA_HORNER(p, z, 0.021869488470638567038);
-    SA_HORNER(p, z, -0.053968253966133662019);
-    SA_HORNER(p, z, 0.13333333333329887642);
-    SA_HORNER(p, z, -0.33333333333333313788);
-    vec capped = V(min)(SA_C(20), a);
+        6.0556236704869269713e-6,  -0.000030217924882123391252, 0.000091589738998323160648, -0.00023703007134026732572,
+        0.00058945859850511353363, -0.0014557276095123361579,   0.0035921142698470229513,   -0.0088632343413153384135,
+        0.021869488470638567038,   -0.053968253966133662019,    0.13333333333329887642,     -0.33333333333333313788,
 #else
-    vec p = SA_C(-0.0057170410619077475107);
-    SA_HORNER(p, z, 0.020650583864982227263);
-    SA_HORNER(p, z, -0.053743497119333888779);
-    SA_HORNER(p, z, 0.13331491277619494627);
-    SA_HORNER(p, z, -0.33333283925102841365);
-    vec capped = V(min)(SA_C(10), a); /* tanh(9.02) rounds to 1; min keeps NaN in its second operand */
+        -0.0057170410619077475107, 0.020650583864982227263, -0.053743497119333888779,
+        0.13331491277619494627,    -0.33333283925102841365,
 #endif
-    vec near = V(fma)(x * z, p, x);
+    };
+    vec capped = V(min)(SA_C(SA_REAL_IS_F64 ? 20 : 10), a); /* tanh(9.02) rounds to 1; min keeps NaN in its second operand */
+    vec near = V(fma)(x * z, SA_POLYNOMIAL(z, c), x);
     vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));
     return V(copysign)(V(select)(V(lt)(a, SA_C(0.625)), near, far), x); /* near(−0) would be +0 */
 }

@@ -1,11 +1,32 @@
-/* Included first by every ISA file, before any target pragma. Headers and macros only: with -march=native GCC would not
- * inline functions, as their target would exceed the file's. Intrinsics come after the pragma for the same reason. */
+/* What every ISA file includes first, before any target pragma: headers, macros, and, each time SA_REAL_IS_F64 is defined, the
+ * names of an element type and its vectors. No functions: with -march=native GCC would not inline them, as their target
+ * would exceed the file's. Intrinsics come after the pragma for the same reason. */
+#ifndef SA_MACROS_H
+#define SA_MACROS_H
+
 #include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
+
+/* The target of all functions up to SA_END_TARGET: Clang takes the first string alone. Emulated files keep the compiler's. */
+#define SA_PRAGMA(x) _Pragma(#x)
+#if defined(SA_EMULATED) /* csrc/tests/emulated */
+#define SA_TARGET(instructions, ...)
+#define SA_OPTIMIZE(how)
+#define SA_END_TARGET
+#elif defined(__clang__)
+#define SA_TARGET(instructions, ...) SA_PRAGMA(clang attribute push(__attribute__((target(instructions))), apply_to = function))
+#define SA_OPTIMIZE(how)
+#define SA_END_TARGET SA_PRAGMA(clang attribute pop)
+#else
+#define SA_TARGET(...) SA_PRAGMA(GCC push_options) SA_PRAGMA(GCC target(__VA_ARGS__))
+#define SA_OPTIMIZE(how) SA_PRAGMA(GCC optimize(how))
+#define SA_END_TARGET SA_PRAGMA(GCC pop_options)
+#endif
+#define SA_BY_HAND "no-unswitch-loops,no-split-loops" /* for SA_OPTIMIZE: loops that matter are unrolled by hand */
 
 /* VERB and INLINE vanish into callers: they hold accumulators, pass vectors, or are a line or two. A LEAF calls them with
  * literal counts of rows and vectors. ONCE has run-time counts: GCC must not clone it. SHARED is called from several
@@ -24,7 +45,6 @@
 #define SA_ONCE static __attribute__((SA_APART, unused))
 #define SA_LEAF SA_ONCE
 #define SA_SHARED __attribute__((SA_APART, visibility("hidden")))
-
 #define SA_KERNEL __attribute__((visibility("hidden")))
 
 #if defined(__has_builtin)
@@ -52,6 +72,11 @@
 #define SA_PASTE(a, b) SA_PASTE2(a, b)
 #define SA_PASTE4_(a, b, c, d) a##b##_##c##_##d
 #define SA_PASTE4(a, b, c, d) SA_PASTE4_(a, b, c, d)
+#define SA_STRING_(x) #x
+#define SA_STRING(x) SA_STRING_(x)
+
+/* A function's name, and a vector verb's, for the element type that is compiled. */
+#define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
 /* One array of a scratch layout at `base`; NULL only counts bytes in `used`. */
 #define SA_TAKE(field, type, count)                                                                                            \
@@ -59,3 +84,81 @@
         s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \
         used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                       \
     } while (0)
+
+/* A leaf takes SA_VECS vectors at most: the backward pass's longer blocks, for which K, V, dK and dV pass through the
+ * caches less often, go by halves. */
+#define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
+
+#endif
+
+#if defined(SA_REAL_IS_F64)
+#undef real
+#undef vec
+#undef lanemask
+#undef V
+#undef SA_DTYPE
+#undef SA_LANES
+#undef SA_REAL_MAX
+#undef SA_REAL_LEAST
+#undef SA_REAL_EPSILON
+#undef SA_REAL_DTYPE
+#if SA_REAL_IS_F64
+#define real double
+#define vec vf64
+#define lanemask mf64
+#define V(verb) vf64_##verb
+#define SA_DTYPE f64
+#define SA_LANES SA_F64_LANES
+#define SA_REAL_MAX DBL_MAX
+#define SA_REAL_LEAST DBL_TRUE_MIN
+#define SA_REAL_EPSILON DBL_EPSILON
+#define SA_REAL_DTYPE SA_F64
+#else
+#define real float
+#define vec vf32
+#define lanemask mf32
+#define V(verb) vf32_##verb
+#define SA_DTYPE f32
+#define SA_LANES SA_F32_LANES
+#define SA_REAL_MAX FLT_MAX
+#define SA_REAL_LEAST FLT_TRUE_MIN
+#define SA_REAL_EPSILON FLT_EPSILON
+#define SA_REAL_DTYPE SA_F32
+#endif
+
+/* Accumulators: SA_ROWS(nv) broadcast operands times nv vectors, SA_VECS in a full block. Six by four loads least per
+ * multiply-add, and more queries pass over K and V less often. Fewer vectors take more rows, to keep the units busy.
+ * SA_LEAVES(X) is X(nv) for every nv with leaves. */
+#if !defined(SA_VECS)
+#if !defined(SA_HOLD)
+#define SA_HOLD(vector) ((void)(vector))
+#endif
+#if SA_VECTOR_REGISTERS == 32
+#define SA_VECS 4
+#define SA_BACKWARD_VECS 4
+#define SA_ROWS(nv) ((nv) == 4 ? 6 : 8)
+#define SA_LEAVES(X) X(1) X(2) X(3) X(4)
+#define SA_CALL_LEAF(name, nv, ...)                                                                                            \
+    switch (nv) {                                                                                                              \
+    case 1: FN(name##1)(__VA_ARGS__); break;                                                                                   \
+    case 2: FN(name##2)(__VA_ARGS__); break;                                                                                   \
+    case 3: FN(name##3)(__VA_ARGS__); break;                                                                                   \
+    default: FN(name##4)(__VA_ARGS__); break;                                                                                  \
+    }
+#else
+#define SA_VECS 3
+#define SA_BACKWARD_VECS 6
+#define SA_ROWS(nv) ((nv) == 1 ? 8 : 4)
+#define SA_LEAVES(X) X(1) X(2) X(3)
+#define SA_CALL_LEAF(name, nv, ...)                                                                                            \
+    switch (nv) {                                                                                                              \
+    case 1: FN(name##1)(__VA_ARGS__); break;                                                                                   \
+    case 2: FN(name##2)(__VA_ARGS__); break;                                                                                   \
+    default: FN(name##3)(__VA_ARGS__); break;                                                                                  \
+    }
+#endif
+#endif
+
+enum { FN(block_rows) = SA_VECS * SA_LANES, FN(backward_rows) = SA_BACKWARD_VECS * SA_LANES };
+_Static_assert(FN(block_rows) <= FN(backward_rows) && FN(backward_rows) <= SA_MAX_BLOCK_ROWS, "rows of a block");
+#endif

@@ -1,5 +1,5 @@
-/* Verbs (kernels/README.md) on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C. Only what an
- * instruction set does better is overridden. */
+/* Verbs (kernels/README.md) on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C. Verbs have an
+ * instruction set's own instructions only where these are better. */
 #define SA_VECTOR_REGISTERS SA_VEC128_REGISTERS
 
 typedef float vf32 __attribute__((vector_size(16)));
@@ -8,7 +8,7 @@ typedef int32_t mf32 __attribute__((vector_size(16)));
 typedef int64_t mf64 __attribute__((vector_size(16)));
 typedef uint32_t vu32 __attribute__((vector_size(16)));
 
-/* What is written alike for both types: t is f32 or f64. */
+/* Verbs with the same text for both types: t is f32 or f64. */
 #define SA_VEC128_VERBS(t, real)                                                                                               \
     SA_VERB v##t v##t##_load(const real *p) {                                                                                  \
         v##t a;                                                                                                                \
@@ -79,7 +79,7 @@ SA_VERB vf32 vf32_of_bits(const uint8_t *p, int shift, int mask) {
     const mf32 bits = {p[0], p[1], p[2], p[3]};
     return __builtin_convertvector(bits >> shift & mask, vf32);
 }
-/* From 0 to 255: so large a summand leaves the rounded number in the low bits. */
+/* Elements are from 0 to 255: adding 1.5·2^23 leaves the rounded number in the low bits. */
 SA_VERB void vf32_store_bytes(uint8_t *p, vf32 a) {
     const vu32 bits = (vu32)(a + 0x1.8p23f);
     for (int i = 0; i < 4; ++i) {

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "drivers/compact.h"
-#include "runtime/cpu.h"
 #include "tests/test.h"
 
 #define U 0x1p-24 /* what a rounding to float32 adds, relatively */
@@ -59,12 +58,12 @@ static void tile_make(tile *m, const sa_compact_unit *p, ptrdiff_t rows, ptrdiff
 
 static void tile_run(tile *m, const sa_compact_unit *p) {
     static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
-    if (p->open != NULL) {
-        p->open();
+    if (p->start != NULL) {
+        p->start();
     }
     p->leaf(&m->t);
-    if (p->close != NULL) {
-        p->close();
+    if (p->end != NULL) {
+        p->end();
     }
     CHECK(memcmp(m->sums, untouched, LINE) == 0 && memcmp(m->sums + m->guarded - LINE, untouched, LINE) == 0,
           "%s, %td rows, %td words: writes beside its sums", p->name, m->t.rows, m->t.words);

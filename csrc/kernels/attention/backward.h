@@ -5,24 +5,25 @@
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
  *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
  *
- * In the code P lacks the 1/l of these formulas, which is in the copies of dO and δ; dS is as written. P and dS are [keys][queries].
+ * In the code P lacks the 1/l of these formulas, which is in the copies of dO and δ; dS is as written. P and dS are
+ * [keys][queries]. dS holds dP first. s->s.unit: see forward.h.
  *
- * A closed pair takes part in no product. Its P and dS are set to 0 by selection; where a 0 would meet NaN or
- * infinity, the tile is done again pair by pair. */
+ * A closed pair joins no product. Its P and dS are set to 0 by selection; where a 0 would meet NaN or infinity, the products of
+ * the tile go pair by pair. */
 
 typedef struct {
     FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] */
-    real *q_rows;  /* [W][E rounded up], times scale */
-    real *do_rows; /* [W][Dv rounded up], times 1/l and 1/(1 − p) */
+    real *q_rows;  /* Q [W][E rounded up], times scale */
+    real *do_rows; /* dO [W][Dv rounded up], times 1/l and 1/(1 − p) */
     real *dqT;     /* [E rounded up + lanes][nv·lanes] */
     real *dS;      /* [keys][nv·lanes] */
     real *kept;    /* [keys][nv·lanes]: P after dropout, or NULL */
     FN(per_row) delta;
     FN(per_row) x, y, z;
-    bool finite;     /* Q and dO are */
-    bool copied;     /* q_rows, do_rows and dOᵀ are the block's */
-    bool delta_fits; /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
-    FN(gradient_rows) rows;
+    bool finite;           /* Q and dO are */
+    bool copied;           /* q_rows, do_rows and dOᵀ are the block's */
+    bool delta_fits;       /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
+    FN(factored) factored; /* Q and dO */
     FN(gradient_state) gradients;
 } FN(gradient_scratch);
 
@@ -52,8 +53,8 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
-/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros; a factor of 0 makes zeros of anything. Returns whether
- * all is finite. */
+/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros; a factor of 0 makes zeros of anything. True if all is
+ * finite. */
 SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
     const size_t stride = FN(round_up)(n);
     const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
@@ -93,18 +94,18 @@ SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real 
     }
 }
 
-/* For multiply-adds. Returns whether Q and dO are finite. */
+/* Q and dO for multiply-adds. True if both are finite. */
 SA_ONCE bool FN(copy_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     s->copied = true;
-    bool finite = FN(copy_rows)(rows->query, &a->query.m, rows->count, a->E, s->rows.query_factor, s->q_rows);
-    finite &= FN(copy_rows)(b->rows->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->rows.grad_factor, s->do_rows);
+    bool finite = FN(copy_rows)(rows->query, &a->query.m, rows->count, a->E, s->factored.query_factor, s->q_rows);
+    finite &= FN(copy_rows)(b->grads->grad_out, &b->g->grad_out.m, rows->count, a->Dv, s->factored.grad_factor, s->do_rows);
     FN(transpose_rows)(s->do_rows, rows->count, a->Dv, s->s.O, nv);
     return finite;
 }
 
-SA_ONCE void FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
+SA_ONCE void FN(start_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
@@ -120,30 +121,30 @@ SA_ONCE void FN(open_block)(const sa_backward_block *b, FN(gradient_scratch) * s
         if (r < rows->count) {
             const real *stats = (const real *)(const void *)rows->stats[r];
             s->s.maximum[r] = stats[0];
-            s->delta[r] = *(const real *)(const void *)b->rows->delta[r] * stats[1];
+            s->delta[r] = *(const real *)(const void *)b->grads->delta[r] * stats[1];
             s->delta_fits &= s->delta[r] >= -SA_REAL_MAX / 2 && s->delta[r] <= SA_REAL_MAX / 2;
-            s->rows.grad_factor[r] = stats[1] * keep;
-            s->rows.query_factor[r] = (real)a->scale;
+            s->factored.grad_factor[r] = stats[1] * keep;
+            s->factored.query_factor[r] = (real)a->scale;
         }
     }
     memset(s->dqT, 0, (FN(round_up)(a->E) + SA_LANES) * (size_t)nv * SA_LANES * sizeof(real));
     if (s->s.wide.terms) {
-        s->s.unit->copy_gradients(b, &s->s, &s->gradients, &s->rows, s->q_rows, s->do_rows, nv);
+        s->s.unit->copy_gradients(b, &s->s, &s->gradients, &s->factored, s->q_rows, s->do_rows, nv);
     }
     s->finite = s->gradients.fit || FN(copy_block)(b, s, nv);
 }
 
 /* ---- passes over a tile -------------------------------------------------------------------------------------------- */
 
-/* P as it meets the values: after dropout. */
+/* P after dropout. */
 SA_INLINE real *FN(weights_of_values)(const FN(gradient_scratch) * s) { return s->kept ? s->kept : s->s.P; }
 
-/* Whether anything but dV is wanted. */
+/* True if a gradient other than dV is wanted. */
 SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
     return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
 }
 
-/* Scores become 2^(s − m), closed ones −inf. If all is finite, any score of −inf counts as closed: its weight adds 0. */
+/* Scores become 2^(s − m), closed ones −inf. If all is finite, any score of −inf may count as closed: its weight adds 0. */
 SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool masked,
                               bool finite) {
     if (!masked) {
@@ -155,7 +156,7 @@ SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     }
 }
 
-/* Scores in P become weights, and dP in dS becomes (5): nv vectors in rows `lanes` long. */
+/* Scores in P become weights, and dP in dS becomes dS, (5): nv vectors in rows `lanes` long. */
 SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, const real *delta,
                              const int nv) {
     vec m[SA_VECS], d[SA_VECS];
@@ -195,7 +196,7 @@ SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* dP in dS becomes (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they keep −inf in
+/* dP in dS becomes dS, (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they keep −inf in
  * P and kept. */
 SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool masked, bool marks) {
     const vec zero = V(set1)(0);
@@ -224,7 +225,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
     }
 }
 
-/* To x, y and z of dslope; position is relative to the tile. */
+/* Adds to x, y and z of dslope; position is relative to the tile. */
 SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -314,15 +315,15 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
         from = end[u];
     }
     if (b->g->dquery.m.data) {
-        FN(values_wide)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT, lanes, s->s.ones,
-                        &s->s.ahead, nv);
+        FN(columns_times_lanes)(s->dS + done * lanes, s->s.k + done * s->s.k_stride, s->s.k_stride, end, E, s->dqT, lanes,
+                                s->s.ones, &s->s.ahead, nv);
     }
 }
 
 /* ---- the phases of a tile ------------------------------------------------------------------------------------------ */
 
-/* Weights, dS and gradients at once by other products, if these and the mask's gradient alone need dS. Returns how many
- * keys are done; the others still have scores in P and dP in dS. */
+/* Weights, dS and gradients at once by the unit, if only these and the mask's gradient need dS. Returns how many keys are done;
+ * the others still have scores in P and dP in dS. */
 SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                         int nv, bool masked) {
     const FN(unit) *unit = s->s.unit;
@@ -334,18 +335,18 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
     const ptrdiff_t done =
         unit->gradients(b, &s->s, &s->gradients, s->s.P, s->dS, s->delta, s->dqT, first, 0, n, nv, true, keeps);
     if (done == n) {
-        sa_end_ahead(&s->s.ahead);
+        sa_fetch_rest(&s->s.ahead);
     }
     if (keeps && done == n) {
         FN(add_dmask)(b, s, first, n, nv);
-    } else if (keeps) { /* dS is no longer dP */
+    } else if (keeps) { /* dS no longer holds dP */
         unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     }
     return done;
 }
 
-/* Scores in P become weights, `kept` those after dropout; dP in dS becomes dS. Returns whether products must go pair by
- * pair: a closed pair's 0 could meet NaN or infinity. */
+/* Scores in P become weights, and `kept` those after dropout; dP in dS becomes dS. True if products must go pair by pair, as a
+ * closed pair's 0 could meet NaN or infinity. */
 SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                               bool masked, bool wants_dp) {
     const sa_attention *a = b->g->a;
@@ -357,7 +358,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
-    if (wants_dp) { /* other products hold only finite numbers */
+    if (wants_dp) { /* values that the unit holds are finite */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
     const bool careful = masked && !(s->finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
@@ -376,9 +377,9 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     if (wants_dp) {
         ptrdiff_t end[SA_BACKWARD_VECS];
         FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
-        FN(scores_wide)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, &s->s.ahead, nv);
+        FN(rows_times_lanes)(s->s.O, value, v_stride, end, a->Dv, s->dS, lanes, s->s.tile_sum, &s->s.ahead, nv);
     }
-    sa_end_ahead(&s->s.ahead);
+    sa_fetch_rest(&s->s.ahead);
     if (plain) {
         FN(pass_weigh)(s, n, nv);
     } else {
@@ -396,7 +397,7 @@ SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* (1), (3) and (6): pair by pair if careful, else by other products as far as they hold the numbers. */
+/* (1), (3) and (6): pair by pair if careful, else by the unit as far as it holds the numbers. */
 SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                    ptrdiff_t n, int nv, bool careful) {
     if (careful) {
@@ -418,17 +419,19 @@ SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scrat
 SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
     bool masked = false;
-    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
-    FN(fetch_tile)(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
+    sa_plan_tile(&b->b, &s->s.ahead, &b->b.value, a->Dv, first);
+    sa_plan_tile(&b->b, &s->s.ahead, &b->b.key, a->E, first + n);
     if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
         return;
     }
-    if (b->with_mask && b->rows->dmask[0]) {
-        FN(fetch_dmask)(b, &s->s.ahead, first, n);
+    if (b->with_mask && b->grads->dmask[0]) {
+        const sa_matrix *dmask = &b->g->dmask.m;
+        sa_plan_mask((const char *const *)b->grads->dmask, b->b.rows->count, &s->s.ahead, dmask,
+                     (first - b->dmask_key) * dmask->col_stride, n);
         FN(share_ahead)(&s->s, n);
     }
     const bool dscores = FN(wants_dscores)(b);
-    if (!dscores) { /* dV needs no dP; dS is split all the same and must be finite */
+    if (!dscores) { /* dV needs no dP; the unit splits dS all the same, so it must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
     }
     const bool has_dp = dscores && s->s.wide.terms && s->s.unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
@@ -461,7 +464,7 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratc
             vec t[SA_LANES];
             FN(load_transposed)(s->dqT + (e * nv + v) * SA_LANES, nv * SA_LANES, E - e, SA_LANES, t);
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
-                real *to = (real *)(void *)b->rows->dquery[v * SA_LANES + i] + e;
+                real *to = (real *)(void *)b->grads->dquery[v * SA_LANES + i] + e;
                 FN(store_up_to)(to, V(fma)(scale, t[i], FN(load_up_to)(to, E - e)), E - e);
             }
         }
@@ -469,7 +472,7 @@ SA_ONCE void FN(add_dquery)(const sa_backward_block *b, const FN(gradient_scratc
 }
 
 SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
-    FN(open_block)(b, s, nv);
+    FN(start_block)(b, s, nv);
     for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
          first = FN(next_tile)(&b->b, first + n, &n)) {
         FN(backward_tile)(b, s, first, n, nv);
@@ -481,7 +484,7 @@ SA_ONCE void FN(backward_block)(const sa_backward_block *b, FN(gradient_scratch)
         FN(add_dquery)(b, s, nv);
     }
     for (int r = 0; b->g->dslope_rows.m.data && r < b->b.rows->count; ++r) {
-        real *to = (real *)(void *)b->rows->dslope[r];
+        real *to = (real *)(void *)b->grads->dslope[r];
         to[0] += s->x[r];
         to[1] += s->y[r];
         to[2] += s->z[r] * ((const real *)(const void *)b->b.rows->stats[r])[1];
@@ -496,16 +499,154 @@ SA_SHARED size_t FN(gradient_bytes)(const sa_attention_gradients *g, const FN(un
 SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch, const FN(unit) * unit) {
     FN(gradient_scratch) s;
     FN(lay_out_backward)(given->g, scratch, &s, unit);
-    FN(open_caches)(&given->b, &s.s);
+    FN(forget_copies)(&given->b, &s.s);
     if (unit) {
-        unit->open(&given->b, &s.s.wide);
-        unit->open_gradients(&given->b, &s.gradients);
+        unit->start(&given->b, &s.s.wide);
+        unit->start_gradients(&given->b, &s.gradients);
     }
     sa_backward_block on_cells = *given, *b = &on_cells;
     sa_block aligned;
     b->b = *FN(on_cells)(&given->b, &s.s.wide, &aligned);
     FN(backward_block)(b, &s, (b->b.rows->count + SA_LANES - 1) / SA_LANES);
     if (s.s.wide.terms) {
-        unit->close();
+        unit->end();
+    }
+}
+
+/* ---- δ of every row, (4), and its share of the gradients of sinks and slopes ------------------------------------------ */
+
+/* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing. Eight short sums keep the error small. */
+SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
+    const vec zero = V(set1)(0);
+    vec sum[8];
+    SA_UNROLL
+    for (int c = 0; c < 8; ++c) {
+        sum[c] = zero;
+    }
+    for (ptrdiff_t i = 0; i < n; i += 8 * SA_LANES) {
+        SA_UNROLL
+        for (int c = 0; c < 8; ++c) {
+            const ptrdiff_t at = i + c * SA_LANES, left = n - at;
+            if (left > 0) {
+                const vec a = FN(load_up_to)(x + at, left);
+                const vec b = FN(load_up_to)(y + at, left);
+                sum[c] = V(fma)(a, V(select)(V(eq)(a, zero), zero, b), sum[c]);
+            }
+        }
+    }
+    SA_UNROLL
+    for (int half = 4; half > 0; half /= 2) {
+        SA_UNROLL
+        for (int c = 0; c < half; ++c) {
+            sum[c] = sum[c] + sum[c + half];
+        }
+    }
+    real lanes[SA_LANES];
+    V(store)(lanes, sum[0]);
+    for (int half = SA_LANES / 2; half > 0; half /= 2) {
+        for (int i2 = 0; i2 < half; ++i2) {
+            lanes[i2] += lanes[i2 + half];
+        }
+    }
+    return lanes[0];
+}
+
+/* A 16-bit output gives all keys of a row the same error in δ, which dQ and dK add up: there δ is Σ_j P_ij·dP_ij, unless the
+ * unit rounds the weights as well. */
+SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(unit) * unit) {
+    return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(unit && unit->take(a));
+}
+
+/* Σ_j P_ij·dP_ij of each row's open pairs to s->x. */
+SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
+    const sa_attention *a = b->g->a;
+    const vec zero = V(set1)(0);
+    for (int r = 0; r < b->b.rows->count; ++r) {
+        *(real *)(void *)b->grads->delta[r] = 0;
+    }
+    FN(start_block)(b, s, nv);
+    ptrdiff_t look_at = b->b.begin + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);
+    for (ptrdiff_t n, first = FN(next_tile)(&b->b, b->b.begin, &n); first < b->b.end;
+         first = FN(next_tile)(&b->b, first + n, &n)) {
+        if (first >= look_at) {
+            if (sa_cancelled(a)) {
+                return;
+            }
+            look_at = first + SA_ELEMENTS_AT_ONCE / (a->E + a->Dv + 1);
+        }
+        bool masked = false;
+        ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
+        if (!FN(score_tile)(&b->b, &s->s, first, n, nv, 0, false, &masked)) {
+            continue;
+        }
+        FN(weights_tile)(&b->b, &s->s, first, n, nv, masked, false);
+        if (a->dropout_p > 0) {
+            FN(drop)(a, &s->s, s->s.P, first, n, nv);
+        }
+        const real *value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
+        FN(open_ends)(b->b.rows, &s->s, first, n, nv, end);
+        FN(rows_times_lanes)(s->s.O, value, v_stride, end, a->Dv, s->dS, nv * SA_LANES, s->s.tile_sum, &s->s.ahead, nv);
+        for (int v = 0; v < nv; ++v) {
+            vec sum = zero;
+            for (ptrdiff_t j = 0; j < n; ++j) {
+                const ptrdiff_t at = (j * nv + v) * SA_LANES;
+                const vec p = V(load)(s->s.P + at);
+                const lanemask closed = V(lt)(p, zero); /* not 0, which may be an open pair's weight */
+                sum = V(fma)(V(select)(closed, zero, p), V(select)(closed, zero, V(load)(s->dS + at)), sum);
+            }
+            real *to = s->x + v * SA_LANES;
+            V(store)(to, V(load)(to) + sum);
+        }
+    }
+}
+
+/* δ, the sink's gradient −2^(sink − m)/l·δ, and what Σ_j dS_ij should be. */
+SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const FN(unit) * unit) {
+    const sa_attention_gradients *g = b->g;
+    const sa_attention *a = g->a;
+    const sa_rows *rows = b->b.rows;
+    FN(gradient_scratch) layout, *s = &layout;
+    FN(lay_out_backward)(g, scratch, s, unit);
+    const bool summed = FN(delta_is_summed)(a, unit);
+    if (summed) {
+        FN(forget_copies)(&b->b, &s->s);
+        FN(sum_delta)(b, s, (rows->count + SA_LANES - 1) / SA_LANES);
+    }
+    const bool in_place = FN(rows_in_place)((const char *const *)rows->out, rows->count, &a->out.m) &&
+                          FN(rows_in_place)(b->grads->grad_out, rows->count, &g->grad_out.m);
+    for (int r = 0; r < rows->count; ++r) {
+        const real *stats = (const real *)(const void *)rows->stats[r];
+        real delta = 0;
+        if (stats[1] != 0) { /* a dead row has no gradient, whatever dO holds */
+            const real *out = (const real *)(const void *)rows->out[r];
+            const real *grad_out = (const real *)(const void *)b->grads->grad_out[r];
+            if (!in_place && !summed) {
+                real *more = s->do_rows + FN(round_up)(a->Dv);
+                FN(load_row)(s->do_rows, rows->out[r], a->out.m.col_stride, a->Dv, a->out.m.dtype, a->out.m.swapped);
+                FN(load_row)(more, b->grads->grad_out[r], g->grad_out.m.col_stride, a->Dv, g->grad_out.m.dtype,
+                             g->grad_out.m.swapped);
+                out = s->do_rows;
+                grad_out = more;
+            }
+            /* a row with a sink but no keys gives 0 */
+            delta = summed ? s->x[r] : FN(dot)(out, grad_out, a->Dv);
+            real grad_lse = 0, sink_weight = 0;
+            if (g->grad_lse.m.data) {
+                FN(load_row)(&grad_lse, b->grads->grad_lse[r], 0, 1, g->grad_lse.m.dtype, g->grad_lse.m.swapped);
+                delta -= grad_lse;
+            }
+            if (a->sinks.m.data && rows->sink[r] != -INFINITY) {
+                real share[SA_LANES];
+                V(store)(share, FN(exp2)(V(set1)(FN(in_log2)(rows->sink[r]) - stats[0])));
+                sink_weight = share[0] * stats[1];
+            }
+            if (g->dsink_rows.m.data) {
+                *(real *)(void *)b->grads->dsink[r] = rows->sink[r] == -INFINITY ? 0 : -sink_weight * delta;
+            }
+            if (g->dslope_rows.m.data) {
+                ((real *)(void *)b->grads->dslope[r])[1] = grad_lse + sink_weight * delta;
+            }
+        }
+        *(real *)(void *)b->grads->delta[r] = delta;
     }
 }

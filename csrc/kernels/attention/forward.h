@@ -4,7 +4,9 @@
  *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
  *
  * and then out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
- * drivers/attention.c cuts the blocks; decode/decode.h has those of few rows. */
+ * drivers/attention.c cuts the blocks; forward_block, at the end, chooses a block's way; decode/decode.h has the way of few rows.
+ *
+ * s->unit is NULL but on avx512bf16 and amx, and s->wide.terms 0 unless the unit takes the block: else multiply-adds do all. */
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
@@ -17,7 +19,7 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
     return from;
 }
 
-/* Products of keys and queries to s->P; times s->factor they are scores. Returns whether s->top has their maxima. */
+/* Products of keys and queries to s->P; times s->factor they are scores. True if s->top has their maxima. */
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R) {
     const sa_attention *a = b->a;
     FN(copy_vectors)(s->top, s->maximum, nv);
@@ -36,7 +38,7 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     s->k = FN(tile_rows)(b, &b->key, &s->key, first, n, a->E, &s->k_stride);
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(scores_wide)(s->q, s->k, s->k_stride, end, a->E, s->P, nv * SA_LANES, s->top, &s->ahead, nv);
+    FN(rows_times_lanes)(s->q, s->k, s->k_stride, end, a->E, s->P, nv * SA_LANES, s->top, &s->ahead, nv);
     return true;
 }
 
@@ -47,8 +49,8 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* From products to scores, all but s->factor, and their maxima in s->top. Without want_top: no maxima, and a factor of
- * 1. Sets *masked if a pair is closed. */
+/* From products to scores, which s->factor still multiplies, and their maxima in s->top. Without want_top there are no
+ * maxima, and the factor is 1. Sets *masked if a pair is closed. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
@@ -78,20 +80,21 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
 }
 
-/* False if the whole tile is closed. R: 0, or the rows of decoding. */
+/* A tile's scores to s->P. False if all of it is closed. R: 0, or in decoding the rows, rounded up. */
 SA_INLINE bool FN(score_tile_here)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R,
                                    bool want_top, bool *masked) {
-    const int state = FN(open_tile)(b, s, first, n);
+    const int state = FN(inspect_tile)(b, s, first, n);
     if (state == SA_TILE_CLOSED) {
-        sa_end_ahead(&s->ahead);
+        sa_fetch_rest(&s->ahead);
         *masked = true;
         return false;
     }
     if (b->mask_far && state != SA_TILE_OPEN && !R && b->rows->count > 1) {
-        FN(fetch_mask)(b, &s->ahead, first, n);
+        const sa_matrix *mask = &b->a->mask.m;
+        sa_plan_mask(b->rows->mask, b->rows->count, &s->ahead, mask, first * mask->col_stride, n);
     }
     const bool top_is_right = FN(products_tile)(b, s, first, n, nv, R);
-    sa_end_ahead(&s->ahead);
+    sa_fetch_rest(&s->ahead);
     FN(finish_scores)(b, s, first, n, nv, state, top_is_right, want_top, masked);
     return true;
 }
@@ -101,7 +104,7 @@ SA_ONCE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(score_tile_here)(b, s, first, n, nv, R, want_top, masked);
 }
 
-/* Scores become 2^(s − m). The matrix unit needs all vectors: after dropout it reads whole slices. */
+/* Scores become 2^(s − m), all of them where the matrix unit may read whole slices, as after dropout. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -111,7 +114,7 @@ SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
 }
 
-/* Scores become 2^(s − m), closed ones −inf. Masks are asked again: an open pair's score may be −inf too. */
+/* Scores become 2^(s − m), closed ones −inf. The masks are applied again: an open pair's score may be −inf, too. */
 SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     for (int v = 0; v < nv; ++v) {
@@ -119,7 +122,7 @@ SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     }
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
     bool closes = false;
-    FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n), true, &closes);
+    FN(apply_masks)(b, s, first, n, nv, FN(inspect_tile)(b, s, first, n), true, &closes);
 }
 
 /* A dropped weight counts in the denominator but not in the output. */
@@ -138,7 +141,7 @@ SA_INLINE void FN(add_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     ptrdiff_t v_stride, end[SA_BACKWARD_VECS];
     const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(values_wide)(s->P, v, v_stride, end, b->a->Dv, s->O, nv * SA_LANES, s->alpha, &s->ahead, nv);
+    FN(columns_times_lanes)(s->P, v, v_stride, end, b->a->Dv, s->O, nv * SA_LANES, s->alpha, &s->ahead, nv);
 }
 
 /* ---- the end of a block -------------------------------------------------------------------------------------------- */
@@ -148,7 +151,7 @@ SA_INLINE bool FN(writes_native)(const sa_block *b, const real *partial) {
     return partial || (out->dtype == SA_REAL_DTYPE && out->col_stride == (ptrdiff_t)sizeof(real));
 }
 
-SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff_t d, int columns, vec x, real *partial) {
+SA_INLINE void FN(write_vector)(const sa_block *b, FN(scratch) * s, int r, ptrdiff_t d, int columns, vec x, real *partial) {
     const sa_matrix *out = &b->a->out.m;
     char *to = partial ? (char *)(partial + r * b->a->Dv + d) : b->rows->out[r] + d * out->col_stride;
     if (FN(writes_native)(b, partial) && (uintptr_t)to % sizeof(real) == 0) {
@@ -161,7 +164,7 @@ SA_INLINE void FN(write_part)(const sa_block *b, FN(scratch) * s, int r, ptrdiff
     }
 }
 
-/* Writes out (factor = 1/sum) or a partial result (factor = 1). Returns whether all is finite. */
+/* The functions below write factor·O: out with 1/sum, or a partial result with 1. They return true if all is finite. */
 SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial, int nv) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t Dv = b->a->Dv;
@@ -191,14 +194,14 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
             }
             for (int i = 0; i < SA_LANES && v * SA_LANES + i < rows->count; ++i) {
                 check = check + (x[i] - x[i]);
-                FN(write_part)(b, s, v * SA_LANES + i, d, columns, x[i], partial);
+                FN(write_vector)(b, s, v * SA_LANES + i, d, columns, x[i], partial);
             }
         }
     }
     return FN(is_finite)(check);
 }
 
-/* After decoding: O[r] is a row. */
+/* After decoding, where O[r] is a row. */
 SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     vec check = V(set1)(0);
@@ -207,13 +210,13 @@ SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *fa
         for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) { /* rows of O are padded with zeros */
             const vec x = V(load)(s->O + r * FN(decode_width)(Dv) + d) * f;
             check = check + (x - x);
-            FN(write_part)(b, s, r, d, Dv - d < SA_LANES ? (int)(Dv - d) : SA_LANES, x, partial);
+            FN(write_vector)(b, s, r, d, Dv - d < SA_LANES ? (int)(Dv - d) : SA_LANES, x, partial);
         }
     }
     return FN(is_finite)(check);
 }
 
-/* Of a few numbers, without a transpose. */
+/* For a few numbers: without a transpose. */
 SA_ONCE bool FN(write_handful)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     real check = 0;
@@ -241,8 +244,8 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
     return FN(write_wide)(b, s, factor, partial, nv);
 }
 
-/* lse, and keep/sum in s->alpha; dead rows get −inf and 0. */
-SA_INLINE void FN(close_rows)(const sa_block *b, FN(scratch) * s, int nv) {
+/* Writes lse and statistics; s->alpha becomes keep/sum. Dead rows get −inf and 0. */
+SA_INLINE void FN(end_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     const real keep = (real)(a->dropout_p > 0 && a->dropout_p < 1 ? 1 / (1 - a->dropout_p) : 1);
@@ -286,14 +289,14 @@ SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R
         }
         for (int v = 0; v < nv; ++v) {
             const vec m = V(load)(s->maximum + v * SA_LANES), f = V(load)(s->alpha + v * SA_LANES);
-            const vec unit = V(set1)(s->factor);
+            const vec factor = V(set1)(s->factor);
             for (ptrdiff_t j = 0; j < n; ++j) {
                 real *p = s->P + (j * nv + v) * SA_LANES;
-                V(store)(p, FN(exp2)(V(fma)(V(load)(p), unit, -m)) * f);
+                V(store)(p, FN(exp2)(V(fma)(V(load)(p), factor, -m)) * f);
             }
         }
         if (masked) { /* even in a row of NaN a closed pair's weight is 0 */
-            FN(apply_masks)(b, s, first, n, nv, FN(open_tile)(b, s, first, n), true, &masked);
+            FN(apply_masks)(b, s, first, n, nv, FN(inspect_tile)(b, s, first, n), true, &masked);
             for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
                 const vec x = V(load)(s->P + i);
                 V(store)(s->P + i, V(select)(V(lt)(x, zero), zero, x));
@@ -351,7 +354,7 @@ SA_ONCE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) { FN(sta
 /* A maximum that grows by less may stay: O needs no factor then, and weights reach 2^this. */
 #define SA_MAXIMUM_LAG 8
 
-/* Raises the maximum where s->top is larger by `lag`; s->alpha is the factor of the past. */
+/* Raises the maximum where s->top is larger by `lag`; s->alpha becomes the factor of sum and output so far. */
 SA_INLINE void FN(raise_maximum)(FN(scratch) * s, int nv, real lag) {
     for (int v = 0; v < nv; ++v) {
         vec old = V(load)(s->maximum + v * SA_LANES), now = V(load)(s->top + v * SA_LANES);
@@ -368,8 +371,8 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
     }
 }
 
-/* Writes a partial result, or output, lse and weights. True if the block must be done again: the output is not finite,
- * and some pair is closed. */
+/* Writes a partial result, or output, lse and weights. True if the block must be done again, as its output is not finite and
+ * some pair may be closed. */
 SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
     if (b->partial) {
         real *partial = b->partial;
@@ -378,7 +381,7 @@ SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv,
         FN(write_output)(b, s, s->ones, partial + 2 * b->partial_rows, nv, R);
         return false;
     }
-    FN(close_rows)(b, s, nv);
+    FN(end_rows)(b, s, nv);
     if (!FN(write_output)(b, s, s->alpha, NULL, nv, R) && (masked || b->a->mask.m.data || b->key_bias)) {
         return true;
     }
@@ -400,7 +403,7 @@ SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
     }
 }
 
-/* Skips closed pairs, whatever they hold. Works on all lanes. */
+/* The block once more, slowly: closed pairs are skipped, whatever keys and values hold. All lanes work. */
 SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     const int nv = SA_VECS;
     bool masked = false;
@@ -410,7 +413,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
         s->unit->copy_queries(b, s, nv);
     }
     FN(start_rows)(b, s, nv);
-    FN(open_output)(b, s, nv);
+    FN(start_output)(b, s, nv);
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (!FN(score_tile)(b, s, first, n, nv, 0, true, &masked)) {
             continue;
@@ -450,8 +453,8 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
     }
     for (ptrdiff_t n, first = FN(next_tile)(b, b->begin, &n); first < b->end; first = FN(next_tile)(b, first + n, &n)) {
         if (!one) {
-            FN(look_ahead)(b, &s->ahead, first);
-            FN(fetch_tile)(b, &s->ahead, &b->value, a->Dv, first);
+            sa_plan_next_block(b, &s->ahead, first);
+            sa_plan_tile(b, &s->ahead, &b->value, a->Dv, first);
         }
         if (!(one ? FN(score_tile_here)(b, s, first, n, nv, 0, true, &masked)
                   : FN(score_tile)(b, s, first, n, nv, 0, true, &masked))) {
@@ -459,29 +462,29 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
         }
         FN(raise_maximum)(s, nv, s->wide.terms && unit->may_lag && unit->may_lag(b, s, first) ? SA_MAXIMUM_LAG : 0);
         if (!one) {
-            FN(fetch_tile)(b, &s->ahead, &b->key, a->E, first + n);
+            sa_plan_tile(b, &s->ahead, &b->key, a->E, first + n);
             FN(share_ahead)(s, a->Dv);
         }
-        bool split = s->wide.terms && !drops && unit->weights(b, s, first, n, nv, true);
-        if (!split) {
+        bool by_unit = s->wide.terms && !drops && unit->weights(b, s, first, n, nv, true);
+        if (!by_unit) {
             FN(apply_factor)(s, n, nv);
             FN(exp_tile)(b, s, first, n, nv);
         }
         FN(take_sum)(s, nv);
         if (drops) {
             FN(drop)(a, s, s->P, first, n, nv);
-            split = s->wide.terms && unit->weights(b, s, first, n, nv, false);
+            by_unit = s->wide.terms && unit->weights(b, s, first, n, nv, false);
         }
-        if (split) {
+        if (by_unit) {
             unit->values(b, s, first, n, nv);
         } else {
-            FN(open_output)(b, s, nv);
+            FN(start_output)(b, s, nv);
             FN(round_wide)(s, n * nv * SA_LANES);
             FN(add_values)(b, s, first, n, nv);
         }
-        sa_end_ahead(&s->ahead);
+        sa_fetch_rest(&s->ahead);
     }
-    FN(open_output)(b, s, nv);
+    FN(start_output)(b, s, nv);
     if (one ? FN(finish_block_here)(b, s, 1, 0, masked) : FN(finish_block)(b, s, nv, 0, masked)) {
         FN(run_careful)(b, s);
     }
@@ -489,7 +492,7 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
 
 SA_ONCE void FN(run_wide)(const sa_block *b, FN(scratch) * s, int nv) { FN(run_wide_any)(b, s, nv, false); }
 
-/* So short that loops over vectors would show. */
+/* One vector is so short that loops over vectors would show. */
 SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_any)(b, s, 1, true); }
 
 /* The block from the first key of its first cell on; `aligned` is room for it. */
@@ -502,4 +505,106 @@ SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) *
     aligned->begin -= before;
     aligned->rows->clipped = true;
     return aligned;
+}
+
+/* ---- the entries of the table (products/unit.h) ----------------------------------------------------------------------- */
+
+/* A partial result: maximum[rows], sum[rows], unnormalised output[rows][Dv]. */
+SA_KERNEL size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {
+    return ((2 + (size_t)a->Dv) * (size_t)rows * sizeof(real) + 63) / 64 * 64;
+}
+
+SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(unit) * unit) {
+    FN(scratch) s;
+    return FN(lay_out)(a, NULL, &s, FN(block_rows), unit);
+}
+
+SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s);
+
+/* Numbers of rows and keys, and if statistics are kept, decide the way: no values do. */
+SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(unit) * unit) {
+    FN(scratch) s;
+    sa_block aligned;
+    FN(lay_out)(given->a, scratch, &s, FN(block_rows), unit);
+    FN(forget_copies)(given, &s);
+    if (unit) {
+        unit->start(given, &s.wide);
+    }
+    const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
+    const int count = b->rows->count, decode_rows = unit ? unit->decode_rows : SA_DECODE_ROWS;
+    /* Decoding sums across lanes, which pays from 32 keys on. It is not for the last rows of a longer call, nor for a call with
+     * statistics, as the backward pass must sum scores in the same order. */
+    if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
+        if (unit) {
+            unit->start_decode(b, &s);
+        }
+        FN(run_decode)(b, &s);
+    } else if (count <= SA_LANES) {
+        FN(run_vector)(b, &s);
+    } else {
+        FN(run_wide)(b, &s, (count + SA_LANES - 1) / SA_LANES);
+    }
+    if (unit && (s.wide.terms || s.decode.holds_unit)) {
+        unit->end();
+    }
+}
+
+/* O[n] = alpha·x, plus O unless x is the first. */
+SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool first) {
+    const vec f = V(set1)(alpha), zero = V(set1)(0);
+    for (ptrdiff_t d = 0; d < n; d += SA_LANES) {
+        FN(store_up_to)(O + d, (first ? zero : FN(load_up_to)(O + d, n - d)) + f * FN(load_up_to)(x + d, n - d), n - d);
+    }
+}
+
+/* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */
+SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch, const FN(unit) * unit) {
+    const sa_attention *a = b->a;
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t Dv = a->Dv;
+    const size_t bytes = FN(attention_partial)(a, b->partial_rows);
+    const int nv = (rows->count + SA_LANES - 1) / SA_LANES;
+    FN(scratch) layout, *s = &layout;
+    FN(lay_out)(a, scratch, s, FN(block_rows), unit);
+    FN(forget_copies)(b, s);
+    FN(start_rows)(b, s, SA_VECS);
+    for (ptrdiff_t c = 0; c < chunks; ++c) {
+        const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
+        for (int r = 0; r < rows->count; ++r) {
+            s->maximum[r] =
+                c == 0 || maximum_c[r] > s->maximum[r] || maximum_c[r] != maximum_c[r] ? maximum_c[r] : s->maximum[r];
+            s->sum[r] = 0;
+        }
+    }
+    for (ptrdiff_t c = 0; c < chunks; ++c) {
+        const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
+        const real *sum_c = maximum_c + b->partial_rows, *O_c = sum_c + b->partial_rows;
+        for (int r = 0; r < nv * SA_LANES; ++r) {
+            s->tile_sum[r] = r < rows->count ? maximum_c[r] - s->maximum[r] : 0;
+        }
+        for (int v = 0; v < nv; ++v) {
+            V(store)(s->alpha + v * SA_LANES, FN(exp2)(V(load)(s->tile_sum + v * SA_LANES)));
+        }
+        for (int r = 0; r < rows->count; ++r) {
+            s->sum[r] += s->alpha[r] * sum_c[r];
+            FN(merge_row)(s->O + r * Dv, O_c + r * Dv, s->alpha[r], Dv, c == 0);
+        }
+    }
+    FN(end_rows)(b, s, nv);
+    const vec zero = V(set1)(0);
+    vec check = zero;
+    for (int r = 0; r < rows->count; ++r) {
+        const vec f = V(set1)(s->alpha[r]);
+        for (ptrdiff_t d = 0; d < Dv; d += SA_LANES) {
+            const vec x = FN(load_up_to)(s->O + r * Dv + d, Dv - d) * f;
+            V(store)(s->row + d, x);
+            check = check + (x - x);
+        }
+        FN(store_row)(rows->out[r], a->out.m.col_stride, a->out.m.dtype, s->row, Dv);
+    }
+    if (!FN(is_finite)(check) && (rows->clipped || a->mask.m.data || b->key_bias)) {
+        FN(run_careful)(b, s);
+    } else if (a->weights.m.data) {
+        FN(write_weights)(b, s, SA_VECS, 0);
+    }
 }

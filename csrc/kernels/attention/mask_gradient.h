@@ -1,6 +1,6 @@
-/* The gradient of a float mask from a tile's dS. Rows or keys may share its elements. */
+/* The gradient of a float mask from a tile's dS, for backward.h. Rows or keys may share elements of the mask. */
 
-/* Lane i: dS of key j + i summed over the rows; 0 from key n on. Lanes behind the rows may hold anything. */
+/* Lane i: dS of key j + i summed over the rows; 0 from key n on. Lanes after the rows may hold anything. */
 SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
     vec t[SA_LANES];
     SA_UNROLL
@@ -27,7 +27,7 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
  * length. */
 SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t stride = b->g->dmask.m.col_stride;
-    char *to = b->rows->dmask[0] + (first - b->dmask_key) * stride;
+    char *to = b->grads->dmask[0] + (first - b->dmask_key) * stride;
     vec all = V(set1)(0);
     for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
         const vec sum = FN(sum_rows)(s->dS, j, n, b->b.rows->count, nv);
@@ -60,7 +60,7 @@ SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scrat
         real of_rows[SA_LANES];
         V(store)(of_rows, (sum[0] + sum[1]) + (sum[2] + sum[3]));
         for (int i = 0; i < SA_LANES && v * SA_LANES + i < b->b.rows->count; ++i) {
-            *(real *)(void *)b->rows->dmask[v * SA_LANES + i] += of_rows[i];
+            *(real *)(void *)b->grads->dmask[v * SA_LANES + i] += of_rows[i];
         }
     }
 }
@@ -69,7 +69,7 @@ SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
     const int count = b->b.rows->count;
     bool share = count > 1;
     for (int r = 1; r < count && share; ++r) {
-        share = b->rows->dmask[r] == b->rows->dmask[0];
+        share = b->grads->dmask[r] == b->grads->dmask[0];
     }
     return share;
 }
@@ -93,7 +93,7 @@ SA_ONCE void FN(add_dmask)(const sa_backward_block *b, FN(gradient_scratch) * s,
             SA_UNROLL
             for (int i = 0; i < SA_LANES; ++i) {
                 if (v * SA_LANES + i < b->b.rows->count) {
-                    real *to = (real *)(void *)(b->rows->dmask[v * SA_LANES + i] + at);
+                    real *to = (real *)(void *)(b->grads->dmask[v * SA_LANES + i] + at);
                     FN(store_up_to)(to, FN(load_up_to)(to, n - j) + t[i], n - j);
                 }
             }

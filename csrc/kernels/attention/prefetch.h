@@ -1,7 +1,7 @@
-/* Fetches rows ahead: hardware prefetchers stop at page ends and miss rows that lie far apart. ahead.h and
- * decode/rows.h choose the rows. */
+/* Fetches rows ahead: hardware prefetchers stop at page ends and miss rows that are far apart. Here attention's passes plan
+ * which rows; decode/rows.h plans its own. */
 
-/* The lines of the bytes from `at` on, which may be nobody's. Into L1 if they come next, else L2: products fill the L1. */
+/* The lines of the bytes from `at` on, which may belong to nothing. Into L1 if they come next, else L2: products fill the L1. */
 SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
@@ -13,7 +13,7 @@ SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     }
 }
 
-/* 0 where elements lie apart: each would take a line. */
+/* The bytes of n elements of a row; 0 if there are gaps between them: each would take a line. */
 SA_INLINE ptrdiff_t sa_bytes_together(const sa_matrix *m, ptrdiff_t n) {
     return m->col_stride > 0 && m->col_stride <= (ptrdiff_t)sizeof(double) ? n * m->col_stride : 0;
 }
@@ -53,16 +53,68 @@ SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     }
 }
 
-SA_INLINE void sa_look_ahead(sa_ahead *a) {
+SA_INLINE void sa_fetch_share(sa_ahead *a) {
     if (a->now < a->count) {
         sa_fetch_ahead(a, a->share);
     }
 }
 
-SA_INLINE void sa_end_ahead(sa_ahead *a) {
+SA_INLINE void sa_fetch_rest(sa_ahead *a) {
     if (a->count > 0) {
         sa_fetch_ahead(a, a->bytes);
         a->now = a->count = 0;
         a->bytes = 0;
     }
+}
+
+/* ---- what is fetched ----------------------------------------------------------------------------------------------- */
+
+/* Keys and values of at least this many bytes are fetched a tile ahead; with b->fetches, all are. */
+#define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
+
+/* The rows of m for the tile of keys from `first` on. */
+SA_ONCE void sa_plan_tile(const sa_block *b, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
+    const ptrdiff_t bytes = sa_bytes_together(m, width),
+                    to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
+    if (bytes == 0 || (!b->fetches && b->end - b->begin < SA_FAR_HEAD_BYTES / 2 / bytes)) {
+        return;
+    }
+    sa_plan_ahead(ahead, (sa_rows_ahead){.offset = (uintptr_t)m->data + (uintptr_t)(first * m->row_stride),
+                                         .stride = m->row_stride,
+                                         .count = to - first,
+                                         .bytes = bytes});
+}
+
+/* n elements, `bytes` after the beginning of each row of a mask or of its gradient. */
+SA_ONCE void sa_plan_mask(const char *const *row, int count, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t bytes,
+                          ptrdiff_t n) {
+    sa_plan_ahead(ahead,
+                  (sa_rows_ahead){.row = row, .offset = (uintptr_t)bytes, .count = count, .bytes = sa_bytes_together(m, n)});
+}
+
+/* This tile's share of the rows to write, the next block's queries and the next head's first keys. */
+SA_ONCE void sa_plan_next_block(const sa_block *b, sa_ahead *ahead, ptrdiff_t first) {
+    if (b->ahead == 0) {
+        return;
+    }
+    const sa_rows *rows = b->rows;
+    const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, share = (rows->count + tiles - 1) / tiles, at = tile * share;
+    if (at < rows->count) {
+        const ptrdiff_t count = rows->count - at < share ? rows->count - at : share;
+        sa_plan_ahead(ahead, (sa_rows_ahead){.row = rows->query + at,
+                                             .offset = (uintptr_t)b->ahead,
+                                             .count = count,
+                                             .bytes = sa_bytes_together(&b->a->query.m, b->a->E)});
+        sa_plan_ahead(ahead, (sa_rows_ahead){.row = (const char *const *)rows->out + at,
+                                             .count = count,
+                                             .bytes = sa_bytes_together(&b->a->out.m, b->a->Dv)});
+    }
+    const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE;
+    const ptrdiff_t key_share = (keys + tiles - 1) / tiles, key = tile * key_share;
+    sa_plan_ahead(ahead,
+                  (sa_rows_ahead){.offset = (uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + key * b->key.row_stride),
+                                  .stride = b->key.row_stride,
+                                  .count = keys - key < key_share ? keys - key : key_share,
+                                  .bytes = sa_bytes_together(&b->key, b->a->E)});
 }

@@ -1,6 +1,6 @@
-/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps
- * → bounds of rows → maximum → exp → dropout; a call runs those it needs. The second half of this file decides which of them a tile
- * needs, by what closes pairs or adds to scores: the mask, the keys' bias, the bounds of rows (causal, windows, lengths), the gaps of block masks. */
+/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps of
+ * block masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs those that it needs; the end of
+ * this file finds what masks, bias, gaps and bounds do to a tile. */
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -44,7 +44,7 @@ SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     return V(select)(V(eq)(mask, closed), closed, V(fma)(finite, V(set1)((real)SA_LOG2E), s));
 }
 
-/* Whether add_mask is a plain multiply-add for this square. */
+/* True if add_mask is a plain multiply-add for all of this square. */
 SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     vec low = V(set1)(0), high = V(set1)(0);
     SA_UNROLL
@@ -55,8 +55,8 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
-/* Lane i's mask begins at row[i] + offset, readable to whole vectors. One vector after another: rows 4 kB apart share
- * sets of the L1. Returns whether it may close a pair. */
+/* Lane i's mask begins at row[i] + offset, and can be read in whole vectors. Vectors of lanes follow each other: rows 4 kB
+ * apart share sets of the L1. True if the mask may close a pair. */
 SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
     const ptrdiff_t lanes = nv * SA_LANES;
     bool closes = false;
@@ -156,8 +156,8 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
     }
 }
 
-/* All rows share bias[n]. A closed pair stays closed, and a sum of a finite mask and a finite bias stays finite. Returns whether
- * it closes a key; with `again` it does nothing else. */
+/* All rows share bias[n]. A closed pair stays closed, and a sum of a finite mask and a finite bias stays finite. With `again`
+ * the bias only closes. True if it closes a key. */
 SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, bool again) {
     const vec beyond = V(set1)((real)INFINITY);
     bool closes = false;
@@ -181,7 +181,7 @@ SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, b
     return closes;
 }
 
-/* Whether keys' bias closes all of a tile, or is 0 throughout. */
+/* A tile's state by the bias of its keys alone. */
 SA_ONCE int FN(inspect_bias)(const real *bias, ptrdiff_t n) {
     bool closed = true, zero = true;
     for (ptrdiff_t j = 0; j < n && (closed || zero); ++j) {
@@ -191,7 +191,7 @@ SA_ONCE int FN(inspect_bias)(const real *bias, ptrdiff_t n) {
     return closed ? SA_TILE_CLOSED : zero ? SA_TILE_OPEN : SA_TILE_KEYS_BIASED;
 }
 
-/* Closes keys between a row's runs. Returns whether there were any. */
+/* Closes the keys between each row's runs. True if there were any. */
 SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const sa_rows *rows) {
     bool any = false;
     for (int r = 0, to; r < rows->count; r = to) {
@@ -239,7 +239,7 @@ SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real 
     }
 }
 
-/* P = 2^(P − maximum) in rows `lanes` long; tile_sum takes the sums up. */
+/* P = 2^(P − maximum) in rows `lanes` long; adds them to tile_sum. */
 SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum, const int nv) {
     vec m[SA_VECS], sum[SA_VECS];
     SA_UNROLL
@@ -273,7 +273,7 @@ SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *ma
 SA_LEAVES(SA_EXP_LEAF)
 #undef SA_EXP_LEAF
 
-/* end: see open_ends. Sums are of one tile: short sums keep the error small. */
+/* The same for a tile up to its ends (open_ends). Sums of one tile are short, which keeps their error small. */
 SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
     FN(clear_rows)(tile_sum);
@@ -288,7 +288,7 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
-/* Closed pairs keep −inf. */
+/* The same without sums; closed pairs keep −inf. */
 SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
@@ -301,7 +301,7 @@ SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maxi
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0: 0·NaN is NaN. */
+/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0: a closed pair's 0·NaN would be NaN. */
 SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                 const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
@@ -320,14 +320,14 @@ SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stri
     }
 }
 
-/* Zeroes what dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN: min keeps its second
- * operand. */
+/* Zeroes the weights that dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN: min keeps its
+ * second operand. */
 SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
                                const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
     const int lanes = nv * SA_LANES;
     const int padded = (lanes + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
     for (ptrdiff_t j = 0; j < n; j += 4) {
-        SA_PASTE(sa_philox_, SA_ISA)(seed, (uint32_t)((first + j) >> 2), index, head_lo, head_hi, padded, words);
+        sa_philox(seed, (uint32_t)((first + j) >> 2), index, head_lo, head_hi, padded, words);
         const int keys = n - j < 4 ? (int)(n - j) : 4;
         for (int w = 0; w < keys; ++w) {
             for (int v = 0; v < nv; ++v) {
@@ -349,7 +349,7 @@ SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uin
     }
 }
 
-/* What the mask does to a tile. Stops at the first element that decides. */
+/* A tile's state by its mask alone. Stops at the first element that decides. */
 SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;
@@ -408,10 +408,10 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
     return SA_TILE_CLOSED;
 }
 
-/* ---- what closes pairs -------------------------------------------------------------------------------------------------- */
+/* ---- what closes pairs or adds to scores --------------------------------------------------------------------------------- */
 
-/* What mask and bias do to a tile: closed, or a state of the mask, with the bit SA_TILE_KEYS_BIASED where the bias is not 0. */
-SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
+/* A tile's state: closed, or that of its mask, with the bit SA_TILE_KEYS_BIASED where the bias is not 0. */
+SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
     const int biased = b->key_bias ? FN(inspect_bias)((const real *)b->key_bias + first, n) : SA_TILE_OPEN;
@@ -422,7 +422,7 @@ SA_INLINE int FN(open_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return state == SA_TILE_CLOSED ? state : state | biased;
 }
 
-/* With `again`, 0 unless it is −inf. */
+/* With `again`, −inf stays and all else becomes 0. */
 SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, bool again) {
     FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
     for (ptrdiff_t j = 0; again && j < n; ++j) {
@@ -430,7 +430,7 @@ SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptr
     }
 }
 
-/* Returns whether the mask may close a pair of the tile. */
+/* True if the float mask may close a pair of the tile. */
 SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
@@ -497,8 +497,8 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closes pairs and adds a float mask and the keys' bias; with `again`, on weights, only closes. Returns whether the tile had
- * masks; sets *closes if a pair may be closed. */
+/* Closes pairs, and adds a float mask and the keys' bias to scores; with `again`, on weights, it only closes. True if the tile
+ * had a mask, bias, gap or bound; sets *closes if a pair may be closed. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;

@@ -1,12 +1,12 @@
-/* A thread's scratch for a block of attention, in both passes. */
+/* A thread's scratch for a block of attention, in both passes, and its layout. */
 
-/* Rows further apart are copied: their lines share too few sets of the caches. */
+/* Rows with a larger stride, in bytes, are copied: their lines share too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
 
 /* Copied keys and values stay for the head's next block, up to this size. */
 #define SA_CACHE_BYTES ((size_t)4 << 20)
 
-/* `room` copied rows of a head, and behind them one tile that is not kept. */
+/* `room` copied rows of a head, and after them one tile that is not kept. */
 typedef struct {
     real *rows;
     unsigned char *filled; /* [room / SA_KEYS_PER_TILE] */
@@ -15,7 +15,7 @@ typedef struct {
 
 /* Tiles in bfloat16. */
 typedef struct {
-    char *tiles; /* `room` cells, and behind them one that is not kept */
+    char *tiles; /* `room` cells, and after them one that is not kept */
     unsigned char *state;
     ptrdiff_t room;
     size_t bytes, row_bytes; /* of a cell; of one of its rows, of pairs, or terms, of tiles */
@@ -34,7 +34,7 @@ SA_ONCE size_t FN(lay_out_cells)(FN(cells) * s, size_t row_bytes, int rows, ptrd
 
 SA_INLINE void FN(forget_cells)(const FN(cells) * cells) { memset(cells->state, SA_CELL_UNKNOWN, (size_t)cells->room); }
 
-/* bfloat16 operands of a wide block. */
+/* The unit's share of the scratch for a wide block: operands in bfloat16. */
 typedef struct {
     int terms; /* of an element of keys or values; 0: the block goes by multiply-adds */
     int query_terms, weight_terms;
@@ -48,9 +48,10 @@ typedef struct {
     bool queries_fit;
 } FN(wide_state);
 
-/* Of a block of a few rows. */
+/* The unit's share of the scratch for a block of few rows. */
 typedef struct {
-    bool use, open;
+    bool use;                /* the block's products are the unit's */
+    bool holds_unit;         /* until unit->end */
     bool lost;               /* without its factor a score left float32's range */
     bool rounds;             /* weights are rounded to bfloat16 */
     char *queries, *weights; /* right, left operands */
@@ -58,7 +59,7 @@ typedef struct {
     char *rows; /* a tile that cannot be read in place */
 } FN(decode_state);
 
-/* Of the backward pass. bf16dot.h joins rows in twos, without the factors of grad_out. */
+/* The same for the backward pass. bf16dot.h joins rows in twos, without the factors of grad_out. */
 typedef struct {
     FN(cells) values, key_columns;
     char *grad_out;                 /* dOᵀ, right operand [Dv] by queries */
@@ -66,7 +67,7 @@ typedef struct {
     char *weights, *dscores;        /* left operands P, dS [keys of a slice] by queries; of bf16dot.h dS by pairs of keys */
     real factor[FN(backward_rows)]; /* of the rows of dO */
     int terms;                      /* of each of these */
-    bool fit;                       /* all of Q and dO */
+    bool fit;                       /* these hold all of Q and dO */
     bool grad_out_fits;
 } FN(gradient_state);
 
@@ -79,10 +80,10 @@ typedef struct FN(unit) FN(unit);
 
 typedef real FN(per_row)[FN(backward_rows)] __attribute__((aligned(64)));
 
-/* W = block rows, or the backward pass's. */
+/* W: the most rows of a block, block_rows or backward_rows. */
 typedef struct {
     FN(per_row) top, maximum, sum, alpha, tile_sum, slope, position, lo, hi, ones;
-    const FN(unit) * unit; /* beside the multiply-adds, or NULL */
+    const FN(unit) * unit; /* NULL: multiply-adds do all products */
     real *q;               /* wide: qT[E][nv·lanes]; decode: [rows][E rounded up to 2 vectors] */
     real *O;               /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
     real *P;               /* [keys][nv·lanes] */
@@ -95,7 +96,7 @@ typedef struct {
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
     real factor;                            /* s->P times this are scores */
-    bool empty;                             /* wide: O is still to be zeroed */
+    bool empty;                             /* wide: O holds nothing yet, not even zeros */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
     bool scaled;                            /* wide: s->q is copied */
     sa_ahead ahead;
@@ -103,7 +104,7 @@ typedef struct {
     FN(decode_state) decode;
 } FN(scratch);
 
-/* What is finite stays finite. */
+/* x·log2 e. A finite x stays finite. */
 SA_INLINE real FN(in_log2)(double x) {
     const double y = x * SA_LOG2E;
     if (x - x != 0) {
@@ -114,9 +115,78 @@ SA_INLINE real FN(in_log2)(double x) {
 
 SA_INLINE real FN(factor_of)(const sa_attention *a) { return (real)(a->scale * SA_LOG2E); }
 
-/* Whether products of bfloat16 stay in range without it. */
+/* True if products of bfloat16 stay in range without the factor. */
 SA_INLINE bool FN(factor_is_ordinary)(const sa_attention *a) {
     return FN(factor_of)(a) >= 0x1p-40f && FN(factor_of)(a) <= 0x1p40f;
 }
 
 SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) / SA_LANES * SA_LANES; }
+
+/* ---- sizes and places ---------------------------------------------------------------------------------------------- */
+
+#include "kernels/products/unit.h"
+
+/* True if some tile of the keys or values t must be copied. */
+SA_INLINE bool FN(some_tile_is_copied)(const sa_attention *a, const sa_tensor *t) {
+    bool copies = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
+    for (int axis = 0; axis < a->n_lead; ++axis) { /* in a packed record the first head may be aligned and others not */
+        copies |= t->lead_stride[axis] % (ptrdiff_t)sizeof(real) != 0;
+    }
+    return copies;
+}
+
+/* Returns the scratch's size, linear in E and Dv, and lays it out from base on, unless that is NULL. */
+SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, const FN(unit) * unit) {
+    const bool in_cells = unit && unit->take(a);
+    const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
+    const size_t keys = a->S < SA_KEYS_PER_TILE && !in_cells ? FN(round_up)(a->S) : SA_KEYS_PER_TILE;
+    const size_t longest = E > Dv ? (E > keys ? E : keys) : (Dv > keys ? Dv : keys);
+    const size_t cells = ((size_t)a->S + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
+    const size_t words = (W + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
+    const bool copies_keys = FN(some_tile_is_copied)(a, &a->key), copies_values = FN(some_tile_is_copied)(a, &a->value);
+    const size_t key_width = copies_keys ? (size_t)a->E : 0, value_width = copies_values ? (size_t)a->Dv : 0;
+    const size_t width = key_width + value_width;
+    const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
+    const size_t kept = in_cells && unit->replace_rows ? 0
+                        : cells < most                 ? cells
+                                                       : most,
+                 places = kept < cells ? kept + 1 : kept;
+    size_t used = 0;
+    s->key.room = copies_keys ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
+    s->value.room = copies_values ? (ptrdiff_t)(kept * SA_KEYS_PER_TILE) : 0;
+    s->unit = unit;
+    s->gain = NULL;
+    SA_TAKE(q, real, E * W);
+    SA_TAKE(O, real, Dv * W);
+    SA_TAKE(P, real, keys * W);
+    SA_TAKE(row, real, longest * SA_LANES);
+    if (copies_keys) {
+        SA_TAKE(key.rows, real, places * SA_KEYS_PER_TILE * key_width);
+        SA_TAKE(key.filled, unsigned char, kept);
+    }
+    if (copies_values) {
+        SA_TAKE(value.rows, real, places * SA_KEYS_PER_TILE * value_width);
+        SA_TAKE(value.filled, unsigned char, kept);
+    }
+    if (a->mask.m.data) {
+        SA_TAKE(bias, real, keys * W);
+    }
+    if (a->dropout_p > 0) {
+        SA_TAKE(index, uint32_t, words);
+        SA_TAKE(head_lo, uint32_t, words);
+        SA_TAKE(head_hi, uint32_t, words);
+        SA_TAKE(words, uint32_t, 4 * words);
+    }
+    s->factor = 1;
+    s->scaled = false;
+    s->ahead.now = s->ahead.count = 0;
+    s->ahead.bytes = 0;
+    s->wide.terms = 0;
+    s->wide.queries_fit = false;
+    s->decode.use = s->decode.holds_unit = s->decode.rounds = s->decode.lost = false;
+    if (unit) {
+        used = unit->lay_out_decode(a, base, used, &s->decode);
+        used = in_cells ? unit->lay_out(a, base, used, &s->wide) : used;
+    }
+    return used;
+}

@@ -1,4 +1,4 @@
-/* Decoding of one to four queries on the matrix unit, all bfloat16 as it lies: 16 keys are a left operand, 16 rows
+/* Decoding of one to four queries on the matrix unit, with all bfloat16 read in place: 16 keys are a left operand, 16 rows
  * of values a right one, whose pairs are neighbouring columns. Even columns meet (p, 0), odd ones (0, p), two left
  * rows for each term of a weight.
  *
@@ -10,7 +10,7 @@ enum { SA_AMX_DECODE_ROWS = 4 };
 /* The most keys of a tile. Its slices wait for one another: longer tiles wait less often. */
 #define SA_DECODE_KEYS 256
 
-/* Weights are this much larger: no term is subnormal, nor its product with an ordinary value. */
+/* Weights are multiplied by this: neither their terms nor products with ordinary values are subnormal. */
 #define SA_DECODE_WEIGHT_UNIT 0x1p60f
 
 enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd columns */ };
@@ -60,11 +60,11 @@ SA_INLINE void FN(decode_fetch)(const char *rows, ptrdiff_t stride) {
     }
 }
 
-SA_ONCE void FN(amx_open_decode)(const sa_block *b, FN(scratch) * s) {
+SA_ONCE void FN(amx_start_decode)(const sa_block *b, FN(scratch) * s) {
     const int count = b->rows->count, R = count > 2 ? 4 : count;
-    s->decode.use = s->decode.open = FN(amx_takes_decode)(b->a) && FN(decode_take_queries)(b, s, R);
-    if (s->decode.open) {
-        sa_decode_tiles_open(R);
+    s->decode.use = s->decode.holds_unit = FN(amx_takes_decode)(b->a) && FN(decode_take_queries)(b, s, R);
+    if (s->decode.holds_unit) {
+        sa_start_decode_tiles(R);
     }
 }
 
@@ -78,7 +78,7 @@ SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     }
 }
 
-/* P[n][R] = factor·k[j]·q[r], n a multiple of 16; vectors stay a slice behind the unit. Returns the maxima of lanes. A
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16; vectors follow the unit a slice later. Returns the maxima of lanes. A
  * score of +inf or NaN makes the output so. */
 SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
                                     real *P, const int R) {
@@ -105,7 +105,7 @@ SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) *
     return top;
 }
 
-/* Weights of scores P[16][R] as a left operand; *sum takes them up. */
+/* Weights of scores P[16][R] as a left operand; adds them to *sum. */
 SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to, const int R) {
     const vec unit = V(set1)(SA_DECODE_WEIGHT_UNIT), zero = V(set1)(0);
     vec p[4];

@@ -1,7 +1,6 @@
-/* Decoding by dot products of bfloat16 pairs. Keys are read as they lie; two rows of values are zipped into pairs of
- * keys; weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Keys are not
- * checked: scores and output are (decode_sums_hold). If they fail, the block goes by multiply-adds, with weights
- * rounded as well. */
+/* Decoding by dot products of bfloat16 pairs. Keys are read in place; two rows of values are zipped into pairs of keys;
+ * weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Not keys but scores and
+ * output are checked (decode_sums_hold). If they fail, multiply-adds take the block, with weights rounded as well. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 
@@ -15,7 +14,7 @@ SA_ONCE size_t FN(bf16dot_lay_out_decode)(const sa_attention *a, char *base, siz
     return used;
 }
 
-SA_ONCE void FN(bf16dot_open_decode)(const sa_block *b, FN(scratch) * s) {
+SA_ONCE void FN(bf16dot_start_decode)(const sa_block *b, FN(scratch) * s) {
     s->decode.use = s->decode.rounds = FN(decode_by_pairs)(b->a);
 }
 
@@ -50,10 +49,10 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
     return (FN(decode_rows)){s->decode.rows, bytes, {0, 0}, SA_READS_RAW, false};
 }
 
-#define SA_DECODE_PAIR_LEAVES(R)                                                                                               \
-    SA_DECODE_SCORES_LEAF(R, RAW)                                                                                              \
-    SA_LEAF void FN(decode_pair_values##R##_RAW)(const real *pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,   \
-                                                 ptrdiff_t Dv, real *O, const real *alpha) {                                   \
+#define SA_DECODE_PAIR_LEAVES(R, kind)                                                                                         \
+    SA_DECODE_SCORES_LEAF(R, kind)                                                                                             \
+    SA_LEAF void FN(decode_pair_values##R##_##kind)(const real *pairs, ptrdiff_t apart, const FN(decode_rows) * v,             \
+                                                    ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha) {                   \
         FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R);                                                           \
     }
 
@@ -88,7 +87,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     const ptrdiff_t stride = rows->stride, across = apart * stride;
     const char *v = rows->at + 2 * d;
     vec sum[SA_DECODE_ROWS][8];
-    FN(decode_open_sums)(sum, R, C);
+    FN(decode_zero_sums)(sum, R, C);
     uintptr_t next = far && rows->together ? (uintptr_t)rows->at + (uintptr_t)(2 * d * n) : 0;
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
@@ -98,7 +97,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
     }
-    FN(decode_close_sums)(sum, O + d, o_stride, alpha, R, C);
+    FN(decode_add_sums)(sum, O + d, o_stride, alpha, R, C);
 }
 
 SA_INLINE void FN(decode_pair_far)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * v, ptrdiff_t n,
@@ -123,14 +122,11 @@ SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apar
         FN(decode_pair_far)(pairs, apart, v, n, d, O, o_stride, alpha, R, 4);
         d += 4 * SA_LANES;
     }
-    for (; d < Dv; d += 2 * SA_LANES) { /* the rest is read as if it were near */
+    for (; d < Dv; d += 2 * SA_LANES) { /* the last columns are read as if they were near */
         FN(decode_pair_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, false);
     }
 }
-SA_DECODE_PAIR_LEAVES(1)
-SA_DECODE_PAIR_LEAVES(2)
-SA_DECODE_PAIR_LEAVES(4)
-SA_DECODE_PAIR_LEAVES(8)
+SA_DECODE_EACH(SA_DECODE_PAIR_LEAVES, RAW)
 #undef SA_DECODE_PAIR_LEAVES
 
 /* −inf would pass for a closed pair, and softcap hides infinities. */

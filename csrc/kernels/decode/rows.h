@@ -1,10 +1,14 @@
-/* What leaves of decoding are made of: R queries (rounded up to a power of two) against rows of a key head, read
- * once, where they lie. Lanes are features. leaves.h makes the leaves, decode.h walks over the keys.
+/* Products of decoding: R queries (rounded up to a power of two) times rows of a key head, read once and in place. Lanes are
+ * features. decode.h walks over the keys.
  *
  * Rows ahead are fetched, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead.
- * For shorter ones whole rows are fetched, and values go by groups of rows (docs/decisions/0006-decoding.md). */
+ * With shorter vectors whole rows are fetched, and values go by groups of rows (docs/decisions/0006-decoding.md). */
 
 /* The most rows: one vector holds them, and eight need 32 registers. */
+#undef SA_DECODE_ROWS
+#undef SA_DECODE_EACH
+#undef SA_DECODE_BF16
+#undef SA_DECODE_F16
 #if SA_LANES >= 8 && SA_VECTOR_REGISTERS == 32
 #define SA_DECODE_ROWS 8
 #elif SA_LANES >= 4
@@ -13,7 +17,7 @@
 #define SA_DECODE_ROWS SA_LANES
 #endif
 
-/* How keys and values lie. bfloat16 comes as a vector of even and one of odd elements; copy_decode_queries and
+/* How keys and values are read. bfloat16 comes as a vector of even and one of odd elements; copy_decode_queries and
  * restore_order follow that order. */
 #define SA_READS_REAL 0
 #define SA_READS_BF16 1
@@ -39,7 +43,7 @@
 #define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
 #define SA_VALUES_TOGETHER 4096
 
-/* Bytes from a row to what is fetched; 0: nothing. */
+/* Bytes from a row to those that are fetched; 0: none are. */
 typedef struct {
     ptrdiff_t soon, later;
 } FN(decode_ahead);
@@ -62,7 +66,7 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* Bytes to the row that is `bytes`, or four rows, further; 0 if it is behind the open keys. */
+/* Bytes to the row that is `bytes`, or four rows, further; 0 if it comes after the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
@@ -82,7 +86,7 @@ SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrd
     }
 }
 
-/* p is the line that is read, or the next in memory where rows are far and together. What is fetched may be nobody's. */
+/* p is the line that is read, or the next in memory where rows are far and together. What is fetched may belong to nothing. */
 SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool far) {
     if (SA_VECTOR_IS_LINE) {
         __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
@@ -151,7 +155,7 @@ SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const 
                                        ptrdiff_t apart, FN(decode_ahead) ahead, vec *sum, const int R, const int reads,
                                        const bool far) {
     const int U = SA_DECODE_VECS(reads), keys = SA_LANES / R;
-    const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* beside 8 sums there is room for 4 queries */
+    const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* 8 sums leave room for 4 queries */
     SA_UNROLL
     for (int from = 0; from < U; from += held) {
         vec q_r[SA_DECODE_ROWS][2];
@@ -253,7 +257,7 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
     }
 }
 
-SA_INLINE void FN(decode_open_sums)(vec sum[SA_DECODE_ROWS][8], const int R, const int C) {
+SA_INLINE void FN(decode_zero_sums)(vec sum[SA_DECODE_ROWS][8], const int R, const int C) {
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
         SA_UNROLL
@@ -264,8 +268,8 @@ SA_INLINE void FN(decode_open_sums)(vec sum[SA_DECODE_ROWS][8], const int R, con
 }
 
 /* O[R][o_stride] = alpha[r]·O + sum */
-SA_INLINE void FN(decode_close_sums)(vec sum[SA_DECODE_ROWS][8], real *restrict O, ptrdiff_t o_stride,
-                                     const real *restrict alpha, const int R, const int C) {
+SA_INLINE void FN(decode_add_sums)(vec sum[SA_DECODE_ROWS][8], real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
+                                   const int R, const int C) {
     SA_UNROLL
     for (int r = 0; r < R; ++r) {
         SA_UNROLL
@@ -286,7 +290,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
     const bool in_order = far && rows->together;
     uintptr_t next = (uintptr_t)(in_order ? rows->at + n * d * SA_DECODE_BYTES(reads) : v);
     vec sum[SA_DECODE_ROWS][8];
-    FN(decode_open_sums)(sum, R, C);
+    FN(decode_zero_sums)(sum, R, C);
     for (ptrdiff_t j = 0; j < n; ++j, next += (uintptr_t)(in_order ? C * line : v_stride)) {
         const char *v_j = v + j * v_stride;
         vec x[8];
@@ -308,7 +312,7 @@ SA_INLINE void FN(decode_values_columns)(const real *restrict P, ptrdiff_t p_str
             }
         }
     }
-    FN(decode_close_sums)(sum, O + d, o_stride, alpha, R, C);
+    FN(decode_add_sums)(sum, O + d, o_stride, alpha, R, C);
 }
 
 SA_INLINE void FN(decode_values_far)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * rows, ptrdiff_t n,
@@ -343,7 +347,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
         FN(decode_values_far)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, far);
         d += 4 * SA_LANES;
     }
-    for (; C > U && d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the rest is read as if it were near */
+    for (; C > U && d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the last columns are read as if they were near */
         FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, 0, false);
     }
     if (d < Dv) {
@@ -364,37 +368,6 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
         FN(decode_values_rows)(P, p_stride, v, j, n - j < group ? n - j : group, Dv, O, j == 0 ? alpha : ones, R, reads);
     }
 }
-
-#define SA_DECODE_SCORES_LEAF(R, kind)                                                                                         \
-    SA_LEAF void FN(decode_scores##R##_##kind)(const real *q, const FN(decode_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,    \
-                                               ptrdiff_t p_stride, real factor) {                                              \
-        FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind);                                                \
-    }
-
-/* A leaf for R rows. */
-#if SA_DECODE_ROWS == 8
-#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
-    switch (R) {                                                                                                               \
-    case 1: FN(name##1_##kind)(__VA_ARGS__); break;                                                                            \
-    case 2: FN(name##2_##kind)(__VA_ARGS__); break;                                                                            \
-    case 4: FN(name##4_##kind)(__VA_ARGS__); break;                                                                            \
-    default: FN(name##8_##kind)(__VA_ARGS__); break;                                                                           \
-    }
-#elif SA_DECODE_ROWS == 4
-#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
-    switch (R) {                                                                                                               \
-    case 1: FN(name##1_##kind)(__VA_ARGS__); break;                                                                            \
-    case 2: FN(name##2_##kind)(__VA_ARGS__); break;                                                                            \
-    default: FN(name##4_##kind)(__VA_ARGS__); break;                                                                           \
-    }
-#else
-#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
-    if (R == 1) {                                                                                                              \
-        FN(name##1_##kind)(__VA_ARGS__);                                                                                       \
-    } else {                                                                                                                   \
-        FN(name##2_##kind)(__VA_ARGS__);                                                                                       \
-    }
-#endif
 
 /* Raises the maximum to that of scores [n][R], the lanes of `top`. Returns it in those lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
@@ -428,3 +401,97 @@ SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
     }
     V(store)(s->sum, V(fma)(V(load)(s->alpha), V(load)(s->sum), V(load)(s->tile_sum)));
 }
+
+/* ---- leaves --------------------------------------------------------------------------------------------------------- */
+
+/* X(R, …) for every R with leaves, and a call of a leaf. */
+#if SA_DECODE_ROWS == 8
+#define SA_DECODE_EACH(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(4, __VA_ARGS__) X(8, __VA_ARGS__)
+#elif SA_DECODE_ROWS == 4
+#define SA_DECODE_EACH(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(4, __VA_ARGS__)
+#else
+#define SA_DECODE_EACH(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
+#endif
+#define SA_DECODE_CASE(rows, name, kind, ...)                                                                                  \
+    case rows: FN(name##rows##_##kind)(__VA_ARGS__); break;
+#define SA_DECODE_CALL(name, kind, ...)                                                                                        \
+    switch (R) { SA_DECODE_EACH(SA_DECODE_CASE, name, kind, __VA_ARGS__) }
+
+#define SA_DECODE_SCORES_LEAF(R, kind)                                                                                         \
+    SA_LEAF void FN(decode_scores##R##_##kind)(const real *q, const FN(decode_rows) * k, ptrdiff_t n, ptrdiff_t E, real *P,    \
+                                               ptrdiff_t p_stride, real factor) {                                              \
+        FN(decode_scores)(q, k, n, E, P, p_stride, factor, R, SA_READS_##kind);                                                \
+    }
+
+#if !defined(SA_PRODUCTS_ALONE)
+#define SA_DECODE_LEAVES(R, kind)                                                                                              \
+    SA_DECODE_SCORES_LEAF(R, kind)                                                                                             \
+    SA_LEAF void FN(decode_values##R##_##kind)(const real *P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,      \
+                                               ptrdiff_t Dv, real *O, const real *alpha) {                                     \
+        FN(decode_values)(P, p_stride, v, n, Dv, O, alpha, R, SA_READS_##kind);                                                \
+    }
+SA_DECODE_EACH(SA_DECODE_LEAVES, REAL)
+#if SA_SOME_BF16
+SA_DECODE_EACH(SA_DECODE_LEAVES, BF16)
+SA_DECODE_EACH(SA_DECODE_LEAVES, PAIRS)
+#define SA_DECODE_BF16(name, ...)                                                                                              \
+    case SA_READS_BF16: SA_DECODE_CALL(name, BF16, __VA_ARGS__) break;                                                         \
+    case SA_READS_PAIRS: SA_DECODE_CALL(name, PAIRS, __VA_ARGS__) break;
+#else
+#define SA_DECODE_BF16(name, ...)
+#endif
+#if SA_SOME_F16
+SA_DECODE_EACH(SA_DECODE_LEAVES, F16)
+#define SA_DECODE_F16(name, ...)                                                                                               \
+    case SA_READS_F16: SA_DECODE_CALL(name, F16, __VA_ARGS__) break;
+#else
+#define SA_DECODE_F16(name, ...)
+#endif
+#define SA_DECODE_BY_KIND(reads, name, ...)                                                                                    \
+    switch (reads) {                                                                                                           \
+        SA_DECODE_BF16(name, __VA_ARGS__)                                                                                      \
+        SA_DECODE_F16(name, __VA_ARGS__)                                                                                       \
+    default: SA_DECODE_CALL(name, REAL, __VA_ARGS__) break;                                                                    \
+    }
+
+SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first,
+                                             ptrdiff_t n, ptrdiff_t width) {
+    const int reads = FN(decode_reads)(m);
+    if (reads == SA_READS_BF16 || reads == SA_READS_F16 || FN(is_direct)(m)) {
+        const ptrdiff_t bytes = width * (ptrdiff_t)sa_itemsize(m->dtype), last = first + n;
+        const FN(decode_ahead) ahead = {FN(rows_ahead)(b, m, last, bytes, SA_BYTES_AHEAD(b->far)),
+                                        FN(rows_ahead)(b, m, last, bytes, SA_BYTES_LATER(b->far))};
+        return (FN(decode_rows)){m->data + first * m->row_stride, m->row_stride, ahead, reads, m->row_stride == bytes};
+    }
+    ptrdiff_t stride;
+    const real *rows = FN(tile_rows)(b, m, cache, first, n, width, &stride);
+    return (FN(decode_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads, false};
+}
+
+SA_INLINE bool FN(decode_by_unit)(const FN(scratch) * s) { return s->decode.use && s->unit->decode_scores; }
+
+/* s->P[n][p_stride] = the tile's scores; p_stride is R or SA_LANES. */
+SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
+    if (FN(decode_by_unit)(s)) {
+        s->unit->decode_scores(b, s, first, n, p_stride, R);
+        return;
+    }
+    const ptrdiff_t E = b->a->E;
+    const FN(decode_rows) k = FN(decode_rows_of)(b, &b->key, &s->key, first, n, E);
+    SA_DECODE_BY_KIND(k.reads, decode_scores, s->q, &k, n, E, s->P, p_stride, 1) /* queries hold the factor */
+}
+
+/* O = alpha·O + s->P[n][p_stride] times the tile's values. */
+SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R) {
+    if (FN(decode_by_unit)(s)) {
+        s->unit->decode_values(b, s, first, n, p_stride, R);
+        return;
+    }
+    if (s->decode.rounds) { /* as the products would have done */
+        s->unit->round_weights(s, n * p_stride);
+    }
+    const ptrdiff_t Dv = b->a->Dv;
+    const FN(decode_rows) v = FN(decode_rows_of)(b, &b->value, &s->value, first, n, Dv);
+    SA_DECODE_BY_KIND(v.reads, decode_values, s->P, p_stride, &v, n, Dv, s->O, s->alpha)
+}
+#endif

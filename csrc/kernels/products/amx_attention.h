@@ -1,15 +1,15 @@
 /* A wide block's products (unit.h) on the matrix unit (amx_tiles.h). A tile of keys is a cell: keys and values are
- * split when first asked for, and kept for the head's next blocks. */
+ * split when first needed, and kept for the head's next blocks. */
 
 #include "kernels/products/amx_tiles.h"
 
-/* Whether all is float16 or all bfloat16: queries go without the scale, the maximum lags, the unit adds to O in place. */
+/* True if all is float16, or all bfloat16: queries go without the scale, the maximum lags, the unit adds to O in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
     const sa_dtype dtype = a->query.m.dtype;
     return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
 }
 
-/* Of keys and values: 1 if all is bfloat16. */
+/* Terms of keys and values: 1 if all is bfloat16. */
 SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     int terms = FN(left_terms)(a->query.m.dtype);
     const int of_key = FN(left_terms)(a->key.m.dtype), of_value = FN(left_terms)(a->value.m.dtype);
@@ -47,7 +47,7 @@ SA_ONCE size_t FN(amx_lay_out)(const sa_attention *a, char *base, size_t used, F
     return used;
 }
 
-SA_ONCE void FN(amx_open)(const sa_block *b, FN(wide_state) * s) {
+SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
     if (!FN(amx_take)(b->a)) {
         return;
     }
@@ -57,13 +57,13 @@ SA_ONCE void FN(amx_open)(const sa_block *b, FN(wide_state) * s) {
     }
     if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, tiles begin anywhere */
         s->terms = FN(terms_of_call)(b->a);
-        sa_tiles_open();
+        sa_start_tiles();
     }
 }
 
-SA_ONCE void FN(amx_close)(void) { sa_tiles_close(); }
+SA_ONCE void FN(amx_end)(void) { sa_end_tiles(); }
 
-/* Whether rows are taken as they lie: 16 bits without gaps. */
+/* True if rows are read in place: 16 bits without gaps. */
 SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }
@@ -100,7 +100,7 @@ SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cel
     return cells->state[cell] == SA_CELL_HOLDS ? tiles : NULL;
 }
 
-/* In a call of 16 bits without the factor. */
+/* Queries to operands, in a call of 16 bits without the factor. */
 SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;

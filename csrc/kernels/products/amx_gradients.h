@@ -27,7 +27,7 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
     return used;
 }
 
-SA_ONCE void FN(amx_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
+SA_ONCE void FN(amx_start_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (FN(amx_take)(b->a) && !b->cache_holds) {
         FN(forget_cells)(&g->key_columns);
     }
@@ -51,10 +51,10 @@ SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int c
 }
 
 /* Splits Q and dO, as rows (in q_rows and do_rows) and as lanes. */
-SA_ONCE void FN(amx_copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
-                                    FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
+SA_ONCE void FN(amx_copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g, FN(factored) * x,
+                                    real *q_rows, real *do_rows, int nv) {
     const sa_attention *a = b->g->a;
-    const char *const *query = b->b.rows->query, *const *grad_out = b->rows->grad_out;
+    const char *const *query = b->b.rows->query, *const *grad_out = b->grads->grad_out;
     FN(rows_as_real)(query, &a->query.m, b->b.rows->count, a->E, x->query_factor, q_rows, x->query);
     FN(rows_as_real)(grad_out, &b->g->grad_out.m, b->b.rows->count, a->Dv, x->grad_factor, do_rows, x->grad_out);
     g->fit = s->wide.queries_fit;
@@ -79,7 +79,7 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
 }
 
 /* Terms of P and dS as left operands and of dS as the right one, cut towards zero. plain: P holds scores and dS dP,
- * which stay; `keeps` stores dS. False if some dS is not finite. */
+ * which stay, unless `keeps` stores dS. False if some dS is not finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
                                  const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain,
                                  bool keeps) {
@@ -192,7 +192,7 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
     }
 }
 
-/* By slices: what is split stays in L1. dqT has E rounded up to row tiles. */
+/* By slices, whose operands stay in L1. dqT has E rounded up to row tiles. */
 SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                     real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                     int nv, bool plain, bool keeps) {
@@ -207,7 +207,7 @@ SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s,
         const int from = s->wide.from[done / SA_TILE_SLICE];
         const ptrdiff_t keys = n - done < SA_TILE_SLICE ? n - done : SA_TILE_SLICE, at = done * nv * SA_LANES;
         const ptrdiff_t row = first + done - b->first_key;
-        for (ptrdiff_t j = 0; keeps && from > 0 && j < keys; ++j) { /* what causal closes */
+        for (ptrdiff_t j = 0; keeps && from > 0 && j < keys; ++j) { /* keys that causal closes */
             memset(dS + at + j * nv * SA_LANES, 0, (size_t)(from * SA_LANES) * sizeof(real));
         }
         const unsigned before = sa_flush_subnormals();

@@ -1,11 +1,11 @@
 /* Products on a matrix unit that multiplies bfloat16 and adds in float32 (docs/decisions/0004-matrix-unit.md).
  *
  * A float32 is the exact sum of three bfloat16 terms, a float16 of two: x₀ is the nearest to x, x₁ the nearest to
- * the rest, x₂ what is left. A product keeps x_a·y_b with a + b below the larger number of terms; the others are
+ * x − x₀, x₂ the rest. A product keeps x_a·y_b with a + b below the larger number of terms; the others are
  * below 2^−25 of x·y with three terms, 2^−18 with two. Terms rounded to nearest have either sign, so errors do not add
  * up; weights, P and dS are cut off instead, which is faster. Terms hold 0 and
- * magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50): none is subnormal or infinite. All else goes by
- * multiply-adds.
+ * magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50): none is subnormal or infinite. Multiply-adds take
+ * all other tiles.
  *
  * Left operand: tiles [term][row tile][slice] of 16 rows × 32 bfloat16. Right operand: tiles [term][slice][lane tile]
  * of 16 pairs along the sum × 16 lanes. */
@@ -20,7 +20,7 @@ enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_SLICE = 32 };
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
-/* The terms of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to what is left. Returns
+/* The terms of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to the rest. Returns
  * 0, or NaN where one of three rounded terms was infinite. */
 SA_INLINE vec FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
@@ -160,7 +160,7 @@ SA_LEAF bool FN(split_summands)(const real *const *x, const real *factor, ptrdif
 
 /* ---- the same for rows of 16 bits without gaps: bfloat16, of one term, or float16, of two */
 
-/* Returns whether a number is out of range. */
+/* Returns nonzero if a number is out of range. */
 SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int terms) {
     if (terms == 1) {
         V(store)((real *)(void *)to, pairs);

@@ -11,7 +11,7 @@ enum { SA_PAIR_STEP = 32 };
  * least 2^−60, so that no product is subnormal. */
 enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS = 50 };
 
-/* Not for few numbers, nor with a factor that takes products out of range. */
+/* Not for short sums or few keys, nor with a factor that takes products out of range. */
 SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && FN(factor_is_ordinary)(a);
 }
@@ -39,7 +39,7 @@ SA_ONCE size_t FN(bf16dot_lay_out)(const sa_attention *a, char *base, size_t use
     return used;
 }
 
-SA_ONCE void FN(bf16dot_open)(const sa_block *b, FN(wide_state) * s) {
+SA_ONCE void FN(bf16dot_start)(const sa_block *b, FN(wide_state) * s) {
     if (!FN(bf16dot_take)(b->a)) {
         return;
     }
@@ -52,7 +52,7 @@ SA_ONCE void FN(bf16dot_open)(const sa_block *b, FN(wide_state) * s) {
     s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, tiles begin anywhere */
 }
 
-SA_ONCE void FN(bf16dot_close)(void) {}
+SA_ONCE void FN(bf16dot_end)(void) {}
 
 /* Weights of keys from … n − 1 as pairs of keys, in place; a last one alone is paired with 0. `scores`: P holds scores,
  * and tile_sum takes the weights before rounding. */
@@ -94,13 +94,13 @@ SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdif
 }
 
 #define SA_PAIR_LEAVES(nv)                                                                                                     \
-    SA_LEAF void FN(pairs_wide##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E, real *P,      \
-                                    ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead) {                         \
-        FN(scores_any)(qT, k, k_stride, n, E, P, lanes, factor, top, ahead, nv, true);                                         \
+    SA_LEAF void FN(rows_times_pairs##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,         \
+                                          real *P, ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead) {          \
+        FN(rows_times_lanes_any)(qT, k, k_stride, n, E, P, lanes, factor, top, ahead, nv, true);                               \
     }                                                                                                                          \
-    SA_LEAF void FN(value_pairs_wide##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,              \
-                                          ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {        \
-        FN(values_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, true);                                             \
+    SA_LEAF void FN(columns_times_pairs##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,           \
+                                             ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {     \
+        FN(columns_times_lanes_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, true);                                \
     }                                                                                                                          \
     SA_LEAF void FN(outer_pairs##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,        \
                                      ptrdiff_t m, real *C, ptrdiff_t c_stride, int tail) {                                     \
@@ -117,28 +117,28 @@ SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdif
 SA_LEAVES(SA_PAIR_LEAVES)
 #undef SA_PAIR_LEAVES
 
-/* As scores_wide, times a factor for each lane. */
-SA_ONCE void FN(pairs_wide)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
-                            ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead, int nv) {
+/* As rows_times_lanes, times a factor for each lane. */
+SA_ONCE void FN(rows_times_pairs)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
+                                  ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
     for (int v = 0; v < nv; ++v) {
         const ptrdiff_t n = end[v] - j, at = v * SA_LANES;
         if (n <= 0) {
             continue;
         }
-        SA_CALL_LEAF(pairs_wide, nv - v, qT + at, k + j * k_stride, k_stride, n, E, P + j * lanes + at, lanes, factor + at,
-                     top + at, ahead)
+        SA_CALL_LEAF(rows_times_pairs, nv - v, qT + at, k + j * k_stride, k_stride, n, E, P + j * lanes + at, lanes,
+                     factor + at, top + at, ahead)
         j = end[v];
     }
 }
 
-SA_ONCE void FN(value_pairs_wide)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv, real *O,
-                                  const real *alpha, sa_ahead *ahead, int nv) {
+SA_ONCE void FN(columns_times_pairs)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv,
+                                     real *O, const real *alpha, sa_ahead *ahead, int nv) {
     ptrdiff_t pairs[SA_VECS];
     for (int i = 0; i < nv; ++i) {
         pairs[i] = (end[i] + 1) / 2;
     }
-    SA_CALL_LEAF(value_pairs_wide, nv, P, v, v_stride, pairs, Dv, O, nv * SA_LANES, alpha, ahead)
+    SA_CALL_LEAF(columns_times_pairs, nv, P, v, v_stride, pairs, Dv, O, nv * SA_LANES, alpha, ahead)
 }
 
 /* As outer; n counts two columns of p and two rows of x. */
@@ -168,7 +168,7 @@ SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *ma
     }
 }
 
-/* Pads n elements with zeros to whole slices. Returns whether one is beyond pairs. */
+/* Copies n elements and zeros up to a whole slice. Returns if one is beyond pairs. */
 SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
@@ -253,8 +253,8 @@ SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cell
                                real *to, real *top, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(pairs_wide)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->row_bytes / sizeof(real)), end,
-                   (width + 1) / 2, to, nv * SA_LANES, factor, top, &s->ahead, nv);
+    FN(rows_times_pairs)((const real *)(const void *)lanes_of_pairs, cell, (ptrdiff_t)(cells->row_bytes / sizeof(real)), end,
+                         (width + 1) / 2, to, nv * SA_LANES, factor, top, &s->ahead, nv);
 }
 
 SA_ONCE bool FN(bf16dot_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
@@ -289,12 +289,12 @@ SA_ONCE bool FN(bf16dot_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
 SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
-    FN(open_output)(b, s, nv);
-    FN(value_pairs_wide)(s->P, (const real *)(const void *)s->wide.values_now,
-                         (ptrdiff_t)(s->wide.values.row_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
+    FN(start_output)(b, s, nv);
+    FN(columns_times_pairs)(s->P, (const real *)(const void *)s->wide.values_now,
+                            (ptrdiff_t)(s->wide.values.row_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
-/* As exact as in tiles that pairs hold: what a closed key holds must not matter. */
+/* Rounds weights as in tiles that pairs hold: the numbers of closed keys must not change how exact others are. */
 SA_ONCE void FN(bf16dot_round)(FN(scratch) * s, ptrdiff_t count) {
     for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));

@@ -17,14 +17,14 @@ SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, ch
     return used;
 }
 
-SA_ONCE void FN(bf16dot_open_gradients)(const sa_block *b, FN(gradient_state) * g) {
+SA_ONCE void FN(bf16dot_start_gradients)(const sa_block *b, FN(gradient_state) * g) {
     if (g->grad_out && !b->cache_holds) {
         FN(forget_cells)(&g->values);
         FN(forget_cells)(&g->key_columns);
     }
 }
 
-/* Rows in twos. Returns whether pairs hold them. */
+/* Rows in twos. True if pairs hold them. */
 SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
                             char *to) {
     int beyond = 0;
@@ -36,7 +36,7 @@ SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, c
 }
 
 SA_ONCE void FN(bf16dot_copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g,
-                                        FN(gradient_rows) * x, real *q_rows, real *do_rows, int nv) {
+                                        FN(factored) * x, real *q_rows, real *do_rows, int nv) {
     (void)q_rows, (void)do_rows;
     g->fit = g->grad_out_fits = false;
     if (!g->grad_out) {
@@ -49,11 +49,11 @@ SA_ONCE void FN(bf16dot_copy_gradients)(const sa_backward_block *b, const FN(scr
         g->factor[r] = r < count ? x->grad_factor[r] : 0;
         finite &= g->factor[r] - g->factor[r] == 0;
     }
-    g->grad_out_fits = FN(pairs_of_lanes)(&s->wide, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, SA_LEAST_OF_GRADIENTS,
+    g->grad_out_fits = FN(pairs_of_lanes)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv, SA_LEAST_OF_GRADIENTS,
                                           g->grad_out, nv);
     g->fit = finite && g->grad_out_fits && s->wide.queries_fit &&
              FN(join_block)(&s->wide, b->b.rows->query, &a->query.m, count, a->E, g->query_rows) &&
-             FN(join_block)(&s->wide, b->rows->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
+             FN(join_block)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
 
 /* (2) times the factors of dO. */
@@ -178,7 +178,7 @@ SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) 
         from = end[u];
     }
     if (b->g->dquery.m.data) {
-        FN(value_pairs_wide)(dscores, keys, query_stride, end, a->E, dqT, s->ones, &s->ahead, nv);
+        FN(columns_times_pairs)(dscores, keys, query_stride, end, a->E, dqT, s->ones, &s->ahead, nv);
     }
     return n;
 }

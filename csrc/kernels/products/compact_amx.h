@@ -1,5 +1,5 @@
-/* Compact weights on the matrix unit: 32 rows × 32 columns in four tiles. The rows and the panel are read up to a whole tile:
- * behind a row are zeros, and behind the last panel too (drivers/compact.c). */
+/* Compact weights on the matrix unit: 32 rows × 32 columns in four tiles. Rows and panel are read up to a whole tile: zeros
+ * follow each row and the last panel (drivers/compact.c). */
 
 #define SA_TILES_PRODUCT(name, dot)                                                                                            \
     SA_LEAF void name##_32(const sa_compact_tile *t) {                                                                         \
@@ -55,10 +55,10 @@ SA_TILES_PRODUCT(sa_tiles_bf16, SA_TILE_DOT)
 #undef SA_TILES_PRODUCT
 #undef SA_TILE_DOT_INT8
 
-static void sa_tiles_begin(void) { sa_tiles_open(); }
-static void sa_tiles_end(void) { sa_tiles_close(); }
+static void sa_start_unit(void) { sa_start_tiles(); }
+static void sa_end_unit(void) { sa_end_tiles(); }
 
 const sa_compact_unit sa_int8_amx = {
-    .name = "amxint8", .most_rows = 2 * SA_TILE_ROWS, .leaf = sa_tiles_int8, .open = sa_tiles_begin, .close = sa_tiles_end};
+    .name = "amxint8", .most_rows = 2 * SA_TILE_ROWS, .leaf = sa_tiles_int8, .start = sa_start_unit, .end = sa_end_unit};
 const sa_compact_unit sa_bf16_amx = {
-    .name = "amx", .most_rows = 2 * SA_TILE_ROWS, .leaf = sa_tiles_bf16, .open = sa_tiles_begin, .close = sa_tiles_end};
+    .name = "amx", .most_rows = 2 * SA_TILE_ROWS, .leaf = sa_tiles_bf16, .start = sa_start_unit, .end = sa_end_unit};

@@ -1,4 +1,4 @@
-/* Quants (transformer/quants.h) times the rows of decoding, which are split into digits: sums of 32 numbers are exact
+/* Quants (transformer/quants.h) times rows of decoding, split into digits: sums of 32 numbers are exact
  * integers, scaled in one order. Lanes are columns, rows of the weight; nothing is expanded to float32.
  *
  * Before this the ISA file defines SA_GEMV_LANES, the vectors sa_words, sa_ints and sa_floats, and on them
@@ -8,10 +8,10 @@
  *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits or with b of 8, and signed x
  *     sa_gemv_fma(a, b, c) */
 
-/* The quants in use and those that are fetched fit L1 together. */
+/* Up to this many bytes, the columns in use and those that are fetched fit L1 together. */
 #define SA_GEMV_NEAR 16384
 
-/* Where the columns are read: every fourth, and how far it is to those between. */
+/* Pointers into every fourth column, and the distance to the next and to the third after it. */
 typedef struct {
     const char *fourth[SA_GEMV_LANES / 4];
     ptrdiff_t one, three;
@@ -117,7 +117,7 @@ SA_VERB void sa_gemv_take_q6_k(const sa_gemv_columns_at *p, const sa_words *head
     to->scale[1] = d * __builtin_convertvector((sa_ints)(pair << 16) >> 24, sa_floats);
 }
 
-/* What a quant has once for all its numbers. */
+/* The words that a quant has once for all its numbers. */
 SA_VERB void sa_gemv_head(const sa_gemv_columns_at *p, const sa_quant_type type, sa_words *head) {
     if (type == SA_QUANT_Q6_K) {
         sa_words last[4];
@@ -155,7 +155,7 @@ SA_VERB void sa_gemv_take(const sa_gemv_columns_at *p, const sa_words *head, int
     }
 }
 
-/* What is taken off q, as a power of two. */
+/* The zero of q, as a power of two; −1: none. */
 SA_VERB int sa_gemv_zero(const sa_quant_type type) {
     return type == SA_QUANT_Q4_0 ? 3 : type == SA_QUANT_Q8_0 ? 7 : type == SA_QUANT_Q6_K ? 5 : -1;
 }

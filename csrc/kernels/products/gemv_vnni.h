@@ -1,4 +1,4 @@
-/* What gemv.h is made of, on 16 lanes: AVX-512 with VNNI. */
+/* The verbs of gemv.h on 16 lanes: AVX-512 with VNNI. */
 #define SA_GEMV_LANES 16
 typedef uint32_t sa_words __attribute__((vector_size(64)));
 typedef int32_t sa_ints __attribute__((vector_size(64)));

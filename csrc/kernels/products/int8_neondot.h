@@ -1,6 +1,6 @@
 /* Sums of uint8 times int8 by UDOT on aarch64. With their sign bits flipped the weights are unsigned, and larger by 128: each
  * sum begins with −128·Σx, which is exact modulo 2^32. 8 rows × 8 columns of accumulators: a vector holds one word of four
- * columns, or four words of a row. Words are read in fours: a row has zeros behind it, and the last panel too. */
+ * columns, or four words of a row. Words are read in fours: zeros follow each row and the last panel. */
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_ROWS 8

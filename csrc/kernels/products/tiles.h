@@ -1,5 +1,9 @@
-/* Attention's products as register tiles, for leaves of multiply-adds (fma.h) and of bfloat16 pairs (bf16dot.h). Lanes
- * are queries: K and V are read where they lie, and nothing is summed across lanes. decode/ has few queries. */
+/* Attention's products as register tiles, for leaves of multiply-adds (at the end) and of bfloat16 pairs (bf16dot.h). Lanes
+ * are queries: K and V are read in place, and nothing is summed across lanes. decode/ has few queries.
+ *
+ *     rows_times_lanes      P[n][lanes] = k[n][E]·qT[E][lanes]             scores from K and Q; dP from V and dO
+ *     columns_times_lanes   O[Dv][lanes] = alpha·O + v[n][Dv]ᵀ·P[n][lanes]   the output from V and weights; dQ from K and dS
+ *     outer                 C[m][width] += p[m][n]·x[n][width]             dK from dS and Q; dV from weights and dO */
 
 /* a[i] lane j ↔ a[j] lane i. */
 SA_INLINE void FN(transpose)(vec *a) {
@@ -50,10 +54,28 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 #endif
 }
 
-/* ---- wide: nv vectors of rows `lanes` long; end: see open_ends */
+/* ---- lanes are queries: nv vectors of rows `lanes` long; end: see open_ends -------------------------------------------- */
 
 /* Four and four rows are faster than six and two. */
 #define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
+
+/* tile(i, rows) for n rows, literally as many as the accumulators hold, and then the rest; `after` follows each full tile. */
+#define SA_EACH_TILE(n, nv, tile, after)                                                                                       \
+    ptrdiff_t i = 0;                                                                                                           \
+    for (; i + SA_ROWS(nv) <= (n) && !SA_ENDS_IN_FOURS((n) - i, nv); i += SA_ROWS(nv)) {                                       \
+        tile(i, SA_ROWS(nv));                                                                                                  \
+        after;                                                                                                                 \
+    }                                                                                                                          \
+    for (; SA_ROWS(nv) > 4 && i + 4 <= (n); i += 4) {                                                                          \
+        tile(i, 4);                                                                                                            \
+    }                                                                                                                          \
+    if (i + 2 <= (n)) {                                                                                                        \
+        tile(i, 2);                                                                                                            \
+        i += 2;                                                                                                                \
+    }                                                                                                                          \
+    if (i < (n)) {                                                                                                             \
+        tile(i, 1);                                                                                                            \
+    }
 
 /* sum + a·b, or both products of a bfloat16 pair. */
 SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
@@ -95,9 +117,8 @@ SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, con
 
 /* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. `pairs`: times a factor for each
  * lane. */
-SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E,
-                               real *restrict P, ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv,
-                               const bool pairs) {
+SA_INLINE void FN(rows_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E, real *restrict P,
+                             ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv, const bool pairs) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, nv);
     for (ptrdiff_t e = 0; e < E; ++e) {
@@ -117,29 +138,17 @@ SA_INLINE void FN(scores_tile)(const real *restrict qT, const real *restrict k, 
     }
 }
 
-SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,
-                              real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top, sa_ahead *ahead,
-                              const int nv, const bool pairs) {
+SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t n,
+                                        ptrdiff_t E, real *restrict P, ptrdiff_t lanes, const real *factor, real *restrict top,
+                                        sa_ahead *ahead, const int nv, const bool pairs) {
     vec m[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         m[v] = V(load)(top + v * SA_LANES);
     }
-    ptrdiff_t j = 0;
-    for (; j + SA_ROWS(nv) <= n && !SA_ENDS_IN_FOURS(n - j, nv); j += SA_ROWS(nv)) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, SA_ROWS(nv), nv, pairs);
-        sa_look_ahead(ahead);
-    }
-    for (; SA_ROWS(nv) > 4 && j + 4 <= n; j += 4) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 4, nv, pairs);
-    }
-    if (j + 2 <= n) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 2, nv, pairs);
-        j += 2;
-    }
-    if (j < n) {
-        FN(scores_tile)(qT, k + j * k_stride, k_stride, E, P + j * lanes, lanes, factor, m, 1, nv, pairs);
-    }
+#define SA_TILE(j, rows) FN(rows_tile)(qT, k + (j) * k_stride, k_stride, E, P + (j) * lanes, lanes, factor, m, rows, nv, pairs)
+    SA_EACH_TILE(n, nv, SA_TILE, sa_fetch_share(ahead))
+#undef SA_TILE
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         V(store)(top + v * SA_LANES, m[v]);
@@ -148,9 +157,9 @@ SA_INLINE void FN(scores_any)(const real *restrict qT, const real *restrict k, p
 
 /* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and meets O in one
  * fused step, for half the RMS error. `pairs`: j counts two keys. */
-SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
-                               real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
-                               const bool pairs) {
+SA_INLINE void FN(columns_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
+                                real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
+                                const bool pairs) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, nv);
     ptrdiff_t j = 0;
@@ -170,29 +179,17 @@ SA_INLINE void FN(values_tile)(const real *restrict P, const real *restrict v_j,
     }
 }
 
-SA_INLINE void FN(values_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
-                              ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes, const real *restrict alpha, sa_ahead *ahead,
-                              const int nv, const bool pairs) {
+SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride,
+                                           const ptrdiff_t *end, ptrdiff_t Dv, real *restrict O, ptrdiff_t lanes,
+                                           const real *restrict alpha, sa_ahead *ahead, const int nv, const bool pairs) {
     vec a[4];
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
         a[v] = V(load)(alpha + v * SA_LANES);
     }
-    ptrdiff_t d = 0;
-    for (; d + SA_ROWS(nv) <= Dv && !SA_ENDS_IN_FOURS(Dv - d, nv); d += SA_ROWS(nv)) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, SA_ROWS(nv), nv, pairs);
-        sa_look_ahead(ahead);
-    }
-    for (; SA_ROWS(nv) > 4 && d + 4 <= Dv; d += 4) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 4, nv, pairs);
-    }
-    if (d + 2 <= Dv) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 2, nv, pairs);
-        d += 2;
-    }
-    if (d < Dv) {
-        FN(values_tile)(P, v_j + d, v_stride, end, O + d * lanes, lanes, a, 1, nv, pairs);
-    }
+#define SA_TILE(d, rows) FN(columns_tile)(P, v_j + (d), v_stride, end, O + (d) * lanes, lanes, a, rows, nv, pairs)
+    SA_EACH_TILE(Dv, nv, SA_TILE, sa_fetch_share(ahead))
+#undef SA_TILE
 }
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
@@ -223,21 +220,11 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
 
 SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
                              ptrdiff_t n, ptrdiff_t m, real *restrict C, ptrdiff_t c_stride, int tail, const int nv,
-                             const bool pairs) {
-    ptrdiff_t r = 0;
-    for (; r + SA_ROWS(nv) <= m && !SA_ENDS_IN_FOURS(m - r, nv); r += SA_ROWS(nv)) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, SA_ROWS(nv), nv, pairs);
-    }
-    for (; SA_ROWS(nv) > 4 && r + 4 <= m; r += 4) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 4, nv, pairs);
-    }
-    if (r + 2 <= m) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 2, nv, pairs);
-        r += 2;
-    }
-    if (r < m) {
-        FN(outer_tile)(p + r * p_stride, p_stride, x, x_stride, n, C + r * c_stride, c_stride, tail, 1, nv, pairs);
-    }
+                             const bool pairs){
+#define SA_TILE(r, rows)                                                                                                       \
+    FN(outer_tile)(p + (r) * p_stride, p_stride, x, x_stride, n, C + (r) * c_stride, c_stride, tail, rows, nv, pairs)
+    SA_EACH_TILE(m, nv, SA_TILE, )
+#undef SA_TILE
 }
 
 /* How many vectors a leaf takes (five as three and two), and the columns of the last one. */
@@ -247,3 +234,58 @@ SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
     *tail = width < nv * SA_LANES ? (int)width - (nv - 1) * SA_LANES : SA_LANES;
     return nv;
 }
+
+#if !defined(SA_PRODUCTS_ALONE)
+/* ---- leaves of multiply-adds, and their walk over a tile ----------------------------------------------------------- */
+
+#define SA_FMA_LEAVES(nv)                                                                                                      \
+    SA_LEAF void FN(rows_times_lanes##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,         \
+                                          real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead) {                              \
+        FN(rows_times_lanes_any)(qT, k, k_stride, n, E, P, lanes, NULL, top, ahead, nv, false);                                \
+    }                                                                                                                          \
+    SA_LEAF void FN(columns_times_lanes##nv)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end,           \
+                                             ptrdiff_t Dv, real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead) {     \
+        FN(columns_times_lanes_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, false);                               \
+    }                                                                                                                          \
+    SA_LEAF void FN(outer##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m, \
+                               real *C, ptrdiff_t c_stride, int tail) {                                                        \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv, false);                                           \
+    }
+SA_LEAVES(SA_FMA_LEAVES)
+#undef SA_FMA_LEAVES
+
+/* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. From key end[v] on (open_ends) P keeps old numbers, which
+ * close_vector sets to −inf before anyone reads them. */
+SA_INLINE void FN(rows_times_lanes)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E,
+                                    real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
+    ptrdiff_t j = 0;
+    for (int v = 0; v < nv; ++v) {
+        const ptrdiff_t n = end[v] - j;
+        for (int at = v, now = SA_AT_ONCE(nv - v); n > 0 && at < nv; at += now, now = nv - at < now ? nv - at : now) {
+            SA_CALL_LEAF(rows_times_lanes, now, qT + at * SA_LANES, k + j * k_stride, k_stride, n, E,
+                         P + j * lanes + at * SA_LANES, lanes, top + at * SA_LANES, ahead)
+        }
+        j = n > 0 ? end[v] : j;
+    }
+}
+
+/* O[Dv][lanes] = alpha·O + vᵀ·P, of the keys before end[v]. */
+SA_INLINE void FN(columns_times_lanes)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv,
+                                       real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead, int nv) {
+    for (int at = 0, now = SA_AT_ONCE(nv); at < nv; at += now, now = nv - at < now ? nv - at : now) {
+        SA_CALL_LEAF(columns_times_lanes, now, P + at * SA_LANES, v, v_stride, end + at, Dv, O + at * SA_LANES, lanes,
+                     alpha + at * SA_LANES, ahead)
+    }
+}
+
+/* C[m][width] += p[m][n]·x[n][width]; x is padded to whole vectors. */
+SA_SHARED void FN(outer)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
+                         real *C, ptrdiff_t c_stride, ptrdiff_t width) {
+    for (ptrdiff_t d = 0; d < width;) {
+        int tail;
+        const int nv = FN(vectors_at_once)(width - d, &tail);
+        SA_CALL_LEAF(outer, nv, p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail)
+        d += nv * SA_LANES;
+    }
+}
+#endif

@@ -125,7 +125,7 @@ SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff
     }
 }
 
-/* If sums of a row leave the range, dy·2^−e goes to `room`, whose sums do not. Returns e, or 0 and leaves all as it is. */
+/* If sums of a row leave the range: writes dy·2^−e, whose sums do not, to `room` and returns e. Else returns 0. */
 SA_ONCE int FN(scale_gradient)(FN(row_sums) s, const real *dy, real *room, ptrdiff_t n) {
     const double most = (SA_REAL_IS_F64 ? DBL_MAX : (double)FLT_MAX) / 8; /* differences with dy stay in it, too */
     if (s.g > -most && s.g < most && s.gt > -most && s.gt < most) {
@@ -171,7 +171,7 @@ SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, real *r
     }
 }
 
-/* scratch: rows for dx, dy, and the block's dweight and dbias, sums in `real` that join the chunk's in float64. */
+/* scratch: rows for dx and dy, and the block's dweight and dbias, which are then added to the chunk's in float64. */
 SA_INLINE void FN(each_row_backward)(const sa_row_task *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_row_call *c = b->call;
@@ -240,7 +240,7 @@ SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *
     }
 }
 
-/* Whether a sum of dy is so large that a difference with dy may leave the range; or NaN. */
+/* True if a sum of dy is so large that a difference with dy may leave the range, or is NaN. */
 SA_ONCE bool FN(any_too_large)(const real *sum, ptrdiff_t n) {
     bool any = false;
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -249,8 +249,8 @@ SA_ONCE bool FN(any_too_large)(const real *sum, ptrdiff_t n) {
     return any;
 }
 
-/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. Where sums leave the range, dy·factor is
- * taken, whose sums do not, and dx divided by it: a power of two. */
+/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. Where sums leave the range, dy is multiplied
+ * by a factor, a power of two, so that they do not, and dx divided by it. */
 SA_KERNEL void FN(softmax_columns_backward)(const sa_row_task *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;

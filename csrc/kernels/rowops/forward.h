@@ -1,10 +1,10 @@
 /* Softmax, norms, gelu and rotary embeddings, over the rows that drivers/rowops.c describes.
  *
  * A row is computed in the output if that has the type that computes, else in scratch. Sums of SA_SUM_PIECE elements add
- * up in float64: a sum of positive terms is right to a few ulp at any length.
+ * up in float64: a sum of positive terms is exact to a few ulp at any length.
  *
  * Errors in ulp (tests/rowops/test_rows.py):
- *     softmax       4 + |x − max|/2, from rounding x − max; likewise log_softmax, absolute near 0
+ *     softmax       4 + |x − max|/2, from rounding x − max; the same for log_softmax, absolute near 0
  *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
  * Norms also of rows whose squares overflow or underflow: tests/rowops/test_extreme_rows.py.
@@ -29,7 +29,7 @@ SA_ONCE real FN(row_max)(const real *x, ptrdiff_t n) {
     for (; i + 4 * SA_LANES <= n; i += 4 * SA_LANES) {
         SA_UNROLL
         for (int v = 0; v < 4; ++v) {
-            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* NaN comes first, and is skipped */
+            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* a NaN is the first operand: it is skipped */
         }
     }
     for (; i + SA_LANES <= n; i += SA_LANES) {
@@ -105,7 +105,7 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
     return total;
 }
 
-/* What softmax and log_softmax sum: e^(x − top), stored in y or not. */
+/* Σe^(x − top), the terms stored in y or not. */
 SA_ONCE double FN(sum_exp_stored)(const real *x, real *y, ptrdiff_t n, real top) {
     return FN(reduce)(x, y, n, top, FN(EXP_STORED)).sum;
 }
@@ -114,11 +114,11 @@ SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) { return FN(red
 /* layer_norm: ((x − hi) − lo)·scale, of the row ·2^exponent. */
 typedef struct {
     real hi, lo, scale;
-    bool extreme; /* the squares or the mean·scale overflow, or the squares underflow beside eps; or NaN */
+    bool extreme; /* the squares or the mean·scale overflow, or the squares underflow and eps does not hide it; or NaN */
     int exponent;
 } FN(statistics);
 
-/* From the least on, what squares lose by underflow is below the rounding of their mean. */
+/* From `least` on, squares lose less by underflow than their mean does by rounding. */
 SA_INLINE FN(statistics) FN(statistics_of)(real hi, real lo, double variance, double eps) {
     const double square = variance + eps, least = SA_REAL_IS_F64 ? 0x1p-960 : 0x1p-100;
     const double scale = 1 / sqrt(square);
@@ -176,7 +176,7 @@ SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, dou
     FN(scale_row)(x, y, n, -e);
     *m = is_rms ? FN(rms_statistics)(y, n, scaled_eps) : FN(layer_statistics)(y, n, scaled_eps);
     m->exponent = e;
-    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* all the same: eps alone makes the scale, which gradients have, too */
+    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* equal elements: eps alone makes the scale, also that of gradients */
         m->scale = (real)(1 / sqrt(eps));
         m->exponent = 0;
     }
@@ -195,42 +195,20 @@ SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const real k = SA_REAL_IS_F64 ? 5 : 4;
     const vec w = SA_C(1) / (a + SA_C(k));
     const vec q = V(fma)(w, SA_C(-2 * k), SA_C(1));
+    static const double c[] = {
 #if SA_REAL_IS_F64
-    vec p = SA_C(-3.0288748794737520354e-10);
-    SA_HORNER(p, q, 1.4320603141867522406e-9);
-    SA_HORNER(p, q, 7.9422991732842827208e-9);
-    SA_HORNER(p, q, -8.2949927912680457605e-9);
-    SA_HORNER(p, q, -6.6011930387055335403e-8);
-    SA_HORNER(p, q, 4.0880618855127610655e-8);
-    SA_HORNER(p, q, 4.3288463616446889658e-7);
-    SA_HORNER(p, q, -3.3553720189261257284e-7);
-    SA_HORNER(p, q, -2.7689528662271061614e-6);
-    SA_HORNER(p, q, 3.9803846631455221091e-6);
-    SA_HORNER(p, q, 0.000016681041392883594278);
-    SA_HORNER(p, q, -0.000049762654885996720326);
-    SA_HORNER(p, q, -0.000059375674839236765625);
-    SA_HORNER(p, q, 0.00054489903338376065074);
-    SA_HORNER(p, q, -0.00079786940800181112314);
-    SA_HORNER(p, q, -0.002993376766704651114);
-    SA_HORNER(p, q, 0.020795066800836897693);
-    SA_HORNER(p, q, -0.069118638706570073817);
-    SA_HORNER(p, q, 0.16502036617033745796);
-    SA_HORNER(p, q, -0.31353315667129619294);
-    SA_HORNER(p, q, 0.49530561596997729822);
-    SA_HORNER(p, q, -0.66538250289005678122);
-    SA_HORNER(p, q, 0.76919304975006295592);
+        -3.0288748794737520354e-10,  1.4320603141867522406e-9,  7.9422991732842827208e-9,   -8.2949927912680457605e-9,
+        -6.6011930387055335403e-8,   4.0880618855127610655e-8,  4.3288463616446889658e-7,   -3.3553720189261257284e-7,
+        -2.7689528662271061614e-6,   3.9803846631455221091e-6,  0.000016681041392883594278, -0.000049762654885996720326,
+        -0.000059375674839236765625, 0.00054489903338376065074, -0.00079786940800181112314, -0.002993376766704651114,
+        0.020795066800836897693,     -0.069118638706570073817,  0.16502036617033745796,     -0.31353315667129619294,
+        0.49530561596997729822,      -0.66538250289005678122,   0.76919304975006295592,
 #else
-    vec p = SA_C(-0.00012683962172648041563);
-    SA_HORNER(p, q, 0.00019057536308962358552);
-    SA_HORNER(p, q, 0.0015743132403836670852);
-    SA_HORNER(p, q, -0.0035174716413538321709);
-    SA_HORNER(p, q, -0.0075283963272897280518);
-    SA_HORNER(p, q, 0.060404412992307352754);
-    SA_HORNER(p, q, -0.18652295021690300111);
-    SA_HORNER(p, q, 0.38713688374722108217);
-    SA_HORNER(p, q, -0.60789660646747496094);
-    SA_HORNER(p, q, 0.75528513546699024524);
+        -0.00012683962172648041563, 0.00019057536308962358552, 0.0015743132403836670852, -0.0035174716413538321709,
+        -0.0075283963272897280518,  0.060404412992307352754,   -0.18652295021690300111,  0.38713688374722108217,
+        -0.60789660646747496094,    0.75528513546699024524,
 #endif
+    };
     const vec high = a * a;
 #if SA_FMA_IS_FUSED
     const vec low = V(fma)(a, a, -high);
@@ -242,7 +220,7 @@ SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
 #endif
     const vec e = FN(exp)(SA_C(-0.5) * high);
     *bell = V(fma)(e, SA_C(-0.5) * low, e);
-    return *bell * (p * w);
+    return *bell * (SA_POLYNOMIAL(q, c) * w);
 }
 
 /* x·Φ(x). −inf gives NaN (−inf·0), as in PyTorch. */
@@ -298,7 +276,7 @@ SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real
     }
 }
 
-/* Turns pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), or turns them back. y may be x. */
+/* Rotates pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), forwards or back. y may be x. */
 SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved,
                           const bool back) {
     const ptrdiff_t half = n / 2;
@@ -410,7 +388,7 @@ SA_ROW_KERNEL(rotary, SA_ROTARY)
 SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
 #undef SA_ROW_KERNEL
 
-/* Kahan's sum: *error is what it lost. */
+/* Kahan's sum: *error is its rounding error. */
 SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     const vec old = V(load)(sum);
     t = t - V(load)(error);
@@ -466,3 +444,18 @@ SA_KERNEL void FN(softmax_columns)(const sa_row_task *b, void *unused) {
         }
     }
 }
+
+#if !SA_REAL_IS_F64
+/* To the nearest float16 or bfloat16, ties to even. */
+SA_KERNEL void FN(narrow)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {
+    if (dtype == SA_BF16) {
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            to[i] = sa_bf16_of_float(from[i]);
+        }
+    } else {
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            to[i] = sa_f16_of_float(from[i]);
+        }
+    }
+}
+#endif

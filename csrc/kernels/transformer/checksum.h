@@ -1,10 +1,10 @@
 /* A checksum by which a pullback notices changed parameters; not against malice. All instruction sets agree. Each step is
- * a bijection: one changed word shows. Without the rotation two changed signs would cancel. */
+ * a bijection: one changed word changes it. Without the rotation two changed signs would cancel. */
 
 #define SA_MIXED(h, word) vu32_rotate(vu32_mul_lo(vu32_xor(h, word), vu32_set1(0x9E3779B1u)), 15)
 
-/* Folds 32-bit words into h; zeros fill up the last part. */
-SA_KERNEL uint64_t SA_PASTE(sa_checksum_, SA_ISA)(uint64_t h, const void *data, size_t bytes) {
+/* Folds 32-bit words into h; zeros fill up the last 512 bytes. */
+SA_KERNEL uint64_t FN(checksum)(uint64_t h, const void *data, size_t bytes) {
     enum { VECTORS = 128 / SA_U32_LANES, GROUP = 16 / SA_U32_LANES }; /* hides the multiplications' latency */
     const char *from = data;
     uint32_t words[128];

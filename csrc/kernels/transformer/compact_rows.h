@@ -1,8 +1,8 @@
-/* Products of compact weights in float32: rows are rounded before, sums are scaled after. Multiplications and sums are apart,
- * and fused where marked: the bits are the same wherever V(fma) fuses. */
+/* Products of compact weights in float32: rows are rounded before, sums are scaled after. Multiplications and sums round on their own,
+ * and are fused only in V(fma): the bits are the same wherever V(fma) fuses. */
 
-/* The normal ranges of a group. From the least on 1/range is finite, and range/255 has all its digits; up to the most no part of
- * a sum overflows where the sum does not. */
+/* The normal ranges of a group. From the least on 1/range is finite, and range/255 has all its digits; up to the most no term of
+ * a sum overflows unless the sum does. */
 #define SA_LEAST_RANGE 1e-30f
 #define SA_MOST_RANGE 1e30f
 
@@ -58,7 +58,7 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
             whole = whole && range <= SA_MOST_RANGE && (range == 0 || range >= SA_LEAST_RANGE);
             row[g] = (sa_rounded){low, range}; /* of 255 scales */
         }
-        if (!whole || !FN(is_finite)(spoiled)) { /* no byte holds what is not finite */
+        if (!whole || !FN(is_finite)(spoiled)) { /* bytes hold finite numbers alone */
             memset(to, 0, (size_t)stride);
             row[0].scale = NAN;
             continue;
@@ -74,23 +74,16 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
 #undef SA_LEAST_RANGE
 #undef SA_MOST_RANGE
 
-/* x·Φ(x), Φ the standard normal distribution, where 8 bits follow: Φ(x) − 1/2 is x times a minimax polynomial of degree 8 in a
+/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits: Φ(x) − 1/2 is x times a minimax polynomial of degree 8 in a
  * shifted x², which makes Φ exactly 0 and 1 from ±4.4 on. Absolute error 2.6e-5. */
 SA_INLINE vec FN(rough_gelu)(vec x) {
     const vec a = V(min)(V(set1)(4.4f), V(max)(V(set1)(-4.4f), x)), u = V(fma)(a * a, V(set1)(0.103305785f), V(set1)(-1));
-    vec p = V(set1)(2.764743986e-3f);
-    p = V(fma)(p, u, V(set1)(-7.892259397e-3f));
-    p = V(fma)(p, u, V(set1)(1.097206958e-2f));
-    p = V(fma)(p, u, V(set1)(-1.596607454e-2f));
-    p = V(fma)(p, u, V(set1)(2.680917270e-2f));
-    p = V(fma)(p, u, V(set1)(-4.009327665e-2f));
-    p = V(fma)(p, u, V(set1)(5.524960160e-2f));
-    p = V(fma)(p, u, V(set1)(-7.861196250e-2f));
-    p = V(fma)(p, u, V(set1)(1.604044437e-1f));
-    return x * V(min)(V(set1)(1), V(max)(V(set1)(0), V(fma)(a, p, V(set1)(0.5f))));
+    static const double c[] = {2.764743986e-3,  -7.892259397e-3, 1.097206958e-2,  -1.596607454e-2, 2.680917270e-2,
+                               -4.009327665e-2, 5.524960160e-2,  -7.861196250e-2, 1.604044437e-1};
+    return x * V(min)(V(set1)(1), V(max)(V(set1)(0), V(fma)(a, SA_POLYNOMIAL(u, c), V(set1)(0.5f))));
 }
 
-/* The columns of a vector, or as many as are left. groups 0: bfloat16. */
+/* A vector of columns, or the last ones. groups 0: bfloat16. */
 SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t columns, const int groups) {
     vec scale[SA_GROUPS_AT_ONCE], offset[SA_GROUPS_AT_ONCE], bias = V(set1)(0);
     if (e->bias != NULL) {
@@ -109,7 +102,7 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
     const bool adds = e->adds, gelu = e->gelu;
     for (ptrdiff_t r = 0, at = c; r < rows; ++r, at += stride, row += row_stride, sums += SA_PANEL_COLUMNS * SA_WORD) {
         vec t = adds ? FN(load_up_to)(y + at, columns) : bias;
-        if (residual != NULL) { /* at first, as y may take its place */
+        if (residual != NULL) { /* before y, which may be the same array */
             t = t + FN(load_up_to)(residual + at, columns);
         }
         if (groups == 0) {

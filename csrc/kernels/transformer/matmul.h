@@ -1,4 +1,4 @@
-/* Products of matrices with contiguous rows, on attention's register tiles. A panel is at most block_rows columns, packed
+/* Products of matrices with contiguous rows, on attention's register tiles. A panel is at most block_rows columns, copied
  * in pieces that stay in L1. C's elements are sums in the order of n, in pieces that depend on n alone: cutting into
  * tasks keeps bits. */
 
@@ -109,20 +109,21 @@ SA_LEAF void FN(multiply_fetching)(const sa_product *p, ptrdiff_t k, ptrdiff_t d
     const ptrdiff_t rounds = (p->m + SA_ROWS(SA_VECS) - 1) / SA_ROWS(SA_VECS) * (SA_PANEL_DEPTH / SA_ROUNDS_BETWEEN);
     FN(fetch)
     f = {(const char *)next, p->b_stride * (ptrdiff_t)sizeof(real), p->width, (int)((p->width + rounds - 1) / rounds)};
-    ptrdiff_t r = 0;
-    for (; r + SA_ROWS(SA_VECS) <= p->m; r += SA_ROWS(SA_VECS)) {
-        FN(fetching_tile)(p, r, k, depth, panel, &f, SA_ROWS(SA_VECS));
-    }
-    if (SA_ROWS(SA_VECS) > 4 && r + 4 <= p->m) {
-        FN(fetching_tile)(p, r, k, depth, panel, &f, 4);
-        r += 4;
-    }
-    if (r + 2 <= p->m) {
-        FN(fetching_tile)(p, r, k, depth, panel, &f, 2);
-        r += 2;
-    }
-    if (r < p->m) {
-        FN(fetching_tile)(p, r, k, depth, panel, &f, 1);
+#define SA_TILE(r, rows) FN(fetching_tile)(p, r, k, depth, panel, &f, rows)
+    SA_EACH_TILE(p->m, SA_VECS, SA_TILE, )
+#undef SA_TILE
+}
+
+/* sum[r] += a[r][i]·t[i], i < n ≤ SA_LANES. */
+SA_INLINE void FN(add_few_rows)(vec *sum, const real *a, ptrdiff_t a_stride, const vec *t, ptrdiff_t n, const int rows) {
+    SA_UNROLL
+    for (int i = 0; i < SA_LANES; ++i) {
+        if (i < n) {
+            SA_UNROLL
+            for (int r = 0; r < rows; ++r) {
+                sum[r] = V(fma)(V(set1)(a[r * a_stride + i]), t[i], sum[r]);
+            }
+        }
     }
 }
 
@@ -142,24 +143,10 @@ SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
             for (ptrdiff_t k = first; k < end; k += SA_LANES) {
                 if (k + SA_LANES <= end && c + SA_LANES <= p->width) {
                     FN(load_square_transposed)(b + k, p->b_stride, t);
-                    SA_UNROLL
-                    for (int i = 0; i < SA_LANES; ++i) {
-                        SA_UNROLL
-                        for (int r = 0; r < rows; ++r) {
-                            sum[r] = V(fma)(V(set1)(a[r * p->a_stride + k + i]), t[i], sum[r]);
-                        }
-                    }
-                    continue;
-                }
-                FN(load_transposed)(b + k, p->b_stride, p->width - c, end - k, t);
-                SA_UNROLL
-                for (int i = 0; i < SA_LANES; ++i) {
-                    if (k + i < end) {
-                        SA_UNROLL
-                        for (int r = 0; r < rows; ++r) {
-                            sum[r] = V(fma)(V(set1)(a[r * p->a_stride + k + i]), t[i], sum[r]);
-                        }
-                    }
+                    FN(add_few_rows)(sum, a + k, p->a_stride, t, SA_LANES, rows);
+                } else {
+                    FN(load_transposed)(b + k, p->b_stride, p->width - c, end - k, t);
+                    FN(add_few_rows)(sum, a + k, p->a_stride, t, end - k, rows);
                 }
             }
             SA_UNROLL

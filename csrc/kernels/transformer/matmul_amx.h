@@ -1,6 +1,6 @@
 /* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Operands are split into three terms
- * (products/amx_tiles.h), which is dear: a task should take many rows and columns. Pairs are half a slice apart, so rows
- * are split as they lie.
+ * (products/amx_tiles.h), which takes time: a task should have many rows and columns. Pairs are half a slice apart, so that
+ * rows are split without a shuffle.
  *
  * Subnormals are lost: numbers below 2^−100 are off by up to 2^−126. If a number is NaN, infinite or about to overflow,
  * its row of A or panel of B, in matmul_tn the call, goes through multiply-adds. */
@@ -66,7 +66,7 @@ SA_INLINE void FN(load_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, 
     }
 }
 
-/* Splits a slice of x[rows][columns]; its second half lies `below` or to the right. Adds NaN to `wrong` on failure. */
+/* Splits a slice of x[rows][columns]; its second half is `below` or to the right. Adds NaN to `wrong` on failure. */
 SA_INLINE vec FN(split_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t columns, char *to, size_t term_bytes,
                                vec wrong, const bool below, const bool transposed) {
     vec a[SA_LANES], b[SA_LANES];
@@ -88,8 +88,8 @@ SA_INLINE vec FN(split_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, 
                          vec wrong) {                                                                                          \
         return FN(split_square)(x, stride, rows, columns, to, term_bytes, wrong, below, transposed);                           \
     }
-SA_SPLIT_SQUARE(split_square_beside, false, false)
-SA_SPLIT_SQUARE(split_square_beside_transposed, false, true)
+SA_SPLIT_SQUARE(split_square_right, false, false)
+SA_SPLIT_SQUARE(split_square_right_transposed, false, true)
 SA_SPLIT_SQUARE(split_square_below, true, false)
 SA_SPLIT_SQUARE(split_square_below_transposed, true, true)
 #undef SA_SPLIT_SQUARE
@@ -105,7 +105,7 @@ SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdif
             if (transposed) {
                 wrong = FN(split_square_below_transposed)(x + k * stride + r, stride, n - k, m - r, tile, term_bytes, wrong);
             } else {
-                wrong = FN(split_square_beside)(x + r * stride + k, stride, m - r, n - k, tile, term_bytes, wrong);
+                wrong = FN(split_square_right)(x + r * stride + k, stride, m - r, n - k, tile, term_bytes, wrong);
             }
         }
     }
@@ -124,7 +124,7 @@ SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdi
             sa_tiles_stay_awake();
             if (transposed) {
                 wrong =
-                    FN(split_square_beside_transposed)(x + c * stride + k, stride, width - c, n - k, tile, term_bytes, wrong);
+                    FN(split_square_right_transposed)(x + c * stride + k, stride, width - c, n - k, tile, term_bytes, wrong);
             } else {
                 wrong = FN(split_square_below)(x + k * stride + c, stride, n - k, width - c, tile, term_bytes, wrong);
             }
@@ -146,7 +146,7 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
 SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
 SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
-/* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; nothing behind them counts. */
+/* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; later elements of sums may be anything. */
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
     const ptrdiff_t slices = FN(slices_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -180,16 +180,16 @@ SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, bo
 
 static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t c, ptrdiff_t width, bool by_rows,
                                  void *scratch) {
-    sa_product part = *p;
-    part.m = rows;
-    part.width = width;
-    part.a = (const real *)p->a + r * p->a_stride;
-    part.b = (const real *)p->b + (by_rows ? c * p->b_stride : c);
-    part.c = (real *)p->c + r * p->c_stride + c;
+    sa_product some = *p;
+    some.m = rows;
+    some.width = width;
+    some.a = (const real *)p->a + r * p->a_stride;
+    some.b = (const real *)p->b + (by_rows ? c * p->b_stride : c);
+    some.c = (real *)p->c + r * p->c_stride + c;
     if (by_rows) {
-        FN(matmul_nt)(&part, scratch);
+        FN(matmul_nt)(&some, scratch);
     } else {
-        FN(matmul_nn)(&part, scratch);
+        FN(matmul_nn)(&some, scratch);
     }
 }
 
@@ -197,7 +197,7 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
     const real *a = p->a, *b = p->b;
     FN(product_scratch) *s = NULL;
     FN(lay_out_product)(scratch, p->m, p->n, &s);
-    sa_tiles_open();
+    sa_start_tiles();
     const unsigned before = sa_flush_subnormals();
     if (!p->again) {
         s->same_fits = FN(split_left)(a, p->a_stride, p->m, p->n, false, s->same);
@@ -227,7 +227,7 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
         }
     }
     sa_restore_subnormals(before);
-    sa_tiles_close();
+    sa_end_tiles();
 }
 
 SA_KERNEL void SA_AMX(matmul_nt)(const sa_product *p, void *scratch) {
@@ -255,7 +255,7 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
     }
     FN(lay_out_product)(scratch, 0, p->width, &s);
     const size_t panel_bytes = (size_t)FN(slices_of)(p->n) * 2 * SA_SPLIT_TILE;
-    sa_tiles_open();
+    sa_start_tiles();
     const unsigned before = sa_flush_subnormals();
     if (!p->again) {
         s->same_fits = true;
@@ -279,7 +279,7 @@ SA_KERNEL void SA_AMX(matmul_tn)(const sa_product *p, void *scratch) {
         }
     }
     sa_restore_subnormals(before);
-    sa_tiles_close();
+    sa_end_tiles();
 }
 #undef SA_SIDE
 #undef SA_SPLIT_TILE

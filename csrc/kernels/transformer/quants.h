@@ -1,10 +1,10 @@
-/* What the quants of a GGUF file stand for, in float32. Little-endian; d and m are float16, q what is left of 4, 6 or 8 bits.
+/* The numbers that the quants of a GGUF file mean, in float32. Little-endian; d and m are float16, q has 4, 6 or 8 bits.
  *
  *     Q4_0   d, 16 bytes               d·(q − 8)        the low halves of the bytes are numbers 0 … 15, the high ones 16 … 31
- *     Q4_1   d, m, 16 bytes            d·q + m          likewise
+ *     Q4_1   d, m, 16 bytes            d·q + m          in the same order
  *     Q8_0   d, 32 bytes               d·q
  *     Q4_K   d, m, 12 bytes, 128 bytes d·scale·q − m·least, both of 32 numbers and of 6 bits; 32 bytes hold 64 numbers
- *     Q6_K   128 + 64 bytes, 16 scales, d    d·scale·(q − 32), of 16 numbers; low 4 bits of q in front, high 2 behind
+ *     Q6_K   128 + 64 bytes, 16 scales, d    d·scale·(q − 32), of 16 numbers; the low 4 bits of q come first, the high 2 after them
  *
  * Products are exact; with m the sum is rounded once. Infinities and NaN in d and m propagate. */
 

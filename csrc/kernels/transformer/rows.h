@@ -1,4 +1,4 @@
-/* The transformer's rows between products: look-up, sums and norms, activations, rotary positions, means; and gradients. */
+/* The transformer's rows between products, and their gradients: look-up, sums and norms, activations, rotary positions, means. */
 
 /* x[r] = (table[ids[r]] + always) + positions[r]; NULL is zeros. */
 SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
@@ -19,7 +19,7 @@ SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *po
     }
 }
 
-/* What a product adds to: to[r] = bias + residual[r]; NULL is zeros. Both have `stride`. */
+/* Begins a product, which then adds to it: to[r] = bias + residual[r]; NULL is zeros. `stride`: of to and residual. */
 SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias,
                               const void *residual) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
@@ -144,7 +144,7 @@ SA_INLINE void FN(activate_as)(const sa_active *a, real *to, const int kind) {
     }
 }
 
-/* d: the gradient of what activate made, and then of pre; dgate that of the gate. */
+/* d: the gradient of the activated rows, and then that of pre; dgate: that of the gate. */
 SA_INLINE void FN(activate_backward_as)(const sa_active *a, real *d, real *dgate, const int kind) {
     for (ptrdiff_t r = 0; r < a->rows; ++r) {
         for (ptrdiff_t i = 0; i < a->width; i += SA_LANES) {
@@ -192,7 +192,7 @@ SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
 
 /* ---- the rest ------------------------------------------------------------------------------------------------------------ */
 
-/* x becomes 0 or x/(1 − p), plus the residual unless NULL. What is dropped may be NaN. */
+/* x becomes 0 or x/(1 − p), plus the residual unless NULL. A dropped x may be NaN. */
 SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width,
                              const void *residual) {
     const double least = rint(t->p * 4294967296.0);
@@ -207,7 +207,7 @@ SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptr
                 index[i] = (uint32_t)(column / 64 * 16 + i);
                 high[i] = (uint32_t)(row >> 32);
             }
-            SA_PASTE(sa_philox_, SA_ISA)(t->seed, (uint32_t)row, index, high, low, 16, words);
+            sa_philox(t->seed, (uint32_t)row, index, high, low, 16, words);
             for (ptrdiff_t j = 0; j < n; j += SA_LANES) {
                 const ptrdiff_t at = r * stride + c + j;
                 const lanemask kept = V(words_ge)(words + from + j, all ? UINT32_MAX : (uint32_t)least);
@@ -225,7 +225,7 @@ SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptr
     }
 }
 
-/* Turns the first `rotated` elements of each head of rows 0, 1, … of a sequence, or turns them back. */
+/* Rotates the first `rotated` elements of each head of rows 0, 1, … of a sequence, forwards or back. */
 SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const real *cos = (const real *)t->cos + r * (t->rotated / 2), *sin = (const real *)t->sin + r * (t->rotated / 2);

@@ -1,5 +1,5 @@
 /* Replaces cpu.c: every x86-64 instruction set runs. */
-#include "runtime/cpu.h"
+#include "kernels/kernels.h"
 
 #include <string.h>
 

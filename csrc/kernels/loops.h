@@ -1,4 +1,4 @@
-/* For benchmarks: multiply-adds in registers, and a loop that only reads. */
+/* For benchmarks: multiply-adds in registers, and a loop that only reads. For tests: simd/exp.h over arrays. */
 
 /* Returns FLOPs. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: on operands that settle a CPU would clock higher. */
 SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
@@ -28,7 +28,7 @@ SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
 }
 
 #if !SA_REAL_IS_F64
-SA_KERNEL uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t bytes) {
+SA_KERNEL uint64_t FN(read_loop)(const void *data, size_t bytes) {
     const uint32_t *p = data;
     const size_t n = bytes / sizeof(uint32_t) / (8 * SA_U32_LANES) * (8 * SA_U32_LANES);
     vu32 all[8];
@@ -50,4 +50,19 @@ SA_KERNEL uint64_t SA_PASTE(sa_read_loop_, SA_ISA)(const void *data, size_t byte
     vu32_store(words, all[0]);
     return words[0];
 }
+#endif
+
+#if defined(SA_WITH_TESTS)
+#define SA_ARRAY_OF(operation)                                                                                                 \
+    SA_KERNEL void FN(operation##_array)(const void *x_n, void *y_n, ptrdiff_t n) {                                            \
+        const real *x = x_n;                                                                                                   \
+        real *y = y_n;                                                                                                         \
+        for (ptrdiff_t i = 0; i < n; i += SA_LANES) {                                                                          \
+            FN(store_up_to)(y + i, FN(operation)(FN(load_up_to)(x + i, n - i)), n - i);                                        \
+        }                                                                                                                      \
+    }
+SA_ARRAY_OF(exp2)
+SA_ARRAY_OF(exp)
+SA_ARRAY_OF(tanh)
+#undef SA_ARRAY_OF
 #endif
