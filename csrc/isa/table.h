@@ -34,7 +34,7 @@
 #else
 #define SA_TEST_ENTRIES(X, dtype, isa)
 #endif
-#define SA_ROW_ENTRIES(X, dtype, isa)                                                                                          \
+#define SA_ROW_FORWARD_ENTRIES(X, dtype, isa)                                                                                  \
     X(SA_SOFTMAX, softmax, dtype, isa)                                                                                         \
     X(SA_LOG_SOFTMAX, log_softmax, dtype, isa)                                                                                 \
     X(SA_LAYER_NORM, layer_norm, dtype, isa)                                                                                   \
@@ -42,13 +42,15 @@
     X(SA_GELU, gelu, dtype, isa)                                                                                               \
     X(SA_GELU_TANH, gelu_tanh, dtype, isa)                                                                                     \
     X(SA_ROTARY, rotary, dtype, isa)                                                                                           \
-    X(SA_ROTARY_INTERLEAVED, rotary_interleaved, dtype, isa)                                                                   \
+    X(SA_ROTARY_INTERLEAVED, rotary_interleaved, dtype, isa)
+#define SA_ROW_BACKWARD_ENTRIES(X, dtype, isa)                                                                                 \
     X(SA_SOFTMAX_BACKWARD, softmax_backward, dtype, isa)                                                                       \
     X(SA_LOG_SOFTMAX_BACKWARD, log_softmax_backward, dtype, isa)                                                               \
     X(SA_LAYER_NORM_BACKWARD, layer_norm_backward, dtype, isa)                                                                 \
     X(SA_RMS_NORM_BACKWARD, rms_norm_backward, dtype, isa)                                                                     \
     X(SA_GELU_BACKWARD, gelu_backward, dtype, isa)                                                                             \
     X(SA_GELU_TANH_BACKWARD, gelu_tanh_backward, dtype, isa)
+#define SA_ROW_ENTRIES(X, dtype, isa) SA_ROW_FORWARD_ENTRIES(X, dtype, isa) SA_ROW_BACKWARD_ENTRIES(X, dtype, isa)
 #define SA_UPDATE_ENTRIES(X, dtype, isa) X(SA_SGD, sgd, dtype, isa) X(SA_ADAM, adam, dtype, isa)
 /* Those of no type, or of float32 alone. */
 #define SA_SINGLE_ENTRIES(X, isa)                                                                                              \

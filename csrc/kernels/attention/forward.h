@@ -395,11 +395,10 @@ SA_ONCE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R,
     return FN(finish_block_here)(b, s, nv, R, masked);
 }
 
-SA_INLINE void FN(round_wide)(FN(scratch) * s, ptrdiff_t count) {
-    if ((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) {
-        if (s->unit->round_weights) {
-            s->unit->round_weights(s, count);
-        }
+/* Rounds the weights of a tile of multiply-adds, if the unit rounds those of others. */
+SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) {
+    if (((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) && s->unit->round_weights) {
+        s->unit->round_weights(s, count);
     }
 }
 
@@ -425,7 +424,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
         if (b->a->dropout_p > 0) {
             FN(drop)(b->a, s, s->P, first, n, nv);
         }
-        FN(round_wide)(s, n * nv * SA_LANES);
+        FN(round_weights)(s, n * nv * SA_LANES);
         ptrdiff_t v_stride;
         const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
         FN(values_careful)(s->P, v, v_stride, n, b->a->Dv, s->O, s->alpha, nv);
@@ -479,7 +478,7 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
             unit->values(b, s, first, n, nv);
         } else {
             FN(start_output)(b, s, nv);
-            FN(round_wide)(s, n * nv * SA_LANES);
+            FN(round_weights)(s, n * nv * SA_LANES);
             FN(add_values)(b, s, first, n, nv);
         }
         sa_fetch_rest(&s->ahead);

@@ -234,13 +234,13 @@ SA_INLINE void FN(split_slice)(const real *P, ptrdiff_t lanes, char *to, ptrdiff
             FN(split_slice)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, false, terms);                           \
         }                                                                                                                      \
     }
-SA_SPLIT_LEAF(1, 2)
-SA_SPLIT_LEAF(2, 2)
-SA_SPLIT_LEAF(4, 2)
-SA_SPLIT_LEAF(1, 3)
-SA_SPLIT_LEAF(2, 3)
-SA_SPLIT_LEAF(4, 3)
+#define SA_SPLITS(X) X(1, 2) X(2, 2) X(4, 2) X(1, 3) X(2, 3) X(4, 3)
+SA_SPLITS(SA_SPLIT_LEAF)
 #undef SA_SPLIT_LEAF
+#define SA_SPLIT_CASE(vectors, terms)                                                                                          \
+    case 10 * vectors + terms:                                                                                                 \
+        FN(split_slice##vectors##terms)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores);                            \
+        break;
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_slice");
 
 /* P as the right operand. `scores`: weights are 2^(P·factor − maximum), P stays, s->tile_sum takes the sums. */
@@ -257,14 +257,7 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
             char *to = s->wide.weights + (slice * nv + v) * SA_TILE_BYTES;
             real *sum = s->tile_sum + v * SA_LANES;
             now = nv - v == 4 ? 4 : nv - v >= 2 ? 2 : 1;
-            switch (10 * now + terms) {
-            case 12: FN(split_slice12)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 22: FN(split_slice22)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 42: FN(split_slice42)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 13: FN(split_slice13)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            case 23: FN(split_slice23)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            default: FN(split_slice43)(P, lanes, to, here, term_bytes, s->factor, m, sum, scores); break;
-            }
+            switch (10 * now + terms) { SA_SPLITS(SA_SPLIT_CASE) }
         }
     }
 }

@@ -238,23 +238,16 @@ SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, const sa_quant_
     }
 }
 
-#define SA_GEMV_TYPE(name, type)                                                                                               \
+#define SA_GEMV_TYPES(X)                                                                                                       \
+    X(q4_0, SA_QUANT_Q4_0) X(q4_1, SA_QUANT_Q4_1) X(q8_0, SA_QUANT_Q8_0) X(q4_k, SA_QUANT_Q4_K) X(q6_k, SA_QUANT_Q6_K)
+#define SA_GEMV_LEAF(name, type)                                                                                               \
     SA_LEAF void sa_gemv_##name(const sa_gemv_tile *t, ptrdiff_t c) { sa_gemv_columns(t, c, type); }
-SA_GEMV_TYPE(q4_0, SA_QUANT_Q4_0)
-SA_GEMV_TYPE(q4_1, SA_QUANT_Q4_1)
-SA_GEMV_TYPE(q8_0, SA_QUANT_Q8_0)
-SA_GEMV_TYPE(q4_k, SA_QUANT_Q4_K)
-SA_GEMV_TYPE(q6_k, SA_QUANT_Q6_K)
-#undef SA_GEMV_TYPE
+#define SA_GEMV_CASE(name, type)                                                                                               \
+    case type: sa_gemv_##name(t, c); break;
+SA_GEMV_TYPES(SA_GEMV_LEAF)
 
 static void sa_gemv(const sa_gemv_tile *t) {
     for (ptrdiff_t c = 0; c < SA_GEMV_COLUMNS; c += SA_GEMV_LANES) {
-        switch (t->type) {
-        case SA_QUANT_Q4_0: sa_gemv_q4_0(t, c); break;
-        case SA_QUANT_Q4_1: sa_gemv_q4_1(t, c); break;
-        case SA_QUANT_Q8_0: sa_gemv_q8_0(t, c); break;
-        case SA_QUANT_Q4_K: sa_gemv_q4_k(t, c); break;
-        default: sa_gemv_q6_k(t, c); break;
-        }
+        switch ((int)t->type) { SA_GEMV_TYPES(SA_GEMV_CASE) }
     }
 }

@@ -209,14 +209,9 @@ SA_INLINE void FN(each_row_backward)(const sa_row_task *b, real *scratch, const 
     }
 }
 
-#define SA_ROW_KERNEL(name, kind)                                                                                              \
+#define SA_ROW_KERNEL(kind, name, dtype, isa)                                                                                  \
     SA_KERNEL void FN(name##_rows)(const sa_row_task *b, void *scratch) { FN(each_row_backward)(b, scratch, kind); }
-SA_ROW_KERNEL(softmax_backward, SA_SOFTMAX_BACKWARD)
-SA_ROW_KERNEL(log_softmax_backward, SA_LOG_SOFTMAX_BACKWARD)
-SA_ROW_KERNEL(layer_norm_backward, SA_LAYER_NORM_BACKWARD)
-SA_ROW_KERNEL(rms_norm_backward, SA_RMS_NORM_BACKWARD)
-SA_ROW_KERNEL(gelu_backward, SA_GELU_BACKWARD)
-SA_ROW_KERNEL(gelu_tanh_backward, SA_GELU_TANH_BACKWARD)
+SA_ROW_BACKWARD_ENTRIES(SA_ROW_KERNEL, SA_DTYPE, SA_ISA)
 #undef SA_ROW_KERNEL
 
 /* row: n elements of scratch. */

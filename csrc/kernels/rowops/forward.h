@@ -376,16 +376,9 @@ SA_INLINE void FN(each_row)(const sa_row_task *b, real *scratch, const sa_row_ki
     }
 }
 
-#define SA_ROW_KERNEL(name, kind)                                                                                              \
+#define SA_ROW_KERNEL(kind, name, dtype, isa)                                                                                  \
     SA_KERNEL void FN(name##_rows)(const sa_row_task *b, void *scratch) { FN(each_row)(b, scratch, kind); }
-SA_ROW_KERNEL(softmax, SA_SOFTMAX)
-SA_ROW_KERNEL(log_softmax, SA_LOG_SOFTMAX)
-SA_ROW_KERNEL(layer_norm, SA_LAYER_NORM)
-SA_ROW_KERNEL(rms_norm, SA_RMS_NORM)
-SA_ROW_KERNEL(gelu, SA_GELU)
-SA_ROW_KERNEL(gelu_tanh, SA_GELU_TANH)
-SA_ROW_KERNEL(rotary, SA_ROTARY)
-SA_ROW_KERNEL(rotary_interleaved, SA_ROTARY_INTERLEAVED)
+SA_ROW_FORWARD_ENTRIES(SA_ROW_KERNEL, SA_DTYPE, SA_ISA)
 #undef SA_ROW_KERNEL
 
 /* Kahan's sum: *error is its rounding error. */

@@ -127,21 +127,13 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
             FN(end_columns)(e, c, e->width - c, groups);                                                                       \
         }                                                                                                                      \
     }
-SA_END(0)
-SA_END(1)
-SA_END(2)
-SA_END(3)
-SA_END(4)
-#undef SA_END
+#define SA_END_CASE(groups)                                                                                                    \
+    case groups: FN(end_tile##groups)(e); break;
+#define SA_ENDS(X) X(0) X(1) X(2) X(3) X(4)
+SA_ENDS(SA_END)
 
 SA_KERNEL void FN(compact_ends)(const sa_compact_ends *e) {
-    switch (e->row == NULL ? 0 : e->groups) {
-    case 0: FN(end_tile0)(e); break;
-    case 1: FN(end_tile1)(e); break;
-    case 2: FN(end_tile2)(e); break;
-    case 3: FN(end_tile3)(e); break;
-    default: FN(end_tile4)(e); break;
-    }
+    switch (e->row == NULL ? 0 : e->groups) { SA_ENDS(SA_END_CASE) }
 }
 
 SA_KERNEL void FN(look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,

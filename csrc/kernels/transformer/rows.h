@@ -171,21 +171,17 @@ SA_EACH_ACTIVATION(SA_ACTIVATION)
 
 /* to = activation(pre), or activation(gate)·pre. to may be pre. */
 SA_KERNEL void FN(activate)(const sa_active *a, void *to) {
-    switch (a->kind) {
-    case SA_ACT_RELU: FN(activate_relu)(a, to); break;
-    case SA_ACT_GELU: FN(activate_gelu)(a, to); break;
-    case SA_ACT_GELU_TANH: FN(activate_gelu_tanh)(a, to); break;
-    default: FN(activate_silu)(a, to); break;
-    }
+#define SA_CASE(name, kind)                                                                                                    \
+    case kind: FN(activate_##name)(a, to); break;
+    switch ((int)a->kind) { SA_EACH_ACTIVATION(SA_CASE) }
+#undef SA_CASE
 }
 
 SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
-    switch (a->kind) {
-    case SA_ACT_RELU: FN(activate_relu_backward)(a, d, dgate); break;
-    case SA_ACT_GELU: FN(activate_gelu_backward)(a, d, dgate); break;
-    case SA_ACT_GELU_TANH: FN(activate_gelu_tanh_backward)(a, d, dgate); break;
-    default: FN(activate_silu_backward)(a, d, dgate); break;
-    }
+#define SA_CASE(name, kind)                                                                                                    \
+    case kind: FN(activate_##name##_backward)(a, d, dgate); break;
+    switch ((int)a->kind) { SA_EACH_ACTIVATION(SA_CASE) }
+#undef SA_CASE
 }
 #undef SA_ACTIVATION
 #undef SA_EACH_ACTIVATION
