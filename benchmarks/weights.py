@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> None:
         for _ in range(options.rounds or 15):  # in turns
             reading = max(reading, _core._read_bandwidth(blocks.nbytes, options.threads, 5))
             start = time.perf_counter()
-            multiply(x, blocks, None, steps=True)
+            multiply(x, blocks, None, decoding=True)
             best = min(best, time.perf_counter() - start)
         product = blocks.nbytes / best
         found[kind] = {"reading": reading, "product": product}

@@ -49,7 +49,7 @@ static const sa_compact *compact_of(const sa_linear *l, int which) {
 }
 
 bool sa_linear_gemv(const sa_linear *l) {
-    bool gemv = l->gemv && l->weights == SA_WEIGHTS_QUANTS;
+    bool gemv = l->decoding && l->weights == SA_WEIGHTS_QUANTS;
     for (int which = 0; which < l->count && gemv; ++which) {
         gemv = l->weight[which] != NULL && sa_quants_have_gemv(compact_of(l, which)); /* scratch is planned for all kinds */
     }

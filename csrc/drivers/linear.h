@@ -11,7 +11,7 @@ typedef struct {
     bool f64;
     sa_weights weights; /* the kind of all */
     bool far;           /* the weights come from memory, not from caches */
-    bool gemv;          /* rows of decoding: quants are read in place, and sums have an order of their own */
+    bool decoding;      /* each row is a sequence's new token: quants are read in place, and sums have an order of their own */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];

@@ -100,7 +100,7 @@ typedef struct {
     bool keep;
     bool by_shares;
     bool far;                       /* weights come from memory */
-    bool decodes;                   /* of decoding: each sequence has a past and one new token */
+    bool decoding;                  /* each sequence has a past and one new token */
     ptrdiff_t shares, share_tokens; /* a share begins at the first sequence from a multiple on … */
     ptrdiff_t share_rows;           /* … and has at most this many tokens */
     ptrdiff_t attend_rows;

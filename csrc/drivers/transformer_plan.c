@@ -165,7 +165,7 @@ sa_linear sa_product_of(const sa_token_share *p, sa_product_kind kind, ptrdiff_t
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
     sa_linear product = {
-        .f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .gemv = p->plan->decodes, .rows = rows, .in = d};
+        .f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .decoding = p->plan->decoding, .rows = rows, .in = d};
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
@@ -292,11 +292,11 @@ static ptrdiff_t most_heads(const sa_transformer *e) {
 }
 
 static bool all_decode(const sa_transformer *e) {
-    bool decodes = e->tokens == e->sequences;
+    bool decoding = e->tokens == e->sequences;
     for (ptrdiff_t s = 0; s < e->sequences; ++s) {
-        decodes = decodes && sa_past_of(e, s) > 0;
+        decoding = decoding && sa_past_of(e, s) > 0;
     }
-    return decodes;
+    return decoding;
 }
 
 sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
@@ -308,7 +308,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     if (e->sequences == 0) {
         return SA_OK;
     }
-    plan->decodes = all_decode(e);
+    plan->decoding = all_decode(e);
     plan->far = count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
     plan->attend_rows = kernels->block_rows;
     if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&

@@ -78,15 +78,15 @@ static sa_status forward(void *call, char *scratch, char *shared) {
 static PyObject *linear_forward(PyObject *module, PyObject *args) {
     PyObject *x, *weight, *bias;
     linear_call c = {.threads = 1};
-    int gemv = 0;
-    if (!PyArg_ParseTuple(args, "OOO|p:_linear_forward", &x, &weight, &bias, &gemv)) {
+    int decoding = 0;
+    if (!PyArg_ParseTuple(args, "OOO|p:_linear_forward", &x, &weight, &bias, &decoding)) {
         return NULL;
     }
     const sa_compact *compact = sa_compact_of(weight);
     if (compact != NULL ? take_compact(&c, x, compact) < 0 : take_product(&c, x, weight) < 0) {
         return NULL;
     }
-    c.l.gemv = gemv;
+    c.l.decoding = decoding;
     if (bias != Py_None) {
         if (!sa_is_plain(bias, type_of(&c), 1) || PyArray_DIM((PyArrayObject *)bias, 0) != c.l.out[0]) {
             return PyErr_Format(PyExc_TypeError, "bias must be a contiguous array of the type of weight, and as long");

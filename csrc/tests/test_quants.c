@@ -118,7 +118,7 @@ static float *multiply(const sa_linear *l, int threads) {
 }
 
 /* Of decoding: numbers are off by two units of 2^−22 of the largest of 32 (kernels/transformer/quants.h). */
-static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, bool gemv, bool hostile) {
+static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, bool decoding, bool hostile) {
     FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + out + type)};
     weights w;
@@ -127,7 +127,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
     float *x = draw_reals(rows * in, false, &random);
     x[0] = hostile ? NAN : 100;
     const sa_linear l = {.weights = SA_WEIGHTS_QUANTS,
-                         .gemv = gemv,
+                         .decoding = decoding,
                          .rows = rows,
                          .in = in,
                          .count = 1,
@@ -145,7 +145,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         double *off = zero_memory((size_t)in * sizeof *off); /* what each number's factor may add */
         for (ptrdiff_t i = 0; i < in; ++i) {
             double largest = 0; /* of 32 */
-            for (ptrdiff_t k = i / 32 * 32; gemv && k < in && k < i / 32 * 32 + 32; ++k) {
+            for (ptrdiff_t k = i / 32 * 32; decoding && k < in && k < i / 32 * 32 + 32; ++k) {
                 largest = fmax(largest, fabs((double)x[r * in + k]));
             }
             off[i] = (double)(in + 8) * U * fabs((double)x[r * in + i]) + 0x1p-21 * largest;
@@ -164,7 +164,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         }
     }
     CHECK(bad == 0 && worst <= 1, "%s, %td x %td x %td, decoding %d, hostile %d: %td wrong bits, off by %g bounds",
-          sa_quant_shape_of(type)->name, rows, out, in, gemv, hostile, bad, worst);
+          sa_quant_shape_of(type)->name, rows, out, in, decoding, hostile, bad, worst);
 }
 
 void test_quants(void) {
@@ -174,8 +174,8 @@ void test_quants(void) {
         for (int hostile = 0; hostile < 2; ++hostile) {
             try_numbers(type, hostile);
             for (int i = 0; i < 5; ++i) {
-                for (int gemv = 0; gemv < 2 && (i < 4 || (!quick && !hostile)); ++gemv) {
-                    try_product(type, shapes[i][0], shapes[i][1], shapes[i][2] * times, gemv, hostile);
+                for (int decoding = 0; decoding < 2 && (i < 4 || (!quick && !hostile)); ++decoding) {
+                    try_product(type, shapes[i][0], shapes[i][1], shapes[i][2] * times, decoding, hostile);
                 }
             }
         }

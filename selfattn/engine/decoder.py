@@ -118,7 +118,7 @@ class Decoder:
         """Append tokens, and compute the logits of the one that follows, (sequences, vocabulary)."""
         before = cache.lengths
         try:
-            return self.head(self._run(self._core_last, ids, cache)[0], steps=True)
+            return self.head(self._run(self._core_last, ids, cache)[0], decoding=True)
         except BaseException:  # no memory for the logits: the cache must not have the tokens
             cache.lengths = before
             raise
@@ -127,9 +127,9 @@ class Decoder:
         """Compute the logits of the id that follows each one of a sequence, (L, vocabulary)."""
         return self.head(self._run(self._core_model, [ids], None)[0])
 
-    def head(self, rows: Array, *, steps: bool = False) -> Array:
-        """Multiply rows (n, d) by the head; ``steps`` as in :func:`selfattn.engine.weights.multiply`."""
-        y: Array = _core._linear_forward(rows, self._head, self._head_bias, steps)
+    def head(self, rows: Array, *, decoding: bool = False) -> Array:
+        """Multiply rows (n, d) by the head; ``decoding`` as in :func:`selfattn.engine.weights.multiply`."""
+        y: Array = _core._linear_forward(rows, self._head, self._head_bias, decoding)
         return y
 
     def _run(

@@ -237,17 +237,17 @@ def good_scale(scale: Array) -> bool:
     return bool((np.isfinite(scale) & (scale >= 0)).all())
 
 
-def multiply(x: Array, weight: Weight, bias: Array | None, *, steps: bool = False) -> Array:
+def multiply(x: Array, weight: Weight, bias: Array | None, *, decoding: bool = False) -> Array:
     """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be Rounded; these multiply float32, not float64.
 
-    With ``steps`` each row is one token of a decoding step, and the core reads Quants without expanding them. The bits of a row depend
-    on ``steps``, but not on the other rows.
+    With ``decoding`` each row is of a sequence's new token, and the core reads Quants without expanding them. The bits of a row depend
+    on ``decoding``, but not on the other rows.
     """
     if not isinstance(weight, Rounded):
         return linear(x, weight, bias)
     check_input(x, weight.kind)
     y: Array = _core._linear_forward(
-        plain(as_rows(x), FLOAT32), weight.packed, None if bias is None else plain(bias, FLOAT32), steps
+        plain(as_rows(x), FLOAT32), weight.packed, None if bias is None else plain(bias, FLOAT32), decoding
     )
     return y.reshape(*x.shape[:-1], weight.shape[0]).astype(np.result_type(x, FLOAT32), copy=False)
 

@@ -100,15 +100,15 @@ def test_rows_of_decoding(kind, rows, width, out, isa, threads_restored):
     x = (rng.standard_normal((rows, width)) * 10.0 ** rng.integers(-3, 3, (rows, 1))).astype(np.float32)
     x[0, 7], x[:, 32:64] = 300, 0
     want = x.astype(np.float64) @ expected(blocks).T.astype(np.float64)
-    y = multiply(x, blocks, None, steps=True)
+    y = multiply(x, blocks, None, decoding=True)
     assert (np.abs(y - want) <= bound_of_steps(x, out, kind)).all()
     for threads in (1, 2, 3):
         sa.set_num_threads(threads)
-        assert np.array_equal(multiply(x, blocks, None, steps=True), y)
-    alone = [multiply(row[None], blocks, None, steps=True)[0] for row in x]
+        assert np.array_equal(multiply(x, blocks, None, decoding=True), y)
+    alone = [multiply(row[None], blocks, None, decoding=True)[0] for row in x]
     assert np.array_equal(alone, y)
     bias = rng.standard_normal(out).astype(np.float32)
-    error = np.abs(multiply(x, blocks, bias, steps=True) - (want + bias))
+    error = np.abs(multiply(x, blocks, bias, decoding=True) - (want + bias))
     assert (error <= bound_of_steps(x, out, kind) + 2.0**-23 * np.abs(want + bias)).all()
 
 
@@ -118,16 +118,16 @@ def test_rows_of_decoding_that_are_no_numbers(kind, isa):
     rng = np.random.default_rng(4)
     blocks = drawn(rng, kind, 37, 512)
     x = rng.standard_normal((8, 512)).astype(np.float32)
-    clean = multiply(x, blocks, None, steps=True)
+    clean = multiply(x, blocks, None, decoding=True)
     x[1, 3], x[4, 500], x[6] = np.nan, np.inf, -np.inf
     with np.errstate(all="ignore"):
-        y, other = multiply(x, blocks, None, steps=True), multiply(x, blocks, None)
+        y, other = multiply(x, blocks, None, decoding=True), multiply(x, blocks, None)
     for row in range(8):
         assert np.array_equal(y[row], other[row] if row in (1, 4, 6) else clean[row], equal_nan=True)
     small = np.zeros((3, 512), np.float32)
     small[0], small[1], small[2, ::7] = 1e-38, 1e33, 1e-44
     want = small.astype(np.float64) @ expected(blocks).T.astype(np.float64)
-    error = np.abs(multiply(small, blocks, None, steps=True) - want)
+    error = np.abs(multiply(small, blocks, None, decoding=True) - want)
     # Numbers below 1e-30 keep the units of such: a sum of 512 is off by two of them each.
     assert (error <= bound_of_steps(small, 37, kind) + 512 * 2e-37 * LARGEST[kind] * 0.01).all()
 
@@ -142,7 +142,7 @@ def test_scales_of_decoding_that_are_no_numbers(kind, isa):
     raw[20, 1, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     x = rng.standard_normal((3, 512)).astype(np.float32)
     with np.errstate(all="ignore"):
-        finite = np.isfinite(multiply(x, Quants(raw.reshape(40, -1), kind, (40, 512)), None, steps=True))
+        finite = np.isfinite(multiply(x, Quants(raw.reshape(40, -1), kind, (40, 512)), None, decoding=True))
     assert not finite[:, [5, 20]].any()
     assert np.delete(finite, [5, 20], axis=1).all()
 

@@ -297,7 +297,7 @@ ALL = OPERATIONS | {
     },
     "transformer with dropout": operation(transformer, number=12, dropout=True, threads=2),
     **{f"product of {kind}": operation(product, kind=kind) for kind in [*KINDS, *QUANTS]},
-    **{f"row of {kind}": operation(product, kind=kind, rows=1, steps=True) for kind in QUANTS},
+    **{f"row of {kind}": operation(product, kind=kind, rows=1, decoding=True) for kind in QUANTS},
     "decoding": operation(decoding, in_place=True),
     **{f"decoding with {kind}": operation(decoding, kind=kind, in_place=True) for kind in [*KINDS, "Q4_0", "Q4_K", "Q6_K", "F16"]},
     "sequences leave": operation(leaving, in_place=True),
