@@ -1,1 +1,1 @@
-"""Benchmarks beside the package: what ``selfattn bench`` is too small for, measured as it measures."""
+"""Benchmarks of layers and models, which are not in the package; they measure as ``selfattn bench`` does."""

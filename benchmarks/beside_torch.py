@@ -45,7 +45,7 @@ def theirs(x: np.ndarray, threads: int) -> Callable[[], None]:
 
 
 def milliseconds(steps: list[Callable[[], None]], rounds: int) -> list[float]:
-    """Run the steps in turns; return of each the least median."""
+    """Run the steps in turns; return the least median of each."""
     times = np.empty((rounds, 30, len(steps)))
     for index in np.ndindex(times.shape):
         start = time.perf_counter()
@@ -55,7 +55,7 @@ def milliseconds(steps: list[Callable[[], None]], rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Time what the command line asks for."""
+    """Run the benchmark with the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, default=sa.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)

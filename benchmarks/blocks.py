@@ -1,4 +1,4 @@
-"""Block masks and a window against the same call without, "dense": the ratio is that of the times of one open operation."""
+"""Block masks and a window, compared with "dense", the same call without them, by the time of one open operation."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Case(attention.Case):
 
     @property
     def label(self) -> str:
-        """What the case is called in a table."""
+        """The name of the case in a table."""
         shape = f"{self.blocks} of {self.block_length} in {self.length} x {self.width}"
         return ", ".join(filter(None, [self.gradients, shape]))
 
     @property
     def open_share(self) -> float:
-        """The share of the pairs that are open."""
+        """The share of open pairs."""
         own, n = np.arange(1, self.length + 1), self.block_length
         blocks: dict[str, Any] = {
             "documents": n,
@@ -45,12 +45,12 @@ class Case(attention.Case):
         return float(np.mean(blocks.get(self.blocks, self.keys))) / self.keys
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved of the case; operations of open pairs alone count."""
+        """Return what is saved of the case; only operations of open pairs count."""
         found = super().facts()
         return {**found, "flops": found["flops"] * self.open_share}
 
     def options(self) -> dict[str, Any]:
-        """Return what the call is given for the blocks."""
+        """Return the call's options for the blocks."""
         n = self.block_length
         if self.blocks == "documents":
             return {"block_mask": sa.BlockMask.from_documents(np.arange(self.length) // n)}
@@ -74,7 +74,7 @@ def open_engine(engine: str, threads: int) -> Prepare:
 
 
 def cases_of(lengths: Sequence[int], widths: Sequence[int], window: int | None) -> list[Case]:
-    """List the cases; the one with a window has one head, so that its length can be great."""
+    """Return the cases; the one with a window has one head, so that it can be long."""
     cases = [
         Case(*shape, blocks=blocks, block_length=shape[0] // part, gradients=kind)
         for kind, shape in product(("", BACKWARD), product(lengths, widths))
@@ -96,9 +96,6 @@ def main(arguments: Sequence[str], prog: str) -> int:
     rows = []
     for case in cases_of(options.lengths or [4096], options.dims, window):
         dense = Case(case.length, case.width, heads=case.heads, gradients=case.gradients)
-        own, other = (
-            Contestant("selfattn", "selfattn", case),
-            Contestant("dense", "selfattn", dense, yardstick=True),
-        )
-        rows.append(Row("blocks", case.label, (own, other)))
+        other = Contestant("dense", "selfattn", dense, yardstick=True)
+        rows.append(Row("blocks", case.label, (Contestant("selfattn", "selfattn", case), other)))
     return shared.run(prog, options, rows, open_engine, {}, "H=8, with a window 1; float32")

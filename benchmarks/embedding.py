@@ -1,7 +1,7 @@
 """Training steps and inference of the sentence-embedding model, against the same model in PyTorch.
 
-PyTorch is asked in two ways: "as written" is the tutorial's; "torch" is its best spelling, the fastest of fused Adam or not, and
-"torch, 1 thread" that on one thread. Sentences differ from step to step.
+PyTorch runs in two spellings: "as written" is the tutorial's; "torch" is its best, the faster of fused and other Adam, and "torch,
+1 thread" is the same on one thread. Sentences differ from step to step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PEERS = {"torch": ["torch"]}
 
 @dataclass(frozen=True)
 class Case(shared.Case):
-    """What is timed: ``step``, ``inference`` of one sentence, or ``encode`` of many."""
+    """A training ``step``, ``inference`` of one sentence, or ``encode`` of many."""
 
     kind: str
     width: int
@@ -39,12 +39,12 @@ class Case(shared.Case):
 
     @property
     def label(self) -> str:
-        """Name the case in the table."""
+        """The name of the case in the table."""
         what = f"{SENTENCES} sentences" if self.kind == "encode" else f"{self.tokens} tokens"
         return f"{self.kind:9s} d={self.width:<3d} {what}"
 
     def triplets(self) -> list[list[list[int]]]:
-        """Draw sentences of ``tokens`` tokens each, three by three."""
+        """Draw triplets of sentences of ``tokens`` tokens each."""
         rng = np.random.default_rng(0)
         return rng.integers(0, VOCABULARY, (TRIPLETS, 3, self.tokens)).tolist()  # type: ignore[no-any-return]
 
@@ -87,7 +87,7 @@ def _selfattn(case: Case) -> list[Spelling]:
 
 
 def torch_model(case: Case) -> Any:
-    """Write the model of the tutorial in PyTorch; ``model.padded`` does the same for a padded batch."""
+    """Return the tutorial's model in PyTorch; ``model.padded`` computes it for a padded batch."""
     torch: Any = import_module("torch")
     nn, functional = torch.nn, torch.nn.functional
 

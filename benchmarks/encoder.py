@@ -1,12 +1,12 @@
 """A pretrained sentence encoder, texts in and embeddings out, against other libraries.
 
-Everybody tokenises too, cuts at the folder's ``max_seq_length``, and returns normalised means of the tokens. The peers
-get texts sorted by length, padded within a batch, in several sizes of batch of which the fastest counts. Cases: "mixed",
-1000 sentences; "long", 400 texts of about 150 tokens; "64", 32 texts of 64 tokens; "one" sentence. The texts are those
-of --corpus, a file of plain text such as gensim's lee_background.cor.
+Every library also tokenises, cuts at the folder's ``max_seq_length``, and returns normalised means of the tokens. The peers
+get texts sorted by length, padded within a batch, in several sizes of batch, of which the fastest counts. Cases: "mixed",
+1000 sentences; "long", 400 texts of about 150 tokens; "64", 32 texts of 64 tokens; "one" sentence. The texts come from
+--corpus, a file of plain text such as gensim's lee_background.cor.
 
---dtype int8 compares what is rounded to 8 bits, each as its library does it: ONNX Runtime's dynamic quantisation, per channel;
-OpenVINO's INT8 by nncf, calibrated on texts of the corpus. Then the least cosine with selfattn's float32 vectors is told.
+--dtype int8 compares models that each library has rounded to 8 bits: ONNX Runtime's dynamic quantisation, per channel; OpenVINO's
+INT8 by nncf, calibrated on texts of the corpus. Then the least cosine with selfattn's float32 vectors is printed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from selfattn.benchmarks.app import listed, new_parser, one_of
+from selfattn.benchmarks.app import new_parser
 from selfattn.benchmarks.turns import Array, Prepare, Result, Row, Spelling
 from selfattn.cli import streams
 from selfattn.cli.parser import Parser
@@ -40,16 +38,14 @@ Encode = Callable[[list[str], int], Array]  # texts, size of a batch
 
 BATCHES = (8, 16, 32, 64)
 TOLERANCE = 1e-4  # of elements of vectors of length 1
-COMPACT_TOLERANCE = (
-    0.2  # of cosines below 1, of rounded weights: whoever computes something else is found, no more
-)
+COMPACT_TOLERANCE = 0.2  # of cosines below 1, of rounded weights: only quite other results exceed it
 LONG, FIXED = 150, 64  # tokens
 COUNTS = {"mixed": 1000, "long": 400, "64": 32, "one": 1}
 
 
 @dataclass(frozen=True)
 class Case(shared.Case):
-    """What is embedded, and the operations that its tokens need without any padding."""
+    """Texts to embed, and the operations that their tokens need without any padding."""
 
     name: str
     texts: tuple[str, ...]
@@ -59,12 +55,12 @@ class Case(shared.Case):
 
     @property
     def label(self) -> str:
-        """Name the case in the table."""
+        """The name of the case in the table."""
         return f"{self.name}: {len(self.texts)} x {self.tokens / len(self.texts):.0f} tokens"
 
     @property
     def flops(self) -> float:
-        """Return the operations, which were counted where the tokens were."""
+        """The operations, which were counted with the tokens."""
         return self.operations
 
     def facts(self) -> dict[str, Any]:
@@ -77,7 +73,7 @@ class Case(shared.Case):
 
 
 def _settings(folder: Path) -> tuple[dict[str, Any], int]:
-    """Return the configuration, and where texts are cut."""
+    """Return the configuration, and the length at which texts are cut."""
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     cut = settings["max_position_embeddings"]
     modules = folder / "sentence_bert_config.json"
@@ -95,7 +91,7 @@ def tokenizer_of(folder: Path) -> Any:
 
 
 def flops_of(folder: Path, lengths: Array) -> float:
-    """Count the products of an encoder of BERT's shape, a multiply and an add each."""
+    """Count the operations of the products of an encoder of BERT's shape."""
     s, n = _settings(folder)[0], lengths.astype(np.float64)
     width, wide, layers = s["hidden_size"], s["intermediate_size"], s["num_hidden_layers"]
     return float(layers * np.sum(n * (8 * width**2 + 4 * width * wide) + 4 * n**2 * width))
@@ -104,7 +100,7 @@ def flops_of(folder: Path, lengths: Array) -> float:
 def cases_of(
     folder: Path, corpus: Path, names: Sequence[str], scale: float = 1.0, dtype: str = "float32"
 ) -> list[Case]:
-    """Take the cases' texts from a corpus, spread over it; ``scale`` takes that share of the long lists."""
+    """Take the cases' texts from all over a corpus; ``scale`` is the share of the long lists that is used."""
     tokenizer = tokenizer_of(folder)
     text = corpus.read_text(encoding="utf-8")
     sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n", text) if s.strip()]
@@ -113,12 +109,11 @@ def cases_of(
     for sentence, count in zip(sentences, counted, strict=True):
         current.append(sentence)
         length += count
-        if length >= LONG - 10:  # the last sentence goes beyond, by half its length on average
+        if length >= LONG - 10:  # the last sentence exceeds it by half its length on average
             paragraphs.append(" ".join(current))
             current, length = [], 0
-    words = [
-        w for w in dict.fromkeys(re.findall(r"\b[a-z]+\b", text)) if tokenizer.token_to_id(w) is not None
-    ]
+    different = dict.fromkeys(re.findall(r"\b[a-z]+\b", text))
+    words = [word for word in different if tokenizer.token_to_id(word) is not None]
     rng = np.random.default_rng(0)
     sources = {
         "mixed": sentences,
@@ -161,7 +156,7 @@ def in_batches(tokenizer: Any, infer: Callable[[Array, Array], Array], texts: li
 
 
 class Source(NamedTuple):
-    """What a library loads: the folder, or a file made of it, to compute in a dtype."""
+    """The folder or the file made of it that a library loads, and the dtype to compute in."""
 
     folder: Path
     onnx: Path
@@ -169,12 +164,12 @@ class Source(NamedTuple):
 
     @property
     def onnx_int8(self) -> Path:
-        """What ONNX Runtime made of it."""
+        """The file that ONNX Runtime has rounded."""
         return self.onnx.with_suffix(".int8.onnx")
 
     @property
     def openvino_int8(self) -> Path:
-        """What nncf made of it."""
+        """The file that nncf has rounded."""
         return self.onnx.with_suffix(".int8.xml")
 
 
@@ -256,7 +251,7 @@ def _load_sentence_transformers(source: Source, threads: int) -> Encode:
 
 
 class Library(NamedTuple):
-    """How a library loads its source, the modules it needs, and what it computes in."""
+    """How a library loads its source, the modules it needs, and the dtypes it computes in."""
 
     load: Callable[[Source, int], Encode]
     modules: tuple[str, ...]
@@ -272,7 +267,7 @@ LIBRARIES = {
     "sentence-transformers": Library(_load_sentence_transformers, ("torch", "sentence_transformers")),
 }
 EXPORTING = ("torch", "transformers", "onnxscript")
-QUANTIZING = {"onnxruntime": "onnx", "openvino": "nncf"}  # what rounds to int8 needs as well
+QUANTIZING = {"onnxruntime": "onnx", "openvino": "nncf"}  # needed to round to int8
 CALIBRATION = 300  # texts of the corpus
 ONNX_USERS = ("onnxruntime", "openvino")
 
@@ -280,14 +275,14 @@ ONNX_USERS = ("onnxruntime", "openvino")
 def export(folder: Path, file: Path) -> None:
     """Write the pooled model as ONNX, with any number and length of texts."""
     torch: Any = import_module("torch")
-    ids, mask = (
+    given = tuple(
         torch.ones((2, 8), dtype=torch.int64) for _ in range(2)
     )  # one tensor twice would be one input
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=_settings(folder)[1])
     axes = {0: batch, 1: length}
     torch.onnx.export(
         pooled_model(folder),
-        (ids, mask),
+        given,
         str(file),
         input_names=["input_ids", "attention_mask"],
         output_names=["sentence_embedding"],
@@ -299,7 +294,7 @@ def export(folder: Path, file: Path) -> None:
 
 
 def quantize(source: Source, engines: Sequence[str], corpus: Path) -> None:
-    """Round the exported model to 8 bits as each of these libraries does, unless it is there already."""
+    """Round the exported model to 8 bits as each of these libraries does, unless the file exists already."""
     if "onnxruntime" in engines and not source.onnx_int8.exists():
         quantization: Any = import_module("onnxruntime.quantization")
         quantization.quantize_dynamic(
@@ -326,7 +321,7 @@ def quantize(source: Source, engines: Sequence[str], corpus: Path) -> None:
 
 
 class Opened:
-    """How a worker opens a library and prepares a case: in the size of batch that is fastest."""
+    """Opens a library in a worker and prepares a case, in the size of batch that is fastest."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -354,7 +349,7 @@ class Opened:
 
 
 def cosine_missing(result: Array, own: Array, whole: Array) -> float:
-    """Return by how much the least cosine with the float32 vectors ``whole`` is below 1."""
+    """Return 1 minus the least cosine with the float32 vectors ``whole``."""
     return float(1 - np.min(np.sum(result.reshape(whole.shape) * whole, axis=1)))
 
 
@@ -362,7 +357,7 @@ def cosine_missing(result: Array, own: Array, whole: Array) -> float:
 
 
 def start(engine: str, threads: int, dtype: str, folder: Path, onnx: Path, texts: Path) -> None:
-    """Embed a sentence in this new process, say so, then embed all and tell the peak of memory beyond imports."""
+    """Embed a sentence in this new process, print that, then embed all and print the peak of memory beyond imports."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     for module in LIBRARIES[engine].modules:
         import_module(module)
@@ -377,18 +372,11 @@ def start(engine: str, threads: int, dtype: str, folder: Path, onnx: Path, texts
 
 def time_to_first(engine: str, threads: int, source: Source, texts: Path) -> tuple[float, int]:
     """Return the seconds from a process's start to its first embedding, and its peak of memory beyond imports."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     code = f"import sys; from pathlib import Path; from {__name__} import start; "
     code += "start(sys.argv[1], int(sys.argv[2]), sys.argv[3], *map(Path, sys.argv[4:]))"
-    given = [engine, str(threads), source.dtype, str(source.folder), str(source.onnx), str(texts)]
+    given = [engine, threads, source.dtype, source.folder, source.onnx, texts]
     begin = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", code, *given],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)},
-    ) as process:
+    with shared.new_process(code, threads, *given) as process:
         assert process.stdout
         line = process.stdout.readline()
         while line and line != "first\n":
@@ -400,53 +388,28 @@ def time_to_first(engine: str, threads: int, source: Source, texts: Path) -> tup
     return elapsed, int(peak[-1])
 
 
-def find_corpus() -> Path | None:
-    """Return gensim's sample of Australian news, if gensim is installed."""
-    found = find_spec("gensim")
-    if found is None or found.origin is None:
-        return None
-    return Path(found.origin).parent / "test" / "test_data" / "lee_background.cor"
-
-
 # ------------------------------------------------------------------------------------------------ the command
 
 
 def _parser(prog: str, arguments: Sequence[str]) -> Parser:
-    """Return the parser; whether a peer is installed depends on the dtype."""
+    """Return the parser; the modules that a peer needs depend on the dtype."""
     int8 = any(each.endswith("int8") for each in arguments)
-    peers = {
-        name: [*library.modules, *([QUANTIZING[name]] if int8 and name in QUANTIZING else [])]
-        for name, library in LIBRARIES.items()
-        if name != "selfattn"
-    }
+    peers = {name: [*library.modules] for name, library in LIBRARIES.items() if name != "selfattn"}
+    for name, module in QUANTIZING.items():
+        peers[name] += [module] * int8
     parser = new_parser(prog, __doc__ or "", peers)
-    add, corpus = parser.add_argument, find_corpus()
-    add("folder", type=Path, help="as sentence-transformers saves it; mean pooling, normalised")
-    add(
-        "--corpus",
-        type=Path,
-        default=corpus,
-        metavar="FILE",
-        help="plain text; default: gensim's, if installed",
-    )
-    cases = listed(one_of("case", COUNTS))
-    add(
-        "--cases",
-        type=cases,
-        default=list(COUNTS),
-        metavar="A,B",
-        help=f"any of {', '.join(COUNTS)}; default: all",
-    )
+    add = parser.add_argument
+    add("folder", type=Path, help="a folder of sentence-transformers with mean pooling, normalised")
+    shared.add_texts(parser, COUNTS)
     add("--dtype", choices=DTYPES, default="float32", help="of weights and products")
+    share = "use this share of the mixed and the long texts"
+    add("--scale", type=float, default=1.0, metavar="F", help=share)
+    add("--onnx", type=Path, metavar="FILE", help="write the exported model here, or read it if it exists")
     add(
-        "--scale",
-        type=float,
-        default=1.0,
-        metavar="F",
-        help="take this share of the mixed and the long texts",
+        "--no-start",
+        action="store_true",
+        help="do not measure the time to the first embedding and the memory",
     )
-    add("--onnx", type=Path, metavar="FILE", help="keep the exported model here, or take it from here")
-    add("--no-start", action="store_true", help="leave out the time to the first embedding and the memory")
     return parser
 
 
@@ -457,12 +420,11 @@ def main(arguments: Sequence[str], prog: str) -> int:
     options.peers = [peer for peer in options.peers if options.dtype in LIBRARIES[peer].dtypes]
     exports = set(options.peers) & set(ONNX_USERS) and not (options.onnx and options.onnx.exists())
     if exports and not all(find_spec(module) for module in EXPORTING):
-        parser.error(f"to write the ONNX file needs {', '.join(EXPORTING)}; or give one with --onnx")
+        parser.error(f"writing the ONNX file needs {', '.join(EXPORTING)}; or give one with --onnx")
     for file in ("config.json", "tokenizer.json"):
         if not (options.folder / file).is_file():
             parser.error(f"{options.folder} has no {file}")
-    if options.corpus is None or not options.corpus.is_file():
-        parser.error("there is no corpus; --corpus FILE names a file of plain text")
+    shared.check_corpus(parser, options.corpus)
     if not 0 < options.scale <= 1:
         parser.error("scale must be in (0, 1]")
     streams.check(options.json)
@@ -485,28 +447,24 @@ def _run(prog: str, cases: Sequence[Case], source: Source, texts: Path, options:
     whole = import_module("selfattn.models").load(source.folder) if source.dtype != "float32" else None
     rows = []
     for case in cases:
-        row = Row(
-            "encoder", case.label, shared.contestants(case, options, one_thread=True), tolerance=TOLERANCE
-        )
+        found = shared.contestants(case, options, one_thread=True)
+        row = Row("encoder", case.label, found, tolerance=TOLERANCE, count=(len(case.texts), "texts"))
         if whole is not None:
             distance = partial(cosine_missing, whole=whole.encode(list(case.texts)))
             row = replace(row, distance=distance, tolerance=COMPACT_TOLERANCE)
-        rows.append(replace(row, count=(len(case.texts), "texts")))
+        rows.append(row)
     starts = {}
     if not options.no_start and memory.AVAILABLE:
         texts.write_text(json.dumps(max(cases, key=lambda case: case.tokens).texts), encoding="utf-8")
         for engine in ("selfattn", *options.peers):
-            measured = [
-                time_to_first(engine, options.threads, source, texts)
-                for _ in range(1 if options.quick else 3)
-            ]
+            times = range(1 if options.quick else 3)
+            measured = [time_to_first(engine, options.threads, source, texts) for _ in times]
             starts[engine] = {"seconds": median(t for t, _ in measured), "bytes": max(p for _, p in measured)}
 
     def after(found: Result) -> None:
         for row in found["rows"] if whole is not None else []:
-            cosines = [
-                f"{c['name']} {1 - c['difference']:.4f}" for c in row["contestants"] if "difference" in c
-            ]
+            compared = [c for c in row["contestants"] if "difference" in c]
+            cosines = [f"{c['name']} {1 - c['difference']:.4f}" for c in compared]
             print(f"least cosine with float32, {row['label']}: {', '.join(cosines)}")
         for engine, start in starts.items():
             first = f"{start['seconds']:.2f} s from the start of a process to the first embedding"

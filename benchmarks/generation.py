@@ -1,19 +1,16 @@
 """A language model of a GGUF file reads a prompt and writes an answer, against other libraries.
 
-Cases: "prompt", 512 tokens to the logits after them; "answer", 64 tokens after a prompt of 16, each the likeliest. selfattn and
-llama.cpp compute with the file as it is; Transformers with what it stands for, dequantised to float32, in a folder that is written
-before. Where selfattn writes an answer, the time of a token is compared with that of reading the weights' bytes from memory.
+Cases: "prompt", 512 tokens to the logits after them; "answer", 64 tokens after a prompt of 16, each the most probable. selfattn
+and llama.cpp compute with the file as it is; Transformers with its weights dequantised to float32, in a folder that is written
+first. Where selfattn writes an answer, the time of a token is compared with that of reading the weights' bytes from memory.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -22,23 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn import _core
-from selfattn.benchmarks.app import listed, new_parser, one_of
+from selfattn.benchmarks.app import new_parser
 from selfattn.benchmarks.report import best_time
 from selfattn.benchmarks.turns import Array, Prepare, Result, Row, Spelling
 from selfattn.cli import streams
 from selfattn.cli.parser import count
 
 from . import shared
-from .encoder import find_corpus
 
-TOLERANCE = 2.0  # of logits: llama.cpp rounds what enters a product to 8 bits; whoever computes something else is found
+TOLERANCE = 2.0  # of logits: llama.cpp rounds the inputs of products to 8 bits; other results differ more
 BEFORE = 16  # tokens before an answer
 CASES = ("prompt", "answer")
 
 
 @dataclass(frozen=True)
 class Case(shared.Case):
-    """What is read, and how many tokens are written."""
+    """The tokens that are read, and how many are written."""
 
     name: str
     ids: tuple[int, ...]
@@ -46,7 +42,7 @@ class Case(shared.Case):
 
     @property
     def tokens(self) -> int:
-        """How many tokens count."""
+        """How many tokens the rate counts."""
         return self.new or len(self.ids)
 
 
@@ -58,7 +54,7 @@ class Source(NamedTuple):
 
 
 class Model(NamedTuple):
-    """How a library reads a prompt, to the logits behind it, and writes an answer."""
+    """How a library reads a prompt, up to the logits after it, and writes an answer."""
 
     read: Callable[[Array], Array]
     write: Callable[[Array, int], Any]
@@ -136,7 +132,7 @@ LIBRARIES = {
 
 
 class Opened:
-    """How a worker opens a library and prepares a case; compared are the logits after what is read."""
+    """Opens a library in a worker and prepares a case; the logits after the prompt are compared."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -160,17 +156,15 @@ def seconds_to_first(source: Source, threads: int) -> float:
         "import sys; from selfattn import models, set_num_threads; set_num_threads(int(sys.argv[2])); "
         "print(len(models.load(sys.argv[1]).generate([1, 2, 3, 4], 1)), flush=True)"
     )
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     begin = time.perf_counter()
-    command = [sys.executable, "-P", "-c", code, str(source.file), str(threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as process:
+    with shared.new_process(code, threads, source.file, threads) as process:
         assert process.stdout
         process.stdout.readline()
         return time.perf_counter() - begin
 
 
 def bytes_of_a_token(file: Path) -> int:
-    """Return the bytes of the weights that every token reads: all, but of a table that is not the head one row."""
+    """Return the bytes of the weights that every token reads: all but the table, unless it is also the head."""
     gguf = import_module("selfattn.models._gguf").GGUF(file)
     sizes = {name: tensor.size for name, tensor in gguf.tensors.items()}
     if "output.weight" in sizes:
@@ -179,7 +173,7 @@ def bytes_of_a_token(file: Path) -> int:
 
 
 def seconds_to_read(size: int, threads: int) -> float:
-    """Return the time of reading ``size`` bytes from memory, at best."""
+    """Return the least time of reading ``size`` bytes from memory."""
     return size / max(float(_core._read_bandwidth(size, threads, 50)) for _ in range(5))
 
 
@@ -187,24 +181,15 @@ def main(arguments: Sequence[str], prog: str) -> int:
     """Run the benchmark and return its exit code."""
     peers = {name: library.modules for name, library in LIBRARIES.items() if name != "selfattn"}
     parser = new_parser(prog, __doc__ or "", peers)
-    add, corpus = parser.add_argument, find_corpus()
+    add = parser.add_argument
     add("file", type=Path, help="a GGUF file, such as SmolLM2-135M-Instruct.Q4_1.gguf")
-    add(
-        "--corpus",
-        type=Path,
-        default=corpus,
-        metavar="FILE",
-        help="plain text; default: gensim's, if installed",
-    )
-    cases = listed(one_of("case", CASES))
-    add("--cases", type=cases, default=CASES, metavar="A,B", help="any of prompt, answer; default: both")
+    shared.add_texts(parser, CASES)
     add("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt (512)")
     add("--answer", type=count, default=64, metavar="N", help="tokens of the answer (64)")
     options = parser.parse_args(arguments)
     if not options.file.is_file():
         parser.error(f"there is no file {options.file}")
-    if options.corpus is None or not options.corpus.is_file():
-        parser.error("there is no corpus; --corpus FILE names a file of plain text")
+    shared.check_corpus(parser, options.corpus)
     streams.check(options.json)
     models = import_module("selfattn.models")
     with tempfile.TemporaryDirectory() as folder:
@@ -220,10 +205,9 @@ def main(arguments: Sequence[str], prog: str) -> int:
 def _run(prog: str, cases: Sequence[Case], source: Source, options: Any) -> int:
     rows = []
     for case in cases:
-        row = Row(
-            "generation", f"{case.name}, {case.tokens} tokens", shared.contestants(case, options), limit=""
-        )
-        rows.append(replace(row, tolerance=TOLERANCE, count=(case.tokens, "tokens")))
+        count, found = (case.tokens, "tokens"), shared.contestants(case, options)
+        label = f"{case.name}, {case.tokens} tokens"
+        rows.append(Row("generation", label, found, limit="", tolerance=TOLERANCE, count=count))
     size = bytes_of_a_token(source.file)
     reading = seconds_to_read(size, options.threads)
     first = median(seconds_to_first(source, options.threads) for _ in range(1 if options.quick else 3))
@@ -237,7 +221,7 @@ def _run(prog: str, cases: Sequence[Case], source: Source, options: Any) -> int:
         print()
 
     packages = {peer: LIBRARIES[peer].package for peer in options.peers}
-    about = f"{options.file.name}; each token is the likeliest"
+    about = f"{options.file.name}; each token is the most probable"
     return shared.run(
         prog, options, rows, Opened(source), packages, about, after, bytes=size, reading=reading, first=first
     )

@@ -1,9 +1,9 @@
 """A training step of a small GPT, against PyTorch's modules, and against a GPT written for speed.
 
 A step is the loss of a batch, the gradients of all parameters, and AdamW's update, in float32 with 4 layers and 4 heads, without
-dropout: characters, of which there are 65. "torch-modules" is a stack of ``torch.nn.TransformerEncoderLayer`` with a causal mask.
-"torch-fused" is what nanoGPT made usual: one product for queries, keys and values, and ``scaled_dot_product_attention`` with
-``is_causal``. All begin with the same weights; the losses of their first steps are compared.
+dropout, on 65 characters. "torch-modules" is a stack of ``torch.nn.TransformerEncoderLayer`` with a causal mask. "torch-fused" is
+written like nanoGPT: one product for queries, keys and values, and ``scaled_dot_product_attention`` with ``is_causal``. All begin
+with the same weights; the losses of their first steps are compared.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Case(shared.Case):
 
     @property
     def label(self) -> str:
-        """Name the case in the table."""
+        """The name of the case in the table."""
         return f"C={self.width}, T={self.context}, B={self.batch}"
 
     def ids(self) -> Array:
@@ -45,7 +45,7 @@ class Case(shared.Case):
         return np.random.default_rng(0).integers(0, LETTERS, (self.batch, self.context + 1))
 
     def new_model(self) -> Any:
-        """Make the model whose weights all begin with."""
+        """Make the model with the initial weights of all."""
         from selfattn import nn
 
         return nn.GPT(LETTERS, self.width, LAYERS, HEADS, self.context, rng=0)
@@ -88,7 +88,7 @@ def _torch(torch: Any, case: Case, fused: bool) -> list[Spelling]:
 
 
 def _outside(torch: Any, case: Case) -> Any:
-    """Make a module with the parts around the layers, under the names of nn.GPT."""
+    """Make a module with everything except the layers, under the names of nn.GPT."""
     nn = torch.nn
     model = nn.Module()
     model.token_embedding = nn.Embedding(LETTERS, case.width)
@@ -101,7 +101,7 @@ def _outside(torch: Any, case: Case) -> Any:
 
 
 def _with_forward(torch: Any, parts: Any, layer: Any) -> Any:
-    """Give the parts a forward pass, with a layer as ``layer(module, x)``."""
+    """Add a forward pass to the module, in which a layer is ``layer(module, x)``."""
 
     class Model(torch.nn.Module):  # type: ignore[misc]
         def forward(self, ids: Any) -> Any:
@@ -115,7 +115,7 @@ def _with_forward(torch: Any, parts: Any, layer: Any) -> Any:
 
 
 def _modules(torch: Any, case: Case) -> Any:
-    """PyTorch's own layers."""
+    """Make a model of PyTorch's own layers."""
     parts = _outside(torch, case)
     for _ in range(LAYERS):
         parts.layers.append(
@@ -128,7 +128,7 @@ def _modules(torch: Any, case: Case) -> Any:
 
 
 def _fused(torch: Any, case: Case) -> Any:
-    """Layers with one product for queries, keys and values, and fused attention."""
+    """Make a model with one product for queries, keys and values, and fused attention."""
     nn, functional = torch.nn, torch.nn.functional
     parts = _outside(torch, case)
     for _ in range(LAYERS):
@@ -167,18 +167,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
     parser.add_argument("--sizes", type=sizes, default=SIZES, metavar="CxTxB,…", help="width, context, batch")
     options = parser.parse_args(arguments)
     cases = [Case(*size) for size in (options.sizes[:1] if options.quick else options.sizes)]
-    rows = [
-        Row(
-            "gpt",
-            case.label,
-            shared.contestants(case, options),
-            limit="",
-            tolerance=TOLERANCE,
-            count=(1, "steps"),
-        )
-        for case in cases
-    ]
+    how: dict[str, Any] = {"limit": "", "tolerance": TOLERANCE, "count": (1, "steps")}
+    rows = [Row("gpt", case.label, shared.contestants(case, options), **how) for case in cases]
     packages = {"torch": "torch"} if options.peers else {}
-    return shared.run(
-        prog, options, rows, open_engine, packages, "float32; C channels, T tokens, batches of B"
-    )
+    about = "float32; C channels, T tokens, batches of B"
+    return shared.run(prog, options, rows, open_engine, packages, about)

@@ -1,7 +1,7 @@
 """TransformerEncoder and Linear, against PyTorch's and NumPy's product.
 
-Encoders have 2 layers, a feed-forward network four times as wide and heads of 32 columns, and ``batch_first``, without
-which PyTorch leaves out its fast way. "train" drops 10 %, which is the default of both; "eval" drops nothing.
+Encoders have 2 layers, a feed-forward network four times as wide, heads of 32 columns, and ``batch_first``, without which
+PyTorch does not use its fast path. "train" has dropout 10 %, the default of both; "eval" has none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROWS = (1, 16, 256, 4096)
 
 @dataclass(frozen=True)
 class Case(shared.Case):
-    """An encoder's pass in a mode, or a linear layer, whose rows are ``tokens``."""
+    """A pass of an encoder in a mode, or of a linear layer, whose rows are ``tokens``."""
 
     kind: str  # "train" or "eval": forward and gradients; "forward": in eval mode; "linear": forward
     width: int
@@ -38,14 +38,14 @@ class Case(shared.Case):
 
     @property
     def label(self) -> str:
-        """Name the case in the table."""
+        """The name of the case in the table."""
         if self.kind == "linear":
             return f"linear {self.width}x{self.out}, {self.tokens} rows"
         return f"{self.kind} d={self.width}, {self.batch} x {self.tokens}"
 
     @property
     def flops(self) -> float:
-        """Count the products, a multiply and an add each; gradients are two for each product forward."""
+        """The operations of the products; each forward product has two for its gradients."""
         rows = self.batch * self.tokens
         if self.kind == "linear":
             return 2.0 * rows * self.width * self.out
@@ -63,7 +63,7 @@ class Case(shared.Case):
 
 
 def cases_of(kinds: Sequence[str], sizes: Sequence[tuple[int, ...]], quick: bool) -> list[Case]:
-    """List the cases of some kinds; the sizes are those of the encoders."""
+    """Return the cases of some kinds; the sizes are those of the encoders."""
     sizes, linear, rows = (sizes[:1], LINEAR[-1:], ROWS[:2]) if quick else (sizes, LINEAR, ROWS)
     found = [Case(kind, *size) for kind in kinds if kind != "linear" for size in sizes]
     if "linear" in kinds:
@@ -72,7 +72,7 @@ def cases_of(kinds: Sequence[str], sizes: Sequence[tuple[int, ...]], quick: bool
 
 
 def weights_of(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Draw an encoder's weights, the same for every library: norms near one, products that keep the size."""
+    """Draw an encoder's weights, the same for every library: norms near one, products that keep the variance."""
     rng = np.random.default_rng(1)
     weights = {}
     for name in sorted(shapes):
@@ -92,15 +92,15 @@ def _sample(array: Any, gradient: Any = None) -> Array:
 def output_and_gradient(result: Array, own: Array) -> float:
     """Compare outputs by the greatest difference, and gradients by the median one.
 
-    Where an input of ReLU lies within rounding of 0, its gradient is there in one library and not in the other, and with
-    it all gradients of that sequence differ: by 1e-3 to 5e-2, from float64's too.
+    Where an input of ReLU is 0 up to rounding, its gradient may be 0 in only one library; then all gradients of that sequence differ,
+    by 1e-3 to 5e-2, also from float64's.
     """
     (y, own_y), (dy, own_dy) = zip(np.split(result, 2), np.split(own, 2), strict=True)
     return float(max(np.max(np.abs(y - own_y)), np.median(np.abs(dy - own_dy))))
 
 
 def _both(both: Callable[[], tuple[Any, Any]], model: Any, kind: str) -> list[Spelling]:
-    """Return a pass with its gradient; what dropout makes of it cannot be compared, so that is done before."""
+    """Return a pass with its gradient; it is compared without dropout, before the mode is set."""
     result = _sample(*both())
     model.train(kind == "train")
     return [shared.called(both, lambda _: result)]
@@ -172,13 +172,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
     """Run the benchmark and return its exit code."""
     parser = new_parser(prog, __doc__ or "", PEERS)
     add = parser.add_argument
-    add(
-        "--kinds",
-        type=listed(one_of("kind", KINDS)),
-        default=list(KINDS),
-        metavar="A,B",
-        help=", ".join(KINDS),
-    )
+    kinds = listed(one_of("kind", KINDS))
+    add("--kinds", type=kinds, default=list(KINDS), metavar="A,B", help=", ".join(KINDS))
     sizes = listed(shared.sizes_of("WIDTHxTOKENSxBATCH", HEAD_WIDTH))
     add("--sizes", type=sizes, default=SIZES, metavar="DxTxB,…", help="of the encoders: width, tokens, batch")
     options = parser.parse_args(arguments)

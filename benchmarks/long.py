@@ -1,7 +1,7 @@
 """Long sequences: time for each pair of tokens, forward and backward, and memory, from 4,096 to 131,072 tokens.
 
-``python docs/figures/long.py long.json`` draws the figure of what --json saves. All lengths take some ten minutes on two
-cores. Each has a process of its own, so that the peak of its memory is its own.
+``python docs/figures/long.py long.json`` draws the figure of the file that --json saves. All lengths take about ten minutes on two
+cores. Each runs in a new process, so that its peak of memory is its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def measure(kind: str, length: int, threads: int, seconds: float) -> dict[str, Any]:
-    """Time the two halves of a call of this kind, least of as many as fit into the seconds, after one for memory."""
+    """Time forward and backward of a call, the least of as many as fit into the seconds, after one call for its memory."""
     rng = np.random.default_rng(0)
     query, key, value, grad_out = rng.standard_normal((4, HEADS, length, WIDTH), dtype=np.float32)
     options = {**KINDS[kind], "num_threads": threads}
@@ -70,9 +70,8 @@ def in_a_process(function: Callable[..., dict[str, Any]], *arguments: Any) -> di
 def line(result: dict[str, Any]) -> str:
     """Write a result as a line of the table."""
     pairs = HEADS * result["length"] ** 2
-    cells = [
-        f"{result[half]:8.3g} s {result[half] / pairs * 1e12:7.3g} ps" for half in ("forward", "backward")
-    ]
+    times = [result[half] for half in ("forward", "backward")]
+    cells = [f"{seconds:8.3g} s {seconds / pairs * 1e12:7.3g} ps" for seconds in times]
     needed = result["memory"]
     cells.append("" if needed is None else f"{needed / 2**20:6.0f} MiB")
     return "  ".join([f"{result['kind']:8s}{result['length']:8d}", *cells])
@@ -93,9 +92,8 @@ def main(arguments: Sequence[str], prog: str = "python -m benchmarks long") -> i
     try:
         with streams.table_beside(options.json):
             print(f"{facts['cpu']}, {facts['isa']}, {threads} threads; H={HEADS}, D={WIDTH}, float32")
-            print(
-                "kind      length  forward, each pair     backward, each pair   memory beyond inputs and gradients"
-            )
+            print("kind      length  forward, each pair     backward, each pair   ", end="")
+            print("memory beyond inputs and gradients")
             for length in options.lengths[: 1 if options.quick else None]:
                 for kind in options.kinds:
                     run["rows"].append(in_a_process(measure, kind, length, threads, seconds))

@@ -1,7 +1,7 @@
-"""How much memory a call needs at its peak, by the kernel's own count (VmHWM): nothing can hide from it.
+"""The peak of memory that a call needs, as the kernel counts it (VmHWM).
 
-Not the pages of a result, not the stacks of threads, not what a library keeps for later. A process of its own for each
-measurement keeps what others left out of it.
+It includes the pages of results, the stacks of threads, and memory that a library keeps for later. Each measurement should run in a
+new process, which has nothing from others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def status(field: str) -> int:
 
 
 def peak_beyond(call: Callable[[], Result]) -> tuple[int, Result]:
-    """Return the bytes that a call needed at its peak on top of what was there, results included, and its result."""
+    """Return the bytes that a call needed at its peak beyond those in use before, results included, and its result."""
     gc.collect()
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:

@@ -33,14 +33,14 @@ PEERS = {"torch": ["torch"]}
 
 @dataclass(frozen=True)
 class Case(attention.Case):
-    """Packed sequences of up to L tokens, forward or, with gradients BACKWARD, the pullback."""
+    """Packed sequences of up to L tokens: forward, or the pullback if gradients is BACKWARD."""
 
     ragged: int = 64  # number of sequences
     split: bool = False  # a call for each sequence or bucket
 
     @property
     def label(self) -> str:
-        """What the case is called in a table."""
+        """The name of the case in a table."""
         shape = f"{self.ragged} of {SHORTEST} to {self.length} x {self.width}"
         return ", ".join(filter(None, [self.gradients, "causal" * self.causal, shape]))
 
@@ -53,7 +53,7 @@ class Case(attention.Case):
 
     @cached_property
     def offsets(self) -> Array:
-        """Where the sequences begin, and where the last one ends."""
+        """The begin of each sequence, and the end of the last."""
         return np.cumsum([0, *self.lengths])
 
     def facts(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Case(attention.Case):
 class Batch(NamedTuple):
     """Some of the sequences, padded to the longest: their numbers, and arrays of (n, H, longest, D).
 
-    `mask` is (n, 1, 1, longest), True on keys that there are; None where it is not needed.
+    `mask` is (n, 1, 1, longest), True on existing keys; None where it is not needed.
     """
 
     members: Sequence[int]
@@ -79,7 +79,7 @@ class Batch(NamedTuple):
 
 
 def batches_of(case: Case, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
-    """Pad each group of sequences; a causal batch needs no mask, as its padding comes after every query that counts."""
+    """Pad each group of sequences; a causal batch needs no mask, since its padding is after every existing query."""
     packed = case.packed()
     for members in groups:
         lengths = [case.lengths[s] for s in members]
@@ -92,7 +92,7 @@ def batches_of(case: Case, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
 
 
 def spelling_of(case: Case, groups: Sequence[Sequence[int]], calls: list[Callable[[], Any]]) -> Spelling:
-    """Return the spelling of a call for each group; its results, padded, are packed to be compared."""
+    """Return the spelling of a call for each group; the padded results are packed to be compared."""
 
     def pack(results: Sequence[Any]) -> Array:
         packed = np.empty((case.offsets[-1], case.heads, case.width), case.dtype)
@@ -110,7 +110,7 @@ def spelling_of(case: Case, groups: Sequence[Sequence[int]], calls: list[Callabl
 
 
 def thinned(result: Array) -> Array:
-    """Return a part of a long result, spread over it."""
+    """Return evenly spaced elements of a long result."""
     return result.reshape(-1)[:: max(1, result.size >> 18)]
 
 
@@ -160,7 +160,7 @@ def _torch(torch: Any, case: Case) -> list[Spelling]:
 
 
 def open_engine(engine: str, threads: int) -> Prepare:
-    """Open a library in a worker; it is also asked for the dense batch of equal lengths."""
+    """Open a library in a worker, also for the dense batch of equal lengths."""
     module: Any = import_module(engine)
     module.set_num_threads(threads)
 
@@ -173,7 +173,7 @@ def open_engine(engine: str, threads: int) -> Prepare:
 
 
 def row_of(case: Case, peers: Sequence[str]) -> Row:
-    """Name whom a packed batch is compared with."""
+    """Return a row with the contestants of a packed batch."""
     one = attention.Case(min(case.length, 1024), case.width, causal=case.causal, gradients=case.gradients)
     equal = replace(one, batch=max(1, round(case.facts()["flops"] / one.facts()["flops"])))
     apart = replace(case, split=True)

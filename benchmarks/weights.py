@@ -1,4 +1,4 @@
-"""The products of decoding with the quants of a GGUF file: bytes of weights a second, compared with a loop that only reads."""
+"""The products of decoding with the quants of a GGUF file: bytes of weights per second, compared with a loop that only reads."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
     add, kinds = parser.add_argument, listed(one_of("kind", KINDS))
     add("--kinds", type=kinds, default=KINDS, metavar="A,B", help=f"any of {', '.join(KINDS)}; default: all")
     add("--columns", type=count, default=1536, metavar="N", help="of a weight, a multiple of 256")
-    add("--megabytes", type=count, default=96, metavar="N", help="of weights: more than the caches hold")
-    add("--rows", type=count, default=1, metavar="N", help="sequences that decode at a time")
+    add("--megabytes", type=count, default=96, metavar="N", help="of weights: more than fit into caches")
+    add("--rows", type=count, default=1, metavar="N", help="sequences that decode at once")
     options = parser.parse_args(arguments)
     if options.columns % 256:
         parser.error(f"columns must be a multiple of 256, not {options.columns}")
@@ -38,9 +38,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
 def _run(options: argparse.Namespace) -> None:
     selfattn.set_num_threads(options.threads)
-    print(
-        f"{_core.get_isa()}, {options.threads} threads, {options.rows} x {options.columns} times {options.megabytes} MB"
-    )
+    shape = f"{options.rows} x {options.columns} times {options.megabytes} MB"
+    print(f"{_core.get_isa()}, {options.threads} threads, {shape}")
     print(f"{'kind':8}{'reading':>14}{'product':>14}{'times':>8}")
     found = {}
     for kind in options.kinds:
@@ -60,13 +59,12 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def drawn(kind: str, columns: int, size: int) -> Quants:
-    """Return weights of any bits, in ``size`` bytes or a few less; scales are zeros."""
+    """Return weights of random bits, in ``size`` bytes or a few less; scales are zeros."""
     numbers, block = QUANTS[kind]
     row = columns // numbers * block
     out = max(1, size // row)
-    raw = np.resize(
-        np.random.default_rng(0).integers(0, 256, 7919, np.uint8), (out, columns // numbers, block)
-    )
+    bits = np.random.default_rng(0).integers(0, 256, 7919, np.uint8)
+    raw = np.resize(bits, (out, columns // numbers, block))
     for at in (0, 208):
         raw[..., at : at + 4] = 0
     return Quants(raw.reshape(out, row), kind, (out, columns))

@@ -1,1 +1,1 @@
-"""Attention timed against its peers: what `attention` names is timed in `turns` and shown by `report`; `app` is the command."""
+"""Attention timed against its peers: `attention` has the cases, `turns` times them, `report` shows them, `app` is the command."""

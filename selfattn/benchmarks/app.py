@@ -1,4 +1,4 @@
-"""The command ``selfattn bench``; and what every benchmark's command does: its options, a table as it grows, saving."""
+"""The command ``selfattn bench``; and the options, the table and the saving of every benchmark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ suites:
   float64  in double precision                  backward gradients, with and without the forward call
   16bit    bfloat16 and float16, and gradients  all      all but the summary
 
-Ragged batches, block masks, layers and whole models: python -m benchmarks --help, in a clone of the repository.
+For ragged batches, block masks, layers and models: python -m benchmarks --help, in a clone of the repository.
 
 examples:
   selfattn bench --quick
@@ -42,40 +42,40 @@ exit codes:
 
 
 def listed(take: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return how an argument of values with commas between them is taken; ``take`` takes one."""
+    """Return the type of an argument of values separated by commas; ``take`` is the type of one."""
     return lambda text: [take(each.strip()) for each in text.split(",") if each.strip()] or [take("")]
 
 
 def one_of(what: str, known: Collection[str], lacking: Collection[str] = ()) -> Callable[[str], str]:
-    """Return how a name is taken; ``lacking`` are peers that are not installed."""
+    """Return the type of a name; ``lacking`` are peers that are not installed."""
 
     def take(name: str) -> str:
         if name not in known:
             raise argparse.ArgumentTypeError(f"no {what} {name!r}; there are {', '.join(known)}")
         if name in lacking:
-            message = f"{name} is not installed; pip install 'selfattn[bench]' installs all peers"
-            raise argparse.ArgumentTypeError(message)
+            install = "pip install 'selfattn[bench]' installs all peers"
+            raise argparse.ArgumentTypeError(f"{name} is not installed; {install}")
         return name
 
     return take
 
 
 def new_parser(prog: str, description: str, peers: Mapping[str, Iterable[str]], epilog: str = "") -> Parser:
-    """Return a parser with the options of every benchmark; of each peer the modules it needs are given."""
+    """Return a parser with the options of every benchmark; ``peers`` has the modules that each peer needs."""
     lacking = [name for name, modules in peers.items() if not all(map(find_spec, modules))]
     parser = Parser(prog=prog, description=description, epilog=epilog)
     add, names = parser.add_argument, listed(one_of("peer", [*peers, "none"], lacking))
-    add(
-        "--peers",
-        type=lambda text: [name for name in names(text) if name != "none"],
-        default=[name for name in peers if name not in lacking],
-        metavar="A,B",
-        help=f"any of {', '.join(peers)}, or none; default: all installed",
-    )
+    installed = [name for name in peers if name not in lacking]
+    any_of = f"any of {', '.join(peers)}, or none; default: all installed"
+
+    def take(text: str) -> list[str]:
+        return [name for name in names(text) if name != "none"]
+
+    add("--peers", type=take, default=installed, metavar="A,B", help=any_of)
     cpus = config.usable_cpus()
-    add("--threads", type=count, default=cpus, metavar="N", help="for everybody; default: all CPUs")
+    add("--threads", type=count, default=cpus, metavar="N", help="of each library; default: all CPUs")
     add("--rounds", type=count, metavar="N", help="rounds; default 7, with --quick 3")
-    add("--seconds", type=rate, metavar="T", help="length of a batch; default 0.1, with --quick 0.03")
+    add("--seconds", type=rate, metavar="T", help="time of a batch; default 0.1, with --quick 0.03")
     add("--quick", action="store_true", help="fewer and shorter rounds, and fewer shapes")
     saved = "save all raw results; - prints them instead of the table"
     add("--json", metavar="FILE", type=streams.target, help=saved)
@@ -85,7 +85,7 @@ def new_parser(prog: str, description: str, peers: Mapping[str, Iterable[str]], 
 
 
 def measure(options: Any, rows: list[Row], opened: Open, packages: dict[str, str], **more: Any) -> Result:
-    """Measure rows with the options of :func:`new_parser`; print the table, save all results and ``more``, return them."""
+    """Measure rows with the options of :func:`new_parser`; print the table; save and return all results and ``more``."""
     rounds = options.rounds or (3 if options.quick else 7)
     seconds = options.seconds if options.seconds is not None else 0.03 if options.quick else 0.1
     facts = config.show_config("dicts")
@@ -108,7 +108,7 @@ def measure(options: Any, rows: list[Row], opened: Open, packages: dict[str, str
 
 
 def _print_table(run: Result, results: Iterable[Any], planned: Any, markdown: bool) -> None:
-    """Print the preamble and a line for each result as it comes; the results gather in ``run["rows"]``."""
+    """Print the preamble and a line for each result as it comes; append the results to ``run["rows"]``."""
     gathered = (run["rows"].append(row) or row for row in results)
     print(report.preamble(run), end="\n\n")
     for line in report.table(planned, gathered, markdown):
@@ -122,18 +122,18 @@ def _load(file: str, markdown: bool) -> Result:
         run: Result = json.loads(content)
         rows, run["rows"] = run["rows"], []
         planned = [(row["label"], [each["name"] for each in row["contestants"]]) for row in rows]
-        with contextlib.redirect_stdout(table):  # shown whole, or not at all
+        with contextlib.redirect_stdout(table):  # shown completely, or not at all
             _print_table(run, rows, planned, markdown)
         report.is_sound(run["rows"])
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        message = f"{file} holds no results of this benchmark: {type(error).__name__} {error}"
-        raise ValueError(message) from None
+        why = f"{type(error).__name__} {error}"
+        raise ValueError(f"{file} holds no results of this benchmark: {why}") from None
     print(table.getvalue(), end="", file=streams.results())
     return run
 
 
 def exit_code(prog: str, command: Callable[[], Result]) -> int:
-    """Run a benchmark and return its exit code; what goes wrong is told."""
+    """Run a benchmark and return its exit code; print errors."""
     try:
         return 0 if report.is_sound(command()["rows"]) else 1
     except BrokenPipeError:
@@ -144,13 +144,18 @@ def exit_code(prog: str, command: Callable[[], Result]) -> int:
 
 def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -> int:
     """Run the benchmark of attention and return its exit code."""
-    description = "Time selfattn against other libraries, interleaved in one run, each in a\n"
-    description += "process of its own, with the limits of the machine measured in the same rounds."
+    description = "Time selfattn against other libraries, in turns, each in a process of its own, and\n"
+    description += "measure the limits of the machine in the same rounds."
     parser = new_parser(prog, description, PEERS, _EPILOG)
     add, suites = parser.add_argument, listed(one_of("suite", ["summary", *SUITES, "all"]))
     add("--suite", type=suites, default=["summary"], metavar="A,B", help="suites to run, see below")
-    add("--lengths", type=listed(count), metavar="N,N", help="lengths (of keys for decode), not the suite's")
-    add("--dims", type=listed(count), metavar="N,N", help="widths of a head, not the suite's")
+    add(
+        "--lengths",
+        type=listed(count),
+        metavar="N,N",
+        help="lengths (of keys for decode) instead of the suite's",
+    )
+    add("--dims", type=listed(count), metavar="N,N", help="widths of a head instead of the suite's")
     add("--full", action="store_true", help="every shape of the backward suite")
     add("--load", metavar="FILE", help="show saved results instead of measuring; - is standard input")
     options = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
-"""What is computed: a case is one call of attention, an engine is how a library is asked for it, a suite is a list of cases.
+"""The calls that are timed: a case is one call of attention, an engine calls it in a library, a suite is a list of cases.
 
-An engine returns every reasonable spelling; the fastest counts, so that nobody loses by being asked the wrong way. What a
-library needs once (compiling, converting the inputs) is done here, outside the timing. Libraries are imported when they
-are asked for, and by name, so that type checkers need none of them.
+An engine returns every reasonable spelling, of which the fastest counts, so that no library is called in a slow way. Work that
+a library does once, such as compiling or converting inputs, is done here, outside the timing. Libraries are imported by name
+when they are needed, so that type checkers need none of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .turns import Array, Contestant, Prepare, Row, Spelling
 LENGTHS, WIDTHS = (128, 197, 512, 777, 1000, 1024, 4096), (32, 64, 80, 128)
 FEW = (128, 512, 1024), (32, 64, 128)
 MASKS = {"float": "float mask", "float per head": "float mask per head", "bool": "boolean mask"}
-# How far averages of numbers of size 1 may be apart.
+# The largest difference of averages of numbers of size 1.
 AGREEMENT = {"float32": 1e-4, "float64": 1e-10, "float16": 4e-3, "bfloat16": 3e-2}
 
 # The pullback alone, or with the forward call.
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """What the case is called in a table."""
+        """The name of the case in a table."""
         shape = f"{self.length} x {self.width}"
         dtype = "" if self.dtype == "float32" else self.dtype
         if self.layout == "LD":
@@ -69,16 +69,16 @@ class Case:
 
     @property
     def limit(self) -> str:
-        """What bounds the call: "flops", "bytes", or "" if it has no size."""
+        """The limit of the call: "flops", "bytes", or "" if it is too small for one."""
         return "" if self.layout == "LD" else "bytes" if self.keys != self.length else "flops"
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """What NumPy, or ml_dtypes, calls the dtype."""
+        """The dtype of NumPy or ml_dtypes."""
         return np.dtype(import_module("ml_dtypes").bfloat16 if self.dtype == "bfloat16" else self.dtype)
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved: the case, operations (two products forward, five backward), bytes of keys and values."""
+        """Return what is saved: the case, its operations (two products forward, five backward), the bytes of keys and values."""
         forward = attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
         numbers = self.batch * self.kv_heads * self.keys * self.width
         return {
@@ -89,7 +89,7 @@ class Case:
         }
 
     def inputs(self) -> dict[str, Array]:
-        """Make q, k, v and, if there is one, mask: the same numbers in every process that asks."""
+        """Make q, k, v and, if there is one, the mask: the same numbers in every process."""
         rng = np.random.default_rng(0)
         found, keys = {}, (self.kv_heads, self.keys)
         for name, heads, length in (("q", self.heads, self.length), ("k", *keys), ("v", *keys)):
@@ -120,7 +120,7 @@ Inputs = dict[str, Array]
 
 
 def one_array(arrays: Any) -> Array:
-    """Put arrays, such as gradients, one after the other into one; None is left out."""
+    """Concatenate arrays, such as gradients; skip None."""
     return np.concatenate([np.asarray(array).reshape(-1) for array in arrays if array is not None])
 
 
@@ -146,7 +146,7 @@ def _selfattn(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
 
 def _numpy(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     q, mask = inputs["q"], inputs.get("mask")
-    if case.kv_heads != case.heads:  # one query for each head is a few for each head of the keys
+    if case.kv_heads != case.heads:  # the queries of several heads share the keys of one head
         q = q.reshape(case.batch, case.kv_heads, -1, case.width)
     if case.causal:
         mask = np.tri(case.length, case.keys, dtype=np.bool_)
@@ -161,7 +161,7 @@ def _torch(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     torch.set_num_threads(threads)
 
     def tensor(array: Array) -> Any:
-        if array.dtype.name == "bfloat16":  # not taken as such
+        if array.dtype.name == "bfloat16":  # which from_numpy does not accept
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
@@ -252,7 +252,7 @@ def _jax(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
 
 
 class Engine(NamedTuple):
-    """A library: its name in tables, the packages it needs, the first with its version, and how to ask it."""
+    """A library: its name in tables, the packages it needs, of which the first has its version, and its spellings."""
 
     title: str
     packages: tuple[str, ...]
@@ -279,7 +279,7 @@ def open_engine(engine: str, threads: int) -> Prepare:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line asked for; None where a suite is to choose."""
+    """The options of the command line; None where a suite chooses."""
 
     peers: Sequence[str]
     lengths: Sequence[int] | None = None
@@ -289,11 +289,11 @@ class Choice:
     full: bool = False
 
     def sizes(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Give the lengths asked for, else the suite's own; the first of them when in a hurry."""
+        """Return the lengths of the command line, else the suite's own, with --quick only the first."""
         return self.lengths or (lengths[:1] if self.quick else lengths)
 
     def cases(self, lengths: Sequence[int], widths: Sequence[int], **options: Any) -> list[Case]:
-        """Pair lengths and widths: those asked for, else the suite's own; few when in a hurry."""
+        """Pair lengths and widths: those of the command line, else the suite's own, with --quick few."""
         if self.quick:
             lengths, widths = [n for n in lengths if n in (128, 1024)], (64,)
         return [Case(*n, **options) for n in product(self.lengths or lengths, self.widths or widths)]
@@ -343,7 +343,7 @@ SUITES: dict[str, Callable[[Choice], Iterable[Case]]] = {
 
 
 def _row(suite: str, case: Case, peers: Sequence[str], engine: str) -> Row:
-    """Name whom selfattn's call is compared with; peers that have no way of their own to do a case are left out."""
+    """Return a row with the contestants of a case; peers that cannot compute it are left out."""
     able = peers
     if case.gradients:
         able = ("torch",)
@@ -365,7 +365,7 @@ def _rows(suite: str, choice: Choice) -> list[Row]:
 
 
 def _summary(choice: Choice) -> Iterator[Row]:
-    """Take a line or two of each suite: the table of docs/guide/benchmarks.md."""
+    """Return one or two rows of each suite: the table of docs/guide/benchmarks.md."""
     shapes = [(128, 64), (512, 64), (1024, 32), (1024, 64), (1024, 128), (4096, 64)]
     if choice.quick or choice.lengths or choice.widths:
         shapes = [(case.length, case.width) for case in choice.cases((128, 1024), (64,))]
@@ -381,7 +381,7 @@ def _summary(choice: Choice) -> Iterator[Row]:
 
 
 def rows_of(suites: Sequence[str], choice: Choice) -> list[Row]:
-    """List the rows of the named suites; "all" is every suite but the summary, which repeats some rows."""
+    """Return the rows of the named suites; "all" is every suite except the summary, which repeats some rows."""
     names = [name for suite in suites for name in (SUITES if suite == "all" else [suite])]
     rows = [_summary(choice) if name == "summary" else _rows(name, choice) for name in dict.fromkeys(names)]
     return [row for found in rows for row in found]

@@ -1,4 +1,4 @@
-"""From raw results to tables: pure functions of what was measured, so saved runs can be shown too."""
+"""Tables of raw results: pure functions, so that saved runs can be shown too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def best_time(contestant: Result) -> float | None:
 
 
 def median_time(contestant: Result) -> float | None:
-    """Return the median of the rounds' medians, of the spelling for which it is least."""
+    """Return the least median, over spellings, of the rounds' medians."""
     medians = [median(median(times) for times in rounds) for rounds in contestant["times"].values()]
     return min(medians, default=None)
 
@@ -32,10 +32,7 @@ def rate(row: Result, contestant: Result) -> float | None:
 
 
 def ratio(row: Result, name: str) -> float | None:
-    """Return how many times as long as selfattn the named contestant takes, best against best.
-
-    Where it computes more or less than selfattn (a yardstick), that is the time for an operation.
-    """
+    """Return the best time of the named contestant relative to selfattn's, of one operation if their numbers differ."""
     own, other = row["contestants"][0], next((c for c in row["contestants"] if c["name"] == name), None)
     times = best_time(own), best_time(other) if other else None
     if other is None or not times[0] or not times[1]:
@@ -54,12 +51,12 @@ def format_time(seconds: float | None) -> str:
 
 
 def title_of(contestant: str) -> str:
-    """Return what a contestant is called at the head of its column."""
+    """Return the heading of a contestant's column."""
     return ENGINES[contestant].title if contestant in ENGINES else contestant
 
 
 def table(planned: Planned, results: Iterable[Result], markdown: bool) -> Iterator[str]:
-    """Give out the lines of a table, each as soon as its result is there."""
+    """Yield the lines of a table, each as soon as its result arrives."""
     names = list(dict.fromkeys(name for _, contestants in planned for name in contestants[1:]))
     heads = ["case", "best", "median", "rate", "of peak", *(f"vs {title_of(name)}" for name in names)]
     widths = [max([4, *(len(label) for label, _ in planned)]), 8, 8, 12, 7, *map(len, heads[5:])]
@@ -105,7 +102,7 @@ def preamble(run: Result) -> str:
 
 
 def limits_line(rows: Sequence[Result]) -> str:
-    """Tell the limits that the shares refer to: what was measured, from the lowest to the highest."""
+    """Return a line of the measured limits, from the lowest to the highest, to which the shares refer."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for each in row["contestants"]:
@@ -117,7 +114,7 @@ def limits_line(rows: Sequence[Result]) -> str:
 
 
 def problems(rows: Sequence[Result]) -> list[str]:
-    """List what a reader must know: results that differ, errors, and what a library could not do."""
+    """Return lines about results that differ, and errors."""
     lines = []
     for row in rows:
         for contestant in row["contestants"]:
@@ -131,7 +128,7 @@ def problems(rows: Sequence[Result]) -> list[str]:
 
 
 def is_sound(rows: Sequence[Result]) -> bool:
-    """Tell whether selfattn ran every row and all who ran agree."""
+    """Tell whether selfattn ran every row and all results agree."""
     contestants = [each for row in rows for each in row["contestants"]]
     computed = all(row["contestants"][0]["times"] for row in rows)
     return computed and all(each.get("agrees", True) for each in contestants)

@@ -1,7 +1,7 @@
-"""Libraries in processes of their own that take turns, round by round: nobody computes while another is timed.
+"""Libraries in processes of their own that take turns, round by round: only one computes at a time.
 
-The parent's side is `Turns`, with a `Worker` for each process; the process's own side is `work`. Requests and answers are
-pickled. No library and no case is known here: what opens a library returns a function from a case to its spellings.
+`Turns` is the parent, with a `Worker` for each process; each process runs `work`. Requests and answers are pickled. This file knows
+no library and no case: a function that opens a library returns a function from a case to its spellings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = dict[str, Any]
 
 
 class Spelling(NamedTuple):
-    """A statement, the names in it, and the step from its value to the array that is compared."""
+    """A statement, the names in it, and a function from its value to the array that is compared."""
 
     statement: str
     names: Mapping[str, Any]
@@ -35,35 +35,35 @@ class Spelling(NamedTuple):
 
 
 Prepare = Callable[[Any], list[Spelling]]
-Open = Callable[[str, int], Prepare]  # takes an engine and its number of threads; goes through a pipe
+Open = Callable[[str, int], Prepare]  # of an engine and its number of threads; is pickled
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A library and what it computes."""
+    """A library and the case that it computes."""
 
     name: str
     engine: str
-    case: Any  # facts() is what is saved of it
-    yardstick: bool = False  # computes something else
-    threads: int = 0  # 0: as many as the run has
+    case: Any  # facts() is saved
+    yardstick: bool = False  # its result is not compared
+    threads: int = 0  # 0: those of the run
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: the first contestant is selfattn, the others are what it is compared with."""
+    """One line of a table: the first contestant is selfattn, which is compared with the others."""
 
     suite: str
     label: str
     contestants: tuple[Contestant, ...]
-    limit: str = "flops"  # or "bytes", or "" for calls of no size
+    limit: str = "flops"  # or "bytes", or "" for calls too small for one
     tolerance: float = 1e-4
     distance: Callable[[Array, Array], float] = lambda result, own: float(np.max(np.abs(result - own)))
-    count: tuple[float, str] | None = None  # what a call gets done, such as 64, "tokens": the rate is that
+    count: tuple[float, str] | None = None  # the work of a call for its rate, such as (64, "tokens")
 
 
 class Library:
-    """What a worker holds: a library, opened when first needed, and the cases of the last row."""
+    """The state of a worker: a library, opened at its first use, and the cases of the last row."""
 
     def __init__(self, engine: str, threads: int) -> None:
         self.engine, self.threads = engine, threads
@@ -71,7 +71,7 @@ class Library:
         self.prepared: dict[int, tuple[Result, list[Spelling]]] = {}
 
     def prepare(self, number: int, case: Any, opened: Open) -> Result:
-        """Make the inputs, and answer with each spelling's result."""
+        """Make the inputs, and return each spelling's result."""
         self.spell = self.spell or opened(self.engine, self.threads)
         spellings = self.spell(case)
         self.prepared[number] = (case.facts(), spellings)
@@ -79,7 +79,7 @@ class Library:
         return {"samples": [np.asarray(result, np.float64).ravel() for result in results]}
 
     def run(self, number: int, seconds: float, limit: str) -> Result:
-        """Time every spelling of a prepared case, between two measurements of its limit if asked for."""
+        """Time every spelling of a prepared case, between two measurements of its limit if it has one."""
         facts, spellings = self.prepared[number]
         limits, times = [], {}
         for spelling in spellings:
@@ -97,10 +97,10 @@ class Library:
 
 
 def work() -> None:
-    """Answer requests through this process's standard streams until there are no more."""
+    """Answer requests on this process's standard streams until there are no more."""
     library, answers = Library(sys.argv[1], int(sys.argv[2])), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print
-    if hasattr(os, "sched_setaffinity"):  # some libraries take every CPU they see
+    if hasattr(os, "sched_setaffinity"):  # some libraries use every CPU they see
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: library.threads])
     with suppress(EOFError):
         while True:
@@ -109,17 +109,17 @@ def work() -> None:
                 answer = getattr(library, what)(**given)
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            wait_until_quiet()  # threads that spin would slow the next one
+            wait_until_quiet()  # spinning threads would slow the next library
             pickle.dump(answer, answers)
             answers.flush()
 
 
 class Worker:
-    """The parent's side of a worker."""
+    """The parent's end of a worker."""
 
     def __init__(self, engine: str, threads: int) -> None:
         self.engine, self.stderr = engine, tempfile.TemporaryFile()  # noqa: SIM115
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # it imports from the same places
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # the parent's import path
         counts = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import work; work()", engine, str(threads)],
@@ -130,7 +130,7 @@ class Worker:
         )
 
     def ask(self, what: str, **given: Any) -> Result:
-        """Let the library do something, and return its answer."""
+        """Call a method of the worker's library, and return its answer."""
         assert self.process.stdin and self.process.stdout
         try:
             pickle.dump((what, given), self.process.stdin)
@@ -144,14 +144,14 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process; it holds nothing worth waiting for."""
+        """End the process at once."""
         self.process.kill()
         with suppress(BrokenPipeError), self.stderr, self.process:
             pass
 
 
 class Turns(ExitStack):
-    """All workers of a run, started when first needed, ended with the block."""
+    """All workers of a run, started at their first use, ended with the block."""
 
     def __init__(self, opened: Open, threads: int, rounds: int, seconds: float) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Turns(ExitStack):
         self.workers: dict[tuple[str, int], Worker] = {}
 
     def worker(self, contestant: Contestant) -> Worker:
-        """Return the process of an engine with its threads; start it when it is the first time."""
+        """Return the process of an engine with its threads, started if necessary."""
         key = contestant.engine, contestant.threads or self.threads
         if key not in self.workers:
             self.workers[key] = Worker(*key)
@@ -167,7 +167,7 @@ class Turns(ExitStack):
         return self.workers[key]
 
     def measure(self, row: Row) -> Result:
-        """Measure one row; the order of the contestants moves on by one from round to round."""
+        """Measure one row; the order of the contestants rotates by one from round to round."""
         results: list[Result] = []
         for i, each in enumerate(row.contestants):
             answer = self.worker(each).ask("prepare", number=i, case=each.case, opened=self.opened)
@@ -191,11 +191,10 @@ class Turns(ExitStack):
 
 
 def compare(row: Row, results: list[Result]) -> None:
-    """Note, under "difference" and "agrees", how far each contestant's result is from selfattn's own."""
+    """Add "difference", from selfattn's own result, and "agrees" to each contestant's result."""
     for contestant, result in zip(row.contestants, results, strict=True):
         if not contestant.yardstick and "samples" in result and "samples" in results[0]:
             own, found = results[0]["samples"][0], result["samples"]
-            result["difference"] = max(
-                row.distance(x, own) if x.shape == own.shape else np.inf for x in found
-            )
+            distances = [row.distance(x, own) if x.shape == own.shape else np.inf for x in found]
+            result["difference"] = max(distances)
             result["agrees"] = bool(result["difference"] <= row.tolerance)
