@@ -1,4 +1,5 @@
-/* For files with other products on AVX-512: types and inline functions of float32's attention. Ordinary functions are isa/avx512.c's. */
+/* For files with other products on AVX-512: types and inline functions of float32's attention. Ordinary functions are
+ * isa/avx512.c's. */
 #define SA_PRODUCTS_ALONE
 #include "isa/table.h"
 #include "kernels/attention/prefetch.h"

@@ -1,4 +1,4 @@
-/* The kernels in plain C, for any CPU. Where every CPU has vectors they are there for tests, and as small as they can be. */
+/* The kernels in plain C, for any CPU. On x86-64 and aarch64 they are for tests alone, and compiled to be small. */
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(SA_PARTS_APART)
 #define SA_PARTS_APART
 #endif

@@ -9,8 +9,8 @@
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
 
-/* The state of a tile of scores: its mask leaves it open, closes some pairs, adds to scores, or closes all. One more bit says that
- * its keys have a bias. */
+/* The state of a tile of scores: its mask leaves it open, closes some pairs, adds to scores, or closes all. One more bit
+ * says that its keys have a bias. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
 /* The state of a tile copied as bfloat16: not known, all numbers fit, or some do not. */

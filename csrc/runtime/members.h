@@ -11,7 +11,7 @@
 typedef struct {
     sa_team_work *work;
     void *call;
-    int size;                           /* for POSIX threads, as the next */
+    int size;                           /* this and the next are for POSIX threads */
     _Alignas(64) atomic_int working;    /* other threads that have not ended */
     _Alignas(64) atomic_ptrdiff_t next; /* the next task; calls of sa_share_tasks number their tasks one after the other */
     _Alignas(64) atomic_int arrived;    /* at the barrier */

@@ -85,7 +85,7 @@ SA_VERB void vf32_transpose(vf32 *a) {
         a[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
     }
 }
-/* Unlike even and odd, it seldom crosses halves. */
+/* Unlike even and odd, hadd does not move lanes between halves. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(a[0], a[1]), _mm256_hadd_ps(a[2], a[3]));

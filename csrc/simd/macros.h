@@ -1,6 +1,6 @@
-/* What every ISA file includes first, before any target pragma: headers, macros, and, each time SA_REAL_IS_F64 is defined, the
- * names of an element type and its vectors. No functions: with -march=native GCC would not inline them, as their target
- * would exceed the file's. Intrinsics come after the pragma for the same reason. */
+/* Every ISA file includes this first, before any target pragma: headers, macros, and, each time SA_REAL_IS_F64 is defined,
+ * the names of an element type and its vectors. There are no functions: with -march=native GCC would not inline them, as
+ * their target would exceed the file's. Intrinsics come after the pragma for the same reason. */
 #ifndef SA_MACROS_H
 #define SA_MACROS_H
 
@@ -30,7 +30,7 @@
 
 /* VERB and INLINE vanish into callers: they hold accumulators, pass vectors, or are a line or two. A LEAF calls them with
  * literal counts of rows and vectors. ONCE has run-time counts: GCC must not clone it. SHARED is called from several
- * instruction sets' files, and hidden in the library. */
+ * instruction sets' files, and is hidden in the library. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
 #define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */
@@ -75,7 +75,7 @@
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
 
-/* A function's name, and a vector verb's, for the element type that is compiled. */
+/* A function's name for the element type and instruction set that are compiled. */
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
 /* One array of a scratch layout at `base`; NULL only counts bytes in `used`. */

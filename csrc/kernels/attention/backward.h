@@ -21,7 +21,7 @@ typedef struct {
     FN(per_row) delta;
     FN(per_row) x, y, z;
     bool finite;           /* Q and dO are */
-    bool copied;           /* q_rows, do_rows and dOᵀ are the block's */
+    bool copied;           /* q_rows, do_rows and dOᵀ hold this block's */
     bool delta_fits;       /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
     FN(factored) factored; /* Q and dO */
     FN(gradient_state) gradients;
@@ -358,7 +358,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
-    if (wants_dp) { /* values that the unit holds are finite */
+    if (wants_dp) { /* else the unit has read the values, so they are finite */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
     const bool careful = masked && !(s->finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
@@ -600,7 +600,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
     }
 }
 
-/* δ, the sink's gradient −2^(sink − m)/l·δ, and what Σ_j dS_ij should be. */
+/* Writes δ, the sink's gradient −2^(sink − m)/l·δ, and the value that Σ_j dS_ij should have. */
 SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const FN(unit) * unit) {
     const sa_attention_gradients *g = b->g;
     const sa_attention *a = g->a;

@@ -1,12 +1,14 @@
-/* The forward pass over a block: rows of one key head against its keys begin … end − 1, tile by tile (Milakov &
- * Gimelshein 2018; Dao et al. 2022, algorithm 1):
+/* The forward pass over a block: rows of one key head against its keys begin … end − 1, tile by tile (Milakov & Gimelshein
+ * 2018; Dao et al. 2022, algorithm 1):
  *
  *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
  *
  * and then out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
- * drivers/attention.c cuts the blocks; forward_block, at the end, chooses a block's way; decode/decode.h has the way of few rows.
+ * drivers/attention.c cuts the blocks; forward_block, at the end, chooses a block's way; decode/decode.h has the way of few
+ * rows.
  *
- * s->unit is NULL but on avx512bf16 and amx, and s->wide.terms 0 unless the unit takes the block: else multiply-adds do all. */
+ * s->unit is NULL except on avx512bf16 and amx. If it does not take the block, s->wide.terms is 0, and multiply-adds compute
+ * all products. */
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
@@ -216,7 +218,7 @@ SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *fa
     return FN(is_finite)(check);
 }
 
-/* For a few numbers: without a transpose. */
+/* The same for a few numbers, without a transpose. */
 SA_ONCE bool FN(write_handful)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     real check = 0;
@@ -244,7 +246,7 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
     return FN(write_wide)(b, s, factor, partial, nv);
 }
 
-/* Writes lse and statistics; s->alpha becomes keep/sum. Dead rows get −inf and 0. */
+/* Writes lse and statistics; s->alpha becomes keep/sum. Dead rows, without an open key, get −inf and 0. */
 SA_INLINE void FN(end_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -257,7 +259,7 @@ SA_INLINE void FN(end_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     if (a->stats.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             real *stats = (real *)(void *)rows->stats[r];
-            /* with a NaN the maximum may be any number, and so may 2^(s − m) */
+            /* in a row with a NaN the maximum may be any number, and so may 2^(s − m) */
             stats[0] = s->sum[r] == s->sum[r] ? s->maximum[r] : s->sum[r];
             stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
         }
@@ -351,7 +353,7 @@ SA_INLINE void FN(start_rows_here)(const sa_block *b, FN(scratch) * s, int nv) {
 
 SA_ONCE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) { FN(start_rows_here)(b, s, nv); }
 
-/* A maximum that grows by less may stay: O needs no factor then, and weights reach 2^this. */
+/* A maximum may stay if it would grow by less: then O needs no factor, and weights stay below 2^this. */
 #define SA_MAXIMUM_LAG 8
 
 /* Raises the maximum where s->top is larger by `lag`; s->alpha becomes the factor of sum and output so far. */
@@ -402,7 +404,7 @@ SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) {
     }
 }
 
-/* The block once more, slowly: closed pairs are skipped, whatever keys and values hold. All lanes work. */
+/* The block once more, slowly: closed pairs are skipped, so that NaN in their keys and values cannot spread. */
 SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     const int nv = SA_VECS;
     bool masked = false;
@@ -429,7 +431,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
         const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
         FN(values_careful)(s->P, v, v_stride, n, b->a->Dv, s->O, s->alpha, nv);
     }
-    if (FN(finish_block)(b, s, nv, 0, false) && b->a->weights.m.data) { /* its open pairs are not finite */
+    if (FN(finish_block)(b, s, nv, 0, false) && b->a->weights.m.data) { /* an open pair is not finite */
         FN(write_weights)(b, s, nv, 0);
     }
 }
@@ -491,10 +493,10 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
 
 SA_ONCE void FN(run_wide)(const sa_block *b, FN(scratch) * s, int nv) { FN(run_wide_any)(b, s, nv, false); }
 
-/* One vector is so short that loops over vectors would show. */
+/* Blocks of one vector are so short that loops over vectors would cost too much. */
 SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_any)(b, s, 1, true); }
 
-/* The block from the first key of its first cell on; `aligned` is room for it. */
+/* The block, which must begin at the first key of a cell: itself, or a longer one in *aligned. */
 SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
     const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->cache_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {
@@ -520,7 +522,7 @@ SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(unit) * unit)
 
 SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s);
 
-/* Numbers of rows and keys, and if statistics are kept, decide the way: no values do. */
+/* A block's way depends on its numbers of rows and keys and on the call's options, never on elements. */
 SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(unit) * unit) {
     FN(scratch) s;
     sa_block aligned;
@@ -556,7 +558,7 @@ SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool
     }
 }
 
-/* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and O likewise, in the order of the chunks. */
+/* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and the same for O, in the order of the chunks. */
 SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch, const FN(unit) * unit) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;

@@ -1,7 +1,8 @@
 /* Fetches rows ahead: hardware prefetchers stop at page ends and miss rows that are far apart. Here attention's passes plan
  * which rows; decode/rows.h plans its own. */
 
-/* The lines of the bytes from `at` on, which may belong to nothing. Into L1 if they come next, else L2: products fill the L1. */
+/* The lines of the bytes from `at` on, which may belong to nothing. Into L1 if they come next, else L2: products fill the
+ * L1. */
 SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {

@@ -1,6 +1,6 @@
 /* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps of
- * block masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs those that it needs; the end of
- * this file finds what masks, bias, gaps and bounds do to a tile. */
+ * block masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs those that it needs; the
+ * end of this file finds what masks, bias, gaps and bounds do to a tile. */
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -138,7 +138,8 @@ SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_
     }
 }
 
-/* Closes keys from … to − 1 of vector v; close_lanes only where not lo ≤ j < hi. All relative to the tile. */
+/* Closes keys from … to − 1 to all lanes of vector v; close_lanes to those lanes where not lo ≤ j < hi. All relative to the
+ * tile. */
 SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (ptrdiff_t j = from; j < to; ++j) {
@@ -173,7 +174,8 @@ SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, b
             for (int v = 0; v < nv; ++v) {
                 real *p = P + (j * nv + v) * SA_LANES;
                 const vec s = V(load)(p);
-                const vec sum = V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* they keep NaN in the second */
+                const vec sum =
+                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* they keep a NaN in their second operand */
                 V(store)(p, V(select)(V(eq)(V(abs)(s), beyond), s, sum));
             }
         }
@@ -342,7 +344,7 @@ SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
 
 SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uint64_t seed, uint32_t least_kept,
                               const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
-    if (nv == SA_VECS) { /* literal, where most time goes */
+    if (nv == SA_VECS) { /* a literal for most tiles */
         FN(dropout_any)(P, first, n, SA_VECS, seed, least_kept, index, head_lo, head_hi, words);
     } else {
         FN(dropout_any)(P, first, n, nv, seed, least_kept, index, head_lo, head_hi, words);

@@ -18,7 +18,7 @@ typedef struct {
     char *tiles; /* `room` cells, and after them one that is not kept */
     unsigned char *state;
     ptrdiff_t room;
-    size_t bytes, row_bytes; /* of a cell; of one of its rows, of pairs, or terms, of tiles */
+    size_t bytes, row_bytes; /* of a cell; of one of its rows of pairs, or terms of tiles */
 } FN(cells);
 
 /* Returns `used` with room for `count` cells, or as many as may be kept. */
@@ -36,7 +36,7 @@ SA_INLINE void FN(forget_cells)(const FN(cells) * cells) { memset(cells->state, 
 
 /* The unit's share of the scratch for a wide block: operands in bfloat16. */
 typedef struct {
-    int terms; /* of an element of keys or values; 0: the block goes by multiply-adds */
+    int terms; /* of an element of keys or values; 0: multiply-adds take the block */
     int query_terms, weight_terms;
     bool of_16_bits; /* is_of_16_bits of the call */
     FN(cells) keys, values;
@@ -44,7 +44,7 @@ typedef struct {
     char *rows;                      /* [lanes] rows of pairs */
     const char *values_now;          /* the tile's cell */
     real *product;                   /* [32][32] */
-    int from[SA_KEYS_PER_TILE / 32]; /* of each 32 keys, the first vector with weights */
+    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights for each 32 keys */
     bool queries_fit;
 } FN(wide_state);
 
@@ -66,7 +66,7 @@ typedef struct {
     char *query_rows, *grad_rows;   /* Q and dO, right operands [queries] by E and by Dv */
     char *weights, *dscores;        /* left operands P, dS [keys of a slice] by queries; of bf16dot.h dS by pairs of keys */
     real factor[FN(backward_rows)]; /* of the rows of dO */
-    int terms;                      /* of each of these */
+    int terms;                      /* of each of these operands */
     bool fit;                       /* these hold all of Q and dO */
     bool grad_out_fits;
 } FN(gradient_state);

@@ -14,7 +14,8 @@ SA_INLINE void FN(clear_rows)(real *to) {
     }
 }
 
-/* The next product, of `rows` rows, fetches the planned rows between its rounds; the matrix unit has none, so they are fetched now. */
+/* The next product, of `rows` rows, fetches the planned rows between its rounds; the matrix unit has none, so they are
+ * fetched now. */
 SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
     if (s->wide.terms && s->unit->replace_rows) {
         sa_fetch_rest(&s->ahead);
@@ -49,7 +50,7 @@ SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(ca
     return FN(copied_rows)(b, m, cache, first, n, width);
 }
 
-/* O is zeroed late: the matrix unit stores its first product in its place. */
+/* Zeroes O unless something has been stored there: the matrix unit stores its first product without adding to O. */
 SA_INLINE void FN(start_output)(const sa_block *b, FN(scratch) * s, int nv) {
     if (s->empty) {
         memset(s->O, 0, (size_t)b->a->Dv * (size_t)nv * SA_LANES * sizeof(real));
@@ -64,7 +65,7 @@ SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
     return key < first ? 0 : key - first > n ? n : key - first;
 }
 
-/* Vector v is worked on for the tile's first end[v] keys, a multiple of 4 or n; what causal closes is skipped. Rows are
+/* Passes take vector v's first end[v] keys of the tile, a multiple of 4 or n: later keys are closed to it by causal. Rows are
  * sorted by position, so the ends grow. */
 SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {

@@ -92,7 +92,7 @@ SA_ONCE void FN(decode_plain_exp)(FN(scratch) * s, ptrdiff_t n, int R) {
     FN(decode_take_sum)(s, sum, R);
 }
 
-/* Smaller outputs may have lost subnormals. */
+/* Smaller outputs may be sums in which the unit lost subnormals. */
 #define SA_DECODE_LEAST_OUTPUT ((real)0x1p-100)
 
 /* True if the unit's sums are finite and far from subnormal, as those of multiply-adds would be. */
@@ -116,7 +116,7 @@ SA_ONCE bool FN(decode_sums_hold)(const sa_block *b, const FN(scratch) * s) {
     return !lost;
 }
 
-/* A tile of n keys, or a longer one. Returns its keys. */
+/* A tile of n keys, or a longer one of the unit's. Returns the number of its keys. */
 SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R) {
     const FN(unit) *unit = s->unit;
     const ptrdiff_t longer = unit && unit->decode_keys ? unit->decode_keys(b, s, first) : 0;
@@ -130,7 +130,7 @@ SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrd
     return n;
 }
 
-/* A tile that needs passes; a vector holds a key's scores. */
+/* A tile that needs passes of scores.h. A vector holds the scores of one key. */
 SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R, bool *masked) {
     if (!FN(score_tile)(b, s, first, n, 1, R, true, masked)) {
         return;

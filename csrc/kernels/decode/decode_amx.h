@@ -7,7 +7,7 @@
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 
-/* The most keys of a tile. Its slices wait for one another: longer tiles wait less often. */
+/* The most keys of a tile. Its steps wait for one another, so longer tiles wait less often. */
 #define SA_DECODE_KEYS 256
 
 /* Weights are multiplied by this: neither their terms nor products with ordinary values are subnormal. */
@@ -68,7 +68,7 @@ SA_ONCE void FN(amx_start_decode)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* Products of 16 keys to scores, their maxima to *top. */
+/* Products of 16 keys become scores; *top takes their maxima. */
 SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     SA_UNROLL
     for (int i = 0; i < R; ++i) {

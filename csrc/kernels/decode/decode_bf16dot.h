@@ -1,6 +1,6 @@
 /* Decoding by dot products of bfloat16 pairs. Keys are read in place; two rows of values are zipped into pairs of keys;
- * weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Not keys but scores and
- * output are checked (decode_sums_hold). If they fail, multiply-adds take the block, with weights rounded as well. */
+ * weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Scores and output are
+ * checked in place of the keys (decode_sums_hold). If they fail, multiply-adds take the block and round weights, too. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 
@@ -92,7 +92,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
-        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a key without partner is its own, with weight 0 */
+        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a last key is paired with itself, at weight 0 */
             FN(decode_pair_slice)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
@@ -129,7 +129,7 @@ SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apar
 SA_DECODE_EACH(SA_DECODE_PAIR_LEAVES, RAW)
 #undef SA_DECODE_PAIR_LEAVES
 
-/* −inf would pass for a closed pair, and softcap hides infinities. */
+/* True if a score is not finite: −inf would look like a closed pair, and softcap hides infinities. */
 SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_stride, const int R) {
     int lost = 0;
     if (p_stride == R) {

@@ -96,7 +96,7 @@ SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool f
     }
 }
 
-/* Rows that are not far have a loop of fewer instructions. */
+/* Rows that are near have a loop with fewer instructions. */
 #define SA_FAR(rows) (SA_VECTOR_IS_LINE && (rows)->ahead.later != 0)
 
 /* SA_DECODE_VECS vectors from p on. */
@@ -325,7 +325,7 @@ SA_INLINE void FN(decode_values_far)(const real *restrict P, ptrdiff_t p_stride,
     }
 }
 
-/* Each C vectors of columns fetch a share of the rows ahead. */
+/* By C vectors of columns, each of which fetches a share of the rows ahead. */
 SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
                                       ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                       const int reads) {
@@ -355,11 +355,11 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* In groups where whole rows are fetched. Dv alone sets them: copied and in place give the same bits. */
+/* In groups of rows if whole rows are fetched. Dv alone decides how many: rows in place and copied ones give the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    if (Dv == 0) { /* nothing to divide by */
+    if (Dv == 0) { /* groups would divide by it */
         return;
     }
     const ptrdiff_t rows = SA_VALUES_TOGETHER / (ptrdiff_t)sizeof(real) / Dv;
@@ -369,7 +369,7 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
     }
 }
 
-/* Raises the maximum to that of scores [n][R], the lanes of `top`. Returns it in those lanes. */
+/* Raises the rows' maximum to the lanes of `top`, maxima of scores [n][R]. Returns it in the order of those lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     real each[SA_LANES];
     V(store)(each, top);
@@ -487,7 +487,7 @@ SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
         s->unit->decode_values(b, s, first, n, p_stride, R);
         return;
     }
-    if (s->decode.rounds) { /* as the products would have done */
+    if (s->decode.rounds) { /* the unit's products would have done so */
         s->unit->round_weights(s, n * p_stride);
     }
     const ptrdiff_t Dv = b->a->Dv;

@@ -17,7 +17,7 @@ SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     return of_value > terms ? of_value : terms;
 }
 
-/* Smaller sizes gain less than padding costs; few queries make no wide blocks; products without the scale need an
+/* With smaller sizes padding costs more than the unit gains; few queries make no wide block; products without the scale need an
  * ordinary one. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
     return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
@@ -55,7 +55,7 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
         FN(forget_cells)(&s->keys);
         FN(forget_cells)(&s->values);
     }
-    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, tiles begin anywhere */
+    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, tiles may begin inside a cell */
         s->terms = FN(terms_of_call)(b->a);
         sa_start_tiles();
     }
@@ -166,7 +166,7 @@ SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return keys != NULL;
 }
 
-/* 16-bit values within the bounds of terms leave weights room above 1. */
+/* With 16-bit values within the bounds of terms, weights may exceed 1. */
 SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
     return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
 }
@@ -243,7 +243,8 @@ SA_SPLITS(SA_SPLIT_LEAF)
         break;
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_slice");
 
-/* P as the right operand. `scores`: weights are 2^(P·factor − maximum), P stays, s->tile_sum takes the sums. */
+/* Makes the right operand from P, which stays. `scores`: weights are 2^(P·factor − maximum), and s->tile_sum gets their
+ * sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
     const size_t term_bytes = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -314,10 +315,10 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
          .left_row = FN(key_slices) * SA_TILE_BYTES,
          .right_term = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES,
          .right_slice = (size_t)nv * SA_TILE_BYTES};
-    for (int v = 0; v < nv; v += 2) { /* outside: weights stay in L1 */
+    for (int v = 0; v < nv; v += 2) { /* the outer loop, so that weights stay in L1 */
         const int vectors = v + 1 < nv ? 2 : 1;
         const real *alpha = s->alpha + v * SA_LANES;
-        /* Sums of 64 products from zero are more exact; 16 bits do without. */
+        /* Sums of 64 products that start from zero are more exact, which results of 16 bits do not show. */
         const bool adds = s->wide.of_16_bits && FN(all_one)(alpha, vectors);
         for (o.slices = 0; o.slices < all_slices && s->wide.from[o.slices] <= v;) {
             ++o.slices;

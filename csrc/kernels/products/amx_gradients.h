@@ -33,7 +33,7 @@ SA_ONCE void FN(amx_start_gradients)(const sa_block *b, FN(gradient_state) * g) 
     }
 }
 
-/* Rows of m in place or in `loaded`; NULL where the factor is 0. */
+/* Points row[r] to each row of m, in place or loaded; NULL where the factor is 0. */
 SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int count, ptrdiff_t width, const real *factor,
                               real *loaded, const real **row) {
     const bool in_place = FN(rows_in_place)(from, count, m);
@@ -192,7 +192,7 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
     }
 }
 
-/* By slices, whose operands stay in L1. dqT has E rounded up to row tiles. */
+/* Goes by slices, whose operands stay in L1. dqT has E rounded up to row tiles. */
 SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                     real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                     int nv, bool plain, bool keeps) {

@@ -16,7 +16,7 @@ enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_SLICE = 32 };
 #define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
 #define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* Terms of the left operand, keys or values. The right one has three unless all is of 16 bits (amx_attention.h). */
+/* Terms of the left operand, keys or values. The right one has three, but fewer if all is of 16 bits (amx_attention.h). */
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
@@ -277,7 +277,7 @@ typedef struct {
 /* X(left terms, right terms, orders): of terms a and b with a + b < orders. */
 #define SA_TERMS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
-/* Loads a tile unless it is there. */
+/* Loads the two tiles unless their registers hold them, and adds their product. */
 #define SA_TERM(a, b)                                                                                                          \
     if ((a) < left_terms && (b) < right_terms && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \

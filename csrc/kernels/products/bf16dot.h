@@ -16,7 +16,7 @@ SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && FN(factor_is_ordinary)(a);
 }
 
-/* Wide blocks of one vector go by multiply-adds. */
+/* Multiply-adds take wide blocks of one vector. */
 SA_ONCE bool FN(bf16dot_take)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
 
 SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
@@ -49,12 +49,12 @@ SA_ONCE void FN(bf16dot_start)(const sa_block *b, FN(wide_state) * s) {
             FN(forget_cells)(&s->values);
         }
     }
-    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, tiles begin anywhere */
+    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, tiles may begin inside a cell */
 }
 
 SA_ONCE void FN(bf16dot_end)(void) {}
 
-/* Weights of keys from … n − 1 as pairs of keys, in place; a last one alone is paired with 0. `scores`: P holds scores,
+/* Weights of keys from … n − 1 as pairs of keys, in place; a last key is paired with 0. `scores`: P holds scores,
  * and tile_sum takes the weights before rounding. */
 SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
                                     const int nv, const bool scores) {
@@ -152,7 +152,7 @@ SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, p
     }
 }
 
-/* As pass_exp, to pairs of keys. */
+/* As pass_exp, but makes pairs of keys. */
 SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv, bool scores) {
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
@@ -168,7 +168,7 @@ SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *ma
     }
 }
 
-/* Copies n elements and zeros up to a whole slice. Returns if one is beyond pairs. */
+/* Copies n elements and zeros up to a whole slice. Returns nonzero if one is beyond pairs. */
 SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
@@ -201,7 +201,7 @@ SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *
     return beyond;
 }
 
-/* NULL if pairs do not hold the tile. `two`, room for two rows: rows are joined in twos. */
+/* The tile's cell, or NULL if pairs do not hold it. With `two`, room for two rows, rows are joined in twos. */
 SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
                                       ptrdiff_t first, int least, char *two) {
     const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;

@@ -17,9 +17,10 @@
     SA_UP_TO_8(X, __VA_ARGS__)                                                                                                 \
     X(9, __VA_ARGS__) X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__) X(13, __VA_ARGS__) X(14, __VA_ARGS__)
 
-/* A function name(t, c, rows) for products that add a word of a row times a word of each column: two vectors of sums for each row,
- * columns c … of the panel. `vector` has the verbs prefix_zero, prefix_load, prefix_store and prefix_word, a word in each lane;
- * add(sum, word, columns) is the product. `ahead`, in bytes: the panel comes from L2, or from farther; 0: from L1. */
+/* A function name(t, c, rows) for products that add a word of a row times a word of each column: two vectors of sums for
+ * each row, columns c … of the panel. `vector` has the verbs prefix_zero, prefix_load, prefix_store and prefix_word, a word
+ * in each lane; add(sum, word, columns) is the product. `ahead`, in bytes: the panel comes from L2, or from farther; 0: from
+ * L1. */
 #define SA_WORDS_TILE(name, vector, prefix, add, most_rows, ahead)                                                             \
     SA_INLINE void name(const sa_compact_tile *t, ptrdiff_t c, const int rows) {                                               \
         const char *x = t->x, *panel = t->panel + c * SA_WORD;                                                                 \

@@ -1,6 +1,6 @@
-/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of two
- * products are exact. 6 rows × 8 columns of accumulators: one word each of four columns are a vector, a row's word is in all
- * its quarters, and a column's sum is in two lanes to the end. The driver has widened the rows. */
+/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of
+ * two products are exact. 6 rows × 8 columns of accumulators: a vector has a word of each of four columns, a row's word is
+ * in all four quarters, and a column's sum is in two lanes until the end. The driver has widened the rows. */
 #include "kernels/products/by_rows.h"
 
 #define SA_INT8_ROWS 6

@@ -1,9 +1,10 @@
-/* Sums of uint8 times int8 without instructions of their own, widened to 16 bits: the dot products of rows and columns. */
+/* Sums of uint8 times int8 for CPUs without instructions for them: dot products of rows and columns, widened to 16 bits. */
 
 #define SA_PLAIN_DEPTH 256 /* numbers of a row at a time: a panel of them stays in L1 */
 #define SA_PLAIN_ROWS 16
 
-/* A panel's columns [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH] from word `first` on; a word that is missing to an even number is zeros. */
+/* A panel's columns [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH] from word `first` on; after an odd number of words comes one of
+ * zeros. */
 SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t words, int16_t *to) {
     const char *from = t->panel + first * SA_PANEL_COLUMNS * SA_WORD;
     for (ptrdiff_t k = 0; k < words; ++k) {
@@ -27,7 +28,7 @@ SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t
 #define SA_ADD_INT32(sum, products) __asm__("paddd %1, %0" : "+x"(sum) : "x"(products))
 #endif
 
-/* sums[r][c] for rows r … and columns c, c + 1, of n numbers: set, or added to. */
+/* Sets sums[r][c], or adds to it, for rows r … and columns c and c + 1, of n numbers. */
 SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds,
                                const int rows) {
 #if defined(SA_VEC128_SSE2)
@@ -81,7 +82,7 @@ static void sa_int8_plain(const sa_compact_tile *t) {
     int16_t w[SA_PANEL_COLUMNS * SA_PLAIN_DEPTH] __attribute__((aligned(64)));
     const ptrdiff_t most = SA_PLAIN_DEPTH / SA_WORD, stride = t->stride / (ptrdiff_t)sizeof(int16_t);
     ptrdiff_t k = 0;
-    do { /* once without a word: the sums are set */
+    do { /* also once if there are no words, to set the sums */
         const ptrdiff_t words = t->words - k < most ? t->words - k : most, n = (words + words % 2) * SA_WORD;
         const int16_t *x = (const int16_t *)(const void *)t->x + k * SA_WORD;
         sa_widen_panel(t, k, words, w);

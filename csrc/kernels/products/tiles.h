@@ -59,7 +59,8 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 /* Four and four rows are faster than six and two. */
 #define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
 
-/* tile(i, rows) for n rows, literally as many as the accumulators hold, and then the rest; `after` follows each full tile. */
+/* tile(i, rows) for all of n rows from i = 0 on, where `rows` is a literal; `after` follows each tile of as many rows as
+ * accumulators hold. */
 #define SA_EACH_TILE(n, nv, tile, after)                                                                                       \
     ptrdiff_t i = 0;                                                                                                           \
     for (; i + SA_ROWS(nv) <= (n) && !SA_ENDS_IN_FOURS((n) - i, nv); i += SA_ROWS(nv)) {                                       \
@@ -155,7 +156,7 @@ SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *res
     }
 }
 
-/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and meets O in one
+/* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and is added to O in one
  * fused step, for half the RMS error. `pairs`: j counts two keys. */
 SA_INLINE void FN(columns_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
                                 real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,

@@ -1,9 +1,9 @@
-/* The interface of multiply units other than multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx_attention.h (a matrix
- * unit), both for float32 on AVX-512. And attention's entries of the table, which hand the unit of their instruction set down:
- * NULL except in isa/avx512bf16.c and isa/amx.c.
+/* The interface of multiply units other than multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx_attention.h
+ * (a matrix unit), both for float32 on AVX-512. And attention's entries of the table, which hand the unit of their
+ * instruction set down: NULL except in isa/avx512bf16.c and isa/amx.c.
  *
- * A unit takes a call, a block and a tile, or leaves it to multiply-adds: numbers that bfloat16 cannot hold are not its own.
- * Functions that return bool say if they did it; if not, nothing has changed. (1) to (6): docs/theory/backward.md. */
+ * A unit takes a call, a block and a tile, or leaves it to multiply-adds: it cannot hold all numbers in bfloat16. Functions
+ * that return bool say if they did it; if not, nothing has changed. (1) to (6): docs/theory/backward.md. */
 
 /* Each row of Q and dO, in place or copied, and its factor, of Q the scale. NULL: a row of zeros. */
 typedef struct {
@@ -13,7 +13,7 @@ typedef struct {
 
 struct FN(unit) {
     bool replace_rows; /* cells replace copied keys and values; dK and dV grow by whole lines */
-    bool know_top;     /* scores come with their maxima */
+    bool know_top;     /* scores() also finds their maxima */
     int decode_rows;   /* the most rows of a decoded block */
 
     /* ---- wide blocks */
@@ -38,7 +38,7 @@ struct FN(unit) {
                            real *q_rows, real *do_rows, int nv);
     bool (*dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n, real *dS,
                      int nv); /* (2), to dS */
-    /* The tile's keys, finite, if its gradients go this way without rows of keys; else NULL. NULL: never. */
+    /* The tile's keys, all finite, if the unit needs no rows of keys for its gradients; else NULL. The function may be NULL. */
     const real *(*keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first);
     /* (1), (3) and (6) from the tile's key `done` on. plain: P holds scores, dS dP; keeps: dS is left in place. Returns
      * the first key that is left to multiply-adds. */
@@ -49,10 +49,10 @@ struct FN(unit) {
     /* ---- few rows; R: their number, rounded up */
     size_t (*lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s);
     void (*start_decode)(const sa_block *b, FN(scratch) * s);
-    /* Keys of a longer tile, or NULL; decode_tile takes it into maximum, sum and output. */
+    /* Returns the keys of a longer tile, or 0; decode_tile adds it to maximum, sum and output. Or NULL. */
     ptrdiff_t (*decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first);
     void (*decode_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R);
-    /* Or an ordinary tile's products while s->decode.use, and the order in which values leave columns; or NULL. */
+    /* Or products of ordinary tiles, while s->decode.use, and the order of the columns of their output. Or NULL. */
     bool (*decode_queries)(const sa_block *b, FN(scratch) * s);
     void (*decode_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R);
     void (*decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R);

@@ -7,7 +7,7 @@
  *     softmax       4 + |x − max|/2, from rounding x − max; the same for log_softmax, absolute near 0
  *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
- * Norms also of rows whose squares overflow or underflow: tests/rowops/test_extreme_rows.py.
+ * The same for norms of rows whose squares overflow or underflow: tests/rowops/test_extreme_rows.py.
  *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
  * NaN makes its row NaN (gelu, rotary: its element). A softmax row of −inf alone, or with +inf, is NaN. */
 
@@ -18,7 +18,7 @@ SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
     return V(select)(V(lt)(V(load)(index), V(set1)((real)k)), v, V(set1)(pad));
 }
 
-/* −inf for none; skips NaN. */
+/* −inf if there are no elements; skips NaN. */
 SA_ONCE real FN(row_max)(const real *x, ptrdiff_t n) {
     vec top[4];
     SA_UNROLL
@@ -189,7 +189,7 @@ SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, dou
  * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k):
  *   float32  degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]
  *   float64  degree 22, k = 5, relative error 5.9e-18 on [0, 39]
- * Beyond, e^(−a²/2) is 0. a² has two parts: rounded it costs a²/4 ulp. */
+ * Beyond, e^(−a²/2) is 0. a² has two parts, as rounding it would cost a²/4 ulp. */
 SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;

@@ -1,8 +1,8 @@
-/* Products of compact weights in float32: rows are rounded before, sums are scaled after. Multiplications and sums round on their own,
- * and are fused only in V(fma): the bits are the same wherever V(fma) fuses. */
+/* Products of compact weights in float32: rows are rounded before, sums are scaled after. Multiplications and sums round on
+ * their own, and are fused only in V(fma): the bits are the same wherever V(fma) fuses. */
 
-/* The normal ranges of a group. From the least on 1/range is finite, and range/255 has all its digits; up to the most no term of
- * a sum overflows unless the sum does. */
+/* The normal ranges of a group. From the least on 1/range is finite, and range/255 has all its digits; up to the most no
+ * term of a sum overflows unless the sum does. */
 #define SA_LEAST_RANGE 1e-30f
 #define SA_MOST_RANGE 1e30f
 
@@ -74,8 +74,8 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
 #undef SA_LEAST_RANGE
 #undef SA_MOST_RANGE
 
-/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits: Φ(x) − 1/2 is x times a minimax polynomial of degree 8 in a
- * shifted x², which makes Φ exactly 0 and 1 from ±4.4 on. Absolute error 2.6e-5. */
+/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits: Φ(x) − 1/2 is x times a minimax
+ * polynomial of degree 8 in a shifted x², which makes Φ exactly 0 and 1 from ±4.4 on. Absolute error 2.6e-5. */
 SA_INLINE vec FN(rough_gelu)(vec x) {
     const vec a = V(min)(V(set1)(4.4f), V(max)(V(set1)(-4.4f), x)), u = V(fma)(a * a, V(set1)(0.103305785f), V(set1)(-1));
     static const double c[] = {2.764743986e-3,  -7.892259397e-3, 1.097206958e-2,  -1.596607454e-2, 2.680917270e-2,

@@ -1,10 +1,10 @@
 /* Products of matrices with contiguous rows, on attention's register tiles. A panel is at most block_rows columns, copied
  * in pieces that stay in L1. C's elements are sums in the order of n, in pieces that depend on n alone: cutting into
- * tasks keeps bits. */
+ * tasks does not change bits. */
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
-#define SA_FAR_ROWS 48 /* with more the products hide the way from memory */
+#define SA_FAR_ROWS 48 /* with more rows, products take longer than memory */
 #define SA_SUMMED 64   /* rows of A and B at a time in matmul_tn, in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
@@ -82,7 +82,7 @@ SA_INLINE void FN(fetch_weights)(FN(fetch) * f) {
     }
 }
 
-/* As outer_tile, the same sums. */
+/* As outer_tile, with the same sums. */
 SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, ptrdiff_t depth, const real *panel,
                                  FN(fetch) * f, const int rows) {
     const real *a = (const real *)p->a + r * p->a_stride + k;

@@ -121,7 +121,8 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
 
 /* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
 
-/* The most that three digits hold is 127·65793; less, as scales are rounded. Below the least maximum scales would be subnormal. */
+/* The most that three digits hold is 127·65793; less, as scales are rounded. Below the least maximum scales would be
+ * subnormal. */
 #define SA_MOST_DIGITS 8355000.0f
 #define SA_LEAST_MAXIMUM 1e-30f
 

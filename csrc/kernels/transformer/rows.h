@@ -1,4 +1,5 @@
-/* The transformer's rows between products, and their gradients: look-up, sums and norms, activations, rotary positions, means. */
+/* The transformer's rows between products, and their gradients: look-up, sums and norms, activations, rotary positions,
+ * means. */
 
 /* x[r] = (table[ids[r]] + always) + positions[r]; NULL is zeros. */
 SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
@@ -194,7 +195,7 @@ SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptr
     const double least = rint(t->p * 4294967296.0);
     const bool all = least >= 4294967296.0;
     const vec factor = V(set1)(all ? 0 : (real)(1 / (1 - t->p)));
-    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0}; /* whole vectors are read from any word on */
+    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0}; /* a whole vector is read from any word on */
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const uint64_t row = (uint64_t)(t->first_row + r);
         for (ptrdiff_t c = 0; c < width;) {
