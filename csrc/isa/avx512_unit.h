@@ -11,7 +11,6 @@
 #include "simd/macros.h"
 #include "simd/exp.h"
 #include "kernels/attention/load.h"
-#include "kernels/attention/scratch.h"
 #include "kernels/products/tiles.h"
-#include "kernels/attention/tile.h"
+#include "kernels/attention/block.h"
 #include "kernels/decode/rows.h"
