@@ -1,4 +1,4 @@
-"""Weights in the blocks of a GGUF file: what they stand for, and their products."""
+"""Weights in the blocks of a GGUF file: their numbers, and their products."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from refusals import refusals
 
 import selfattn as sa
 from selfattn.engine import transformer as core
@@ -18,7 +19,7 @@ pytest.importorskip("gguf")
 
 
 @pytest.mark.parametrize("kind", QUANTS)
-def test_what_blocks_stand_for(kind, isa):
+def test_numbers_of_blocks(kind, isa):
     """Every number, to the bit: products of few bits are exact, and sums are rounded once."""
     blocks = drawn(np.random.default_rng(0), kind, 9, 768)
     want = expected(blocks)
@@ -60,10 +61,7 @@ def test_products(kind, rows, width, out, isa, threads_restored):
     """The sums are those of float32 weights, in the same order; and a row's bits depend on nothing else."""
     rng = np.random.default_rng(rows)
     blocks = drawn(rng, kind, out, width)
-    x, bias = (
-        rng.standard_normal((rows, width)).astype(np.float32),
-        rng.standard_normal(out).astype(np.float32),
-    )
+    x, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, width), out))
     want = multiply(x, expected(blocks), bias)
     for threads in (1, 2, 3):
         sa.set_num_threads(threads)
@@ -166,7 +164,7 @@ def layer_of(rng, kinds, d, heads, hidden, make):
 
 @pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32")])
 def test_a_transformer(kinds, isa):
-    """Blocks of any kinds beside one another give the bits of float32 weights; so does a table of them."""
+    """Blocks of several kinds give the bits of float32 weights; so does a table of them."""
     rng = np.random.default_rng(2)
     made: list[Quants] = []
 
@@ -218,7 +216,7 @@ def test_decoding(kinds, isa, threads_restored):
         sa.set_num_threads(1 + i)
         assert np.array_equal(np.array(decode([i]))[:, 0], together[:, i])
         whole = model.logits(np.concatenate([prompt, new[i]]))[len(prompt) - 1 :]
-        # Up to 512 terms, in five products one behind the other, in each of two layers; norms keep rows at a size of 1.
+        # Up to 512 terms, in five products one after the other, in each of two layers; norms keep rows at a size of 1.
         size = np.abs(expected(table)).sum(1).max()
         np.testing.assert_allclose(together[:, i], whole, rtol=0, atol=2 * 5 * 64 * 2.0**-24 * size)
 
@@ -241,27 +239,18 @@ def test_empty():
     blocks = Quants(np.zeros((0, 20), np.uint8), "Q4_1", (0, 32))
     assert blocks.dequantize().shape == (0, 32)
     assert multiply(np.ones((3, 32), np.float32), blocks, None).shape == (3, 0)
-    narrow = Quants(np.zeros((4, 0), np.uint8), "Q4_1", (4, 0))
-    assert np.array_equal(
-        multiply(np.ones((3, 0), np.float32), narrow, np.arange(4, dtype=np.float32))[2], [0, 1, 2, 3]
-    )
+    narrow, bias = Quants(np.zeros((4, 0), np.uint8), "Q4_1", (4, 0)), np.arange(4, dtype=np.float32)
+    assert np.array_equal(multiply(np.ones((3, 0), np.float32), narrow, bias)[2], [0, 1, 2, 3])
 
 
-def test_bad_blocks():
-    raw = np.zeros((4, 40), np.uint8)
-    with pytest.raises(ValueError, match=r"one of F32, .*, not 'Q2_K'"):
-        Quants(raw, "Q2_K", (4, 64))
-    with pytest.raises(ValueError, match="multiple of 32 columns, not 65"):
-        Quants(raw, "Q4_1", (4, 65))
-    with pytest.raises(
-        ValueError, match=r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)"
-    ):
-        Quants(raw, "Q4_1", (4, 96))
-    for wrong in (raw.astype(np.int8), raw[:, ::2], [1], raw.T):
-        with pytest.raises(TypeError, match="raw must be a contiguous array of uint8, not"):
-            Quants(wrong, "Q4_1", (4, 64))
-    blocks = Quants(raw, "Q4_1", (4, 64))
-    with pytest.raises(TypeError, match="64 columns"):
-        multiply(np.ones((2, 32), np.float32), blocks, None)
-    with pytest.raises(TypeError, match="float64"):
-        multiply(np.ones((2, 64)), blocks, None)
+RAW = np.zeros((4, 40), np.uint8)
+test_bad_blocks = refusals(
+    (lambda: Quants(RAW, "Q2_K", (4, 64)), ValueError, r"one of F32, .*, not 'Q2_K'"),
+    (lambda: Quants(RAW, "Q4_1", (4, 65)), ValueError, "multiple of 32 columns, not 65"),
+    (lambda: Quants(RAW, "Q4_1", (4, 96)),
+     ValueError, r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)"),
+    *((lambda wrong=wrong: Quants(wrong, "Q4_1", (4, 64)), TypeError, "raw must be a contiguous array of uint8, not")
+      for wrong in (RAW.astype(np.int8), RAW[:, ::2], [1], RAW.T)),
+    (lambda: multiply(np.ones((2, 32), np.float32), Quants(RAW, "Q4_1", (4, 64)), None), TypeError, "64 columns"),
+    (lambda: multiply(np.ones((2, 64)), Quants(RAW, "Q4_1", (4, 64)), None), TypeError, "float64"),
+)  # fmt: skip

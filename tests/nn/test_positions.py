@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refusals
 
-from selfattn import nn
+from selfattn import nn, reference
 
 RNG = np.random.default_rng(0)
 F64 = {"dtype": np.float64}
@@ -21,21 +21,14 @@ def test_learned_positions():
     np.testing.assert_array_equal(grads["weight"][:, 0], [6] * 5 + [0] * 2)
 
 
-def by_complex_numbers(x, positions, theta, interleaved):
-    """A pair is a complex number, turned by exp(i·angle)."""
-    half = x.shape[-1] // 2
-    pairs = x[..., 0::2] + 1j * x[..., 1::2] if interleaved else x[..., :half] + 1j * x[..., half:]
-    turned = pairs * np.exp(1j * np.asarray(positions)[..., None] * theta ** (-np.arange(half) / half))
-    parts = (turned.real, turned.imag)
-    return np.stack(parts, -1).reshape(x.shape) if interleaved else np.concatenate(parts, -1)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("theta", [10000.0, 50])
 @pytest.mark.parametrize("positions", [None, [3, 3, 0, 9, 1]])
-def test_rotary_by_complex_numbers(theta, interleaved, positions):
+def test_rotary_by_its_angles(theta, interleaved, positions):
     layer = nn.RotaryEmbedding(6, 10, theta, interleaved=interleaved, **F64)
-    expected = by_complex_numbers(X, np.arange(5) if positions is None else positions, theta, interleaved)
+    places = np.arange(5) if positions is None else np.array(positions)
+    angles = places[:, None] * theta ** (-np.arange(3) / 3)
+    expected = reference.apply_rotary_emb(X, np.cos(angles), np.sin(angles), interleaved)
     # Angles below 10 are computed in float32: a frequency is a few roundings off.
     np.testing.assert_allclose(layer(X, positions), expected, atol=10 * 8 * 6e-8)
     assert layer.parameters() == {} and layer.state_dict() == {}
