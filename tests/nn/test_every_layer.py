@@ -345,12 +345,13 @@ def test_arrays_in_any_layout(case):
         arguments = [x.astype(dtype) if is_float(x) else x for x in case.inputs]
         before = [x.copy() for x in arguments]
         for layout in LAYOUTS.values():
+            options = {
+                name: layout(x) if isinstance(x, np.ndarray) else x for name, x in case.options.items()
+            }
             found = []
-            for given in ([layout(x) for x in arguments], arguments):
-                y, pullback = layer.vjp(*given, **case.options)
-                found.append(
-                    [*flat(layer(*given, **case.options)), *flat(y), *flat(pullback(gradient_for(y)))]
-                )
+            for given, own in (([layout(x) for x in arguments], options), (arguments, case.options)):
+                y, pullback = layer.vjp(*given, **own)
+                found.append([*flat(layer(*given, **own)), *flat(y), *flat(pullback(gradient_for(y)))])
             for got, expected in zip(*found, strict=True):
                 np.testing.assert_array_equal(got, expected)
                 assert np.asarray(got).dtype.isnative and np.asarray(got).dtype == np.asarray(expected).dtype

@@ -46,16 +46,6 @@ def tokens(steps):
     return [[i for i in column if i is not None] for column in zip(*steps, strict=True)]
 
 
-def test_greedy_takes_the_largest_logit_of_each():
-    expected = []
-    for prompt in PROMPTS:
-        own = prompt.tolist()
-        for _ in range(6):
-            own.append(int(Hashing.logits(own).argmax()))
-        expected.append(own[len(prompt) :])
-    assert tokens(generate(Hashing(), PROMPTS, max_new_tokens=6)) == expected
-
-
 HOW = {
     "temperature": [0.1, 0.7, 1.0, 3.0],
     "top_k": [None, 1, 2, 7, 39, 40, 100],

@@ -1,4 +1,4 @@
-"""nn.TransformerDecoderLayer and nn.TransformerDecoder: ways to say the same, what is not seen, dropout; test_every_layer.py has numbers and gradients."""
+"""nn.TransformerDecoderLayer and nn.TransformerDecoder: ways to say the same, what is not seen, dropout."""
 
 import numpy as np
 from nn_checks import assert_born_alike

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from inputs import LAYOUTS
 from nn_checks import assert_close, perturbed
 from refusals import refusals
 
@@ -82,18 +81,6 @@ def test_two_float_masks_of_the_least_numbers_leave_a_uniform_row():
         "key_padding_mask": np.full((N, S), least, np.float32),
     }
     np.testing.assert_allclose(layer(*inputs, **masks)[1], 1 / S, rtol=4 * np.finfo(np.float32).eps)
-
-
-@pytest.mark.parametrize("kind", [bool, np.float32, np.float64])
-def test_two_masks_in_any_layout(kind):
-    layer = make({}, rng=0)
-    inputs = [x.astype(np.float32) for x in inputs_for(layer)]
-    pairs, padding = (x if kind is bool else np.where(x, -np.inf, 0.5).astype(kind) for x in (PAIRS, PADDING))
-    expected = layer(*inputs, attn_mask=pairs, key_padding_mask=padding)
-    for changed in LAYOUTS.values():
-        got = layer(*inputs, attn_mask=changed(pairs), key_padding_mask=changed(padding))
-        for one, other in zip(got, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
 
 
 NAN, INF, MOST = np.nan, np.inf, float(np.finfo(np.float32).max)

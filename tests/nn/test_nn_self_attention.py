@@ -120,6 +120,7 @@ def test_the_steps_of_a_layer_that_drops_are_those_of_its_next_call():
     assert_close(layers[0].steps(x, x, x).result, layers[1](x, x, x)[0], "float64", n=6)
 
 
+ENCODER = nn.TransformerEncoderLayer(2, 1, 2, batch_first=True)
 test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
     (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "additive, not 'cosine'"),
@@ -129,5 +130,6 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 4))), ValueError, r"\(..., 2\), not \(2, 4\)"),
     (lambda: nn.SelfAttention(2, 3).steps(np.ones((2, 2)), return_lse=True), TypeError, "return_lse"),
     (lambda: nn.SelfAttentionBlock(2)(np.ones((2, 2)), np.ma.ones((2, 2))), TypeError, "MaskedArray"),
-    *((lambda layer=layer: layer(np.ones((1, 2, 2)), key_lengths=np.ma.ones(1, int)), TypeError, "key_lengths is a Mask") for layer in (nn.SelfAttentionBlock(2), nn.TransformerEncoderLayer(2, 1, 2, batch_first=True), nn.TransformerEncoder(nn.TransformerEncoderLayer(2, 1, 2, batch_first=True), 1))),
+    *((lambda layer=layer: layer(np.ones((1, 2, 2)), key_lengths=np.ma.ones(1, int)), TypeError, "key_lengths is a Mask")
+      for layer in (nn.SelfAttentionBlock(2), ENCODER, nn.TransformerEncoder(ENCODER, 1))),
 )  # fmt: skip
