@@ -51,6 +51,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
+def run(capsys):
+    """Run a command, which ends with a code; return what it printed."""
+
+    def run(*arguments, code=0):
+        assert cli.main([*map(str, arguments)]) == code
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
 def here(folder, monkeypatch):
     monkeypatch.chdir(folder)
     return folder
@@ -62,10 +73,10 @@ def test_the_folder_holds_a_model_and_nothing_else(here):
     assert files.load_model("model")("the ship").shape == (16,)
 
 
-def test_search_finds_the_topic(here, capsys):
+def test_search_finds_the_topic(here, run):
     for topic, words in TOPICS.items():
-        assert cli.main(["search", "model", "text.txt", " ".join(words[:3]), "-k", "5"]) == 0
-        rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+        found = run("search", "model", "text.txt", " ".join(words[:3]), "-k", "5").out
+        rows = [line.split("\t") for line in found.splitlines()]
         assert len(rows) == 5
         lines = make_text()
         assert all(lines[int(number) - 1] == text for _, number, text in rows)
@@ -74,27 +85,25 @@ def test_search_finds_the_topic(here, capsys):
         assert sum(any(word in text for word in words) for *_, text in rows) >= 4, topic
 
 
-def test_search_as_json_with_several_queries(here, capsys):
-    assert cli.main(["search", "model", "text.txt", "the ship", "the rose", "-k", "2", "--json"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_search_as_json_with_several_queries(here, run):
+    lines = run("search", "model", "text.txt", "the ship", "the rose", "-k", "2", "--json").out.splitlines()
+    found = [json.loads(line) for line in lines]
     assert [(each["query"], set(each)) for each in found] == [
         (query, {"query", "score", "number", "text"})
         for query in ("the ship", "the ship", "the rose", "the rose")
     ]
-    assert cli.main(["search", "model", "text.txt", "the ship", "the rose", "-k", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run("search", "model", "text.txt", "the ship", "the rose", "-k", "1").out.splitlines()
     assert (lines[0], lines[2], len(lines)) == ("the ship:", "the rose:", 4)
 
 
-def test_the_number_of_a_line_counts_empty_ones(here, tmp_path, capsys):
+def test_the_number_of_a_line_counts_empty_ones(here, tmp_path, run):
     (tmp_path / "gaps.txt").write_text("\n\nthe ship met a fish\n\nthe rose\n")
-    assert cli.main(["search", "model", str(tmp_path / "gaps.txt"), "the ship met a fish", "-k", "1"]) == 0
-    assert capsys.readouterr().out == "1.000\t3\tthe ship met a fish\n"
+    found = run("search", "model", tmp_path / "gaps.txt", "the ship met a fish", "-k", "1").out
+    assert found == "1.000\t3\tthe ship met a fish\n"
 
 
-def test_embed_prints_json_lines(here, capsys):
-    assert cli.main(["embed", "model", "the ship", "the “rosé”"]) == 0
-    out = capsys.readouterr().out
+def test_embed_prints_json_lines(here, run):
+    out = run("embed", "model", "the ship", "the “rosé”").out
     assert out.isascii()
     lines = [json.loads(line) for line in out.splitlines()]
     model = files.load_model("model")
@@ -103,19 +112,18 @@ def test_embed_prints_json_lines(here, capsys):
         np.testing.assert_array_equal(np.array(line["embedding"], np.float32), vector)
 
 
-def test_a_trained_model_is_not_rounded(here, capsys):
-    assert cli.main(["embed", "model", "a word", "--dtype", "int8"]) == 1
-    assert "model is not a pretrained model; only these are rounded to int8" in capsys.readouterr().err
+def test_a_trained_model_is_not_rounded(here, run):
+    error = run("embed", "model", "a word", "--dtype", "int8", code=1).err
+    assert "model is not a pretrained model; only these are rounded to int8" in error
 
 
-def test_embed_writes_files(here, tmp_path, capsys):
+def test_embed_writes_files(here, tmp_path, run):
     model, text = files.load_model("model"), make_text()
-    assert cli.main(["embed", "model", "--file", "text.txt", "--out", str(tmp_path / "v.npy")]) == 0
+    for name in ("v.npy", "v.jsonl"):
+        assert run("embed", "model", "--file", "text.txt", "--out", tmp_path / name) == ("", "")
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy", allow_pickle=False), model.encode(text))
-    assert cli.main(["embed", "model", "--file", "text.txt", "--out", str(tmp_path / "v.jsonl")]) == 0
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert [line["sentence"] for line in lines] == text
-    assert capsys.readouterr() == ("", "")
 
 
 def test_pipes(here):
@@ -144,39 +152,48 @@ def test_text_that_the_terminal_cannot_show(here, tmp_path):
     assert done.stdout.endswith("the ros\\xe9\n")
 
 
-def test_triplets_in_a_table(tmp_path, monkeypatch, capsys):
+def test_triplets_in_a_table(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     triplets = training.make_triplets(make_text(), rng=0)
-    (tmp_path / "t.tsv").write_text(
-        "\ufeff" + "\r\n".join("\t".join(triplet) for triplet in triplets) + "\r\n\r\n"
-    )
-    assert cli.main(["train", "t.tsv", "--out", "m", *SMALL, "1"]) == 0
-    assert capsys.readouterr() == ("", "")
+    lines = "\r\n".join(map("\t".join, triplets))
+    (tmp_path / "t.tsv").write_text(f"\ufeff{lines}\r\n\r\n")
+    assert run("train", "t.tsv", "--out", "m", *SMALL, "1") == ("", "")
     model = files.load_model("m")
     assert set(model.tokenizer.vocabulary) == {"<unk>", *" ".join(make_text()).split()}
 
 
-def test_running_text(tmp_path, monkeypatch, capsys):
+def test_running_text(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     sentences = [f"{line.capitalize()}." for line in make_text()]
     (tmp_path / "t.txt").write_text(" ".join(sentences))
-    assert cli.main(["train", "t.txt", "--out", "m"]) == 1
-    assert "a text of 1 sentence is too short" in (error := capsys.readouterr().err)
+    error = run("train", "t.txt", "--out", "m", code=1).err
+    assert "a text of 1 sentence is too short" in error
     assert "--split sentences" in error
-    arguments = "--split sentences --tokenizer whitespace --dim 8 --epochs 1 --layers 2 --heads 2"
-    assert cli.main(["train", "t.txt", "--out", "m", *arguments.split()]) == 0
-    assert capsys.readouterr().out.startswith("120 triplets")
-    assert cli.main(["search", "m", "t.txt", sentences[3], "--split", "sentences", "-k", "1"]) == 0
-    assert capsys.readouterr().out.startswith("1.000\t")
+    options = [
+        "--split",
+        "sentences",
+        "--tokenizer",
+        "whitespace",
+        "--dim",
+        "8",
+        "--epochs",
+        "1",
+        "--layers",
+        "2",
+        "--heads",
+        "2",
+    ]
+    assert run("train", "t.txt", "--out", "m", *options).out.startswith("120 triplets")
+    found = run("search", "m", "t.txt", sentences[3], "--split", "sentences", "-k", "1").out
+    assert found.startswith("1.000\t")
 
 
 SMALL = ["--tokenizer", "whitespace", "--dim", "8", "--quiet", "--epochs"]
 
 
-def test_the_same_seed_gives_the_same_model_also_from_a_pipe(here, tmp_path):
+def test_the_same_seed_gives_the_same_model_also_from_a_pipe(here, tmp_path, run):
     for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
-        command = ["train", "text.txt", "--out", str(tmp_path / name), *SMALL, "1", "--seed", seed]
-        assert cli.main(command) == 0
+        run("train", "text.txt", "--out", tmp_path / name, *SMALL, "1", "--seed", seed)
     arguments = ["train", "-", "--out", tmp_path / "piped", *SMALL, "1", "--seed", "3"]
     done = run_command(*arguments, given="\n".join(make_text()), cwd=here)
     assert (done.returncode, done.stderr) == (0, "")
@@ -228,15 +245,13 @@ def test_ctrl_c_and_resume(folder, tmp_path):
         (b"a b\nb c\nc d\nd e\n", "--resume", "no unfinished training"),
     ],
 )
-def test_texts_and_numbers_that_will_not_do(tmp_path, capsys, content, arguments, message):
+def test_texts_and_numbers_that_will_not_do(tmp_path, run, content, arguments, message):
     (tmp_path / "t.txt").write_bytes(content)
-    out = tmp_path / "m"
-    command = ["train", str(tmp_path / "t.txt"), "--out", str(out), "--tokenizer", "whitespace"]
-    assert cli.main([*command, *arguments.split()]) == 1
-    error = capsys.readouterr().err
+    command = ["train", tmp_path / "t.txt", "--out", tmp_path / "m", "--tokenizer", "whitespace"]
+    error = run(*command, *arguments.split(), code=1).err
     assert error.startswith("selfattn train: error: ")
     assert message in error
-    assert not (out / "config.json").exists()
+    assert not (tmp_path / "m" / "config.json").exists()
 
 
 def test_arguments_that_are_no_text(here):
@@ -280,33 +295,29 @@ def test_arguments_that_are_no_text(here):
         )),
     ],
 )  # fmt: skip
-def test_what_a_command_cannot_do_is_one_line_and_leaves_nothing(here, capsys, arguments, code, message):
-    assert cli.main(shlex.split(arguments)) == code
-    out, error = capsys.readouterr()
+def test_what_a_command_cannot_do_is_one_line_and_leaves_nothing(here, run, arguments, code, message):
+    out, error = run(*shlex.split(arguments), code=code)
     assert out == ""
     assert code == 2 or (error.startswith(f"selfattn {arguments.split()[0]}") and error.count("\n") == 1)
     assert message in error
     assert not (here / "m").exists()
 
 
-def test_embed_does_not_wait_for_a_terminal(here, capsys, monkeypatch):
+def test_embed_does_not_wait_for_a_terminal(here, run, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", terminal)
-    assert cli.main(["embed", "model"]) == 2
-    assert "give a sentence" in capsys.readouterr().err
+    assert "give a sentence" in run("embed", "model", code=2).err
 
 
 @pytest.mark.parametrize("command", cli_models.COMMANDS)
-def test_help_has_examples_and_needs_no_extra(command, capsys, monkeypatch):
+def test_help_has_examples_and_needs_no_extra(command, run, monkeypatch):
     for module in ("safetensors", "sentencepiece", "tqdm"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert cli.main([command, "--help"]) == 0
-    out = capsys.readouterr().out
+    out = run(command, "--help").out
     assert f"selfattn {command} " in out.split("examples:")[1]
     assert "exit codes:" in out
-    assert cli.main(["--help"]) == 0
-    assert command in capsys.readouterr().out
+    assert command in run("--help").out
 
 
 @pytest.mark.parametrize("module", ["safetensors", "sentencepiece"])
@@ -319,45 +330,33 @@ def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path
     assert not (tmp_path / "m").exists()
 
 
-def test_the_sign_of_standard_output_and_endings_in_capitals(here, tmp_path, capsys):
+def test_the_sign_of_standard_output_and_endings_in_capitals(here, tmp_path, run):
     before = set(os.listdir())
-    assert cli.main(["embed", "model", "the ship", "--out", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["sentence"] == "the ship"
+    assert json.loads(run("embed", "model", "the ship", "--out", "-").out)["sentence"] == "the ship"
     assert set(os.listdir()) == before
-    assert cli.main(["embed", "model", "the ship", "--out", str(tmp_path / "v.NPY")]) == 0
+    run("embed", "model", "the ship", "--out", tmp_path / "v.NPY")
     np.testing.assert_array_equal(np.load(tmp_path / "v.NPY"), files.load_model("model").encode(["the ship"]))
     (tmp_path / "T.TSV").write_text("the ship\ta wave\tthe rose\n" * 3)
-    command = [
-        "train",
-        str(tmp_path / "T.TSV"),
-        "--out",
-        str(tmp_path / "m"),
-        "--tokenizer",
-        "whitespace",
-        "--epochs",
-        "1",
-    ]
-    assert cli.main(command) == 0
-    assert capsys.readouterr().out.startswith("3 triplets, ")
+    found = run(
+        "train", tmp_path / "T.TSV", "--out", tmp_path / "m", "--tokenizer", "whitespace", "--epochs", 1
+    )
+    assert found.out.startswith("3 triplets, ")
 
 
-def test_lines_that_the_tokenizer_makes_nothing_of_are_left_out(here, tmp_path, capsys):
+def test_lines_without_tokens_are_left_out(here, tmp_path, run):
     """SentencePiece removes characters that nobody sees: a line of them is no sentence."""
     lines = make_text()
     lines[20:20] = ["\u200b", "\ufeff\u200b"]
-    (tmp_path / "t.txt").write_text("\n".join(lines), encoding="utf-8")
-    text = str(tmp_path / "t.txt")
-    options = ["--dim", "8", "--vocab-size", "100", "--epochs", "1"]
-    assert cli.main(["train", text, "--out", str(tmp_path / "m"), *options]) == 0
-    assert "selfattn train: 2 sentences without tokens left out\n" in capsys.readouterr().err
-    assert cli.main(["search", "model", text, lines[30], "-k", "1"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == f"1.000\t{lines.index(lines[30]) + 1}\t{lines[30]}\n"
-    assert printed.err == "selfattn search: 2 sentences without tokens left out\n"
-    assert cli.main(["embed", "model", "--file", text]) == 0
-    printed = capsys.readouterr()
-    assert len(printed.out.splitlines()) == 120
-    assert printed.err == "selfattn embed: 2 sentences without tokens left out\n"
+    text = tmp_path / "t.txt"
+    text.write_text("\n".join(lines), encoding="utf-8")
+    found = run("train", text, "--out", tmp_path / "m", "--dim", 8, "--vocab-size", 100, "--epochs", 1)
+    assert "selfattn train: 2 sentences without tokens left out\n" in found.err
+    found = run("search", "model", text, lines[30], "-k", "1")
+    assert found.out == f"1.000\t{lines.index(lines[30]) + 1}\t{lines[30]}\n"
+    assert found.err == "selfattn search: 2 sentences without tokens left out\n"
+    found = run("embed", "model", "--file", text)
+    assert len(found.out.splitlines()) == 120
+    assert found.err == "selfattn embed: 2 sentences without tokens left out\n"
 
 
 def everything(folder):
@@ -396,11 +395,11 @@ TRAIN = {
          ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]),
     ],
 )  # fmt: skip
-def test_other_files_stay_where_a_model_is_trained(here, tmp_path, command, mine, made, force):
+def test_other_files_stay_where_a_model_is_trained(here, tmp_path, run, command, mine, made, force):
     for name in mine:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"mine")
-    assert cli.main([*TRAIN[command], "--out", str(tmp_path), *force]) == 0
+    run(*TRAIN[command], "--out", tmp_path, *force)
     found = everything(tmp_path)
     assert [found.pop(name) for name in mine] == [b"mine"] * len(mine)
     assert set(found) == set(made)
@@ -418,15 +417,14 @@ def test_other_files_stay_where_a_model_is_trained(here, tmp_path, command, mine
         ("train gpt", "unfinished.safetensors", "is not from a training of selfattn's"),
     ],
 )  # fmt: skip
-def test_files_of_others_are_replaced_only_by_force_or_never(here, tmp_path, capsys, command, file, message):
+def test_files_of_others_are_replaced_only_by_force_or_never(here, tmp_path, run, command, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_bytes(b"mine")
-    arguments = [*TRAIN[command], "--out", str(tmp_path)]
-    assert cli.main(arguments) == 1
-    assert message in capsys.readouterr().err
+    arguments = [*TRAIN[command], "--out", tmp_path]
+    assert message in run(*arguments, code=1).err
     assert everything(tmp_path) == {file: b"mine"}
     replaces = "--force" in message
-    assert cli.main([*arguments, "--force"]) == (not replaces)
+    run(*arguments, "--force", code=not replaces)
     assert (everything(tmp_path)[file] != b"mine") == replaces
 
 
@@ -441,7 +439,7 @@ def test_lengths_of_vectors_of_any_size():
         np.testing.assert_allclose(cli_models._unit(np.array([[most, most]])), [[0.5**0.5] * 2])
 
 
-def test_what_json_has_no_number_for(here, tmp_path, capsys):
+def test_what_json_has_no_number_for(here, tmp_path, run):
     """A model whose training has gone wrong: NaN and Infinity, which json.dumps writes, other readers refuse."""
     model = files.load_model("model")
     model.embedding_layer.weight[...] = np.nan
@@ -451,8 +449,7 @@ def test_what_json_has_no_number_for(here, tmp_path, capsys):
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
 
-    assert cli.main(["embed", str(tmp_path / "broken"), "the sea"]) == 0
-    found = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    found = json.loads(run("embed", tmp_path / "broken", "the sea").out, parse_constant=refuse)
     assert found["embedding"] == [None] * model.embedding_dim
-    assert cli.main(["search", str(tmp_path / "broken"), str(tmp_path / "text.txt"), "sea", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out, parse_constant=refuse)["score"] is None
+    found = run("search", tmp_path / "broken", tmp_path / "text.txt", "sea", "--json").out
+    assert json.loads(found, parse_constant=refuse)["score"] is None
