@@ -52,11 +52,14 @@ from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 
 
+Read = Callable[[Path, bytes], None]
+
+
 class Target(NamedTuple):
     """One way to read a file."""
 
     seeds: Callable[[], list[bytes]]  # contents that are good
-    read: Callable[[Path, bytes], None]  # in a folder of its own
+    read: Read  # in a folder of its own
     mutate: Callable[[bytes, random.Random], bytes]
 
 
@@ -138,27 +141,31 @@ def use_model(folder: Path) -> None:
         models.load(folder / "again")
 
 
-def read_config(folder: Path, content: bytes) -> None:
+def reads(
+    known: Callable[[bytes], dict[str, bytes]], name: str, use: Callable[[Path], None] = use_model
+) -> Read:
+    """Read a content under a name, among other files that are known."""
+
+    def read(folder: Path, content: bytes) -> None:
+        put(folder, known(content) | {name: content})
+        use(folder)
+
+    return read
+
+
+def around_config(content: bytes) -> dict[str, bytes]:
     try:
         kind, names = (json.loads(content).get(key) for key in ("model_type", "architectures"))
     except (ValueError, AttributeError, RecursionError):
         kind = names = None
     same = [n for n, config in enumerate(CONFIGS) if config["model_type"] == kind] or [0]
-    n = same[-1] if "SequenceClassification" in str(names) else same[0]
-    put(folder, saved(n) | {"config.json": content})
-    use_model(folder)
+    return saved(same[-1] if "SequenceClassification" in str(names) else same[0])
 
 
-def read_weights(folder: Path, content: bytes) -> None:
-    put(folder, saved(kind="int8" if b'"I8"' in content else "") | {"model.safetensors": content})
-    use_model(folder)
-
-
-def read_index(folder: Path, content: bytes) -> None:
+def around_index(content: bytes) -> dict[str, bytes]:
     found = dict(saved())
     found["a.safetensors"] = found.pop("model.safetensors")
-    put(folder, found | {"model.safetensors.index.json": content})
-    use_model(folder)
+    return found
 
 
 def an_index() -> list[bytes]:
@@ -169,11 +176,6 @@ def an_index() -> list[bytes]:
 def files_of(content: bytes) -> list[str]:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return [name for name in header if name != "__metadata__"]
-
-
-def read_tokenizer(folder: Path, content: bytes) -> None:
-    put(folder, saved() | {"tokenizer.json": content})
-    use_model(folder)
 
 
 def tokenizers_of_all_kinds() -> list[bytes]:
@@ -242,12 +244,8 @@ def own(kind: str = "whitespace") -> dict[str, bytes]:
         return contents(Path(name))
 
 
-def read_own(name: str, kind: str = "whitespace") -> Callable[[Path, bytes], None]:
-    def read(folder: Path, content: bytes) -> None:
-        put(folder, own(kind) | {name: content})
-        use(files.load_model(folder), SENTENCE)
-
-    return read
+def read_own(name: str, kind: str = "whitespace") -> Read:
+    return reads(lambda content: own(kind), name, lambda folder: use(files.load_model(folder), SENTENCE))
 
 
 def change_sentencepiece(content: bytes, draw: random.Random) -> bytes:
@@ -267,6 +265,9 @@ def some_arrays() -> list[bytes]:
     return [_disk.to_safetensors(arrays | {"empty": np.zeros((0, 3)), "one": np.float32(1)}, {"of": "text"})]
 
 
+TRAINING = {"epochs": 1, "batch_size": 1, "rng": 0, "log_every": None, "progress": False}
+
+
 def a_training() -> tuple[nn.ProxyTask, list[tuple[str, ...]]]:
     model = nn.EmbeddingModel(WhitespaceTokenizer.train(SENTENCES), len(WORDS), 4, max_seq_len=16, rng=0)
     return nn.ProxyTask(model), [tuple(SENTENCES), tuple(reversed(SENTENCES))]
@@ -277,10 +278,7 @@ def a_checkpoint() -> list[bytes]:
     task, triplets = a_training()
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "c.safetensors"
-        training.fit(
-            task, triplets, epochs=1, batch_size=1, rng=0, log_every=None, checkpoint=path, progress=False,
-            callbacks=[lambda step: step.step == 1],
-        )  # fmt: skip
+        training.fit(task, triplets, checkpoint=path, callbacks=[lambda step: step.step == 1], **TRAINING)
         return [path.read_bytes()]
 
 
@@ -290,9 +288,7 @@ def read_checkpoint(folder: Path, content: bytes) -> None:
     task, triplets = a_training()
     before = {name: array.copy() for name, array in task.parameters().items()}
     try:
-        training.fit(
-            task, triplets, epochs=1, batch_size=1, rng=0, log_every=None, checkpoint=path, resume=True, progress=False
-        )  # fmt: skip
+        training.fit(task, triplets, checkpoint=path, resume=True, **TRAINING)
     except FloatingPointError:  # weights that are not finite
         return
     except ValueError:
@@ -339,18 +335,12 @@ def read_npz(folder: Path, content: bytes) -> None:
 def some_npz() -> list[bytes]:
     x = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
     tokens = np.array(["a", "b", "c"])
+    norm = {"norm_weight": x[0], "norm_bias": x[1]}
     found = []
     for arrays in (
         {"query": x, "key": x, "value": x, "tokens": tokens, "window": np.array([1, 1])},
         {"query": x, "key": x, "value": x, "attn_mask": np.eye(3, dtype=bool), "scale": np.float32(0.5)},
-        {
-            "inputs": x,
-            "W_query": x.T @ x,
-            "W_key": x.T @ x,
-            "W_value": x.T @ x,
-            "norm_weight": x[0],
-            "norm_bias": x[1],
-        },
+        {"inputs": x, **dict.fromkeys(("W_query", "W_key", "W_value"), x.T @ x), **norm},
     ):
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
@@ -400,12 +390,13 @@ def some_results() -> list[bytes]:
 TARGETS: dict[str, Target] = {
     "arrays": Target(some_arrays, read_arrays, change_safetensors),
     "weights": Target(
-        lambda: [saved()["model.safetensors"], saved(kind="int8")["model.safetensors"]], read_weights, change_safetensors
+        lambda: [saved()["model.safetensors"], saved(kind="int8")["model.safetensors"]],
+        reads(lambda content: saved(kind="int8" if b'"I8"' in content else ""), "model.safetensors"), change_safetensors,
     ),
-    "index": Target(an_index, read_index, change_json),
-    "config": Target(lambda: [dumps(config) for config in CONFIGS], read_config, change_json),
+    "index": Target(an_index, reads(around_index, "model.safetensors.index.json"), change_json),
+    "config": Target(lambda: [dumps(config) for config in CONFIGS], reads(around_config, "config.json"), change_json),
     "pipeline": Target(a_pipeline, read_pipeline, change_json),
-    "tokenizer": Target(tokenizers_of_all_kinds, read_tokenizer, change_json),
+    "tokenizer": Target(tokenizers_of_all_kinds, reads(lambda content: saved(), "tokenizer.json"), change_json),
     "own_config": Target(lambda: [own()["config.json"]], read_own("config.json"), change_json),
     "own_vocabulary": Target(lambda: [own()["vocabulary.json"]], read_own("vocabulary.json"), change_json),
     "sentencepiece": Target(

@@ -149,21 +149,18 @@ def change_template(content: bytes, draw: random.Random) -> bytes:
         if what < 3:
             piece = draw.choice(PIECES if draw.randrange(6) else TEXTS)
             inside = text.rfind("}", 0, at) < text.rfind("{", 0, at)
-            text = (
-                text[:at] + (piece if inside or "{" in piece else f"{{{{ messages {piece} }}}}") + text[at:]
-            )
+            piece = piece if inside or "{" in piece else f"{{{{ messages {piece} }}}}"
+            text = text[:at] + piece + text[at:]
         elif what == 3:
             begin, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
             text = text[:at] + text[begin : min(end, begin + 200)] + text[at:]
         elif what == 4:
             text = text[:at] + text[at + draw.choice([1, 2, 5, 30]) :]
         else:
-            for old in draw.sample(
-                ["messages", "message", "'role'", "'content'", "for", "if", "user", "set", "+"], 2
-            ):
-                text = text.replace(
-                    old, draw.choice(["x", "loop", "messages", "1", "*", "range(9)", "''"]), 1
-                )
+            words = ["messages", "message", "'role'", "'content'", "for", "if", "user", "set", "+"]
+            for old in draw.sample(words, 2):
+                new = draw.choice(["x", "loop", "messages", "1", "*", "range(9)", "''"])
+                text = text.replace(old, new, 1)
     return text.encode("utf-8", "surrogatepass")[:20_000]
 
 
@@ -214,9 +211,8 @@ def entries_of(architecture: str, **more: object) -> list:
             "rope.dimension_count": s["d"] // s["heads"], "vocab_size": 300,
         }  # fmt: skip
     named = {f"{architecture}.{name}": value for name, value in (found | more).items()}
-    return [
-        (name, *packed(value)) for name, value in ({"general.architecture": architecture} | named).items()
-    ]
+    named = {"general.architecture": architecture} | named
+    return [(name, *packed(value)) for name, value in named.items()]
 
 
 def byte_level_entries() -> list:
@@ -231,20 +227,8 @@ def byte_level_entries() -> list:
 
 
 def sentencepiece_entries() -> list:
-    tokens = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        *(f"<0x{n:02X}>" for n in range(256)),
-        "▁",
-        "t",
-        "h",
-        "e",
-        "he",
-        "the",
-        "▁the",
-        "sea",
-    ]
+    pieces = ["▁", "t", "h", "e", "he", "the", "▁the", "sea"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
     found = {
         "model": "llama", "tokens": tokens, "scores": [-float(n) for n in range(len(tokens))],
         "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)], "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,

@@ -109,9 +109,8 @@ def change_json(content: bytes, draw: random.Random) -> bytes:
     if draw.randrange(2):
         return change_bytes(content, draw)
     deep = draw.choice([50, 500, 100_000])
-    return draw.choice(
-        [b"[" * deep, b'{"a":' * deep, b"9" * deep, content + content, b"\xef\xbb\xbf" + content]
-    )
+    made = [b"[" * deep, b'{"a":' * deep, b"9" * deep, content + content, b"\xef\xbb\xbf" + content]
+    return draw.choice(made)
 
 
 def change_safetensors(content: bytes, draw: random.Random) -> bytes:
@@ -143,10 +142,8 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
     if what == 0:
         del members[n]
     elif what == 1:
-        members[n] = (
-            draw.choice([*TEXTS[2:5], "query.npy", "tokens.npy", "dropout_p.npy", "window.npy"]),
-            data,
-        )
+        names = [*TEXTS[2:5], "query.npy", "tokens.npy", "dropout_p.npy", "window.npy"]
+        members[n] = draw.choice(names), data
     elif what == 2:
         members[n] = name, members[draw.randrange(len(members))][1]
     elif what == 3:  # a header that says something else
