@@ -21,7 +21,7 @@ from selfattn._check import Array, quoted
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn.models._folder import Config
-from selfattn.models.gpt2 import TRANSPOSED, GPT2LMHeadModel
+from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -234,17 +234,21 @@ HARMLESS = {
 }  # fmt: skip
 
 
-class GGUFConfig(Config):
-    """The entries of a file's header whose names begin with that of its architecture."""
+class Entries(Config):
+    """The entries of a file's header whose names begin with a prefix."""
 
     harmless = HARMLESS
     off = (*Config.off, "", "none")
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path) -> None:
-        own = architecture + "."
-        values = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
-        super().__init__(values, f"{path}: {architecture}")
-        self.architecture = architecture
+    def __init__(self, file: GGUF, prefix: str) -> None:
+        own = prefix + "."
+        values = {key.removeprefix(own): value for key, value in file.metadata.items() if key.startswith(own)}
+        super().__init__(values, f"{file.path}: {prefix}")
+        self.prefix = prefix
+
+
+class Architecture(Entries):
+    """The entries of the model; the prefix is the name of its architecture."""
 
     def _get(self, name: str, default: Any) -> Any:
         value = super()._get(name, default)
@@ -269,7 +273,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
             f"{path} has the architecture {architecture!r:.80}; supported are {', '.join(ARCHITECTURES)}"
         )
     kind, names, layers = ARCHITECTURES[architecture]
-    entries = GGUFConfig(file.metadata, architecture, path)
+    entries = Architecture(file, architecture)
     config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
     entries.finish()
     renamed = {name: _renamed(name, names, layers) for name in file.tensors if name != FACTORS}
@@ -279,11 +283,9 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     permuted = architecture == "llama"  # rows of q and k as llama.cpp rotates them: pairs are neighbours
     if permuted and not as_stored:
         arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
-    if architecture == "gpt2":
-        arrays = {
-            name: array.T if name.endswith(TRANSPOSED) and isinstance(array, np.ndarray) else array
-            for name, array in arrays.items()
-        }
+    for name, array in arrays.items():
+        if name.endswith(kind.transposed) and isinstance(array, np.ndarray):
+            arrays[name] = array.T
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
     attach_tokenizer(model, file)
@@ -319,7 +321,7 @@ def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 
 
-def _llama_config(entries: GGUFConfig, file: GGUF) -> dict[str, Any]:
+def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
     heads, d = entries.size("attention.head_count"), entries.size("embedding_length")
     longest = entries.size("context_length")
     width = entries.size("attention.key_length", d // heads)
@@ -330,7 +332,7 @@ def _llama_config(entries: GGUFConfig, file: GGUF) -> dict[str, Any]:
     if entries.size("attention.sliding_window", longest) < longest:
         raise entries.error("sliding windows are not supported in GGUF files")
     config: dict[str, Any] = {
-        "model_type": entries.architecture,
+        "model_type": entries.prefix,
         "vocab_size": _rows(file, "token_embd.weight"),
         "hidden_size": d,
         "num_hidden_layers": entries.size("block_count"),
@@ -361,13 +363,13 @@ def _llama_config(entries: GGUFConfig, file: GGUF) -> dict[str, Any]:
             "original_max_position_embeddings": longest,
         }  # fmt: skip
     config["rope_parameters"] = rope
-    if entries.architecture == "llama":
+    if entries.prefix == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     return config
 
 
-def _gpt2_config(entries: GGUFConfig, file: GGUF) -> dict[str, Any]:
+def _gpt2_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
     d = entries.size("embedding_length")
     return {
         "model_type": "gpt2",
@@ -404,7 +406,6 @@ PRE = {
 }  # fmt: skip
 # Of Llama 3: a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
-START = "tokenizer.ggml."
 MOST_LETTERS = 1000  # of a token that is cut at each place
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
@@ -413,17 +414,41 @@ NAMES = {
 ENDS = ("eos", "eot", "eom")
 
 
+class Vocabulary(Entries):
+    """The entries of the tokenizer: its tokens, and their ids."""
+
+    def __init__(self, file: GGUF) -> None:
+        super().__init__(file, "tokenizer.ggml")
+        self.tokens = self.list_of("tokens", str)
+        self.ids = {token: n for n, token in enumerate(self.tokens)}
+
+    def list_of(self, name: str, kind: type) -> list[Any]:
+        """Read a list, which may be missing."""
+        found = self.raw(name, [])
+        if not isinstance(found, list) or not all(type(each) is kind for each in found):
+            raise self.error(f"{name} must be a list of {kind.__name__}, not {quoted(found)}")
+        return found
+
+    def special(self, name: str) -> int | None:
+        """Read the id of a special token, if there is one."""
+        found = self.raw(f"{name}_token_id")
+        if found is None or (name not in ENDS and name != "bos" and found == 2**32 - 1):
+            return None
+        if type(found) is not int or not 0 <= found < max(len(self.tokens), 1):
+            raise self.error(f"{name}_token_id must be one of {len(self.tokens)} tokens, not {found!r:.80}")
+        return found if self.tokens else None
+
+
 def attach_tokenizer(model: Any, file: GGUF) -> None:
     """Give a model the tokenizer of a file, if it has one, its chat template, and the tokens that end its answers."""
-    kind = file.metadata.get(START + "model")
-    tokens = _list(file, "tokens", str)
+    entries = Vocabulary(file)
+    kind, tokens = entries.raw("model"), entries.tokens
     if len(tokens) > model.vocab_size:
-        raise ValueError(f"{file.path} has {len(tokens)} tokens, and a table of {model.vocab_size} rows")
-    special = {name: _id(file, name, tokens) for name in {*NAMES, *ENDS}}
-    model.special_tokens = {
-        NAMES[name]: tokens[n] for name, n in special.items() if n is not None and name in NAMES
-    }
-    model.stop_ids = frozenset(n for name, n in special.items() if n is not None and name in ENDS)
+        raise entries.error(f"there are {len(tokens)} tokens, and a table of {model.vocab_size} rows")
+    special = {name: entries.special(name) for name in {*NAMES, *ENDS}}
+    found = {name: n for name, n in special.items() if n is not None}
+    model.special_tokens = {NAMES[name]: tokens[n] for name, n in found.items() if name in NAMES}
+    model.stop_ids = frozenset(n for name, n in found.items() if name in ENDS)
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ValueError(f"{file.path}: tokenizer.chat_template must be a text, not {quoted(template)}")
@@ -432,72 +457,42 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
         return
     make = {"gpt2": _byte_level, "llama": _sentencepiece}.get(str(kind))
     if make is None:
-        raise ValueError(
-            f"{file.path} has a tokenizer of kind {kind!r:.80}; supported are 'gpt2' and 'llama'"
+        raise entries.error(
+            f"a tokenizer of kind {kind!r:.80} is not supported; supported are gpt2 and llama"
         )
     library = import_extra("tokenizers", "models")
-    vocabulary = {token: n for n, token in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
-        twice = next(token for n, token in enumerate(tokens) if vocabulary[token] != n)
-        raise ValueError(f"{file.path} has the token {quoted(twice)} twice")
+    if len(entries.ids) < len(tokens):
+        twice = next(token for n, token in enumerate(tokens) if entries.ids[token] != n)
+        raise entries.error(f"it has the token {quoted(twice)} twice")
     try:
-        tokenizer = make(library, file, vocabulary, tokens)
+        tokenizer = make(library, entries)
     except (ValueError, ImportError):
         raise
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{file.path}: no tokenizer can be made of its tokens and merges: {error}") from None
-    _add_special(library, tokenizer, file, tokens)
-    if _flag(file, "add_eos_token", False):
-        raise ValueError(f"{file.path}: {START}add_eos_token, an end after every text, is not supported")
-    begins = kind == "llama" or file.metadata.get(START + "pre") in WHOLE_WORDS_FIRST
-    if _flag(file, "add_bos_token", begins) and special["bos"] is not None:
-        bos = tokens[special["bos"]]
+        raise entries.error(f"no tokenizer can be made of its tokens and merges: {error}") from None
+    _add_special(library, tokenizer, entries)
+    if entries.flag("add_eos_token", False):
+        raise entries.error("add_eos_token, an end after every text, is not supported")
+    begins = kind == "llama" or entries.raw("pre") in WHOLE_WORDS_FIRST
+    if entries.flag("add_bos_token", begins) and "bos" in found:
+        bos = tokens[found["bos"]]
         tokenizer.post_processor = library.processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, special["bos"])]
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, found["bos"])]
         )
     model.tokenizer = tokenizer
 
 
-def _list(file: GGUF, name: str, kind: type) -> list[Any]:
-    found = file.metadata.get(START + name, [])
-    if not isinstance(found, list) or not all(type(each) is kind for each in found):
-        raise ValueError(f"{file.path}: {START}{name} must be a list of {kind.__name__}, not {quoted(found)}")
-    return found
-
-
-def _flag(file: GGUF, name: str, default: bool) -> bool:
-    found = file.metadata.get(START + name, default)
-    if type(found) is not bool:
-        raise ValueError(f"{file.path}: {START}{name} must be true or false, not {quoted(found)}")
-    return found
-
-
-def _id(file: GGUF, name: str, tokens: list[str]) -> int | None:
-    found = file.metadata.get(f"{START}{name}_token_id")
-    if found is None or (name not in ENDS and name != "bos" and found == 2**32 - 1):
-        return None
-    if type(found) is not int or not 0 <= found < max(len(tokens), 1):
-        what = f"{START}{name}_token_id must be one of {len(tokens)} tokens"
-        raise ValueError(f"{file.path}: {what}, not {found!r:.80}")
-    return found if tokens else None
-
-
-def _byte_level(library: Any, file: GGUF, vocabulary: dict[str, int], tokens: list[str]) -> Any:
-    pre = file.metadata.get(START + "pre", "default")
+def _byte_level(library: Any, entries: Vocabulary) -> Any:
+    pre = entries.raw("pre", "default")
     if not isinstance(pre, str) or pre not in PRE:
         known = ", ".join(PRE)
-        raise ValueError(
-            f"{file.path}: the pre-tokenizer {pre!r:.80} is not supported; supported are {known}"
-        )
-    merges = [tuple(merge.split(" ")) for merge in _list(file, "merges", str)]
+        raise entries.error(f"the pre-tokenizer {pre!r:.80} is not supported; supported are {known}")
+    merges = [tuple(merge.split(" ")) for merge in entries.list_of("merges", str)]
     for merge in merges:
         if len(merge) != 2:
-            raise ValueError(
-                f"{file.path}: a merge must be two tokens and a space, not {' '.join(merge)!r:.80}"
-            )
-    tokenizer = library.Tokenizer(
-        library.models.BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
-    )
+            raise entries.error(f"a merge must be two tokens and a space, not {' '.join(merge)!r:.80}")
+    model = library.models.BPE(entries.ids, merges, ignore_merges=pre in WHOLE_WORDS_FIRST)
+    tokenizer = library.Tokenizer(model)
     steps, pattern = library.pre_tokenizers, PRE[pre]
     cuts = [steps.ByteLevel(add_prefix_space=False, use_regex=pattern in (None, "digits"))]
     if pattern == "digits":
@@ -509,47 +504,42 @@ def _byte_level(library: Any, file: GGUF, vocabulary: dict[str, int], tokens: li
     return tokenizer
 
 
-def _sentencepiece(library: Any, file: GGUF, vocabulary: dict[str, int], tokens: list[str]) -> Any:
+def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
     """Make the tokenizer that Transformers makes of SentencePiece's BPE (Kudo and Richardson, 2018)."""
-    scores = _list(file, "scores", float)
+    scores, tokens, ids = entries.list_of("scores", float), entries.tokens, entries.ids
     if len(scores) != len(tokens):
-        raise ValueError(f"{file.path} has {len(scores)} scores for {len(tokens)} tokens")
-    types = _list(file, "token_type", int) or [NORMAL] * len(tokens)
+        raise entries.error(f"there are {len(scores)} scores for {len(tokens)} tokens")
+    types = entries.list_of("token_type", int) or [NORMAL] * len(tokens)
     merges = []
     for n in sorted(range(len(tokens)), key=lambda n: -scores[n]):  # stable: equal scores in order
         token = tokens[n]
         if n >= len(types) or types[n] not in (NORMAL, USER_DEFINED, UNUSED):
             continue
         if len(token) > MOST_LETTERS:
-            raise ValueError(f"{file.path} has a token of {len(token)} characters, more than {MOST_LETTERS}")
+            raise entries.error(f"there is a token of {len(token)} characters, more than {MOST_LETTERS}")
         cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        cuts = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
-        merges += sorted(cuts, key=lambda cut: (vocabulary[cut[0]], vocabulary[cut[1]]))
-    place = _id(file, "unknown", tokens)
+        cuts = [cut for cut in cuts if cut[0] in ids and cut[1] in ids]
+        merges += sorted(cuts, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+    place = entries.special("unknown")
     unknown = None if place is None else tokens[place]
-    tokenizer = library.Tokenizer(
-        library.models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    model = library.models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    tokenizer = library.Tokenizer(model)
     normalizers, decoders = library.normalizers, library.decoders
-    prefix = _flag(file, "add_space_prefix", True)
+    prefix = entries.flag("add_space_prefix", True)
     before, after = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if prefix else ([], [])
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
 
 
-def _add_special(library: Any, tokenizer: Any, file: GGUF, tokens: list[str]) -> None:
+def _add_special(library: Any, tokenizer: Any, entries: Vocabulary) -> None:
     """Add the tokens that are found whole in a text, and among them those that decoding leaves out."""
-    types = _list(file, "token_type", int)
+    tokens, types = entries.tokens, entries.list_of("token_type", int)
     if types and len(types) != len(tokens):
-        raise ValueError(f"{file.path} has {len(types)} types for {len(tokens)} tokens")
+        raise entries.error(f"there are {len(types)} types for {len(tokens)} tokens")
     for wanted, special in ((CONTROL, True), (USER_DEFINED, False)):
-        found = [
-            library.AddedToken(token, special=special, normalized=False)
-            for token, own in zip(tokens, types, strict=False)
-            if own == wanted and token
-        ]
+        chosen = [token for token, own in zip(tokens, types, strict=False) if own == wanted and token]
+        found = [library.AddedToken(token, special=special, normalized=False) for token in chosen]
         if found:
             tokenizer.add_special_tokens(found) if special else tokenizer.add_tokens(found)

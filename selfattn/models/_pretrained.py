@@ -185,6 +185,8 @@ class Pretrained(Module):
     suffix: ClassVar[str] = "Model"
     prefix: ClassVar[str]  # of the bare model's names within one with a head
     buffers: ClassVar[tuple[str, ...]] = ()  # ends of the names of stored arrays that are not parameters
+    # Ends of the names of weights that Transformers has as (in, out). They are held as (out, in), and shown transposed.
+    transposed: ClassVar[tuple[str, ...]] = ()
     # Beginnings of the names of other tasks' heads, which a file may have and which are not read.
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
@@ -351,24 +353,26 @@ class Pretrained(Module):
     def _check_quants(self, shapes: Shapes, where: str) -> None:
         """Refuse quants that the model does not have, or of another shape."""
         for name, quants in self.blocks.items():
-            wanted = self._taken_shape(name, shapes[name]) if name in shapes else None
+            wanted = shapes.get(name)
+            if wanted is not None and name.endswith(self.transposed):
+                wanted = wanted[::-1]
             if wanted != quants.shape:
                 says = "the configuration " + ("has no such weight" if wanted is None else f"says {wanted}")
                 raise ValueError(
                     f"the weights of {where} do not fit: {name} has shape {quants.shape}, {says}"
                 )
 
-    def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape in which an array is held, for Transformers' shape."""
-        return shape
-
     def _taken(self, name: str, array: Array) -> Array:
         """Return an array of Transformers' shape in the shape in which it is held."""
-        return array
+        if not name.endswith(self.transposed):
+            return array
+        if array.dtype == np.int8:
+            raise ValueError(f"{name} is int8; these weights are rounded when they are loaded, not before")
+        return np.ascontiguousarray(array.T)
 
     def _shown(self, name: str, array: Array) -> Array:
-        """Return a view of an array that is held, in Transformers' shape."""
-        return array
+        """Return a view of an array that is held, in Transformers' shape; of int8 the scales belong to rows as held."""
+        return array.T if name.endswith(self.transposed) and array.dtype != np.int8 else array
 
     def _name(self, name: str) -> str:
         """Return Transformers' name of a parameter, which may have a prefix."""

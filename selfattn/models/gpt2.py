@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from selfattn._check import Array
 from selfattn._extras import import_extra
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._causal import CausalModel
@@ -14,9 +13,7 @@ from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters, Shapes, norm
 from selfattn.nn.gpt import GPT
 
-# Transformers keeps their weights transposed, (in, out). Here they are held as (out, in), and shown transposed.
 PRODUCTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-TRANSPOSED = tuple(f"{name}.weight" for name in PRODUCTS)
 OWN_NAMES = {  # of the arrays of nn.GPT, and below of its layers
     "token_embedding.weight": "wte.weight", "position_embedding.weight": "wpe.weight", "norm.weight": "ln_f.weight",
     "norm.bias": "ln_f.bias",
@@ -34,6 +31,7 @@ class GPT2LMHeadModel(CausalModel):
     suffix = "LMHeadModel"
     prefix = "transformer."
     buffers = (".attn.bias", ".attn.masked_bias")  # the causal mask
+    transposed = tuple(f"{name}.weight" for name in PRODUCTS)
     word_table = "transformer.wte.weight"
 
     def _read(self, config: Config) -> None:
@@ -69,20 +67,6 @@ class GPT2LMHeadModel(CausalModel):
                 shapes |= {f"{name}{part}.weight": (into, out), f"{name}{part}.bias": (out,)}
         shapes |= norm("transformer.ln_f", d)
         return shapes | ({} if self.tied else {"lm_head.weight": (self.vocab_size, d)}), set()
-
-    def _taken(self, name: str, array: Array) -> Array:
-        if not name.endswith(TRANSPOSED):
-            return array
-        if array.dtype == np.int8:
-            raise ValueError(f"{name} is int8; GPT-2's weights are rounded when they are loaded, not before")
-        return np.ascontiguousarray(array.T)
-
-    def _taken_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[::-1] if name.endswith(TRANSPOSED) else shape
-
-    def _shown(self, name: str, array: Array) -> Array:
-        # Of int8 the scales belong to rows of what is held.
-        return array.T if name.endswith(TRANSPOSED) and array.dtype != np.int8 else array
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
