@@ -265,6 +265,7 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         end[0] = n;
         for (int v = 1; v < nv; ++v) {
+            SA_KEEP_LOOP();
             end[v] = n;
         }
         return;
@@ -281,6 +282,7 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
 SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
     FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {
+        SA_KEEP_LOOP();
         open.any_from = lo[r] < open.any_from ? lo[r] : open.any_from;
         open.any_to = hi[r] > open.any_to ? hi[r] : open.any_to;
         open.all_from = lo[r] > open.all_from ? lo[r] : open.all_from;

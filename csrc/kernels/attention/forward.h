@@ -66,6 +66,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
     if (a->alibi.m.data) {
         for (int r = 0; r < rows->count; ++r) {
+            SA_KEEP_LOOP();
             s->position[r] = (real)(rows->position[r] - first);
         }
         FN(pass_alibi)(s->P, n, nv, s->slope, s->position);
@@ -572,6 +573,7 @@ SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t
     for (ptrdiff_t c = 0; c < chunks; ++c) {
         const real *maximum_c = (const real *)(const void *)(partial + (size_t)c * bytes);
         for (int r = 0; r < rows->count; ++r) {
+            SA_KEEP_LOOP();
             s->maximum[r] =
                 c == 0 || maximum_c[r] > s->maximum[r] || maximum_c[r] != maximum_c[r] ? maximum_c[r] : s->maximum[r];
             s->sum[r] = 0;

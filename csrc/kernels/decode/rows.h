@@ -249,6 +249,7 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
         real products[SA_LANES];
         V(store)(products, each);
         for (int i = 0; i < here; ++i) {
+            SA_KEEP_LOOP();
             SA_UNROLL
             for (int r = 0; r < R; ++r) {
                 P[(j + i) * p_stride + r] = products[i * R + r];
@@ -376,6 +377,7 @@ SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     for (int r = 0; r < R; ++r) {
         real now = s->maximum[r];
         for (int i = r; i < SA_LANES; i += R) {
+            SA_KEEP_LOOP();
             now = each[i] > now ? each[i] : now; /* a NaN is not lost: its exponential is NaN */
         }
         s->top[r] = now;
@@ -396,6 +398,7 @@ SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
     for (int r = 0; r < R; ++r) {
         s->tile_sum[r] = each[r];
         for (int i = r + R; i < SA_LANES; i += R) {
+            SA_KEEP_LOOP();
             s->tile_sum[r] += each[i];
         }
     }
