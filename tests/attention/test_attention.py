@@ -1,14 +1,14 @@
-"""scaled_dot_product_attention, the C function: what its arguments and results are, against the reference in float64.
+"""scaled_dot_product_attention, the C function: what its arguments and results are.
 
-Sizes, options and layouts on every instruction set: tests/kernels/test_instruction_sets.py. All options in any combination:
-test_fuzz.py. Edges: test_edges.py. Bounds: tolerances.py.
+Its numbers, with any shapes, dtypes, layouts and options: test_fuzz.py. Sizes at which kernels change, on every instruction set:
+tests/kernels/test_instruction_sets.py. Edges: test_edges.py. Bounds: tolerances.py.
 """
 
 import numpy as np
 import pytest
 from covering import covering
-from inputs import FLOAT_IDS, FLOATS, LAYOUTS, OPTIONS, normal, options_together, random_inputs, random_mask
-from tolerances import assert_attention, assert_within, finfo, truth
+from inputs import FLOAT_IDS, FLOATS, random_inputs, random_mask
+from tolerances import assert_attention, finfo
 
 import selfattn as sa
 from selfattn import reference
@@ -16,43 +16,13 @@ from selfattn import reference
 pytestmark = pytest.mark.usefixtures("one_thread")
 attend = sa.scaled_dot_product_attention
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
-real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 def bits(x):
     return np.ascontiguousarray(x).tobytes()
 
 
-# ------------------------------------------------------------------------------------------- sizes and numbers
-
-
-def test_window_bounds_are_clamped():
-    arrays = random_inputs((2, 30, 8), 70)
-    plain = attend(*arrays)
-    for huge in (1000, 2**31, 2**63 - 1, 2**63, 2**64, 10**100, np.int64(2**62), np.uint64(2**64 - 1)):
-        assert bits(attend(*arrays, window=(huge, huge))) == bits(plain)
-        np.testing.assert_array_equal(attend(*arrays, window=[huge, 0]), attend(*arrays, is_causal=True))
-    assert bits(attend(*arrays, window=(None, None))) == bits(plain)
-    assert_attention(*arrays, window=(0, 0))
-    assert_attention(*arrays, window=(None, 3), causal="lower_right")
-    assert_attention(*arrays, window=(1, 3), causal="upper_left")
-
-
 # ------------------------------------------------------------------------------------------------------ masks
-
-
-@pytest.mark.parametrize("kind", [np.dtype(np.bool_), *FLOATS], ids=["bool", *FLOAT_IDS])
-@real_floats
-def test_masks_of_every_layout(isa, kind, dtype):
-    arrays = random_inputs((2, 3, 33, 8), 150, dtype=dtype)
-    rng = np.random.default_rng(6)
-    for shape in ((2, 3, 33, 150), (33, 1), (1, 1, 1, 150)):
-        mask = random_mask(rng, shape, kind)
-        plain = attend(*arrays, mask)
-        assert_within(plain, *(lambda t: (t.out, t.out_bound))(truth(*arrays, mask)))
-        for name, layout in LAYOUTS.items():
-            np.testing.assert_array_equal(attend(*arrays, layout(mask)), plain, err_msg=f"{name} {shape}")
-        np.testing.assert_array_equal(attend(*arrays, mask.tolist()), plain)
 
 
 def test_bytes_other_than_one_in_a_boolean_mask_mean_true(isa):
@@ -72,60 +42,18 @@ def test_a_row_of_the_least_float_is_uniform(isa, dtype, kind):
     mask[2, 30:] = -np.inf
     out, lse, weights = attend(query, key, value, mask, return_lse=True, return_weights=True)
     assert np.isfinite(out).all() and np.isfinite(lse).all()
-    if kind != np.float16:  # beside -65504 the scores still count
+    if kind != np.float16:  # scores still count next to -65504
         step = 2e-2 if dtype.itemsize == 2 else 1e-6
         np.testing.assert_allclose(weights[1].astype(float), 1 / 70, rtol=step)
         np.testing.assert_allclose(weights[2, :30].astype(float), 1 / 30, rtol=step)
     assert not weights[2, 30:].any()
-    # beside an ordinary score, the least float weighs nothing
+    # next to an ordinary score, the least float has no weight
     mask[0, 1:] = least
     weights = attend(query, key, value, mask, return_weights=True)[1]
     assert weights[0].astype(float).tolist() == [1.0] + [0.0] * 69
 
 
-# ----------------------------------------------------------------------------- leading dims, heads and dtypes
-
-
-@pytest.mark.parametrize(
-    ("q_lead", "k_lead", "v_lead"),
-    [
-        ((), (), ()),
-        ((2, 3), (1, 3), (3,)),
-        ((2, 3), (), (2, 1)),
-        ((), (2, 3), (1,)),
-        ((3, 1), (1, 4), (3, 4)),
-        ((2, 1, 3, 2), (3, 1), (4, 1, 1)),
-        ((5, 0), (5, 1), (1, 0)),
-        ((7, 5), (7, 1), (7, 1)),  # keys shared by five heads: rows of several heads in one block
-        ((6, 4), (1, 1), (1, 1)),
-    ],
-)
-@pytest.mark.parametrize(
-    "options", [(), ("is_causal", "float_mask", "sinks", "alibi_slopes", "key_lengths", "dropout")]
-)
-def test_leading_dims_broadcast(q_lead, k_lead, v_lead, options):
-    rng = np.random.default_rng(4)
-    query, key, value = (
-        normal(rng, (*lead, *tail), np.float32)
-        for lead, tail in ((q_lead, (5, 8)), (k_lead, (66, 8)), (v_lead, (66, 3)))
-    )
-    lead = np.broadcast_shapes(q_lead, k_lead, v_lead)
-    arguments = options_together(options if lead else (), lead, 5, 66, rng)
-    out, *_ = assert_attention(query, key, value, **arguments)
-    assert out.shape == (*lead, 5, 3)
-    # the same with views that were broadcast before
-    whole = [np.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (query, key, value)]
-    np.testing.assert_array_equal(attend(*whole, **arguments), out)
-
-
-@pytest.mark.parametrize("kind", "bhilqBHILQ")
-def test_integers_are_float64(kind):
-    rng = np.random.default_rng(3)
-    query, key, value = (normal(rng, shape, kind) for shape in ((2, 9, 4), (2, 66, 4), (2, 66, 3)))
-    out, *_ = assert_attention(query, key, value)
-    assert out.dtype == np.float64
-    assert bits(out) == bits(attend(*(x.astype(np.float64) for x in (query, key, value))))
-    assert bits(out) == bits(attend(*(LAYOUTS["byte_swapped"](x) for x in (query, key, value))))
+# ----------------------------------------------------------------------------------------- lists, maps of files
 
 
 def test_lists_and_the_array_protocol():
@@ -140,9 +68,6 @@ def test_lists_and_the_array_protocol():
     plain = attend(*arrays)
     assert bits(attend(*(x.tolist() for x in arrays))) == bits(plain)
     assert bits(attend(*(Wrapped(x) for x in arrays))) == bits(plain)
-
-
-# ---------------------------------------------------------------------------------------------------- layouts
 
 
 def test_memory_maps(tmp_path):
@@ -160,17 +85,6 @@ def test_memory_maps(tmp_path):
     assert bits(out) == bits(plain)
 
 
-def test_inputs_are_never_changed():
-    rng = np.random.default_rng(0)
-    arrays = random_inputs((2, 3, 20, 8), 70)
-    options = options_together(OPTIONS, (2, 3), 20, 70, rng)
-    kept = [x.copy() for x in (*arrays, *options.values()) if isinstance(x, np.ndarray)]
-    attend(*arrays, **options, return_lse=True, return_weights=True)
-    now = [x for x in (*arrays, *options.values()) if isinstance(x, np.ndarray)]
-    assert len(kept) == 7
-    assert all(bits(a) == bits(b) for a, b in zip(now, kept, strict=True))
-
-
 # -------------------------------------------------------------------------------------------------- results
 
 
@@ -184,12 +98,12 @@ def test_what_is_returned_and_in_which_order():
     pair = attend(*arrays, return_weights=True)
     assert type(pair) is tuple and [bits(x) for x in pair] == [bits(out), bits(weights)]
     for x in (out, lse, weights):
-        x[...] = 0  # writable, and nobody else's
+        x[...] = 0  # writable
     assert x.base is None
 
 
 def test_outputs_without_elements_take_no_time():
-    """2**40 queries, of which nothing is asked: the arrays of this call have a few bytes."""
+    """2**40 queries whose outputs have no columns: the arrays of this call have a few bytes."""
     query, key, value = (
         np.broadcast_to(np.float32(1), (2**40, 1)),
         np.ones((3, 1), "f4"),
@@ -200,26 +114,19 @@ def test_outputs_without_elements_take_no_time():
 
 
 @floats
-def test_out(dtype):
+def test_nothing_around_out_is_written(dtype):
     arrays = random_inputs((2, 3, 20, 8), 70, dtype=dtype, v_width=17)
     plain = attend(*arrays)
-    for name, layout in LAYOUTS.items():
-        if name in ("byte_swapped", "read_only"):
-            continue
-        around = np.full((4, *plain.shape), 7, plain.dtype)
-        out = layout(around[1])
-        assert attend(*arrays, out=out) is out
-        np.testing.assert_array_equal(out, plain, err_msg=name)
     around = np.full((4, 5, 22, 40), 7, plain.dtype)
     out = around[1:3, 1:4, 1:21, 1:35:2]
     got, lse = attend(*arrays, out=out, return_lse=True)
     assert got is out and lse.shape == (2, 3, 20)
     np.testing.assert_array_equal(out, plain)
     around[1:3, 1:4, 1:21, 1:35:2] = 7
-    assert (around == 7).all()  # nothing beside it was written
+    assert (around == 7).all()
 
 
-def test_out_may_lie_between_the_inputs_without_touching_them():
+def test_out_may_be_between_the_inputs_in_memory():
     buffer = np.random.default_rng(0).standard_normal((4, 9, 8)).astype(np.float32)
     plain = attend(buffer[0], buffer[1], buffer[3])
     attend(buffer[0], buffer[1], buffer[3], out=buffer[2])
@@ -249,15 +156,6 @@ def test_dropout_drops_what_the_reference_drops(dtype):
         keep = reference.dropout_keep_mask(int(seed), p, tuple(lead), n_queries, n_keys)
         np.testing.assert_array_equal(dropped[2] != 0, keep & (weights != 0))
         np.testing.assert_array_equal(dropped[1], lse)
-
-
-def test_dropout_of_nothing_and_of_everything():
-    arrays = random_inputs((2, 9, 8), 70)
-    assert bits(attend(*arrays, dropout_p=0, rng=1)) == bits(attend(*arrays))
-    for p in (1, 1.0, np.float32(1)):
-        out, lse, weights = attend(*arrays, dropout_p=p, rng=1, return_lse=True, return_weights=True)
-        assert not out.any() and not weights.any()
-        np.testing.assert_array_equal(lse, attend(*arrays, return_lse=True)[1])
 
 
 def test_the_generator_is_asked_for_one_number():

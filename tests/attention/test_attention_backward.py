@@ -1,6 +1,6 @@
 """The lower half of the vjp: statistics and gradients in, gradients out, in the caller's own arrays where these are given."""
 
-import tracemalloc
+import functools
 import weakref
 
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 from bad_calls import undecided_overlaps
 from gradients import everything
 from inputs import LAYOUTS, random_inputs
+from leaks import peak_memory
 from numpy.testing import assert_array_equal
 
 import selfattn as sa
@@ -44,7 +45,7 @@ def test_gradients_in_place_of_any_layout(layout, dtype):
 @pytest.mark.parametrize(("query", "key"), [((20, 8), (2, 30, 8)), ((2, 20, 8), (30, 8)), ((1, 20, 8), (3, 30, 8)), ((3, 20, 8), (1, 30, 8)),
                                             ((2, 0, 8), (2, 0, 8)), ((2, 0, 8), (2, 20, 8)), ((2, 20, 8), (2, 0, 8))], ids=str)  # fmt: skip
 def test_gradients_in_place_of_what_was_broadcast_and_of_nothing(query, key, dtype):
-    """They are sums over what the core finds, which is larger."""
+    """They are sums over the axes that were broadcast."""
     rng = np.random.default_rng(0)
     assert_same_in_place([rng.standard_normal(shape).astype(dtype) for shape in (query, key, key)])
 
@@ -59,27 +60,14 @@ def test_gradients_in_place_of_a_mask_and_of_sinks(shape):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradients_in_place_take_no_memory_of_their_own(dtype):
-    """C-contiguous arrays of the precision that computes are written where they are, whatever they held."""
-    q, k, v = random_inputs((2, 3, 400, 64), dtype=dtype)
-    mask = np.random.default_rng(0).standard_normal((400, 400)).astype(dtype)
-    out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, mask)
-    wrt = ("query", "key", "value", "attn_mask")
-    call = np.ones_like(out), out, statistics, q, k, v, mask
-    new = sa.scaled_dot_product_attention_backward(*call, wrt=wrt)
-    mine = sa.AttentionGradients(*(np.full_like(x, np.nan) for x in (q, k, v, mask)))
-    sa.scaled_dot_product_attention_backward(
-        *call, wrt=wrt, gradients=mine
-    )  # the core keeps its working memory
-    tracemalloc.start()
-    try:
-        got = sa.scaled_dot_product_attention_backward(*call, wrt=wrt, gradients=mine)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    for a, b, target in zip(got[:4], new[:4], mine[:4], strict=True):
-        assert a is target
-        assert_array_equal(a, b)
-    assert peak < q.nbytes // 8  # objects, not arrays
+    """C-contiguous arrays of the precision that computes are written where they are."""
+    given = *random_inputs((2, 3, 400, 64), dtype=dtype), np.zeros((400, 400), dtype)
+    out, statistics = sa.scaled_dot_product_attention_forward(*given)
+    call = functools.partial(
+        sa.scaled_dot_product_attention_backward, out, out, statistics, *given,
+        wrt=("query", "key", "value", "attn_mask"), gradients=GRADIENTS(*(np.full_like(x, np.nan) for x in given)),
+    )  # fmt: skip
+    assert peak_memory(call) < out.nbytes // 8  # objects, not arrays
 
 
 def test_gradients_in_place_are_left_alone_when_the_call_is_wrong():

@@ -8,7 +8,6 @@ import ctypes.util
 import inspect
 import platform
 import sys
-import tracemalloc
 from itertools import combinations
 
 import numpy as np
@@ -17,6 +16,7 @@ from covering import SETS_OF_OPTIONS
 from gradients import FIELDS, assert_gradients, assert_true_gradients, everything, true_gradients
 from inputs import BFLOAT16, options_together, random_inputs
 from instruction_sets import check
+from leaks import peak_memory
 from numpy.testing import assert_allclose, assert_array_equal
 
 import selfattn as sa
@@ -48,21 +48,12 @@ def test_reference_agrees_with_finite_differences(names):
 # ------------------------------------------------------------------------------------------------ the C core
 
 
-@pytest.mark.parametrize(("query", "key", "gqa"), [((0, 3, 8), (0, 5, 8), False), ((2, 0, 3, 8), (0, 5, 8), False), ((0, 3, 8), (1, 5, 8), False),
-                                                   ((0, 3, 8), (5, 8), False), ((3, 0, 3, 8), (1, 1, 5, 8), False), ((0, 3, 8), (2, 5, 8), True)], ids=str)  # fmt: skip
-def test_no_heads(query, key, gqa):
-    q, k = np.ones(query, np.float32), np.ones(key, np.float32)
-    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, k, enable_gqa=gqa)
-    for gradient, given in zip(pullback(out)[:3], (q, k, k), strict=True):
-        assert_array_equal(gradient, np.zeros_like(given))
-
-
 @pytest.mark.parametrize(
     ("sinks", "packed", "heads", "keys"),
     [(False, False, 4, 16), (True, True, 4, 16), (True, False, 1, 1024), (False, True, 1, 1024)],
 )
 def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, keys):
-    """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient does not show it."""
+    """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient is exact all the same."""
     r = np.random.default_rng(1)
     shapes = ((heads, 1024, 64), (heads, keys, 64), (heads, keys, 64), (heads, 1024, 64))
     exact = [r.standard_normal(shape).astype(BFLOAT16).astype(np.float64) for shape in shapes]
@@ -91,8 +82,8 @@ def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, k
         assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=3e-4, err_msg=str(dtype))
 
 
-def test_what_rounding_leaves_of_a_rows_sum_is_no_part_of_the_slopes_gradient(isa):
-    """The sum of a row's dS is known: what is missing of it, times the distance, is taken off (docs/theory/backward.md)."""
+def test_the_slopes_gradient_is_corrected_by_the_rounding_of_each_rows_sum(isa):
+    """The sum of a row's dS is known: its rounding error, times the distance, is subtracted (docs/theory/backward.md)."""
     rng = np.random.default_rng(1)
     shapes = ((4, 1024, 64), (4, 16, 64), (4, 16, 64), (4, 1024, 64))
     exact = [rng.standard_normal(shape).astype(BFLOAT16).astype(np.float64) for shape in shapes]
@@ -117,7 +108,7 @@ def test_a_gradient_beyond_its_dtype_is_infinite():
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3e38])
 def test_a_gradient_of_the_log_sum_exp_stays_in_its_row(isa, bad):
-    """Row 10, and the keys that it sees, may be anything; the rest is what it was, but for the way that its tile goes."""
+    """Row 10, and the keys that it sees, may be anything; the rest is within its bounds."""
     for dtype in (BFLOAT16, np.float16, np.float32):
         arrays = random_inputs((2, 64, 32), 64, dtype=np.dtype(dtype))
         (out, lse), pullback = sa.scaled_dot_product_attention_vjp(*arrays, is_causal=True, return_lse=True)
@@ -142,7 +133,7 @@ def test_no_gradient_of_the_output(packed):
 
 
 def test_sums_over_rows_give_no_warnings():
-    """As arithmetic within C gives none: what overflows is inf, what has no meaning is NaN."""
+    """Arithmetic in C gives none: what overflows is inf, what has no meaning is NaN."""
     o = np.ones((2, 1), np.float32)
     with np.errstate(all="raise"):
         _, pullback = sa.scaled_dot_product_attention_vjp(o, o, o, sinks=np.float16(0), wrt=("sinks",))
@@ -183,24 +174,27 @@ def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
 # -------------------------------------------------------------------------------------------- promises
 
 
-def test_a_closed_pair_whose_score_is_nan_from_finite_numbers():
-    """Infinity minus infinity within a product of finite numbers: neither its score nor softcap's slope leaks."""
+@pytest.mark.parametrize("rows", [1, 70])
+def test_a_closed_pair_whose_score_is_nan_from_finite_numbers(rows):
+    """Infinity minus infinity within a product of finite numbers: neither its score nor softcap's slope reaches a gradient."""
     q, k, v = random_inputs((1, 2, 70, 16), 90)
-    q, bad = np.abs(q) + 1, k.copy()
-    bad[..., 80:, ::2], bad[..., 80:, 1::2] = 3e38, -3e38
-    options = {"attn_mask": np.arange(90) < 80, "softcap": 5.0}
+    q, bad, closed = np.abs(q) + 1, k.copy(), np.arange(90) % 9 == 3
+    bad[..., closed, ::2], bad[..., closed, 1::2] = 3e38, -3e38
+    options = {"attn_mask": np.broadcast_to(~closed, (rows, 90)).copy(), "softcap": 5.0}
     check((q, bad, v), options, clean=(q, k, v))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_row_that_sees_nothing_has_no_gradient_whatever_it_holds(isa, bad):
+def test_a_row_without_keys_has_no_gradient_whatever_it_holds(isa, bad):
     q, k, v = random_inputs((3, 6, 4), 5)
-    grad_out = np.ones_like(q)
-    q[0], grad_out[0] = bad, bad
-    out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=np.array([0, 3, 5]))
-    got = pullback(grad_out)
-    assert not out[0].any() and not any(x[0].any() for x in got[:3])
-    assert all(np.isfinite(x).all() and x[1:].any() for x in got[:3])
+    grad_out, grad_lse = np.ones_like(q), np.ones((3, 6), np.float32)
+    q[0], grad_out[0], grad_lse[0] = bad, bad, bad
+    options = {"key_lengths": np.array([0, 3, 5]), "alibi_slopes": np.full(3, 0.1, np.float32)}
+    wrt = ("query", "key", "value", "alibi_slopes")
+    (out, _), pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options, return_lse=True, wrt=wrt)
+    found = [getattr(pullback(grad_out, grad_lse), name) for name in wrt]
+    assert not out[0].any() and not any(x[0].any() for x in found)
+    assert all(np.isfinite(x).all() and x[1:].any() for x in found)
 
 
 @pytest.mark.parametrize("length", [9, 65, 100, 197])
@@ -239,7 +233,7 @@ def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtyp
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
 @pytest.mark.parametrize("shape", [(3, 6, 8), (70, 128, 64)], ids=str)
 @pytest.mark.parametrize("halves", [False, True])
-def test_16_bit_gradients_do_not_know_that_the_output_was_rounded(isa, shape, dtype, options, halves):
+def test_16_bit_gradients_are_those_of_the_output_before_it_was_rounded(isa, shape, dtype, options, halves):
     """Delta is not the sum of rounded outputs: with numbers that are all positive, dQ would be off by seven ulps.
 
     The pullback has the output from before it was rounded; of the halves, delta is summed over the keys.
@@ -272,7 +266,7 @@ def test_16_bit_gradients_do_not_know_that_the_output_was_rounded(isa, shape, dt
 
 
 def flag_of_overflow():
-    """How to clear and to read the flag that an overflow leaves behind in the thread that computed it."""
+    """How to clear and to read the flag that an overflow sets in the thread that computed it."""
     bit = {"x86_64": 8, "AMD64": 8, "aarch64": 4, "arm64": 4}.get(platform.machine())
     library = ctypes.util.find_library("m")
     if bit is None or sys.platform == "win32" or library is None:
@@ -292,7 +286,7 @@ OVERFLOWING = {
 
 @pytest.mark.parametrize("product", OVERFLOWING)
 def test_what_wrt_leaves_out_is_not_computed(isa, product):
-    """Each product in turn is made to overflow, and nothing else: the CPU's flag tells whether it was computed."""
+    """Each product in turn is made to overflow, and nothing else: the CPU's flag shows whether it was computed."""
     if isa == "amx":
         pytest.skip("a matrix unit leaves no flags")
     clear, overflowed = flag_of_overflow()
@@ -313,22 +307,15 @@ def test_what_wrt_leaves_out_is_not_computed(isa, product):
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_what_wrt_leaves_out_takes_no_memory(name):
-    """Each gradient has 8 MiB, scratch and statistics far less: NumPy tells tracemalloc of its arrays."""
+    """Each gradient has 8 MiB, scratch and statistics far less."""
     arguments = random_inputs((1, 65536, 32))
     options = {"window": (8, 0), "num_threads": 1}
     out, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=name)
-    pullback(out)
-    tracemalloc.start()
-    try:
-        gradient = getattr(pullback(out), name)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert gradient.nbytes == 2**23 < peak < 1.5 * 2**23
+    assert out.nbytes == 2**23 < peak_memory(lambda: pullback(out)) < 1.5 * 2**23
 
 
-def test_a_row_that_only_a_sink_keeps_alive_does_not_see_its_gradient():
-    """Its output is 0 whatever it meets: a NaN in the gradient of it reaches nothing, in the core as in the reference."""
+def test_the_gradient_of_a_row_with_a_sink_and_no_keys_is_0():
+    """Its output is 0 in any case: a NaN in that output's gradient reaches nothing, in the core as in the reference."""
     x, mask = np.ones((2, 3)), np.array([[False, False], [True, True]])
     grad_out = np.array([[np.nan] * 3, [1.0] * 3])
     for module in (sa, reference):
@@ -369,11 +356,10 @@ def test_dropout_is_the_same_forward_and_backward(p, rng, packed):
     p = p.copy() if isinstance(p, np.ndarray) else p
     if packed:
         out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 13, 40], [0, 30, 60], dropout_p=p, rng=rng)
-        given = out.sum(axis=(0, 1))
     else:
         q, k, v = (x.swapaxes(0, 1) for x in (q, k, v))
         out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, dropout_p=p, rng=rng)
-        given = out.sum(axis=(0, 1))
+    given = out.sum(axis=(0, 1))
     if isinstance(p, np.ndarray):
         p[...] = 0  # what it becomes changes nothing
     for _ in range(2):
@@ -384,7 +370,7 @@ def test_dropout_is_the_same_forward_and_backward(p, rng, packed):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_gradients_given_as_lists_have_the_dtype_of_the_result(packed):
-    """Not that of the output that the pullback holds, which is float32: 0.1 is another number there."""
+    """The output that the pullback holds is float32, in which 0.1 is another number."""
     q, k, v = (x.astype(np.float16) for x in random_inputs((6, 2, 8)))
     function, more = (
         (sa.varlen_attention_vjp, ([0, 6], [0, 6])) if packed else (sa.scaled_dot_product_attention_vjp, ())
@@ -396,7 +382,7 @@ def test_gradients_given_as_lists_have_the_dtype_of_the_result(packed):
         assert_array_equal(a, b)
 
 
-def test_what_has_no_gradient_is_said_at_the_call():
+def test_a_gradient_that_there_is_not_is_an_error_of_the_call():
     q, k, v = random_inputs((2, 6, 4), 5)
     with pytest.raises(ValueError, match="wrt names attn_mask, but attn_mask is boolean"):
         sa.scaled_dot_product_attention_vjp(q, k, v, np.ones((6, 5), bool), wrt="attn_mask")

@@ -1,148 +1,64 @@
-"""Block masks: each kind is its dense boolean mask, with every other option, forward and backward."""
+"""Block masks: what closed keys hold does not count; the object, and its errors.
+
+Each kind as its dense boolean mask, with every other option, forward and backward: test_fuzz.py.
+"""
 
 import pickle
 import re
-import tracemalloc
+from functools import reduce
 from itertools import pairwise
+from operator import and_
 
 import numpy as np
 import pytest
 from bad_calls import with_tables
-from covering import TOGETHER, covering
-from gradients import assert_gradients
-from inputs import FLOAT_IDS, FLOATS, options_together, random_inputs
-from instruction_sets import ISAS, check, using
-from tolerances import assert_attention
+from covering import covering
+from inputs import BLOCK_MASKS, FLOAT_IDS, FLOATS, random_inputs
+from instruction_sets import check
+from leaks import peak_memory
 
 import selfattn as sa
 from selfattn import BlockMask, reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 attend = sa.scaled_dot_product_attention
-SIZES = [(0, 5), (5, 0), (1, 1), (1, 70), (3, 2300), (17, 5), (33, 33), (64, 65), (130, 65), (65, 193)]
-
-
-def contiguous_ids(rng, lead, length):
-    return np.sort(rng.integers(0, 4, size=(*lead, length)), axis=-1)
-
-
-def scattered_ids(rng, lead, length):
-    return np.repeat(rng.integers(-2, 2, size=(*lead, length)), 1 + rng.integers(0, 9), axis=-1)[..., :length]
-
-
-def pattern(rng, lead, n_queries, n_keys, sizes):
-    return rng.random((*lead, -(-n_queries // sizes[0]), -(-n_keys // sizes[1]))) < 0.4
-
-
-def blocks(sizes):
-    return lambda rng, lead, L, S: BlockMask.from_blocks(pattern(rng, lead, L, S, sizes), sizes)
-
-
-# Name -> a function of (rng, lead, L, S); lead broadcasts to that of the call.
-KINDS = {
-    "documents": lambda rng, lead, L, S: BlockMask.from_documents(
-        contiguous_ids(rng, lead, L), contiguous_ids(rng, lead[:1] + (1,) * len(lead[1:]), S)
-    ),
-    "scattered": lambda rng, lead, L, S: BlockMask.from_documents(
-        scattered_ids(rng, lead, L), scattered_ids(rng, lead, S)
-    ),
-    "prefix": lambda rng, lead, L, S: BlockMask.prefix_lm(rng.integers(0, S + 1, size=lead)),
-    "prefix_lower_right": lambda rng, lead, L, S: BlockMask.prefix_lm(
-        rng.integers(0, S + 1, size=lead), causal="lower_right"
-    ),
-    "blocks_of_64": blocks((64, 64)),
-    "blocks_of_16_and_100": blocks((16, 100)),
-    "blocks_of_7_and_1": blocks((7, 1)),
-    "combined": lambda rng, lead, L, S: (
-        blocks((20, 12))(rng, lead, L, S)
-        & BlockMask.prefix_lm(S // 2)
-        & BlockMask.from_documents(scattered_ids(rng, (), L), scattered_ids(rng, (), S))
-        & BlockMask.from_documents(contiguous_ids(rng, lead, L), contiguous_ids(rng, lead, S))
-    ),
+KINDS = BLOCK_MASKS | {
+    "combined": lambda *of: reduce(and_, (BLOCK_MASKS[kind](*of) for kind in list(BLOCK_MASKS)[1:]))
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
-floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
-
-
-def assert_same_as_dense(arrays, mask, options, what=""):
-    """Against the reference in float64, which reads the mask as a dense one; and the tiles that were left out change nothing."""
-    out, lse, weights = assert_attention(*arrays, **options, block_mask=mask, what=what)
-    dense = np.broadcast_to(mask.to_dense(*weights.shape[-2:]), weights.shape)
-    assert not weights[~dense].any(), what
-    return out, lse, weights
-
-
-def test_each_kind_with_every_option():
-    """Any two of kind, size, options, dtype, heads and instruction set are together in one of these cases."""
-    cases = covering(
-        kind=list(KINDS), size=SIZES, options=[(), *TOGETHER], dtype=FLOATS, key_heads=[None, 1, 2],
-        lead=[(), (1,), (2, 1), (2, 2)], isa=ISAS,
-    )  # fmt: skip
-    for n, case in enumerate(cases):
-        kind, (n_queries, n_keys), names, dtype, key_heads, lead, isa = case.values()
-        rng = np.random.default_rng(n)
-        arrays = random_inputs((2, 2, n_queries, 17), n_keys, dtype=dtype, v_width=9, key_heads=key_heads)
-        options = options_together(names, (2, 2), n_queries, n_keys, rng) | {
-            "enable_gqa": key_heads is not None
-        }
-        if "float_mask" in names:  # shared by the heads: its gradient is a pass of its own
-            options["attn_mask"] = options["attn_mask"][0, 0]
-        mask = KINDS[kind](rng, lead, n_queries, n_keys)
-        with using(isa):
-            assert_same_as_dense(arrays, mask, options, str(case))
-            lse = rng.standard_normal((2, 2, n_queries))
-            lse = lse.astype(np.float64 if dtype == np.float64 else np.float32)
-            assert_gradients(arrays, options | {"block_mask": mask}, grad_lse=lse, what=str(case))
 
 
 # -------------------------------------------------------------------------------------------------- semantics
 
 
-@floats
+@pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 def test_a_document_has_the_bits_that_it_has_alone(isa, dtype):
     """Blocks of queries and tiles of keys begin with documents, so no neighbour moves them."""
     lengths = (100, 37, 200, 64, 450, 1, 18)
     edges = np.cumsum((0, *lengths))
     arrays = random_inputs((2, edges[-1], 32), dtype=dtype)
     mask = BlockMask.from_documents(np.repeat(np.arange(len(lengths)), lengths))
-    for options in ({}, {"is_causal": True}, {"enable_gqa": True, "key_heads": 1}):
-        query, key, value = arrays
-        if options.pop("key_heads", None):
-            key, value = key[:1], value[:1]
-        packed = attend(query, key, value, **options, block_mask=mask, return_lse=True)
+    for key_heads, options in ((2, {}), (2, {"is_causal": True}), (1, {"enable_gqa": True})):
+        given = [arrays[0], *(x[:key_heads] for x in arrays[1:])]
+        packed = attend(*given, **options, block_mask=mask, return_lse=True)
         for lo, hi in pairwise(edges[:6]):  # alone, the short ones would go through other kernels
-            own = [x[:, lo:hi] for x in (query, key, value)]
+            own = [x[:, lo:hi] for x in given]
             for got, alone in zip(packed, attend(*own, **options, return_lse=True), strict=True):
                 assert got[:, lo:hi].tobytes() == alone.tobytes()
 
 
-@kinds
-def test_the_number_of_threads_changes_no_bit(kind):
-    rng = np.random.default_rng(4)
-    for shape, n_keys in [((2, 4, 300, 32), 300), ((1, 2, 1, 32), 9000)]:
-        arrays = random_inputs(shape, n_keys)
-        mask = KINDS[kind](rng, (shape[0], 1), shape[-2], n_keys)
-        results = []
-        for num_threads in (1, 2, 3, 7):
-            call = {"block_mask": mask, "num_threads": num_threads, "dropout_p": 0.2, "rng": 5}
-            out, pullback = sa.scaled_dot_product_attention_vjp(*arrays, **call)
-            results.append([x.tobytes() for x in (out, *pullback(np.ones_like(out))[:3])])
-        assert all(result == results[0] for result in results)
-
-
-@kinds
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
-@floats
-def test_what_is_closed_leaves_no_trace(kind, poison, dtype):
+def test_numbers_of_closed_keys_and_dead_rows_do_not_count():
     rng = np.random.default_rng(5)
-    for n_queries, n_keys in [(1, 90), (40, 200), (100, 2100)]:
+    for case in covering(
+        kind=list(KINDS), size=[(1, 90), (40, 200), (100, 2100)], dtype=FLOATS, poison=[np.nan, np.inf]
+    ):
+        kind, (n_queries, n_keys), dtype, poison = case.values()
         clean = random_inputs((2, n_queries, 8), n_keys, dtype=dtype)
-        mask = KINDS[kind](rng, (), n_queries, n_keys)
+        mask = KINDS[kind]((), n_queries, n_keys, rng)
         seen = mask.to_dense(n_queries, n_keys)
         query, key, value = (x.copy() for x in clean)
         query[:, ~seen.any(axis=1)] = poison
         key[:, ~seen.any(axis=0)] = value[:, ~seen.any(axis=0)] = poison
-        check((query, key, value), {"block_mask": mask}, clean=clean, what=kind)
+        check((query, key, value), {"block_mask": mask}, clean=clean, what=str(case))
 
 
 def test_a_mask_that_closes_nothing_more_changes_no_bit():
@@ -195,12 +111,7 @@ def test_it_never_changes():
         with pytest.raises(AttributeError):
             mask._parts = ()
         for part in mask._parts:
-            held = (
-                [part.prefix]
-                if hasattr(part, "prefix")
-                else [part.found.classes, part.found.starts, part.found.runs]
-            )
-            for array in held:
+            for array in filter(np.ndim, [part.prefix] if hasattr(part, "prefix") else part.found):
                 assert not array.flags.writeable
                 with pytest.raises(ValueError, match="WRITEABLE"):
                     array.flags.writeable = True
@@ -306,24 +217,15 @@ def test_the_reference_refuses_the_same():
 
 def test_memory_grows_with_the_lengths_alone():
     """At 8192 tokens a dense mask has 64 MiB; the tables of 128 scattered documents have less than 1."""
-    length = 8192
-    ids = np.arange(length) // 8 % 128
-    arrays = random_inputs((1, length, 4))
-    tracemalloc.start()
-    try:
-        for mask in (
-            BlockMask.from_documents(ids),
-            BlockMask.prefix_lm(1000),
-            BlockMask.from_blocks(np.eye(128, dtype=bool), 64),
-        ):
-            tracemalloc.reset_peak()
-            attend(*arrays, block_mask=mask)
-            assert tracemalloc.get_traced_memory()[1] < 2**21
-        tracemalloc.reset_peak()
-        BlockMask.from_documents(ids)
-        assert tracemalloc.get_traced_memory()[1] < 2**22
-    finally:
-        tracemalloc.stop()
+    ids = np.arange(8192) // 8 % 128
+    arrays = random_inputs((1, 8192, 4))
+    for mask in (
+        BlockMask.from_documents(ids),
+        BlockMask.prefix_lm(1000),
+        BlockMask.from_blocks(np.eye(128, dtype=bool), 64),
+    ):
+        assert peak_memory(lambda mask=mask: attend(*arrays, block_mask=mask)) < 2**21
+    assert peak_memory(lambda: BlockMask.from_documents(ids)) < 2**22
 
 
 def test_tables_that_change_after_they_were_checked():

@@ -152,6 +152,13 @@ def test_a_nan_of_grad_lse_reaches_keys_whose_scores_overflow(isa):
         assert np.isnan(got).tolist() == np.isnan(expected).tolist()
 
 
+def test_a_nan_in_one_chunk_of_the_keys_is_one_of_the_whole(isa):
+    query, key, value = random_inputs((2, 3, 16), 9000)
+    key[0, 5000, 3] = np.nan
+    out, *_ = assert_attention(query, key, value)
+    assert np.isnan(out[0]).all() and np.isfinite(out[1]).all()
+
+
 @real_floats
 def test_infinite_values_and_masks_do_what_arithmetic_does(isa, dtype):
     query, key, value = random_inputs((3, 8), 40, dtype=dtype)

@@ -62,7 +62,7 @@ def collect():
     for made in generated._NodeTestCases:
         nodes = made.model.graph.node
         if len(nodes) != 1 or nodes[0].op_type not in MODULES:
-            continue  # an operator written out as others, or none of ours
+            continue  # an operator as a graph of others, or one that selfattn lacks
         [node], [(given, expected)] = nodes, made.data_sets
         opset = next(entry.version for entry in made.model.opset_import if entry.domain == "")
         schema = onnx.defs.get_schema(node.op_type, opset)
@@ -114,18 +114,32 @@ def split_heads(x, heads):
     return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
 
 
-def masking(case, n_queries, n_keys):
-    """Spell all that hides keys with selfattn's arguments: natively where there is a way, else as a mask.
+def merge_heads(x):
+    """(B, heads, L, width) to (B, L, heads · width)."""
+    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], -1)
 
-    ONNX's first query stands on the first key after the past ones. With a cache kept outside the node
-    (lengths, but no past), the last query stands on the last key that is not padding: each batch entry has
-    its own diagonal.
+
+def arrays_of(case):
+    """Query, key and value in four dimensions, and whether the node has three."""
+    arrays = [case.inputs[name] for name in "QKV"]
+    packed = arrays[0].ndim == 3
+    if packed:
+        heads = [case.attributes[f"{name}_num_heads"] for name in ("q", "kv", "kv")]
+        arrays = list(map(split_heads, arrays, heads))
+    return *arrays, packed
+
+
+def masking(case, n_queries, n_keys):
+    """Express what closes keys with selfattn's arguments: by an option if there is one, else by a mask.
+
+    In ONNX the first query's own key is the first one after the past. With a cache outside the node (lengths, but
+    no past) the last query's own key is the last one that is not padding: each batch entry has its own diagonal.
     """
     mask, lengths = case.inputs.get("attn_mask"), case.inputs.get("nonpad_kv_seqlen")
     arguments = {}
     if lengths is not None:
         arguments["key_lengths"] = lengths[:, None]  # the same for all heads
-    if mask is not None and mask.shape[-1] < n_keys:  # the keys that a short mask does not reach are hidden
+    if mask is not None and mask.shape[-1] < n_keys:  # a short mask closes the keys that it does not reach
         hidden = np.zeros((), bool) if mask.dtype == bool else np.full((), -np.inf, mask.dtype)
         rest = np.broadcast_to(hidden, (*mask.shape[:-1], n_keys - mask.shape[-1]))
         mask = np.concatenate([mask, rest], axis=-1)
@@ -157,11 +171,7 @@ def masking(case, n_queries, n_keys):
 
 def attention_node(function, case):
     """Compute one ONNX Attention node: its output Y and, if it has that output, qk_matmul_output."""
-    query, key, value = (case.inputs[name] for name in "QKV")
-    packed = query.ndim == 3
-    if packed:
-        query = split_heads(query, case.attributes["q_num_heads"])
-        key, value = (split_heads(x, case.attributes["kv_num_heads"]) for x in (key, value))
+    query, key, value, packed = arrays_of(case)
     if "past_key" in case.inputs:
         key = np.concatenate([case.inputs["past_key"], key], axis=2)
         value = np.concatenate([case.inputs["past_value"], value], axis=2)
@@ -171,7 +181,7 @@ def attention_node(function, case):
         arguments["softcap"] = case.attributes["softcap"]
 
     out, weights = function.scaled_dot_product_attention(query, key, value, return_weights=True, **arguments)
-    results = {"Y": out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1) if packed else out}
+    results = {"Y": merge_heads(out) if packed else out}
     if "qk_matmul_output" in case.outputs:
         steps = sa.attention_steps(query, key, value, **arguments)
         uncapped = sa.attention_steps(query, key, value, **(arguments | {"softcap": None}))
@@ -189,8 +199,8 @@ def test_attention(function, case):
         assert_meets(case, name, results[name])
 
 
-# What ONNX keeps for the caller is what KVCache is: past keys and values, or a cache of which nonpad_kv_seqlen are in use.
-# A query's key is its own there; where ONNX is causal with other numbers of queries than of new keys, it is not.
+# KVCache is what ONNX keeps for the caller: past keys and values, or a cache of which nonpad_kv_seqlen are in use.
+# Each query has its own key there; not so where ONNX is causal with other numbers of queries than of new keys.
 CACHED = [
     case
     for case in ATTENTION
@@ -207,11 +217,7 @@ CACHED = [
 
 def cached_node(case):
     """Compute one node with KVCache: its Y, and the cache's keys and values."""
-    query, key, value = (case.inputs[name] for name in "QKV")
-    packed = query.ndim == 3
-    if packed:
-        query = split_heads(query, case.attributes["q_num_heads"])
-        key, value = (split_heads(x, case.attributes["kv_num_heads"]) for x in (key, value))
+    query, key, value, packed = arrays_of(case)
     cache = sa.KVCache(*key.shape[:2], key.shape[3], value_dim=value.shape[3], dtype=key.dtype)
     lengths = case.inputs.get("nonpad_kv_seqlen")
     if lengths is None:
@@ -230,8 +236,7 @@ def cached_node(case):
         out = sa.scaled_dot_product_attention(
             query, cache.key, cache.value, enable_gqa=True, key_lengths=cache.lengths[:, None], **options
         )
-    out = out.swapaxes(1, 2).reshape(out.shape[0], out.shape[2], -1) if packed else out
-    return {"Y": out, "present_key": cache.key, "present_value": cache.value}
+    return {"Y": merge_heads(out) if packed else out, "present_key": cache.key, "present_value": cache.value}
 
 
 @pytest.mark.parametrize("case", CACHED, ids=[case.name for case in CACHED])
@@ -280,7 +285,7 @@ def rotary_node(function, case):
     n = case.attributes.get("rotary_embedding_dim", 0) or x.shape[-1]
     turned = function.apply_rotary_emb(x[..., :n], cos, sin, bool(case.attributes.get("interleaved", 0)))
     y = np.concatenate([turned, x[..., n:]], axis=-1)
-    return y.swapaxes(1, 2).reshape(case.inputs["X"].shape) if packed else y
+    return merge_heads(y) if packed else y
 
 
 NODES = {

@@ -1,7 +1,7 @@
 """The same numbers as PyTorch in float64, of the reference and of the core: results, log-sum-exp and gradients with each option.
 
-PyTorch's own samples, in all dtypes: test_opinfo.py. Here are options and shapes that these leave out: `torch.nn.functional` where it
-has them, else a few lines of PyTorch's operations, which autograd differentiates.
+PyTorch's own samples, of shapes, masks, grouped queries and all dtypes: test_opinfo.py. Here are options that these leave out:
+`torch.nn.functional` where it has them, else a few lines of PyTorch's operations, which autograd differentiates.
 """
 
 import numpy as np
@@ -26,14 +26,6 @@ def random_numbers(*shapes):
 
 def tensor(x):
     return torch.from_numpy(np.ascontiguousarray(x))
-
-
-def torch_attention(**options):
-    def attend(query, key, value, attn_mask=None):  # PyTorch takes no boolean mask of one axis
-        mask = None if attn_mask is None else torch.atleast_2d(attn_mask)
-        return (F.scaled_dot_product_attention(query, key, value, mask, **options),)
-
-    return attend
 
 
 def assert_same(function, inputs, options, attend):
@@ -71,45 +63,11 @@ def assert_same(function, inputs, options, attend):
 
 
 @functions
-@pytest.mark.parametrize(
-    ("query", "key", "value"),
-    [
-        ((5, 8), (7, 8), (7, 8)),
-        ((2, 1, 2, 3, 33, 17), (2, 1, 2, 3, 40, 17), (2, 1, 2, 3, 40, 65)),
-        ((3, 1, 5, 8), (1, 2, 7, 8), (7, 6)),  # leading dims are broadcast
-        ((2, 2, 1, 64), (2, 2, 130, 64), (2, 2, 130, 1)),
-        ((1, 1), (1, 1), (1, 1)),
-    ],
-)
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.7}, {"scale": -1.0}], ids=str)
-def test_shapes_causal_and_scale(function, query, key, value, options):
-    inputs = dict(zip(ARRAYS, random_numbers(query, key, value), strict=True))
-    assert_same(function, inputs, options, torch_attention(**options))
-
-
-MASK_SHAPES = [(5, 7), (7,), (1, 7), (5, 1), (1, 1), (2, 1, 5, 7), (2, 1, 1, 7), (2, 1, 5, 1),
-               (6, 5, 7), (6, 1, 1), (1, 6, 5, 7), (2, 6, 1, 7), (2, 6, 5, 1), (2, 6, 5, 7)]  # fmt: skip
-
-
-@functions
-@pytest.mark.parametrize("shape", MASK_SHAPES, ids=str)
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_masks_and_grouped_queries(function, shape, kind):
-    heads = 1 + len(shape) % 3
-    *arrays, mask = random_numbers((2, 6, 5, 8), (2, heads, 7, 8), (2, heads, 7, 3), shape)
-    if kind == "bool":
-        mask = mask < 0.5
-        mask[..., 0] = True  # no row without keys
-    inputs = dict(zip((*ARRAYS, "attn_mask"), (*arrays, mask), strict=True))
-    assert_same(function, inputs, {"enable_gqa": True}, torch_attention(enable_gqa=True))
-
-
-@functions
 def test_rows_of_the_least_number_are_uniform_and_closed_rows_are_zero(function):
     arrays = random_numbers((2, 5, 8), (2, 7, 8), (2, 7, 6))
     mask = np.zeros((5, 7))
     mask[2], mask[3, 2:], mask[4] = np.finfo(float).min, np.finfo(float).min, -np.inf
-    (expected,) = torch_attention()(*map(tensor, (*arrays, mask)))
+    expected = F.scaled_dot_product_attention(*map(tensor, (*arrays, mask)))
     if expected.isnan().any():
         pytest.skip("this PyTorch gives NaN, as PyTorch did before 2.5")
     got = function.scaled_dot_product_attention(*arrays, mask)
@@ -120,27 +78,15 @@ def test_rows_of_the_least_number_are_uniform_and_closed_rows_are_zero(function)
 @functions
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", [0, 1, 2])
-def test_what_is_attended_is_not_hidden(function, bad, where):
+def test_nan_and_infinities_have_the_effect_that_they_have_in_torch(function, bad, where):
     arrays = random_numbers((5, 8), (7, 8), (7, 6))
     arrays[where][2, 3] = bad
-    (expected,) = torch_attention()(*map(tensor, arrays))
+    expected = F.scaled_dot_product_attention(*map(tensor, arrays))
     got = function.scaled_dot_product_attention(*arrays)
     assert_within(got, expected.numpy(), truth(*arrays).out_bound)
 
 
-@functions
-@pytest.mark.parametrize(("n_queries", "n_keys"), [(5, 7), (6, 6), (1, 9)])
-def test_causal_lower_right(function, n_queries, n_keys):
-    from torch.nn.attention.bias import causal_lower_right
-
-    arrays = random_numbers((2, 3, n_queries, 8), (2, 3, n_keys, 8), (2, 3, n_keys, 8))
-    mask = causal_lower_right(n_queries, n_keys)
-    expected = F.scaled_dot_product_attention(*map(tensor, arrays), attn_mask=mask)
-    got = function.scaled_dot_product_attention(*arrays, causal="lower_right")
-    assert_within(got, expected.numpy(), truth(*arrays, causal="lower_right").out_bound)
-
-
-# --------------------------------------------------------------------------------- what autograd is told in code
+# --------------------------------------------------------------------------------- options in PyTorch's operations
 
 
 def written_out(
@@ -205,7 +151,7 @@ WRITTEN = {
 @functions
 @pytest.mark.parametrize(("more", "options", "written"), WRITTEN.values(), ids=WRITTEN)
 @pytest.mark.parametrize("key_heads", [2, 4])
-def test_what_autograd_is_told_in_code(function, more, options, written, key_heads):
+def test_options_in_operations_of_torch(function, more, options, written, key_heads):
     arrays = random_numbers((2, 4, 5, 8), (2, key_heads, 7, 8), (2, key_heads, 7, 6))
     inputs = dict(zip(ARRAYS, arrays, strict=True)) | more
     assert_same(

@@ -142,16 +142,13 @@ def test_each_sequence_has_the_bits_of_its_own_call(name, isa):
 
 
 def test_keys_in_chunks():
-    """A long cache behind few queries is split: between short sequences too."""
+    """Few queries of a long cache: its keys are split, between short sequences too."""
     arguments = packed([1, 20, 3, 0, 130], [5000, 20, 2100, 2048, 4100], heads=1)
     assert_bits_of_own_calls(arguments, {"causal": "lower_right"})
 
 
 def test_rows_of_gradients_that_lie_far_apart():
-    """Beyond 1 KiB they are brought together for a while.
-
-    1040 rows and keys are worked on in four parts, and must come before the 500 that are one, and dearer than each.
-    """
+    """Rows more than 1 KiB apart are gathered; 1040 rows and keys are computed in four parts."""
     arguments = packed([1040, 500, 0, 3], [1040, 510, 5, 0], heads=5, width=64, v_width=60)
     for options in ({}, {"window": (40, 0)}, {"is_causal": True}):
         for wrt in (("query", "key", "value"), ("key",), ("value",), ("query",)):
@@ -160,7 +157,7 @@ def test_rows_of_gradients_that_lie_far_apart():
 
 @pytest.mark.parametrize(("heads", "lengths"), [(8, [700, 40, 520]), (40, [450, 40])])
 def test_masks_of_heads_that_follow_one_another(heads, lengths):
-    """Long sequences whose heads share a mask: in calls of their own heads wait for each other, here nobody does."""
+    """Long sequences whose heads share a mask: in dense calls heads wait for each other, here none does."""
     rng = np.random.default_rng(3)
     mask = [rng.standard_normal((n, n), dtype=np.float32) for n in lengths]
     arguments = packed(lengths, lengths, heads=heads, key_heads=8, width=100, v_width=124)
@@ -171,7 +168,7 @@ def test_masks_of_heads_that_follow_one_another(heads, lengths):
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 @pytest.mark.parametrize("name", ["plain", "dropout", "everything"])
 def test_agrees_with_the_reference(name, dtype):
-    """What assert_bits_of_own_calls does not see: which weights are dropped, and other dtypes."""
+    """What assert_bits_of_own_calls does not compare: which weights are dropped, and other dtypes."""
     options = OPTIONS[name]
     arguments = arguments_for(options, dtype=dtype)
     wrt = wrt_of(options)
@@ -282,21 +279,13 @@ def test_out():
 @pytest.mark.parametrize(
     ("lengths", "heads"), [((700, 16, 90, 1, 300, 33, 5, 1200), 2), ((1500,), 1), ((3000, 10, 10, 2), 1)]
 )
-def test_the_same_bits_for_any_number_of_threads(lengths, heads):
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_the_same_bits_for_any_number_of_threads(lengths, heads, threads):
     arguments = packed(lengths, lengths, heads=heads, width=16, v_width=16)
     rng = np.random.default_rng(0)
     options = {"is_causal": True, "sinks": np.ones(heads), "alibi_slopes": np.full(heads, 0.1),
                "attn_mask": [rng.standard_normal(n).astype(np.float32) for n in lengths]}  # fmt: skip
-    results = []
-    for threads in (1, 2, 3, 7):
-        out, pullback = sa.varlen_attention_vjp(
-            *arguments, **options, wrt=wrt_of(options), num_threads=threads, dropout_p=0.1, rng=2
-        )
-        grads = pullback(arguments[2])
-        results.append([out, *grads[:3], *grads.attn_mask, grads.alibi_slopes, grads.sinks])
-    for others in results[1:]:
-        for a, b in zip(results[0], others, strict=True):
-            assert_array_equal(a, b)
+    assert_bits_of_own_calls(arguments, options, num_threads=threads)
 
 
 # ------------------------------------------------------------------------------------------------------ errors
@@ -366,7 +355,7 @@ def test_offsets_of_any_kind(rows, keys):
 
 
 def test_offsets_of_another_library_changed_later_do_not_matter():
-    """Whose arrays convert themselves without a copy of their own: no warning, and the pullback keeps one."""
+    """If its arrays return their own memory, there is no warning, and the pullback keeps a copy."""
 
     class Offsets:
         def __init__(self):

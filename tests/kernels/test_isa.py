@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from instruction_sets import ISAS
-from processes import PYTHON, finish, start
+from processes import PYTHON, finish, run_script, start
 
 import selfattn as sa
 from selfattn import _core
@@ -26,14 +26,8 @@ json.dump({"isa": sa.get_isa(), "shown": sa.show_config("dicts")["isa"], "result
 """
 
 
-def run_python(script, **environment):
-    return finish(start([*PYTHON, "-c", script], {"SELFATTN_ISA": None} | environment))
-
-
 def answer(**environment):
-    done = run_python(SCRIPT, **environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run_script(SCRIPT, **({"SELFATTN_ISA": None} | environment)))
 
 
 def test_get_isa_and_what_is_available():
@@ -82,7 +76,7 @@ def test_the_environment_chooses(name, expected):
     "name", ["avx1024", "AVX2", " generic", "generic,avx2", "neon" if "neon" not in ISAS else "avx2", "é"]
 )
 def test_an_impossible_one_is_an_import_error_that_says_what_is_possible(name):
-    done = run_python("import selfattn", SELFATTN_ISA=name)
+    done = finish(start([*PYTHON, "-c", "import selfattn"], {"SELFATTN_ISA": name}))
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: SELFATTN_ISA='")
@@ -105,8 +99,7 @@ del os.environ["SELFATTN_ISA"]
 sa.scaled_dot_product_attention(x, x, x)
 assert sa.get_isa() == "generic"
 """
-    done = run_python(script)
-    assert done.returncode == 0, done.stderr
+    run_script(script, SELFATTN_ISA=None)
 
 
 def test_after_a_failed_import_another_one_works():
@@ -123,8 +116,7 @@ os.environ["SELFATTN_ISA"] = "generic"
 import selfattn
 assert selfattn.get_isa() == "generic"
 """
-    done = run_python(script)
-    assert done.returncode == 0, done.stderr
+    run_script(script, SELFATTN_ISA=None)
 
 
 def test_the_private_setter():

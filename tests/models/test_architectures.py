@@ -1,9 +1,11 @@
-"""Every architecture against Transformers: small random models, saved there and loaded here, and the other way round."""
+"""Every architecture against Transformers: small random models, saved there and loaded here, and the reverse."""
 
 import json
 
 import numpy as np
 import pytest
+from encoders import CLASSIFIERS, CONFIGS, PICTURES, TEXTS, VOCABULARY
+from text_folders import with_drawn_parameters
 
 from selfattn import models
 
@@ -11,36 +13,6 @@ torch = pytest.importorskip("torch", reason="the expected values come from PyTor
 transformers = pytest.importorskip("transformers", reason="the expected values come from Transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 
-VOCABULARY = 53
-SIZES = {"num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
-TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 40}
-IMAGES = {
-    "image_size": 12,
-    "patch_size": 4,
-    "num_channels": 2,
-    "num_hidden_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-}
-CONFIGS = {
-    "bert": ("Bert", SIZES | TEXT),
-    "bert, other activation": ("Bert", SIZES | TEXT | {"hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
-    "roberta": ("Roberta", SIZES | TEXT | {"type_vocab_size": 1, "pad_token_id": 1}),
-    "xlm-roberta": ("XLMRoberta", SIZES | TEXT | {"type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "relu"}),
-    "distilbert": ("DistilBert", TEXT | {"n_layers": 2, "dim": 24, "n_heads": 3, "hidden_dim": 40}),
-    "mpnet": ("MPNet", SIZES | TEXT | {"max_position_embeddings": 302}),  # buckets grow up to a distance of 128
-    "modernbert": ("ModernBert", SIZES | TEXT | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}),
-    "modernbert with biases": (
-        "ModernBert",
-        SIZES | TEXT | {"local_attention": 4, "attention_bias": True, "mlp_bias": True, "norm_bias": True, "pad_token_id": 0},
-    ),
-    "vit": ("ViT", IMAGES | {"intermediate_size": 24}),
-    "vit without biases": ("ViT", IMAGES | {"intermediate_size": 24, "qkv_bias": False}),
-    "dinov2": ("Dinov2", IMAGES | {"mlp_ratio": 3}),
-}  # fmt: skip
-TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
-PICTURES = [name for name in CONFIGS if name not in TEXTS]
-CLASSIFIERS = ["bert", "roberta", "xlm-roberta", "distilbert"]
 LENGTHS = (5, 1, 12, 33)
 FAR = (2, 150)
 
@@ -54,13 +26,7 @@ def other(name, kind="Model", **more):
     config = getattr(transformers, f"{family}Config")(**(tokens | values | more))
     # The eager form gives NaN in ModernBERT, where all that a padded row sees is padding.
     config._attn_implementation = "sdpa" if name.startswith("modernbert") else "eager"
-    model = getattr(transformers, family + kind)(config).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
-            parameter.normal_(around, 0.3, generator=generator)
-    return model
+    return with_drawn_parameters(getattr(transformers, family + kind)(config))
 
 
 @pytest.fixture
@@ -73,7 +39,7 @@ def pair(request, tmp_path):
 
 
 def close(got, truth, what="", factor=128):
-    """Within a few eps times the largest element: sums of up to 40 terms, in some twenty products behind each other."""
+    """Within a few eps times the largest element: sums of up to 40 terms, in some twenty products one after the other."""
     truth = truth.detach().numpy() if hasattr(truth, "detach") else truth
     assert got.dtype == np.float32
     assert got.shape == truth.shape, what
@@ -96,8 +62,12 @@ def padded(ids):
     return {"input_ids": torch.tensor(table), "attention_mask": torch.tensor(mask)}
 
 
-def assert_gradients(grads, theirs, ours):
-    """All parameters that took part. Names are those of files; in memory Transformers may have others for the same."""
+def assert_gradients(y, pullback, truth, theirs, ours):
+    """Of all parameters in use. Names are those of files; in memory Transformers may have others."""
+    close(y, truth)
+    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
+    (truth * torch.tensor(dy)).sum().backward()
+    grads = pullback(dy)
     names = {array.tobytes(): key for key, array in ours.parameters().items()}
     expected = {
         names[p.detach().numpy().astype(np.float32).tobytes()]: p.grad
@@ -136,13 +106,10 @@ def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
     inputs = padded(ids)
     rows = theirs(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
     y, pulled = ours._rows_vjp(flat, ends)
-    close(y, rows)
     np.testing.assert_array_equal(y, ours._rows(flat, ends))
     for n, one in enumerate(ids):  # alone, to the bit
         np.testing.assert_array_equal(ours._rows(one, np.array([0, len(one)])), y[ends[n] : ends[n + 1]])
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-    (rows * torch.tensor(dy)).sum().backward()
-    assert_gradients(ours._named(pulled(dy)), theirs, ours)
+    assert_gradients(y, lambda dy: ours._named(pulled(dy)), rows, theirs, ours)
 
 
 @pytest.mark.parametrize("pair", ["bert, other activation"], indirect=True)
@@ -156,30 +123,20 @@ def test_token_types(pair):
     inputs["token_type_ids"][mask] = torch.tensor(types)
     rows = theirs(**inputs).last_hidden_state[mask]
     y, pulled = ours._rows_vjp(flat, ends, None, types)
-    close(y, rows)
     np.testing.assert_array_equal(y, ours._rows(flat, ends, None, types))
-    types = np.where(
-        np.arange(len(flat)) < ends[1], 0, types
-    )  # the core looks up what has type 0 alone, else rows come from here: the same bits
-    mixed = ours._rows(flat, ends, None, types)
+    assert_gradients(y, lambda dy: ours._named(pulled(dy)), rows, theirs, ours)
+    # the core looks up texts whose types are all 0, other rows come from here: the same bits
+    mixed = ours._rows(flat, ends, None, np.where(np.arange(len(flat)) < ends[1], 0, types))
     np.testing.assert_array_equal(mixed[: ends[1]], ours._rows(ids[0], ends[:2]))
-    dy = np.ones_like(y)
-    dy[::2] = -2
-    (rows * torch.tensor(dy)).sum().backward()
-    assert_gradients(ours._named(pulled(dy)), theirs, ours)
 
 
 @pytest.mark.parametrize("pair", [(name, "ForSequenceClassification") for name in CLASSIFIERS], indirect=True)
 def test_logits(pair):
     theirs, ours = pair
     ids, flat, ends = drawn_ids()
-    logits = theirs(**padded(ids)).logits
     y, pulled = ours._logits_vjp(flat, ends)
-    close(y, logits)
     np.testing.assert_array_equal(y, ours._logits(flat, ends))
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-    (logits * torch.tensor(dy)).sum().backward()
-    assert_gradients(ours._named(pulled(dy)), theirs, ours)
+    assert_gradients(y, lambda dy: ours._named(pulled(dy)), theirs(**padded(ids)).logits, theirs, ours)
 
 
 MODULES = [
@@ -215,51 +172,41 @@ def test_sentences_through_vjp(mode, tmp_path):
         weights[range(len(ids)), [0 if mode == "cls_token" else len(one) - 1 for one in ids]] = 1
     pooled = (theirs(**inputs).last_hidden_state * weights[..., None]).sum(1)
     pooled = pooled if mode is None else torch.nn.functional.normalize(pooled)
-    close(y, pooled)
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-    (pooled * torch.tensor(dy)).sum().backward()
-    assert_gradients(pullback(dy), theirs, ours)
+    assert_gradients(y, pullback, pooled, theirs, ours)
 
     alone, alone_pullback = ours.vjp(ids[0].tolist())
     np.testing.assert_array_equal(alone, y[0])
     with pytest.raises(ValueError, match="dy must have the shape"):
-        alone_pullback(dy)
+        alone_pullback(y)
     ours.parameters()["encoder.layer.0.output.dense.bias"][0] += 1
     with pytest.raises(RuntimeError, match="have changed since vjp"):
-        alone_pullback(dy[0])
+        alone_pullback(alone)
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
 
 
-@pytest.mark.parametrize("pair", PICTURES, indirect=True)
-def test_pictures(pair):
-    theirs, ours = pair
-    pixels = np.random.default_rng(0).standard_normal((3, 2, 12, 12)).astype(np.float32)
+def assert_pictures(theirs, ours, size):
+    """Results and gradients of three pictures; the hidden states of the last."""
+    pixels = np.random.default_rng(0).standard_normal((3, 2, *size)).astype(np.float32)
     truth = theirs(torch.tensor(pixels).double(), output_hidden_states=True)
     y, pullback = ours.vjp(pixels)
-    close(y, truth.last_hidden_state)
     np.testing.assert_array_equal(y, ours(pixels))
     np.testing.assert_array_equal(y[1], ours(pixels[1]))
     for state, expected in zip(ours.hidden_states(pixels[2]), truth.hidden_states, strict=True):
         close(state, expected[2])
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-    (truth.last_hidden_state * torch.tensor(dy)).sum().backward()
-    assert_gradients(pullback(dy), theirs, ours)
+    assert_gradients(y, pullback, truth.last_hidden_state, theirs, ours)
+
+
+@pytest.mark.parametrize("pair", PICTURES, indirect=True)
+def test_pictures(pair):
+    assert_pictures(*pair, (12, 12))
 
 
 @pytest.mark.parametrize("size", [(8, 12), (20, 28), (4, 4)])
 @pytest.mark.parametrize("pair", ["dinov2"], indirect=True)
 def test_dinov2_takes_images_of_other_sizes(pair, size):
-    theirs, ours = pair
-    pixels = np.random.default_rng(0).standard_normal((2, 2, *size)).astype(np.float32)
-    truth = theirs(torch.tensor(pixels).double())
-    y, pullback = ours.vjp(pixels)
-    close(y, truth.last_hidden_state)
-    np.testing.assert_array_equal(y, ours(pixels))
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
-    (truth.last_hidden_state * torch.tensor(dy)).sum().backward()
-    assert_gradients(pullback(dy), theirs, ours)
+    assert_pictures(*pair, size)
 
 
 # ------------------------------------------------------------------------------------------------- folders both ways

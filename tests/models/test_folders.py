@@ -88,7 +88,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("config", "change", "words"), WRONG, ids=[f"{c['model_type']}-{w[0]}-{n}" for n, (c, _, w) in enumerate(WRONG)])  # fmt: skip
-def test_what_a_configuration_says_and_is_not_understood(folder, config, change, words):
+def test_configurations_that_are_not_understood(folder, config, change, words):
     values = {key: value for key, value in (config | change).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(ValueError) as error:
@@ -167,7 +167,7 @@ def test_a_file_that_is_cut_off(folder, keep):
 
 
 def test_a_tensor_between_two_words_is_copied(folder):
-    """A header of any length is allowed: then numbers do not lie where the processor wants them."""
+    """A header may have any length, so that numbers are not aligned."""
     content = (folder / WEIGHTS).read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     header, data = content[8 : 8 + size].rstrip(), content[8 + size :]
@@ -253,7 +253,7 @@ def test_saving_over_the_folder_that_is_mapped(folder):
     assert {path.name for path in folder.iterdir() if path.name.startswith(".")} == set()
 
 
-def test_arrays_that_are_given_are_kept_where_the_core_can_read_them():
+def test_a_model_keeps_the_arrays_that_the_core_can_read():
     arrays = models.BertModel(BERT, rng=0).state_dict()
     arrays[NAME] = arrays[NAME].T.copy().T  # not contiguous
     arrays["encoder.layer.0.output.dense.bias"] = arrays["encoder.layer.0.output.dense.bias"].astype(
@@ -274,12 +274,12 @@ def test_arrays_that_are_given_are_kept_where_the_core_can_read_them():
         (BERT, {NAME: np.ma.ones((2, 2))}, "is a MaskedArray; pass a plain array"),
     ],
 )
-def test_what_no_model_is_made_of(config, arrays, message):
+def test_arguments_that_make_no_model(config, arrays, message):
     with pytest.raises(TypeError, match=message):
         models.BertModel(config, arrays)
 
 
-def test_a_configuration_that_is_given_is_copied_with_all_in_it():
+def test_a_configuration_is_copied_with_the_objects_in_it():
     config = BERT | {"id2label": {"0": "no", "1": "yes"}}
     model = models.BertForSequenceClassification(config, rng=0)
     model.config["id2label"]["1"] = "perhaps"
@@ -296,7 +296,7 @@ def test_a_configuration_that_is_given_is_copied_with_all_in_it():
         (models.ViTModel, VIT, "ViTModel"),
     ],
 )
-def test_what_is_made_here_says_what_it_is_when_it_is_saved(kind, config, architecture, tmp_path):
+def test_a_saved_model_names_its_class(kind, config, architecture, tmp_path):
     models.save(kind(config, rng=0), tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert saved["architectures"] == [architecture]

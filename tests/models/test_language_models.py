@@ -1,9 +1,10 @@
-"""Language models against Transformers: small random ones of each family, saved there and loaded here, and the other way round."""
+"""Language models against Transformers: small random ones of each family, saved there and loaded here, and the reverse."""
 
 import json
 
 import numpy as np
 import pytest
+from text_folders import with_drawn_parameters
 
 from selfattn import models
 from selfattn.engine.rope import KINDS, read_rope
@@ -76,13 +77,9 @@ def other(name):
     family = kind.replace("LMHead", "").replace("ForCausalLM", "")
     config = getattr(transformers, f"{family}Config")(**values)
     config._attn_implementation = "eager"
-    model = getattr(transformers, kind + ("Model" if kind.endswith("Head") else ""))(config).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
-            parameter.normal_(around, 0.3, generator=generator)
-    return model
+    return with_drawn_parameters(
+        getattr(transformers, kind + ("Model" if kind.endswith("Head") else ""))(config)
+    )
 
 
 @pytest.fixture
@@ -133,7 +130,7 @@ def test_logits_and_hidden_states(pair):
 
 @every
 def test_greedy_answers_are_those_of_transformers(pair):
-    """And of this model without a cache: the largest logit of the last token, again and again."""
+    """And those of this model without a cache: again and again the largest logit of the last token."""
     theirs, ours = pair
     prompts = drawn(3, 11, 1)
     together = ours.generate(prompts, 20)
@@ -240,10 +237,6 @@ def test_perplexity_against_transformers(pair):
 # ----------------------------------------------------------------------------------------------------------- bad input
 
 
-def llama(**more):
-    return models.LlamaForCausalLM(LLAMA | more, rng=0)
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -270,21 +263,17 @@ def llama(**more):
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "with a sliding_window"),
         ({"model_type": "gemma"}, "is of type 'gemma'"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
+        (GPT2 | {"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),
+        (GPT2 | {"new_idea": 1}, "new_idea=1 is not understood"),
     ],
 )  # fmt: skip
 def test_configurations_that_would_change_results_are_errors(more, message):
+    kind, config = (
+        (models.GPT2LMHeadModel, more) if "n_embd" in more else (models.LlamaForCausalLM, LLAMA | more)
+    )
     with pytest.raises(ValueError, match=message):
-        llama(**more)
-
-
-def test_gpt2_configurations_that_would_change_results_are_errors():
-    for more, message in (
-        ({"add_cross_attention": True}, "add_cross_attention=True is not supported"),
-        ({"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),
-        ({"new_idea": 1}, "new_idea=1 is not understood"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            models.GPT2LMHeadModel(GPT2 | more, rng=0)
+        kind(config, rng=0)
 
 
 def test_frequencies_that_are_no_numbers_are_errors():
@@ -305,7 +294,7 @@ def test_frequencies_that_are_no_numbers_are_errors():
 
 
 def test_bad_calls():
-    model = llama()
+    model = models.LlamaForCausalLM(LLAMA, rng=0)
     for ids, message in (
         ([], "text 0 has no ids"),
         ([VOCABULARY], f"ids must be in 0...{VOCABULARY - 1}"),
@@ -344,7 +333,7 @@ def test_bad_calls():
 
 
 def test_a_full_context_ends_an_answer_with_a_warning():
-    model = llama(max_position_embeddings=12)
+    model = models.LlamaForCausalLM(LLAMA | {"max_position_embeddings": 12}, rng=0)
     model.stop_ids = frozenset()
     with pytest.warns(UserWarning, match="the context of 12 tokens is full"):
         assert len(model.generate([2] * 10, 50)) == 3

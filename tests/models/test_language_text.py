@@ -39,8 +39,8 @@ def test_texts_ids_and_tokens(model):
 
 
 @pytest.mark.parametrize("direction", ["left", "right"])
-def test_pads_are_no_part_of_a_text(model, folder, direction):
-    """Somebody has told the tokenizer to pad, as one does for batches elsewhere."""
+def test_padding_of_the_tokenizer_does_not_count(model, folder, direction):
+    """The tokenizer was set to pad, as for batches of other libraries."""
     padded = models.load(folder)
     padded.tokenizer.enable_padding(length=20, direction=direction, pad_id=3)
     text = "not the é"
@@ -52,7 +52,7 @@ def test_pads_are_no_part_of_a_text(model, folder, direction):
 
 
 def test_tokens_of_more_ids_than_the_model_takes(model):
-    """As a text may be of any length, too; a page asks for those of all that may come next."""
+    """A text may be of any length too; a page asks for the tokens of all ids that may come next."""
     assert model.max_positions < len(model.tokens("a" * 300)) == 300
     ids = model.tokenizer.encode("a" * 300).ids
     assert model.tokens(ids) == ["a"] * 300
@@ -60,7 +60,7 @@ def test_tokens_of_more_ids_than_the_model_takes(model):
 
 
 def test_a_text_that_the_tokenizer_cuts_is_a_warning(folder):
-    """Somebody has told it to cut, after the model was loaded."""
+    """The tokenizer was set to cut after the model was loaded."""
     model = models.load(folder)
     expected = model.perplexity("not")
     model.tokenizer.enable_truncation(2)
@@ -87,7 +87,7 @@ def test_an_answer_ends_at_the_end_token(model):
 
 
 def test_a_stream_never_splits_a_character(model):
-    """The smiley has four bytes in two tokens and two more; é is one token behind a space."""
+    """The smiley has four bytes in two tokens and two more; é is one token after a space."""
     scripted(model, ANSWER)
     pieces = list(model.generate("x", stream=True))
     assert pieces == ["n", "ot", " the", " ", "é", " ", "😀", "!"]
@@ -101,7 +101,7 @@ def test_a_stream_never_splits_a_character(model):
     assert list(model.generate([[5]], stream=True)) == [[[n]] for n in ids]
 
 
-def test_bytes_that_make_no_character_come_as_the_tokenizer_has_them(model):
+def test_bytes_that_make_no_character_are_decoded_as_by_the_tokenizer(model):
     for count in range(1, 40):
         text = model.generate("a", count, temperature=5.0, rng=3)  # nearly random bytes
         assert text == "".join(model.generate("a", count, temperature=5.0, rng=3, stream=True))
@@ -125,7 +125,7 @@ def test_stops(model, stop, expected):
     scripted(model, ANSWER)
     assert model.generate("x", stop=stop) == expected
     pieces = list(model.generate("x", stop=stop, stream=True))
-    assert "".join(pieces) == expected  # nothing of a stop was given out before it was whole
+    assert "".join(pieces) == expected  # no piece held the begin of a stop
     assert all(pieces)
 
 
@@ -135,7 +135,7 @@ def test_a_stop_may_be_another_special_token(model):
     assert model.generate("x", stop="<|user|>") == "ab"
 
 
-def test_texts_that_are_none(model):
+def test_texts_that_are_refused(model):
     with pytest.raises(ValueError, match="text 0, '', has no tokens"):
         model.generate("")
     with pytest.raises(ValueError, match=r"text 1, .*, is not Unicode: character 1 is"):
@@ -346,6 +346,6 @@ def test_templates_that_fail(template, message):
         ([{"content": "x"}], TypeError, "message 0 must be a dict"),
     ],
 )
-def test_messages_that_are_none(messages, error, message):
+def test_messages_that_are_refused(messages, error, message):
     with pytest.raises(error, match=message):
         render(TEMPLATE, messages)

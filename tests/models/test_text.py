@@ -4,10 +4,12 @@ import collections
 import copy
 import json
 import pickle
+import shutil
 import warnings
 
 import numpy as np
 import pytest
+from encoders import CONFIGS, TEXTS, class_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_folders import (
@@ -37,7 +39,7 @@ TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A folder of Transformers alone, to be read only."""
+    """A folder without files of sentence-transformers, to be read only."""
     return save_bert(tmp_path_factory.mktemp("bert"))
 
 
@@ -49,29 +51,28 @@ def model(plain):
 @pytest.fixture
 def folder(plain, tmp_path):
     """A copy, to add files to."""
-    for path in plain.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    return tmp_path
+    return shutil.copytree(plain, tmp_path, dirs_exist_ok=True)
 
 
-def theirs(folder, sentences=None, **options):
+def theirs(folder):
     library = pytest.importorskip("sentence_transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return library.SentenceTransformer(str(folder), device="cpu").encode(
-            SENTENCES if sentences is None else sentences, show_progress_bar=False, **options
+            SENTENCES, show_progress_bar=False
         )
 
 
 # ------------------------------------------------------------------------------------ as sentence-transformers
 
+PROMPT = {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
 PIPELINES = {
     "mean": {"pooling": old_pooling("mean")},
     "cls, normalised": {"pooling": old_pooling("cls"), "normalize": True},
     "max": {"pooling": old_pooling("max")},
     "last": {"pooling": old_pooling("lasttoken"), "normalize": True},
     "three side by side, in the old order": {"pooling": old_pooling("mean", "cls", "max")},
-    "two in an order of one's own": {
+    "two in another order": {
         "pooling": {"embedding_dimension": D, "pooling_mode": ["mean", "cls"], "include_prompt": True}, "new": True,
     },
     "dense": {"pooling": old_pooling("mean"), "dense": random_dense(5), "normalize": True},
@@ -79,17 +80,9 @@ PIPELINES = {
         "pooling": {"embedding_dimension": D, "pooling_mode": "mean"}, "new": True,
         "dense": random_dense(24, activation="Identity", bias=False),
     },
-    "default prompt": {
-        "pooling": old_pooling("mean"), "sentence": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
-    },
-    "prompt left out of pooling": {
-        "pooling": old_pooling("mean", include_prompt=False),
-        "sentence": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
-    },
-    "prompt left out of max and cls": {
-        "pooling": old_pooling("cls", "max", include_prompt=False),
-        "sentence": {"prompts": {"q": "query: "}, "default_prompt_name": "q"},
-    },
+    "default prompt": {"pooling": old_pooling("mean"), "sentence": PROMPT},
+    "prompt left out of pooling": {"pooling": old_pooling("mean", include_prompt=False), "sentence": PROMPT},
+    "prompt left out of max and cls": {"pooling": old_pooling("cls", "max", include_prompt=False), "sentence": PROMPT},
     "truncated": {"pooling": old_pooling("mean"), "sentence": {"truncate_dim": 7}},
     "short": {"pooling": old_pooling("mean"), "transformer": {"max_seq_length": 6, "do_lower_case": True}},
 }  # fmt: skip
@@ -124,21 +117,15 @@ def test_a_saved_model_replaces_all_of_another(folder, model):
     np.testing.assert_array_equal(models.load(folder).encode(SENTENCES), model.encode(SENTENCES))
 
 
-class Watched:
-    """A tokenizer that nobody may change."""
+def test_saving_does_not_change_the_tokenizer(model):
+    class Watched:
+        from_str = tokenizers.Tokenizer.from_str
 
-    from_str = tokenizers.Tokenizer.from_str
+        def __getattr__(self, name):
+            assert name not in ("no_truncation", "enable_truncation", "no_padding"), name
+            return getattr(model.tokenizer, name)
 
-    def __init__(self, tokenizer):
-        self.of = tokenizer
-
-    def __getattr__(self, name):
-        assert name not in ("no_truncation", "enable_truncation", "no_padding"), name
-        return getattr(self.of, name)
-
-
-def test_saving_leaves_the_tokenizer_alone_that_others_use_meanwhile(model):
-    content = json.loads(_tokenizer.without_cutting(Watched(model.tokenizer)))
+    content = json.loads(_tokenizer.without_cutting(Watched()))
     assert content == json.loads(model.tokenizer.to_str()) | {"truncation": None}
 
 
@@ -201,17 +188,6 @@ def test_prompts_by_name_and_by_text(folder):
         model.encode(["a ship", [2, 3]], prompt="q")
 
 
-def test_pooling_by_hand(folder):
-    """Each way of pooling, from the rows of the tokens, with nobody's library."""
-    add_pipeline(
-        folder, {"pooling_mode": ["lasttoken", "max", "mean", "cls"], "embedding_dimension": D}, new=True
-    )
-    model = models.load(folder)
-    rows = model.hidden_states("ships sailed over dark water")[-1]
-    expected = np.concatenate([rows[-1], rows.max(0), rows.mean(0), rows[0]])
-    np.testing.assert_allclose(model.encode("ships sailed over dark water"), expected, **TOLERANCE)
-
-
 def test_the_tokenizers_padding_is_never_embedded(folder, model):
     tokenizer = make_tokenizer()
     tokenizer.enable_padding(length=20)
@@ -232,9 +208,7 @@ def test_the_tokenizers_padding_is_never_embedded(folder, model):
 
 @pytest.fixture(scope="module")
 def dense_model(plain, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dense")
-    for path in plain.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    folder = shutil.copytree(plain, tmp_path_factory.mktemp("dense"), dirs_exist_ok=True)
     add_pipeline(folder, old_pooling("mean", "max"), dense=random_dense(5, 2 * D), normalize=True)
     return models.load(folder)
 
@@ -300,12 +274,9 @@ def test_any_iterable_of_text_or_ids(model):
     assert model.encode(iter(())).dtype == np.float32
 
 
-def test_empty_text_is_its_special_tokens(model):
+def test_empty_text_emoji_and_right_to_left(model):
     assert model.tokens("") == ["[CLS]", "[SEP]"]
     np.testing.assert_array_equal(model.encode(""), model.encode([2, 3]))
-
-
-def test_emoji_and_right_to_left(model):
     assert model.tokens("🙂 שלום é 👩‍👩‍👧") == ["[CLS]", "🙂", "שלום", "é", "[UNK]", "[SEP]"]
 
 
@@ -342,6 +313,7 @@ BAD_INPUT = {
     "no ids": (lambda m: m.encode([[2], []]), ValueError, "sentence 1 has no ids"),
     "too many ids": (lambda m: m.encode([[5] * 25]), ValueError, "sentence 0 has 25 ids; the model has 24 positions"),
     "a lone surrogate": (lambda m: m.encode(["a", [2], "sea \ud83d"]), ValueError, r"sentence 2, .*character 4 is '\\ud83d'"),
+    "in a later piece": (lambda m: m.encode(["a ship"] * 2600 + [None]), TypeError, "sentence 2600 must be"),
     "batch_size": (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size"),
     "one text to a file": (lambda m: m.encode_to("x.npy", "a"), TypeError, "iterable of sentences, not 'a'"),
     "no classifier": (lambda m: m.predict("a"), TypeError, "BertModel has no classifier"),
@@ -355,7 +327,7 @@ def test_bad_input(model, name):
         call(model)
 
 
-def test_where_no_thread_is_to_be_had_the_tokenizer_goes_without(model):
+def test_a_tokenizer_that_gets_no_threads_works_in_one(model):
     class Alone:
         """The library's, whose threads cannot be started."""
 
@@ -372,70 +344,58 @@ def test_where_no_thread_is_to_be_had_the_tokenizer_goes_without(model):
     assert with_threads == without
 
 
-def test_the_number_of_a_sentence_in_a_later_piece(model):
-    with pytest.raises(TypeError, match="sentence 2600 must be"):
-        model.encode(["a ship"] * 2600 + [None])
-
-
-def test_what_surrogates_become_is_the_callers_choice(model):
-    replaced = "sea \ud83d".encode("utf-8", "replace").decode()
-    assert model.tokens(replaced) == ["[CLS]", "sea", "[UNK]", "[SEP]"]
-
-
-def _pooling(**config):
+def pooling(**config):
     return lambda folder: add_pipeline(folder, config)
 
 
-def _modules(*types):
-    return lambda folder: write_json(
-        folder / "modules.json",
-        [{"idx": n, "name": str(n), "path": "", "type": kind} for n, kind in enumerate(types)],
-    )
+def modules(*types, path=""):
+    listed = [{"idx": n, "name": str(n), "path": path, "type": kind} for n, kind in enumerate(types)]
+    return lambda folder: write_json(folder / "modules.json", listed)
+
+
+def mean(**more):
+    return lambda folder: add_pipeline(folder, old_pooling("mean"), **more)
 
 
 OURS = "sentence_transformers.models."
 BAD_FOLDERS = {
-    "weighted mean": (_pooling(pooling_mode_weightedmean_tokens=True), "pooling mode 'weightedmean' is not supported"),
-    "mean by the root": (_pooling(pooling_mode="mean_sqrt_len_tokens"), "pooling mode 'mean_sqrt_len_tokens'"),
-    "an unknown key of pooling": (_pooling(pooling_mode="mean", weights=[1]), r"weights=\[1\] is not understood"),
-    "an unknown module": (_modules(OURS + "Transformer", OURS + "LSTM"), "models.LSTM is not supported"),
-    "a module of somebody's": (_modules(OURS + "Transformer", "mine.Pooling"), "mine.Pooling is not supported"),
-    "no transformer": (_modules(OURS + "BoW"), "must begin with a Transformer"),
-    "no pooling": (_modules(OURS + "Transformer"), "has no Pooling"),
+    "weighted mean": (pooling(pooling_mode_weightedmean_tokens=True), "pooling mode 'weightedmean' is not supported"),
+    "mean by the root": (pooling(pooling_mode="mean_sqrt_len_tokens"), "pooling mode 'mean_sqrt_len_tokens'"),
+    "an unknown key of pooling": (pooling(pooling_mode="mean", weights=[1]), r"weights=\[1\] is not understood"),
+    "an unknown module": (modules(OURS + "Transformer", OURS + "LSTM"), "models.LSTM is not supported"),
+    "a module of somebody's": (modules(OURS + "Transformer", "mine.Pooling"), "mine.Pooling is not supported"),
+    "no transformer": (modules(OURS + "BoW"), "must begin with a Transformer"),
+    "no pooling": (modules(OURS + "Transformer"), "has no Pooling"),
     "an unknown activation": (
-        lambda f: add_pipeline(f, old_pooling("mean"), dense=random_dense(5, activation="torch.nn.modules.activation.ReLU")),
+        mean(dense=random_dense(5, activation="torch.nn.modules.activation.ReLU")),
         "activation_function 'torch.nn.modules.activation.ReLU' is not supported",
     ),
     "weights of another shape": (
         lambda f: (
-            add_pipeline(f, old_pooling("mean"), dense=random_dense(5)),
+            mean(dense=random_dense(5))(f),
             write_json(f / "2_Dense/config.json", {"in_features": 16, "out_features": 6, "activation_function": "torch.nn.Tanh"}),
         ),
         r"has {.*\(5, 16\).*config.json says {.*\(6, 16\)",
     ),
-    "an unknown key of the transformer": (
-        lambda f: add_pipeline(f, old_pooling("mean"), transformer={"query_expansion": 32}),
-        "query_expansion=32 is not understood",
+    "dense weights in a pickle": (
+        lambda f: (
+            mean(dense=random_dense(5))(f),
+            (f / "2_Dense/model.safetensors").rename(f / "2_Dense/pytorch_model.bin"),
+        ),
+        r"pickle.*SentenceTransformer",
     ),
+    "an unknown key of the transformer": (mean(transformer={"query_expansion": 32}), "query_expansion=32 is not understood"),
     "an argument of Transformers": (
-        lambda f: add_pipeline(f, old_pooling("mean"), transformer={"config_args": {"num_hidden_layers": 1}}),
-        "num_hidden_layers=1 is not understood",
+        mean(transformer={"config_args": {"num_hidden_layers": 1}}), "num_hidden_layers=1 is not understood",
     ),
     "rows that are not the last": (
-        lambda f: add_pipeline(
-            f,
-            old_pooling("mean"),
-            transformer={"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
-        ),
+        mean(transformer={"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}),
         "modality_config .*pooler_output.* is not supported",
     ),
-    "a default prompt that is not there": (
-        lambda f: add_pipeline(f, old_pooling("mean"), sentence={"prompts": {}, "default_prompt_name": "q"}),
-        "default_prompt_name 'q' is none of the prompts",
+    "a default prompt that there is not": (
+        mean(sentence=PROMPT | {"prompts": {}}), "default_prompt_name 'q' is none of the prompts",
     ),
-    "outside of the folder": (
-        lambda f: write_json(f / "modules.json", [{"path": "../other", "type": OURS + "Transformer"}]), "not inside the folder",
-    ),
+    "outside of the folder": (modules(OURS + "Transformer", path="../other"), "not inside the folder"),
     "no list of modules": (lambda f: write_json(f / "modules.json", {"a": 1}), "must be a list of modules"),
     "a damaged tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "is not a tokenizer of Hugging Face's"),
     "a tokenizer of another vocabulary": (
@@ -446,17 +406,10 @@ BAD_FOLDERS = {
 
 
 @pytest.mark.parametrize("name", BAD_FOLDERS)
-def test_folders_that_cannot_be_honoured(folder, name):
+def test_folders_that_are_not_supported(folder, name):
     damage, message = BAD_FOLDERS[name]
     damage(folder)
     with pytest.raises(ValueError, match=message):
-        models.load(folder)
-
-
-def test_dense_weights_as_a_pickle(folder):
-    add_pipeline(folder, old_pooling("mean"), dense=random_dense(5))
-    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pickle.*SentenceTransformer"):
         models.load(folder)
 
 
@@ -511,7 +464,7 @@ def test_progress(model, capsys):
     assert "10/10" in capsys.readouterr().err
 
 
-def test_steps_are_what_the_model_computes(model):
+def test_steps_have_the_numbers_that_the_model_computes(model):
     sentence = "ships sailed over dark water"
     steps = model.steps(sentence)
     hidden = model.hidden_states(sentence)
@@ -534,26 +487,10 @@ def test_steps_are_what_the_model_computes(model):
     assert f"{L} tokens, width 16, 2 layers" in repr(steps)
 
 
-SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
-ARCHITECTURES = {
-    "BertModel": SMALL | {"hidden_act": "gelu_new"},
-    "RobertaModel": SMALL,
-    "DistilBertModel": {"vocab_size": 40, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24},
-    "MPNetModel": SMALL,
-    "ModernBertModel": SMALL | {"local_attention": 4, "global_attn_every_n_layers": 2},
-}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", TEXTS)
 def test_steps_of_every_architecture(name):
     """Norms before and after, angles, windows, gates and relative positions, in NumPy and in the core."""
-    model = getattr(models, name)(ARCHITECTURES[name] | {"initializer_range": 0.3}, rng=0)
+    model = class_of(name)(CONFIGS[name][1] | {"initializer_range": 0.3}, rng=0)
     ids = [5, 7, 11, 30, 2, 2, 39, 8, 6]
     steps, hidden = model.steps(ids), model.hidden_states(ids)
     computed = [steps.inputs, *(layer.result for layer in steps.layers[:-1]), steps.output]
@@ -572,12 +509,8 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    return save_bert(
-        tmp_path_factory.mktemp("classifier"),
-        positions=14,
-        kind="BertForSequenceClassification",
-        num_labels=3,
-    )
+    folder = tmp_path_factory.mktemp("classifier")
+    return save_bert(folder, positions=14, kind="BertForSequenceClassification", num_labels=3)
 
 
 @pytest.mark.filterwarnings("ignore:.*longer than 14 tokens")

@@ -88,7 +88,7 @@ def test_sample_times() -> None:
 @pytest.mark.parametrize("engine", ["selfattn", "torch"])
 @pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
 def test_spellings_compute_the_case(kind: str, engine: str) -> None:
-    """All that only PyTorch computes too: the other libraries are compared whenever they are timed."""
+    """Also cases that of all peers PyTorch alone computes: other libraries are compared when they are timed."""
     pytest.importorskip(engine, reason=f"needs the package {engine}")
     case = Case(40, 4, heads=2, mask="float", gradients=kind)
     arrays = case.inputs()
@@ -109,7 +109,7 @@ def test_an_engine_of_an_instruction_set(isa: str) -> None:
     assert sa.get_isa() == isa
 
 
-def test_what_a_worker_answers() -> None:
+def test_the_answers_of_a_worker() -> None:
     library = Library("numpy", 1)
     expected = reference.scaled_dot_product_attention(*Case(4, 2).inputs().values())
     (sample,) = library.prepare(3, Case(4, 2), open_engine)["samples"]

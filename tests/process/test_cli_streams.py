@@ -1,10 +1,11 @@
-"""Commands with standard streams that are closed, full, minimal or no terminal, and ``-`` wherever a file is taken."""
+"""Commands with standard streams that are closed, full, minimal or no terminal, and ``-`` in the place of a file."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -17,24 +18,10 @@ from processes import COMMAND, PYTHON, finish, run_command, start
 from selfattn import cli
 from selfattn.cli import streams
 
-TRAIN = ["train", "t.txt", "--epochs", "1", "--dim", "8", "--tokenizer", "whitespace"]
-TINY = [
-    "bench",
-    "--suite",
-    "forward",
-    "--lengths",
-    "8",
-    "--dims",
-    "4",
-    "--peers",
-    "none",
-    "--rounds",
-    "1",
-    "--seconds",
-    "0.001",
-    "--threads",
-    "1",
-]
+TRAIN = shlex.split("train t.txt --epochs 1 --dim 8 --tokenizer whitespace")
+TINY = shlex.split(
+    "bench --suite forward --lengths 8 --dims 4 --peers none --rounds 1 --seconds 0.001 --threads 1"
+)
 X = np.eye(3)
 
 # What a command is called for goes to standard output, or into a file.
@@ -47,7 +34,7 @@ WRITING = [["steps", "1"], ["embed", "m", "sea", "--out", "v.npy"], [*TRAIN, "--
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A text, a model trained on it, arrays, and results of the benchmark."""
+    """A folder with a text, a model trained on it, arrays, and results of the benchmark."""
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     folder = tmp_path_factory.mktemp("streams")
     before = Path.cwd()
@@ -89,7 +76,7 @@ def closed():
 
 @pytest.mark.parametrize("stream", [lambda: None, closed], ids=["none", "closed"])
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
-def test_a_result_that_nobody_gets_is_an_error(arguments, stream, here, monkeypatch, capsys):
+def test_a_result_that_cannot_be_written_is_an_error(arguments, stream, here, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", stream())
     assert cli.main(arguments) == 1
     assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
@@ -115,7 +102,7 @@ def test_streams_may_be_minimal(arguments, here, monkeypatch, tmp_path):
 
 
 def test_descriptors_that_are_closed(here):
-    """The next file to be opened must not become standard output: what is printed would go into it."""
+    """The next file to be opened must not become standard output, or it would get what is printed."""
     script = """
 import os, sys
 from selfattn import cli
@@ -145,18 +132,18 @@ def test_messages_that_cannot_be_written(arguments, here):
 
 @pytest.mark.parametrize("gone", ["full", "unread"])
 def test_a_remark_that_cannot_be_written_is_no_failure(gone, here):
-    """Python would end with 120 for what is left in the buffer of standard error."""
+    """With text left in the buffer of standard error Python would end with 120."""
     reading, writing = os.pipe()
     os.close(reading)
     with open("/dev/full", "w") if gone == "full" else os.fdopen(writing, "w") as stderr:
         process = start([*COMMAND, "embed", "m"], stdin=-1, stderr=stderr)
-        done = finish(process, "the sea\n\n\na line\n")  # says that empty lines are left out
+        done = finish(process, "the sea\n\n\na line\n")  # it says that it skips empty lines
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
 
 
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"]])
-def test_help_that_nobody_gets_is_an_error(arguments, buffered, here):
+def test_help_that_cannot_be_written_is_an_error(arguments, buffered, here):
     with open("/dev/full", "w") as full:
         done = finish(start([*COMMAND, *arguments], {"PYTHONUNBUFFERED": buffered}, stdout=full))
     assert done.returncode == 1
@@ -164,15 +151,15 @@ def test_help_that_nobody_gets_is_an_error(arguments, buffered, here):
 
 
 @pytest.mark.parametrize("what", [["--help"], TINY, ["bench"]])
-def test_nothing_is_measured_or_shown_for_nobody(what, here, monkeypatch, capsys):
+def test_without_standard_output_nothing_is_measured(what, here, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdout", None)
     assert cli.main(what) == 1
     assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["standard output", "a pipe with a name"])
-def test_a_page_of_which_a_part_is_read(way, here, tmp_path):
-    """A write without a buffer is content with the part that a pipe has taken."""
+def test_a_reader_that_stops_amid_a_page(way, here, tmp_path):
+    """A write without a buffer may write a part only."""
     os.mkfifo(tmp_path / "pipe")
     out = "-" if way == "standard output" else tmp_path / "pipe"
     process = start([*COMMAND, "steps", "1", "--out", out], {"PYTHONUNBUFFERED": "1"}, text=False)
@@ -200,23 +187,45 @@ def test_text_where_the_locale_is_ascii(arguments, here):
     assert "\\udc" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["explore", "m", "sea", "--compare", "\udcff"], ["steps", "1", "--text", "\udcff"], ["generate", "m", "\udcff"],
-        ["embed", "m", "\ud800"],
+# What is said of commands that do not begin to work; exit codes are 1 where the system refuses, else 2.
+REFUSED = {
+    "must be UTF-8, not ": [
+        "explore m sea --compare \udcff", "steps 1 --text \udcff", "generate m \udcff", "embed m \ud800",
     ],
-)  # fmt: skip
-def test_arguments_that_are_no_text(arguments, here, capsys):
-    assert cli.main(arguments) == 2
-    assert "must be UTF-8, not " in capsys.readouterr().err
+    "argument --out: must be the name of a folder, not ''": ["train t.txt --out ''", "train gpt t.txt --out ''"],
+    "argument --out: must be the name of a file": [
+        "embed m sea --out ''", "steps 1 --out ''", "explore m sea --out ''",
+    ],
+    "argument --out: must be a file": ["embed m sea --out new/", "steps 1 --out new/", "explore m sea --out new/"],
+    "selfattn bench: error: [Errno": ["bench --load missing.json", "bench --load .", "bench --load t.txt/r.json"],
+    "usage:": [
+        "--bogus", "bogus", "info more", "bench --suite bogus", "bench --suite ''", "bench --rounds 3,5",
+        "bench --rounds 0", "bench --seconds nan", "bench --seconds -1", "bench --seconds 1e400", "bench --lengths 0x10",
+        "bench --load '' --json x",
+    ],
+    "; did you mean 'search'?\n": ["serch m t.txt sea"],
+    "; did you mean 'train'?\n": ["Train"],
+    "; did you mean '--no-timing'?\n": ["--no-timming"],
+    "; did you mean '--json'?\n": ["info --jason"],
+    "; did you mean '--split'?\n": ["search m t.txt sea --splt=lines"],
+    "; did you mean 'lines'?\n": ["search m t.txt sea --split line"],
+    "; did you mean '--out'?\n": ["train t.txt --oot m"],
+    "; did you mean '--open'?\n": ["steps 1 --opne"],
+    "; did you mean '--quick'?\n": ["bench --quik"],
+    "; did you mean '--seconds'?\n": ["bench --secnods 1"],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [["train"], ["train", "gpt"]])
-def test_a_folder_without_a_name(command, here, capsys):
-    """``--out "$UNSET"`` would fill the folder that one is in."""
-    assert cli.main([*command, "t.txt", "--out", ""]) == 2
-    assert "argument --out: must be the name of a folder, not ''" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "message"), [(each, message) for message, commands in REFUSED.items() for each in commands]
+)
+def test_wrong_arguments(command, message, here, capsys):
+    assert cli.main(shlex.split(command)) == (1 if "[Errno" in message else 2)
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert message in error and (not message.endswith("\n") or error.endswith(message))
+    assert "invalid" not in error.replace("invalid choice", "")
+    assert not (here / "new").exists()
 
 
 def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
@@ -231,7 +240,7 @@ def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
         assert capsys.readouterr().err.endswith("error: MemoryError\n")
 
 
-def test_a_worker_that_dies_is_told(monkeypatch, capsys):
+def test_a_worker_that_dies_is_an_error(monkeypatch, capsys):
     def die(*_):
         raise ChildProcessError("the selfattn worker ended on its own")
 
@@ -240,20 +249,8 @@ def test_a_worker_that_dies_is_told(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "selfattn bench: error: the selfattn worker ended on its own\n")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--rounds", "3,5"], ["--rounds", "0"], ["--seconds", "nan"], ["--seconds", "-1"], ["--seconds", "1e400"],
-        ["--lengths", "0x10"], ["--suite", ""], ["--load", "", "--json", "x"],
-    ],
-)  # fmt: skip
-def test_what_a_benchmark_cannot_do(options, capsys):
-    assert cli.main(["bench", *options]) == 2
-    assert "invalid" not in capsys.readouterr().err
-
-
 def test_standard_input_that_is_no_file(here):
-    """A socket cannot be opened as /dev/stdin, and an offset would be lost."""
+    """A socket cannot be opened as /dev/stdin, and a file would be read from its begin."""
     import socket
 
     ours, theirs = socket.socketpair()
@@ -283,7 +280,7 @@ def test_a_dash_is_a_stream_everywhere(here, capsys):
 
 
 def test_a_pipe_is_written_into(here, capfd):
-    """As the shell's >(...) makes one; a rename would put a file in its place."""
+    """The shell's >(...) makes one; a rename would put a file in its place."""
     reading, writing = os.pipe()
     assert cli.main(["embed", "m", "sea", "--out", f"/dev/fd/{writing}"]) == 0
     os.close(writing)
@@ -294,7 +291,7 @@ def test_a_pipe_is_written_into(here, capfd):
 @pytest.mark.parametrize("mode", ["w", "a"])
 @pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"]])
 def test_the_name_of_standard_output(arguments, mode, here, tmp_path):
-    """Behind it is the file that the shell has opened, into which the result goes; root's rename would replace the name itself."""
+    """The result goes into the file that the shell has opened; a rename by root would replace the name itself."""
     before = os.readlink("/dev/stdout")
     path = tmp_path / "log"
     path.write_text("begun\n")
@@ -310,16 +307,6 @@ def test_the_name_of_standard_output(arguments, mode, here, tmp_path):
     assert "/dev/" not in written.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"], ["explore", "m", "sea"]])
-@pytest.mark.parametrize("name", ["", "new/"])
-def test_names_of_no_file(arguments, name, here, capsys):
-    assert cli.main([*arguments, "--out", name]) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert f"argument --out: must be {'the name of a file' if not name else 'a file'}" in error
-    assert not (here / "new").exists()
-
-
 @pytest.mark.parametrize("command", ["embed", "explore"])
 @pytest.mark.parametrize("name", ["m/model.safetensors", "m/config.json", "link/vocabulary.json"])
 def test_the_model_is_not_replaced(command, name, here, tmp_path, capsys):
@@ -331,25 +318,19 @@ def test_the_model_is_not_replaced(command, name, here, tmp_path, capsys):
     assert place.read_bytes() == before
 
 
-def test_files_beside_a_model_are_written(here):
+def test_other_files_in_a_models_folder_are_written(here):
     for _ in range(2):
         assert cli.main(["embed", "m", "sea", "--out", "m/vectors.json"]) == 0
     (here / "m" / "vectors.json").unlink()
 
 
 @pytest.mark.parametrize("content", [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000])
-def test_results_that_are_none(content, tmp_path, capsys):
+def test_files_that_hold_no_results(content, tmp_path, capsys):
     (tmp_path / "r.json").write_bytes(content)
     assert cli.main(["bench", "--load", str(tmp_path / "r.json")]) == 1
     out, error = capsys.readouterr()
     assert out == ""
     assert "holds no results of this benchmark" in error
-
-
-@pytest.mark.parametrize("file", ["missing.json", ".", "t.txt/r.json"])
-def test_results_that_cannot_be_read(file, here, capsys):
-    assert cli.main(["bench", "--load", file]) == 1
-    assert capsys.readouterr().err.startswith("selfattn bench: error: [Errno")
 
 
 @pytest.mark.parametrize("arguments", [[*TINY, "--json"], ["embed", "m", "sea", "--out"]])
@@ -373,8 +354,8 @@ def test_the_input_is_not_replaced(here, capsys):
     assert (here / "t.txt").read_bytes() == before
 
 
-def test_files_that_are_there(tmp_path, monkeypatch, capsys):
-    """A page replaces a page without being told to, and nothing else."""
+def test_a_page_replaces_pages_only(tmp_path, monkeypatch, capsys):
+    """By default a page replaces a page, and no other file."""
     monkeypatch.chdir(tmp_path)
     long = "é" * 125 + "x"  # 251 bytes
     for name in ("mine", "MINE", long):
@@ -391,39 +372,19 @@ def test_files_that_are_there(tmp_path, monkeypatch, capsys):
     assert Path(f"{long[:-1]}.html").is_file()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "meant"),
-    [
-        (["serch", "m", "t.txt", "sea"], "'search'"),
-        (["Train"], "'train'"),
-        (["--no-timming"], "'--no-timing'"),
-        (["info", "--jason"], "'--json'"),
-        (["search", "m", "t.txt", "sea", "--splt=lines"], "'--split'"),
-        (["search", "m", "t.txt", "sea", "--split", "line"], "'lines'"),
-        (["train", "t.txt", "--oot", "m"], "'--out'"),
-        (["steps", "1", "--opne"], "'--open'"),
-        (["bench", "--quik"], "'--quick'"),
-        (["bench", "--secnods", "1"], "'--seconds'"),
-    ],
-)
-def test_slips_get_a_suggestion(arguments, meant, capsys):
-    assert cli.main(arguments) == 2
-    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
-
-
 @pytest.mark.parametrize("arguments", [["xyzzy"], ["--xyzzy"], ["embed", "m", "--", "--flie"]])
 def test_no_suggestion_where_nothing_is_near(arguments, capsys, here):
     cli.main(arguments)
     assert "did you mean" not in capsys.readouterr().err
 
 
-def test_a_stream_that_says_nothing_of_terminals():
+def test_a_stream_that_knows_no_terminals_is_none():
     assert not any(streams.is_terminal(each) for each in (None, Minimal(), closed(), io.StringIO()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_ends_a_command_leaves_no_half_file(number, tmp_path):
-    """As a limit of time does, or a terminal that is closed."""
+def test_a_signal_leaves_no_half_file(number, tmp_path):
+    """A limit of time does, or a terminal that is closed."""
     script = """
         import pathlib
         import numpy as np
@@ -445,8 +406,8 @@ def test_what_ends_a_command_leaves_no_half_file(number, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"])
-def test_arrays_that_are_none(content, tmp_path, capsys):
-    """Nobody is advised to unpickle a file that is no pickle."""
+def test_files_that_hold_no_arrays(content, tmp_path, capsys):
+    """The error does not speak of pickles where there is none."""
     (tmp_path / "a.npz").write_bytes(content)
     assert cli.main(["steps", str(tmp_path / "a.npz")]) == 1
     out, error = capsys.readouterr()

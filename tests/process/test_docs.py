@@ -7,13 +7,11 @@ import importlib.util
 import inspect
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import run_script
 
 import selfattn as sa
 from selfattn import _core, functional, nn, optim
@@ -46,7 +44,7 @@ def run_examples(text, name, namespace, path=None, line=0):
     report = []
     runner = doctest.DocTestRunner()
     runner.run(test, out=report.append, clear_globs=False)
-    namespace.update(test.globs)  # the test had a copy; the next block goes on from here
+    namespace.update(test.globs)  # the test had a copy; the next block continues with these
     assert not runner.failures, "".join(report)
     return runner.tries
 
@@ -147,7 +145,7 @@ def test_the_stub_agrees_with_the_signature(name):
 
 
 def test_options_that_a_function_does_not_show_are_refused():
-    """Those that take them in one go, and hand them on to what takes more."""
+    """Also by functions that hand all options on to one that has more."""
     x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
     calls = {
         sa.scaled_dot_product_attention_vjp: (x, x, x),
@@ -233,8 +231,8 @@ def modules_imported_by(path):
             yield from (f"{module}.{name.name}" for name in node.names)
 
 
-def test_the_reference_stands_apart():
-    """It imports nothing of the package, and only the steps and the tutorials, which show it, import it."""
+def test_nothing_imports_the_reference():
+    """It imports nothing of the package either. Steps and tutorials, which show it, are exempt."""
     for path in sorted((ROOT / "selfattn").rglob("*.py")):
         imported = [f"{name}." for name in modules_imported_by(path) if name.startswith("selfattn")]
         of_reference = [name for name in imported if name.startswith("selfattn.reference.")]
@@ -243,11 +241,8 @@ def test_the_reference_stands_apart():
             assert imported == of_reference, path
         elif folder not in ("steps", "tutorials.py", "__init__.py"):
             assert not of_reference, path
-    script = (
-        "import sys, selfattn, selfattn.nn, selfattn.training; print('selfattn.reference' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "False"
+    script = "import sys, selfattn.nn, selfattn.training; print('selfattn.reference' in sys.modules)"
+    assert run_script(script) == "False"
 
 
 def test_the_top_level_lists_what_a_newcomer_calls():
@@ -291,7 +286,4 @@ def test_modules_are_loaded_when_they_are_first_used():
     except AttributeError as error:
         print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "module 'selfattn' has no attribute 'softmin'"
+    assert run_script(script) == "module 'selfattn' has no attribute 'softmin'"

@@ -1,6 +1,7 @@
 """Memory that fails: allocations of the core in every operation, drawn anew each time. tests/support/memory_fails.py tries all."""
 
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,24 +19,8 @@ SUPPORT = Path(__file__).parents[1] / "support"
 )
 def test_allocations_fail(tmp_path):
     shim = tmp_path / "failing_malloc.so"
-    subprocess.run(
-        [
-            "gcc",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-Wall",
-            "-Werror",
-            SUPPORT / "failing_malloc.c",
-            "-o",
-            shim,
-            "-ldl",
-        ],
-        check=True,
-    )
-    done = finish(
-        start(
-            [sys.executable, SUPPORT / "memory_fails.py"], {"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc"}
-        )
-    )
+    command = f"gcc -O1 -shared -fPIC -Wall -Werror {SUPPORT / 'failing_malloc.c'} -o {shim} -ldl"
+    subprocess.run(shlex.split(command), check=True)
+    environment = {"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc"}
+    done = finish(start([sys.executable, SUPPORT / "memory_fails.py"], environment))
     assert done.returncode == 0, done.stdout + done.stderr

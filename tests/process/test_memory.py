@@ -28,16 +28,18 @@ pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 # 131,072 tokens, with gradients
 VERY_LONG = ("all_pairs", "many_queries_of_few_keys", "many_keys_of_few_queries")
+# Freed arrays go back to the system at once: none is left for the call to use unseen.
+TO_THE_SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
 
 
 def normal(*shape):
-    """Repeat a million normal numbers: to draw all would take longer than the call."""
+    """Repeat a million normal numbers: to draw all of them would take longer than the call."""
     return np.resize(np.random.default_rng(len(shape)).standard_normal(1 << 20, dtype=np.float32), shape)
 
 
 def inputs(length=4096, heads=8, width=64):
-    """Query, key and value of one shape; each is what `normal` gives, so they are equal but apart."""
+    """Query, key and value of one shape: three arrays of equal numbers."""
     return tuple(normal(1, heads, length, width) for _ in range(3))
 
 
@@ -64,12 +66,12 @@ CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 4096, 80)), {}),
     "causal_bfloat16": lambda: (tuple(x.astype(BFLOAT16) for x in inputs()), {"is_causal": True}),
     "every_option_at_once": lambda: ((*inputs(), np.linspace(-1.0, 0.0, 4096, dtype=np.float16)), EVERY_OPTION),
-    # 131,072 tokens of four heads of 64 take minutes, with a window they are in test_long.py. Without one, all pairs
+    # 131,072 tokens of four heads of 64 take minutes, with a window they are in test_model_benchmarks.py. Without one, all pairs
     # of a narrow head show what grows with L·S; many queries of few keys, and the reverse, what grows with either.
     "all_pairs": lambda: (inputs(length=131072, heads=1, width=8), {"is_causal": True}),
     "many_queries_of_few_keys": lambda: (tuple(normal(1, 16, n, 16) for n in (131072, 64, 64)), {}),
     "many_keys_of_few_queries": lambda: (tuple(normal(1, 16, n, 16) for n in (64, 131072, 131072)), {}),
-    # Below: what would be large if it were copied, converted or broadcast.
+    # Arguments that would be large if they were copied, converted or broadcast.
     "float_mask_of_b11s": lambda: (
         (*inputs(length=16384), np.linspace(-4.0, 4.0, 16384).reshape(1, 1, 1, -1)), NEAR
     ),
@@ -168,11 +170,8 @@ def fresh_pages():
 
 
 def script(name):
-    if name == "fresh pages":
-        print(json.dumps(fresh_pages()))
-        return
-    if name == "kept blocks":
-        print(json.dumps(kept_blocks()))
+    if name in ("fresh pages", "kept blocks"):
+        print(json.dumps(fresh_pages() if name == "fresh pages" else kept_blocks()))
         return
     if name == "numpy":
         arrays = inputs(length=2048)
@@ -193,16 +192,14 @@ def script(name):
 
 
 def in_a_fresh_process(name, **settings):
-    """Run `script`, with the allocator's own settings alone."""
+    """Run `script`, by default with the allocator's own settings."""
     done = finish(start([*PYTHON, __file__, name], settings))
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
 def measure(name):
-    # freed arrays go back to the system at once: none is left for the call to use unseen
-    settings = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-    answer = in_a_fresh_process(name, **settings)
+    answer = in_a_fresh_process(name, **TO_THE_SYSTEM)
     assert answer["finite"]
     print(f"{name}: {answer['bytes'] / MIB:.1f} MiB")
     return int(answer["bytes"])
@@ -220,7 +217,7 @@ def test_nothing_large_is_made_or_copied(name):
 
 @pytest.mark.parametrize("name", ["causal", "dropout", "d_v_differs_from_d_k", "float_mask_of_b11s"])
 def test_nothing_large_is_made_or_copied_for_gradients(name):
-    """The output and what the pullback holds count, up to 32 MiB; of the mask, the gradient is as small as the mask."""
+    """The output and what the pullback holds count, up to 32 MiB; the mask's gradient is as small as the mask."""
     assert measure(f"backward of {name}") < LIMIT
 
 
@@ -242,8 +239,8 @@ def test_repeated_calls_live_on_the_same_pages():
 
 
 def test_few_large_blocks_are_kept():
-    """Of five pullbacks' memory that of two stays, where the next calls find it."""
-    mib = in_a_fresh_process("kept blocks", MALLOC_MMAP_THRESHOLD_="131072", MALLOC_TRIM_THRESHOLD_="131072")
+    """Of five pullbacks' memory that of two is kept for the next calls."""
+    mib = in_a_fresh_process("kept blocks", **TO_THE_SYSTEM)
     assert mib["each"] > 64
     assert 1.8 * mib["each"] < mib["kept"] < 2.2 * mib["each"]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from benchmarks import blocks, encoder, generation, layers, ragged, weights
+from benchmarks import blocks, encoder, generation, layers, long, memory, ragged, weights
 from benchmarks.__main__ import COMMANDS, main
 from selfattn import models, reference
 from selfattn.benchmarks.attention import BACKWARD
@@ -96,14 +98,14 @@ def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ["layers --quick --sizes 64x4x2 --threads 1", "gpt --sizes 8x4x2", "embedding --quick --kinds step"],
 )
 def test_pytorch_computes_the_same(command: str, tmp_path: Path) -> None:
-    """Losses of the first steps are compared: a library that trains otherwise would be told."""
+    """Losses of the first steps are compared: a library that trains in another way would show."""
     pytest.importorskip("torch", reason="needs the package torch")
     for row in run(tmp_path, command):
         assert len(row["contestants"]) > 1
         assert all(contestant["agrees"] for contestant in row["contestants"])
 
 
-def test_peers_that_are_not_installed_are_told(
+def test_peers_that_are_not_installed_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("selfattn.benchmarks.app.find_spec", lambda name: None)
@@ -131,7 +133,7 @@ def test_texts_in_batches_keep_their_order() -> None:
     assert shapes == [(2, 2), (2, 4)]
 
 
-def test_what_rounds_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_that_rounds_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "selfattn.benchmarks.app.find_spec", lambda name: None if name == "nncf" else object()
     )
@@ -148,14 +150,9 @@ def test_cosines_are_compared() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_run_of_an_encoder(dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
-    from text_folders import VOCABULARY, add_pipeline, make_tokenizer, old_pooling
+    from text_folders import add_pipeline, old_pooling, save_bert
 
-    config = {
-        "vocab_size": len(VOCABULARY), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
-        "max_position_embeddings": 24, "type_vocab_size": 2, "hidden_act": "gelu", "layer_norm_eps": 1e-12,
-    }  # fmt: skip
-    models.save(models.BertModel(config, rng=0), tmp_path)
-    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    save_bert(tmp_path)
     add_pipeline(tmp_path, old_pooling("mean"), normalize=True)
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("the sea was calm. a ship sailed over!\n" * 90)
@@ -176,6 +173,8 @@ def test_a_run_of_an_encoder(dtype: str, tmp_path: Path, capfd: pytest.CaptureFi
         ("layers --sizes 33x4x2", "multiples of 32"),
         ("layers --sizes 32x4", "must be WIDTHxTOKENSxBATCH"),
         ("layers --threads 0", "at least 1"),
+        ("long --kinds nonsense", "no kind 'nonsense'"),
+        ("long --lengths 0", "at least 1"),
         ("gpt --sizes 9x4x2", "multiples of 4"),
         ("gpt --peers x", "no peer 'x'"),
         ("gpt --rounds 0", "at least 1"),
@@ -227,6 +226,32 @@ def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[
     )
     saved = json.loads((tmp_path / "saved.json").read_text())
     assert saved["bytes"] == generation.bytes_of_a_token(file) > 0
+
+
+def test_long_sequences_and_their_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = run(tmp_path, "long --lengths 64,1024 --threads 1")
+    assert [(row["kind"], row["length"]) for row in rows] == [(k, n) for n in (64, 1024) for k in long.KINDS]
+    shown = capsys.readouterr().out
+    for row in rows:
+        assert min(row["forward"], row["backward"]) > 0 and row["calls"] == 1
+        assert f"{row['kind']:8s}{row['length']:8d}" in shown
+    assert long.measure("window", 256, 1, 0.05)["calls"] > 1
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "figures")
+    module, saved = importlib.import_module("long"), json.loads((tmp_path / "saved.json").read_text())
+    text = "".join(ElementTree.fromstring(module.draw(saved)).itertext())
+    assert all(word in text for word in ("forward", "backward", *long.KINDS, "1k", "64"))
+    with pytest.raises(SystemExit, match="no rows"):
+        module.draw({**saved, "rows": []})
+
+
+@pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
+def test_memory_of_131072_tokens_forward_and_backward() -> None:
+    """The window makes the arithmetic small; the memory is the same without it."""
+    result = long.in_a_process(long.measure, "window", 131072, 2, 0.0)
+    output = 131072 * long.HEADS * long.WIDTH * 4
+    assert output < result["memory"] < 256 << 20  # the pullback holds the output, which is half of that
 
 
 def test_weights(capsys: pytest.CaptureFixture[str], threads_restored: None) -> None:

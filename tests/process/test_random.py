@@ -106,7 +106,7 @@ def test_bad_input(call, error, message):
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda rng: pickle.loads(pickle.dumps(rng))])
-def test_a_copy_goes_on_alone(again):
+def test_a_copy_continues_alone(again):
     """Also from between the two normals that one pair of words makes."""
     rng = sa.torch_rng(3)
     rng.standard_normal(1)

@@ -10,19 +10,15 @@ import numpy as np
 import pytest
 from processes import PYTHON, finish, start
 
-from selfattn import files, models, nn
+from selfattn import files, nn
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
 pytest.importorskip("jinja2")
 from language_folders import save_language_model
-from text_folders import VOCABULARY, D, make_tokenizer
+from text_folders import D, save_bert
 
 PROGRAM = Path(__file__).parents[1] / "support" / "watched_reading.py"
-CONFIG = {
-    "model_type": "bert", "architectures": ["BertModel"], "vocab_size": len(VOCABULARY), "hidden_size": D,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12, "max_position_embeddings": 24,
-}  # fmt: skip
 ESCAPES = {
     "globals": "{{ cycler.__init__.__globals__.os.system('touch %s') }}",
     "subclasses": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -42,12 +38,6 @@ class Payload:
         return os.system, (f"touch '{self.marker}'",)
 
 
-def save_bert(folder):
-    models.save(models.BertModel(CONFIG, rng=0), folder)
-    make_tokenizer().save(str(folder / "tokenizer.json"))
-    return folder
-
-
 def change_json(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -60,7 +50,7 @@ def make_hostile(place, marker):
 
     def bert(name, what):
         expected[name] = what
-        return save_bert(place / name)
+        return save_bert(place / name, num_hidden_layers=1)
 
     bert("good-encoder", D)
     folder = bert("pickled weights", "FileNotFoundError")

@@ -25,7 +25,7 @@ def huge(*shape, dtype=np.float32):
 
 
 class WithTables(BlockMask):
-    """Give the core whatever tables one likes, as a class derived from BlockMask may."""
+    """Give the core any tables, as a class derived from BlockMask may."""
 
     def _tables(self, *_):
         return self.given

@@ -174,9 +174,10 @@ def machine(d):
         errors = [raised(*each) for each in wrong]
         _core._set_isa(_core.get_isa())
         _core.set_num_threads(1)
-        _core._keep_arena(False)
         _core._fma_peak("float32", 1, 1)
         _core._read_bandwidth(10000, 1, 1)
+        _core._keep_arena(False)
+        _core._keep_arena(True)
         return (
             errors,
             _core.available_isas(),

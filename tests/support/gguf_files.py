@@ -30,10 +30,21 @@ def permuted(array, heads):
     return array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
+def random_blocks(kind, rows, columns):
+    """Blocks of 256 numbers with any bits, which the package gguf cannot make; small are the factors alone."""
+    import gguf
+
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // numbers, size), np.uint8)
+    for place in [208] if kind.name == "Q6_K" else [0, 2]:
+        blocks[..., place : place + 2] = np.array([2e-4], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
 def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=None):
     """Write a file; ``more`` are entries by name, None leaves one out; ``tensors`` replaces or adds some.
 
-    Matrices become blocks of a kind where their rows allow it; returns what they stand for, under Transformers' names.
+    Matrices become blocks of a kind, or of kinds by name, if their rows allow it; returns the numbers in them, under Transformers' names.
     """
     gguf = pytest.importorskip("gguf")
     arch = config["model_type"] if config["model_type"] != "mistral" else "llama"
@@ -72,9 +83,13 @@ def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=No
         used = kind[name] if isinstance(kind, dict) else kind
         rows = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[used]][0]
         if stored.ndim == 2 and "wpe" not in name and stored.shape[1] % rows == 0 and used != "F32":
-            blocks = gguf.quants.quantize(stored, gguf.GGMLQuantizationType[used])
-            writer.add_tensor(gguf_name(name), blocks, raw_dtype=gguf.GGMLQuantizationType[used])
-            stored = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[used])
+            quant = gguf.GGMLQuantizationType[used]
+            if used.endswith("_K"):
+                blocks = random_blocks(quant, *stored.shape)
+            else:
+                blocks = gguf.quants.quantize(stored, quant)
+            writer.add_tensor(gguf_name(name), blocks, raw_dtype=quant)
+            stored = gguf.quants.dequantize(blocks, quant)
         else:
             writer.add_tensor(gguf_name(name), stored)
         if arch == "llama" and heads:  # back again

@@ -1,7 +1,9 @@
-"""Inputs for the tests: random arrays of every dtype, in every memory layout, and each option by name."""
+"""Inputs for the tests: random arrays of every dtype, in every memory layout, and each option and block mask by name."""
 
 import ml_dtypes
 import numpy as np
+
+from selfattn import BlockMask
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
@@ -134,6 +136,29 @@ def options_together(names, lead, L, S, rng):
     if together.get("causal") == "lower_right":
         together.pop("is_causal", None)
     return together
+
+
+def blocks(lead, L, S, rng):
+    """A pattern of blocks of any size."""
+    sizes = tuple(rng.choice([1, 3, 7, 16, 64, 65, 100, 2**62], 2).tolist())
+    return BlockMask.from_blocks(rng.random((*lead, -(-L // sizes[0]), -(-S // sizes[1]))) < 0.5, sizes)
+
+
+# Name -> a function of (lead, L, S, rng) that gives a block mask; `lead` broadcasts to that of the call.
+BLOCK_MASKS = {
+    "documents": lambda lead, L, S, rng: BlockMask.from_documents(
+        np.sort(rng.integers(0, 4, (*lead, L))),
+        np.sort(rng.integers(0, 4, (*lead[:1], *(1 for _ in lead[1:]), S))),
+    ),
+    "scattered": lambda lead, L, S, rng: BlockMask.from_documents(
+        *(np.repeat(rng.integers(-2, 2, (*lead, n)), rng.integers(1, 9), axis=-1)[..., :n] for n in (L, S))
+    ),
+    "prefix": lambda lead, L, S, rng: BlockMask.prefix_lm(rng.integers(0, S + 1, lead)),
+    "prefix, lower right": lambda lead, L, S, rng: BlockMask.prefix_lm(
+        rng.integers(0, S + 1, lead), causal="lower_right"
+    ),
+    "blocks": blocks,
+}
 
 
 def laid_out():

@@ -1,4 +1,4 @@
-"""Whether a call leaves references, objects or memory behind."""
+"""How much memory a call takes, and whether it leaves references, objects or memory."""
 
 import gc
 import sys
@@ -8,10 +8,25 @@ import numpy as np
 from inputs import BFLOAT16
 
 import selfattn as sa
+from selfattn import _core
 
 attend = sa.scaled_dot_product_attention
 TIMES = 25
 ALL_DTYPES = [np.dtype(kind) for kind in "?bhilqBHILQefd"] + [BFLOAT16]
+
+
+def peak_memory(call):
+    """The most that a call allocates, in bytes, beyond the memory to work in that the core keeps of such calls."""
+    _core._keep_arena(False)  # what it keeps of others might stay in the place of that
+    _core._keep_arena(True)
+    for _ in range(3):
+        call()
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def watched(arguments):

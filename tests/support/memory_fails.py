@@ -1,7 +1,7 @@
 """A script: has allocations of each operation fail. `tests/process/test_failing_memory.py` starts it.
 
-It runs with failing_malloc.c preloaded. An operation either succeeds with the same result or raises MemoryError; then all that
-is the user's is as it was, and nothing stays allocated. Operations are those of the catalogue (`operations.py`); together they must
+It runs with failing_malloc.c preloaded. An operation either succeeds with the same result or raises MemoryError; then the user's
+arrays and objects are unchanged, and nothing stays allocated. Operations are those of the catalogue (`operations.py`); together they must
 call every function of the extension.
 
 Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. Half of the operations are drawn, and of each an allocation; with --all each
@@ -49,7 +49,7 @@ def copied(x):
 
 
 def empty_caches():
-    """Take what NumPy and Python keep for small arrays and objects, so that the call has to allocate all. To be held."""
+    """Take the memory that NumPy and Python keep for small arrays and objects, so that the call must allocate. To be held."""
     gc.collect()
     kept = [np.empty(n, np.uint8) for n in range(1, 1024) for _ in range(7)]
     return kept, [np.empty((0,) * ndim, np.uint8) for ndim in range(1, 8) for _ in range(8)]
@@ -61,6 +61,7 @@ class Attempt:
     def __init__(self, operation, n, for_good, core):
         self.call, self.state = operation.prepare()
         sa.set_num_threads(operation.threads)
+        _core._keep_arena(False)  # what an earlier call left would stand in for a failing allocation
         self.arrays = [x for x in self.state if isinstance(x, np.ndarray)]
         self.before = copied(self.arrays)
         self.result = self.raised = None
@@ -103,9 +104,9 @@ def growth(operation, n, for_good, core, times):
 
 
 def stays(operation, n, for_good, core):
-    """Fail many times more: how many blocks stay of each failure, beyond those of calls before and behind that get their memory.
+    """Fail many times more: how many blocks stay of each failure, beyond those of calls before and after that get their memory.
 
-    Caches fill, and ever more slowly; a leak shows every time.
+    Caches fill more and more slowly; a leak shows every time.
     """
     for times in (2, 6, 20, 40):
         if growth(operation, n, for_good, core, times) < 0.6 * times:
@@ -119,10 +120,8 @@ def stays(operation, n, for_good, core):
 
 
 def fail(name, operation, n, for_good, core, expected):
-    """Fail once, and look at what it leaves. Return whether the call needed n allocations."""
-    where = (
-        f"{name}, allocation {n}{' and all behind it' if for_good else ''}{'' if core else ', also of NumPy'}"
-    )
+    """Fail once, and check what stays. Return whether the call needed n allocations."""
+    where = f"{name}, allocation {n}{' and all later ones' if for_good else ''}{'' if core else ', also of NumPy'}"
     gc.collect()
     live = shim.live_blocks()
     attempt = Attempt(operation, n, for_good, core)
@@ -186,7 +185,6 @@ def main():
     print(f"seed {arguments.seed}")
     draws = None if arguments.all else random.Random(arguments.seed)
     sa.set_num_threads(1)
-    _core._keep_arena(False)  # what an earlier call left would stand in for a failing allocation
     functions = {name for name, value in vars(_core).items() if callable(value)}
     failed = total = 0
     gc.collect()

@@ -1,7 +1,7 @@
 """The catalogue of operations: what is tried for leaks, in many threads, with memory that fails, and with two builds.
 
-An operation makes its inputs of a `Draw` and returns a call, and what that reads: the same ones for the same seed. `OPERATIONS` names
-operations that are small; `drawn` makes ever others, whose options are drawn independently of each other, so that all pairs of them
+An operation draws its inputs with a `Draw` and returns a call, and what that reads: the same ones for the same seed. `OPERATIONS` names
+small operations; `drawn` makes new ones without end, whose options are drawn independently of each other, so that all pairs of them
 meet. Only public names are used here, so that `tools/compare_builds.py` computes the same with an older package;
 `core_operations.py` adds what calls the core itself.
 """
@@ -11,7 +11,7 @@ import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
-from inputs import BFLOAT16, LAYOUTS, random_mask
+from inputs import BFLOAT16, BLOCK_MASKS, LAYOUTS, random_mask
 
 import selfattn as sa
 from selfattn import models, nn, optim, training
@@ -70,7 +70,7 @@ class Draw:
 class Operation(NamedTuple):
     """How to prepare a call, and what to know of it."""
 
-    make: Any  # Draw -> call, and the arrays that the call may not change where it fails; functions among them check what is no array
+    make: Any  # Draw -> call, and the arrays that a failing call may not change; functions among them check other things
     options: dict
     seed: tuple = (0,)
     dtype: str | None = "float32"  # None: drawn
@@ -190,17 +190,11 @@ def mask_of(d, lead, n, s):
 
 
 def block_mask_of(d, n, s):
-    kind = d.one_of([None] * 7 + ["documents", "prefix", "blocks"])
-    if kind is None:
+    if d.chance(0.7):
         return {}
+    kind = d.one_of([*BLOCK_MASKS])
     d.words.append(kind)
-    if kind == "documents":
-        mask = sa.BlockMask.from_documents(*(np.sort(d.rng.integers(0, 3, size)) for size in (n, s)))
-    elif kind == "prefix":
-        mask = sa.BlockMask.prefix_lm(max(1, s // 3))
-    else:
-        mask = sa.BlockMask.from_blocks(d.rng.random((-(-n // 16), -(-s // 32))) < 0.6, (16, 32))
-    return {"block_mask": mask}
+    return {"block_mask": BLOCK_MASKS[kind]((), n, s, d.rng)}
 
 
 def poison(d, arrays):

@@ -18,27 +18,28 @@ TEXTS = ("lee.cor", "lee_background.cor", "similarities0-1.txt", "wordsim353.tsv
 
 def download(package, folder):
     """Fetch a wheel of PyPI, or skip the test."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--retries=0",
-        "--timeout=20",
-        "-q",
-    ]
+    options = "--no-deps --only-binary=:all: --retries=0 --timeout=20 -q -d"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), folder, package]
     try:
-        done = subprocess.run(
-            [*command, "-d", folder, package], capture_output=True, text=True, timeout=300, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         problem = done.stderr.strip().splitlines()[-1:] if done.returncode else None
     except (OSError, subprocess.SubprocessError) as error:
         problem = [str(error)]
     if problem is not None:
         pytest.skip(f"{package} cannot be downloaded: {' '.join(problem)}")
     return zipfile.ZipFile(next(folder.glob(f"{package.partition('==')[0].replace('-', '_')}-*.whl")))
+
+
+def fetched(path, package, member, tmp_path_factory):
+    """A file of a wheel, kept under a path of DATA."""
+    found = DATA / path
+    if not found.exists():
+        content = download(package, tmp_path_factory.mktemp("wheel")).read(member)
+        found.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = found.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(content)
+        unfinished.rename(found)
+    return found
 
 
 def fetched_texts(tmp_path_factory):

@@ -71,7 +71,7 @@ def compute(calls, expected, seed):
 
 
 def settings(done):
-    """What is of the whole process, read and set all the while."""
+    """Settings of the whole process, read and set until the others have ended."""
     numbers = 0
     while not done.is_set():
         sa.set_num_threads((1, 2, 3, None)[numbers % 4])
@@ -87,7 +87,7 @@ def prepared():
 
 
 def all_operations(turn):
-    """All operations in all threads: two share what they read, of the others each has its own. Modules are the same in all."""
+    """All operations in all threads: two of them share the arrays that they read; modules are the same in all."""
     expected = {name: call() for name, call in prepared().items()}
     calls = [prepared() for _ in range(THREADS)]
     calls[1] |= {name: call for name, call in calls[0].items() if not OPERATIONS[name].in_place}
@@ -100,7 +100,7 @@ def all_operations(turn):
 
 
 def first_calls():
-    """Packed weights, angles and pieces are made when they are first wanted: here by all threads at once."""
+    """Packed weights, angles and pieces are made at the first call: here in all threads at once."""
     for name in FIRST:
         expected = OPERATIONS[name].prepare()[0]()
         operations.made.cache_clear()
@@ -109,7 +109,7 @@ def first_calls():
 
 
 def handed_over():
-    """What one thread makes, another uses and drops; then the blocks of memory behind it are a third's."""
+    """One thread makes a pullback, another calls and drops it; then a third may get its memory."""
     x, y = normal(3, 30, 32), normal(2, 3, 60, 16)
     module = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, rng=0)
     out, pullback = module.vjp(x)
@@ -135,7 +135,7 @@ def handed_over():
 
 
 def generators():
-    """Shared ones: a number is drawn once, whoever draws it."""
+    """All threads draw from one: each number is drawn once."""
     shared, drawn = sa.torch_rng(3), [[] for _ in range(THREADS)]
     at_once(*(functools.partial(draw, shared, own) for own in drawn))
     in_turn, together = sa.torch_rng(3), Counter(x for own in drawn for x in own)
@@ -151,7 +151,7 @@ def draw(generator, own):
 
 
 def lists_that_change():
-    """What the core reads of a list another thread makes longer and shorter: it takes what it saw, or refuses."""
+    """The core reads lists that another thread makes longer and shorter: it takes the content of one moment, or refuses."""
     ids, done = [1] * 20, threading.Event()
     x = [normal(40, 60) for _ in range(4)]
     arrays = [[array.copy()] for array in x]
@@ -212,22 +212,13 @@ if __name__ == "__main__":
         sys.exit()
     sys.setswitchinterval(1e-5)  # seconds: with a GIL threads change often
     for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
-        for part in (
-            functools.partial(all_operations, turn),
-            first_calls,
-            handed_over,
-            generators,
-            lists_that_change,
-            forks,
-        ):
+        all_operations(turn)
+        for part in (first_calls, handed_over, generators, lists_that_change, forks):
             part()
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     assert gil != bool(sysconfig.get_config_var("Py_GIL_DISABLED")), (
         "a free-threaded Python has a GIL: an extension asked for it"
     )
-    print(
-        f"{len(OPERATIONS)} operations in {THREADS} threads, {sa.get_isa()}, {'with' if gil else 'without'} a GIL: ",
-        end="",
-    )
-    print(f"{len(failures)} failures", flush=True)
+    where = f"{THREADS} threads, {sa.get_isa()}, {'with' if gil else 'without'} a GIL"
+    print(f"{len(OPERATIONS)} operations in {where}: {len(failures)} failures", flush=True)
     sys.exit(bool(failures))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tokenizers
 
+from selfattn import models
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [
     "the", "sea", "was", "calm", "a", "ship", "##s", "sailed", "over", "dark", "water", "near", "old", "stones", ".",
@@ -30,18 +32,16 @@ def make_tokenizer(vocabulary=None):
 
 
 def save_bert(folder, positions=24, kind="BertModel", **options):
-    """A random BERT, with the tokenizer as Transformers saves it."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY), hidden_size=D, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=positions, initializer_range=0.3, **options,
-    )  # fmt: skip
-    getattr(transformers, kind)(config).eval().save_pretrained(folder)
-    fast = transformers.BertTokenizerFast(
-        tokenizer_object=make_tokenizer(), model_max_length=512, strip_accents=False
-    )
-    fast.save_pretrained(folder)
+    """A random BERT with its tokenizer, as Transformers writes them."""
+    config = {
+        "vocab_size": len(VOCABULARY), "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": positions, "initializer_range": 0.3, "type_vocab_size": 2,
+    }  # fmt: skip
+    models.save(getattr(models, kind)(config | options, rng=0), folder)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
+    settings = {"tokenizer_class": "BertTokenizerFast", "model_max_length": 512, "strip_accents": False}
+    write_json(folder / "tokenizer_config.json", settings | names)
     return folder
 
 
@@ -53,7 +53,7 @@ def write_json(path, value):
 def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None, transformer=None, new=False):
     """The files of sentence-transformers, as its versions 2 to 4 write them, or (``new``) 6.
 
-    ``dense`` is (activation, weight, bias); ``sentence`` and ``transformer`` are what stands in their JSON files.
+    ``dense`` is (activation, weight, bias); ``sentence`` and ``transformer`` are the contents of their JSON files.
     """
     safetensors = pytest.importorskip("safetensors.numpy")
     at = {
@@ -112,3 +112,15 @@ def random_dense(out, width=D, activation="Tanh", bias=True):
         weight,
         rng.standard_normal(out).astype(np.float32) if bias else None,
     )
+
+
+def with_drawn_parameters(model):
+    """A model of Transformers, its parameters drawn: those of norms around 1."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
+            parameter.normal_(around, 0.3, generator=generator)
+    return model.eval()

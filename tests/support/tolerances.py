@@ -2,15 +2,15 @@
 
 The bounds follow the arithmetic, element by element, with u = eps of the precision that is computed in:
 
-* A score is a sum of E products, whose rounding errors do not conspire, unless they are equal: sqrt(E) u times the
-  sum of their absolute values. Everything that is done to it later (scale, change of units, soft cap, ALiBi, float mask,
-  subtraction of the maximum) costs a few u of each term's absolute value.
+* A score is a sum of E products, whose rounding errors are independent, unless they are equal: sqrt(E) u times the
+  sum of their absolute values. Each later step (scale, change of units, soft cap, ALiBi, float mask, subtraction of
+  the maximum) costs a few u of each term's absolute value.
 * An error d in a score changes its weight by the factor exp(d); the denominator by the weighted mean of that.
   exp itself costs a few u, and is 0 below the least normal number.
 * A row of the output is a sum of S terms: sqrt(S) u of the sum of their absolute values, plus what the errors
   of the weights amount to.
 * Where the instruction set multiplies pairs of bfloat16, weights are rounded to it before they meet values of that dtype
-  (docs/decisions/0007), in calls of some size: u' = 2^-8 of each term, errors that do not conspire either.
+  (docs/decisions/0007), in calls of some size: u' = 2^-8 of each term, also independent errors.
 * At the end the result is rounded once to its dtype.
 
 "A few" is FEW; the truth in float64 has errors of the same kind when float64 is tested. The largest error seen
@@ -30,7 +30,7 @@ FEW = 4.0
 
 @dataclass(frozen=True)
 class Truth:
-    """What attention should give, in float64, with the bounds of the errors, and the dtype of the result."""
+    """The right results in float64, with the bounds of the errors, and the dtype of the result."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -126,9 +126,7 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     if call.bias is not None:
         later = later + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
     width = call.query.shape[-1]
-    alike = all(
-        (x == x[..., :1]).all() for x in (call.query, call.key)
-    )  # equal terms, then, and equal errors
+    alike = all((x == x[..., :1]).all() for x in (call.query, call.key))  # equal terms have equal errors
     error = u * ((width if alike else np.sqrt(width)) * products + FEW * (later + 1))
 
     # weight and denominator: exp(score + error - lse) against exp(score - lse)

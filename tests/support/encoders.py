@@ -1,0 +1,36 @@
+"""Small encoders of every architecture: configurations, with the family's name in Transformers."""
+
+from selfattn import models
+
+VOCABULARY = 53
+SIZES = {"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40}
+TEXT = {"vocab_size": VOCABULARY, "max_position_embeddings": 40}
+IMAGES = {
+    "image_size": 12, "patch_size": 4, "num_channels": 2, "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2,
+}  # fmt: skip
+CONFIGS = {
+    "bert": ("Bert", SIZES | TEXT),
+    "bert, other activation": ("Bert", SIZES | TEXT | {"hidden_act": "gelu_new", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
+    "roberta": ("Roberta", SIZES | TEXT | {"type_vocab_size": 1, "pad_token_id": 1}),
+    "xlm-roberta": ("XLMRoberta", SIZES | TEXT | {"type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "relu"}),
+    "distilbert": ("DistilBert", TEXT | {"n_layers": 2, "dim": 24, "n_heads": 3, "hidden_dim": 40}),
+    "mpnet": ("MPNet", SIZES | TEXT | {"max_position_embeddings": 302}),  # buckets grow up to a distance of 128
+    "modernbert": ("ModernBert", SIZES | TEXT | {"num_hidden_layers": 4, "local_attention": 6, "pad_token_id": 0}),
+    "modernbert with biases": (
+        "ModernBert",
+        SIZES | TEXT | {"num_hidden_layers": 3, "local_attention": 4, "pad_token_id": 0}
+        | dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias"), True),
+    ),
+    "vit": ("ViT", IMAGES | {"intermediate_size": 24}),
+    "vit without biases": ("ViT", IMAGES | {"intermediate_size": 24, "qkv_bias": False}),
+    "dinov2": ("Dinov2", IMAGES | {"mlp_ratio": 3}),
+}  # fmt: skip
+TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
+PICTURES = [name for name in CONFIGS if name not in TEXTS]
+CLASSIFIERS = ["bert", "roberta", "xlm-roberta", "distilbert"]
+
+
+def class_of(name, kind="Model"):
+    """The class that an encoder has here."""
+    family = CONFIGS[name][0]
+    return getattr(models, {"XLMRoberta": "Roberta", "Dinov2": "ViT"}.get(family, family) + kind)
