@@ -1,7 +1,7 @@
-"""How near the results are to the truth: RMS errors at L = 1024, D = 64; large scores; 16 bits to the ulp.
+"""Errors of the results: RMS at L = 1024, D = 64; large scores; 16 bits to the ulp.
 
 The truth of float32 and of 16 bits is float64 arithmetic on the same inputs; that of float64 is long double.
-Bounds are what was measured with a margin, said beside them; PyTorch is measured in the same run.
+Bounds are measured errors with a margin; PyTorch is measured in the same run.
 """
 
 import functools
@@ -64,8 +64,8 @@ def errors(results, truth):
 # ----------------------------------------------------------------------------------------------------- float32
 
 # Of the output, and of the gradients of query, key and value, by the factor of query and key and whether causal. Causal errors are
-# larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores are 64 times as large, and
-# so are their rounding errors. Each is what was measured over 12 seeds and more, with a margin of a fifth.
+# larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and their rounding errors
+# are 64 times as large. Each is the largest of 12 seeds or more, with a margin of a fifth.
 BOUNDS = {
     (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8),
     (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),
@@ -73,8 +73,7 @@ BOUNDS = {
     (8.0, True): (3.5e-6, 2e-5, 2e-5, 5e-6),
 }
 
-# What is allowed of PyTorch's errors: none more, but where the rounding of a few scores in a row decides, in us as in PyTorch a sum of
-# 64 products one after another, which is a draw.
+# Of PyTorch's errors: with the factor 8 the rounding of a few scores in a row decides, which are sums of 64 products in both libraries.
 OF_TORCH = {1.0: (1.0, 1.0, 1.0, 1.0), 8.0: (1.15, 1.25, 1.25, 1.25)}
 
 
@@ -173,10 +172,9 @@ def long_gradients(is_causal):
 def test_float64_gradients_within_a_few_eps(is_causal):
     """In eps of the sum of a gradient's terms without their signs.
 
-    A weight is off by the share that its score is off: a sum of 64 products of half an eps each, of about 5 in all without
-    their signs, at most 12; and by as much as the mean score of its row. So some 5 eps where a value's gradient has one term,
-    at the last keys if causal, and half an eps where many terms add up whose errors have either sign. The terms of
-    the two others are differences, and are counted here as sums: a tenth of it is left.
+    A weight is off by as much as its score, a sum of 64 products (without their signs about 5, at most 12), and the mean
+    score of its row. So a value's gradient is off by some 5 eps if it has one term, as at the last keys if causal, and by
+    half an eps if it has many. The terms of the two others are differences, counted here as sums: a tenth of that.
     """
     arrays = [x[0, :2, :300].astype(np.float64) for x in normal()]
     _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, is_causal=is_causal)
@@ -199,7 +197,7 @@ def test_float64_gradients_within_a_few_eps(is_causal):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_scores_of_ten_thousand(dtype):
-    """The same relative error in the weights as the rounding of the score must cause."""
+    """The relative error of the weights is the one that the rounding of the scores must cause."""
     query, key, value = random_inputs((2, 200, 64), dtype=dtype)
     scale = 1e4 / np.abs(query @ key.swapaxes(-1, -2)).max()
     out, *_ = assert_attention(query, key, value, scale=scale)
@@ -228,8 +226,8 @@ def test_float16_inputs_whose_scores_overflow_float16():
     out = sa.scaled_dot_product_attention(query, key, value)
     expected = reference.scaled_dot_product_attention(query, key, value, compute_dtype=np.float64)
     assert out.dtype == np.float16
-    # scores differ by multiples of 2 · 300² / 8 = 22500: a row is the value of its best key, or between those of equal ones,
-    # which rounding may tell apart: an ulp of such a score is 1/32
+    # scores differ by multiples of 2 · 300² / 8 = 22500: a row is the value of its best key, or between those of equally good
+    # ones, whose scores rounding may make different: an ulp is 1/32
     np.testing.assert_array_equal(out[:, ::3], value[:, ::3])
     ranked = np.sort(scores, axis=-1)
     alone = ranked[..., -1] > ranked[..., -2]
@@ -271,15 +269,11 @@ def assert_within_an_ulp_of_the_largest(out, exact):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_sixteen_bits_within_an_ulp(name, is_causal):
-    """float32 inside: the result is the truth rounded once, unless that lay near the middle of two numbers.
+    """float32 inside: the result is the truth rounded once, or its neighbour if the truth is near the middle of two numbers.
 
-    Measured: 1 in 400 float16 results and 1 in 2500 bfloat16 results is the other neighbour, none farther off,
-    except results so near to 0 that float32's own error (about 1e-7) exceeds their ulp: those are held to that.
-
-    On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220 is the other neighbour, and the
-    error near 0 is 1e-6.
-
-    Rounded weights leave 7 results of 8 within an ulp of their own, and all within one of the largest.
+    Measured: 1 in 400 results of float16 and 1 in 2500 of bfloat16 are the neighbour; results near 0 are within float32's
+    own error of about 1e-7. On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220, and 1e-6.
+    With rounded weights 7 results of 8 are within an ulp of their own, and all within one of the largest.
     """
     dtype = KINDS[name]
     query, key, value = (x.astype(dtype) for x in normal())
@@ -375,11 +369,10 @@ def distances(gradients, exact, start=0):
 def test_sixteen_bits_gradients_within_an_ulp(name, is_causal):
     """Computed in float32 and rounded once, from δ = O·dO with an output that was not rounded.
 
-    float32's own error, some 2e-8 of results about 0.05 (0.1 if causal), is a thousandth of an ulp of float16 from a quarter
-    of that on: 1 in 500 results may lie so near the middle of two numbers that it is the other neighbour (measured: 1 in
-    1500). An ulp of bfloat16 is 8 times as large (measured: 1 in 8000). But on a matrix unit terms keep 17 bits: an error
-    of 2^-18 of the RMS is at most 1/256 of an ulp of bfloat16 and 1/32 of one of float16 there, which makes 1 in 128 and,
-    as errors add up, 1 in 32 (measured under emulation: 1 in 70).
+    float32's own error, some 2e-8 of results about 0.05 (0.1 if causal), is a thousandth of an ulp of float16: 1 in 500
+    results may be the other neighbour (measured: 1 in 1500; of bfloat16, whose ulp is 8 times as large, 1 in 8000). On a
+    matrix unit terms keep 17 bits: an error of 2^-18 of the RMS is at most 1/256 of an ulp of bfloat16 and 1/32 of one of
+    float16, which makes 1 in 128 and, as errors add up, 1 in 32 (measured under emulation: 1 in 70).
     """
     (*arrays, d_out), exact = sixteen_bit_problem(name, is_causal)
     if rounds_weights(name):
@@ -395,11 +388,10 @@ def test_sixteen_bits_gradients_within_an_ulp(name, is_causal):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_bfloat16_gradients_by_pairs_in_ulps_of_the_truth(is_causal):
-    """What rounded weights and dS make of them.
+    """A weight rounded to bfloat16 is off by at most 2^-9 of it, 8e-4 in the root of the mean square, as is a sum of many terms.
 
-    A weight rounded to bfloat16 is off by 2^-9 of it at most, 8e-4 in the root of the mean square; so is a sum of many
-    terms, of its own RMS, and at a quarter of that an ulp is 10e-4 to 20e-4 of the RMS. Weights differ, and so do the sums:
-    1 in 33 to 42 is beyond one ulp, the worst 5 to 8; causal from row 64 on 1 in 55 to 115, the worst 4 to 9.
+    At a quarter of the RMS an ulp is 10e-4 to 20e-4 of it. Measured: 1 in 33 to 42 is more than one ulp off, the worst 5 to
+    8; causal from row 64 on 1 in 55 to 115, the worst 4 to 9.
     """
     (*arrays, d_out), exact = sixteen_bit_problem("bfloat16", is_causal)
     if not rounds_weights("bfloat16"):
@@ -412,8 +404,8 @@ def test_bfloat16_gradients_by_pairs_in_ulps_of_the_truth(is_causal):
         assert np.mean(off > 1) <= 0.04
 
 
-def test_bfloat16_gradients_do_not_know_that_the_output_was_rounded():
-    """Of numbers that are all positive dQ is small beside P·δ: here 4 % off by rounded weights, 14 % by a rounded output."""
+def test_bfloat16_gradients_are_those_of_the_output_before_it_was_rounded():
+    """If all numbers are positive, dQ is small compared with P·δ: 4 % off by rounded weights, 14 % by a rounded output."""
     rng = np.random.default_rng(9)
     arrays = [rng.uniform(0, 1, (1, 2, 512, D)).astype(np.float32).astype(BFLOAT16) for _ in range(4)]
     truth = reference.scaled_dot_product_attention(*arrays[:3], compute_dtype=np.float64)

@@ -1,10 +1,11 @@
-"""merge_attention: attention over parts of the keys, put together, is attention over all of them."""
+"""merge_attention: attention over parts of the keys, merged, is attention over all of them."""
 
 import itertools
 
 import numpy as np
 import pytest
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, random_inputs
+from refusals import refusals
 from tolerances import assert_within, rounding, truth
 
 import selfattn as sa
@@ -19,7 +20,7 @@ merges = pytest.mark.parametrize(
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 @pytest.mark.parametrize("owner", range(5))
 def test_parts_of_the_keys_make_the_whole(merge, dtype, owner):
-    """A part may be empty, and the sink belongs to one of them. Any split of the keys, with gradients: test_shards.py."""
+    """A part may be empty, and one of them has the sink. Any split of the keys, with gradients: test_shards.py."""
     query, key, value = random_inputs((2, 6, 8), 20, dtype=dtype, v_width=3)
     mask = np.random.default_rng(1).random((2, 6, 20)) < 0.4
     mask[:, 3] = False
@@ -59,7 +60,7 @@ def test_rows_that_attended_to_nothing(merge):
     dead = np.zeros((1, 2)), np.array([-np.inf])
     got = merge([dead[0], dead[0]], [dead[1], dead[1]])
     assert (got[0].tolist(), got[1].tolist()) == ([[0.0, 0.0]], [-np.inf])
-    for garbage in (0.0, np.nan, np.inf):  # what a dead part's output holds is not looked at
+    for garbage in (0.0, np.nan, np.inf):  # a dead part's output is not read
         for order in (1, -1):
             parts = [(out, lse), (np.full((1, 2), garbage), dead[1])][::order]
             got = merge([part[0] for part in parts], [part[1] for part in parts])
@@ -102,13 +103,6 @@ def test_dtypes(merge, kinds, out_dtype, lse_dtype):
     np.testing.assert_array_equal(out, [[1.5, 1.5]])
 
 
-def test_what_is_no_sequence_of_parts():
-    with pytest.raises(TypeError, match="outs must be a sequence of arrays, got NoneType"):
-        sa.merge_attention(None, None)
-    with pytest.raises(TypeError, match="lses must be a sequence of arrays, got int"):
-        sa.merge_attention_vjp([np.ones((1, 2))], 3)
-
-
 @merges
 def test_shapes_without_elements(merge):
     out, lse = merge([np.ones((0, 3, 4))] * 2, [np.ones((0, 3))] * 2)
@@ -118,20 +112,17 @@ def test_shapes_without_elements(merge):
     np.testing.assert_array_equal(lse, np.log(2.0))
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "outs", "lses"),
-    [
-        (ValueError, "at least one", [], []),
-        (ValueError, "2 outs but 1 lses", [np.ones((3, 4))] * 2, [np.ones(3)]),
-        (ValueError, r"outs\[1\] has shape \(3, 5\)", [np.ones((3, 4)), np.ones((3, 5))], [np.ones(3)] * 2),
-        (ValueError, r"lses\[1\] has shape \(4,\)", [np.ones((3, 4))] * 2, [np.ones(3), np.ones(4)]),
-        (ValueError, r"lses\[0\] has shape \(3, 1\)", [np.ones((3, 4))], [np.ones((3, 1))]),
-        (ValueError, "2 dims", [np.ones(3)], [np.ones(())]),
-        (TypeError, r"outs\[0\].*bool", [np.ones((3, 4), bool)], [np.ones(3)]),
-        (TypeError, r"lses\[0\].*complex", [np.ones((3, 4))], [np.ones(3, complex)]),
-        (TypeError, "MaskedArray", [np.ma.ones((3, 4))], [np.ones(3)]),
-    ],
-)
-def test_errors_name_the_part_and_the_shapes(error, match, outs, lses):
-    with pytest.raises(error, match=match):
-        sa.merge_attention(outs, lses)
+ONES = np.ones((3, 4))
+test_errors_name_the_part_and_the_shapes = refusals(
+    (lambda: sa.merge_attention([], []), ValueError, "at least one"),
+    (lambda: sa.merge_attention(None, None), TypeError, "outs must be a sequence of arrays, got NoneType"),
+    (lambda: sa.merge_attention_vjp([ONES], 3), TypeError, "lses must be a sequence of arrays, got int"),
+    (lambda: sa.merge_attention([ONES] * 2, [np.ones(3)]), ValueError, "2 outs but 1 lses"),
+    (lambda: sa.merge_attention([ONES, np.ones((3, 5))], [np.ones(3)] * 2), ValueError, r"outs\[1\] has shape \(3, 5\)"),
+    (lambda: sa.merge_attention([ONES] * 2, [np.ones(3), np.ones(4)]), ValueError, r"lses\[1\] has shape \(4,\)"),
+    (lambda: sa.merge_attention([ONES], [np.ones((3, 1))]), ValueError, r"lses\[0\] has shape \(3, 1\)"),
+    (lambda: sa.merge_attention([np.ones(3)], [np.ones(())]), ValueError, "2 dims"),
+    (lambda: sa.merge_attention([ONES > 0], [np.ones(3)]), TypeError, r"outs\[0\].*bool"),
+    (lambda: sa.merge_attention([ONES], [np.ones(3, complex)]), TypeError, r"lses\[0\].*complex"),
+    (lambda: sa.merge_attention([np.ma.ones((3, 4))], [np.ones(3)]), TypeError, "MaskedArray"),
+)  # fmt: skip
