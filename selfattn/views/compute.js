@@ -118,6 +118,14 @@ function exponentials(scores, mask, sink, i) {
   return [exps, exps.reduce((a, b) => a + b, 0) + (sink === undefined ? 0 : Math.exp(sink - top))];
 }
 
+/** @param {Float64Array} row scores, which become their softmax */
+function normalise(row) {
+  const top = Math.max(...row);
+  let total = 0;
+  for (let j = 0; j < row.length; j++) total += row[j] = Math.exp(row[j] - top);
+  for (let j = 0; j < row.length; j++) row[j] /= total;
+}
+
 /**
  * The weights of scores: 0 for masked keys, and in a row in which all are masked.
  * @param {Matrix} scores

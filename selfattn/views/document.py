@@ -88,12 +88,12 @@ class Document:
         return f"<div>{style(*self.styles)}{self._untrusted()}{plain}{script(*self.scripts)}</div>"
 
     def _untrusted(self) -> str:
-        """Return what shows where a notebook lets neither styles nor scripts in: a picture, and how to bring the view to life."""
+        """Return what shows where a notebook lets neither styles nor scripts in: a picture, and how to start the view."""
         picture = base64.b64encode(self.svg.encode("utf-8", "backslashreplace")).decode()
         return (
             f'<div class="sa-untrusted"><p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
-            "<p>This is a still picture, since the notebook is not trusted. File, Trust Notebook brings the page to life; so does "
-            "running the cell. Below are its numbers.</p></div>"
+            "<p>The notebook is not trusted, so this is a still picture. File, Trust Notebook starts the page; so does running the "
+            "cell. Its numbers are below.</p></div>"
         )
 
     def plain_body(self) -> str:

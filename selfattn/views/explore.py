@@ -32,7 +32,7 @@ __all__ = ["Explorer", "explorer"]
 
 Text: TypeAlias = Any
 MOST_BYTES = 12_000_000  # a page beyond it is an error, which says what to do
-MOST_DRAWN = 40  # tokens whose ribbons are drawn
+MOST_RIBBONS = 40  # tokens whose ribbons are drawn
 MOST_NEW = 256
 
 
@@ -41,13 +41,7 @@ class Explorer(Document):
     """The page of :func:`explorer`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("explorer.css",)
-    scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/ribbons.js",
-        "explorer_data.js",
-        "explorer_parts.js",
-        "explorer.js",
-    )
+    scripts: ClassVar[tuple[str, ...]] = (*KIT, "kit/ribbons.js", "explorer_parts.js", "explorer.js")
 
 
 def explorer(
@@ -141,7 +135,7 @@ def explorer(
             }
             for n, each in enumerate(texts)
         ],
-        "drawn": MOST_DRAWN,
+        "ribbons": MOST_RIBBONS,
         "captions": captions,
     }
     heads, named = sum(shapes[0]), texts[0].queries[chosen[0]]

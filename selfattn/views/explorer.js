@@ -9,12 +9,12 @@
  * @property {Habit[][]} habits
  * @property {string[]} names of habits, in the order of shares
  * @property {StoredText[]} texts
- * @property {number} drawn tokens whose ribbons are drawn, at most
+ * @property {number} ribbons tokens whose ribbons are drawn, at most
  * @property {Record<string, string>} captions
  */
 
-const LETTERS = ["A", "B"];
-const LISTED = 3; // words that a caption names
+const LETTERS = ["A", "B"]; // names of texts
+const LISTED = 3; // words that a caption lists
 const RIBBONS_HIGH = 290; // pixels
 
 class ExplorerPage {
@@ -25,7 +25,7 @@ class ExplorerPage {
     this.root = root;
     this.data = data;
     this.captions = data.captions;
-    this.texts = data.texts.map((text) => new TextData(text, bytes, data.heads));
+    this.texts = data.texts.map((text) => new TextData(text, bytes));
     this.words = data.texts.map(({ chosen }) => chosen);
     const [first, second] = this.texts;
     this.alike = second !== undefined && first.rows === second.rows && first.columns === second.columns;
@@ -35,15 +35,17 @@ class ExplorerPage {
     this.head = this.most(0, this.words[0]).head;
     this.colours = pixelColours(root);
     const { captions } = data;
-    const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.drawn);
+    const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.ribbons);
     this.lists = this.texts.map((text, side) => text.stored.queries.map((token, i) =>
       button({ tabIndex: i === this.words[side] ? 0 : -1, onclick: () => this.take(side, i) }, element("bdi", {}, token))));
     this.look = element("p", { className: "sa-lede" });
-    this.modes = new Map(this.modeNames().map((mode) => [mode, button({ onclick: () => {
+    /** @type {Mode[]} */
+    const modes = ["0", ...(second ? /** @type {Mode[]} */ (["1"]) : []), ...(this.alike ? /** @type {Mode[]} */ (["difference"]) : []), "word"];
+    this.modes = new Map(modes.map((mode) => [mode, button({ onclick: () => {
       this.mode = mode;
-      this.draw(false);
+      this.draw();
     } })]));
-    this.key_ = element("span", { className: "sa-key", ariaHidden: "true" });
+    this.scale = element("span", { className: "sa-key", ariaHidden: "true" });
     this.finds = element("div", { className: "sa-finds" });
     this.heading = element("h2");
     this.means = element("p", { className: "sa-means" });
@@ -56,7 +58,7 @@ class ExplorerPage {
     this.way = new WayMap(this.texts, captions, (side, j, layer) => this.sayWay(side, j, layer));
     this.next = this.texts.map((text, side) => (text.stored.next ? new NextTokens(text, captions, side, (place) => this.take(side, place)) : null));
     this.arrange();
-    this.draw(false);
+    this.draw();
   }
 
   /** @type {(side: number, i: number) => HTMLElement} */
@@ -69,11 +71,6 @@ class ExplorerPage {
     return wordOf(this.texts[side].stored.keys[j]);
   }
 
-  /** @param {Head} head */
-  nameOf(head) {
-    return filled(this.captions.head, { layer: head.layer + 1, head: head.head + 1 });
-  }
-
   /* ------------------------------------------------------------------------------------------------- parts */
 
   arrange() {
@@ -81,12 +78,7 @@ class ExplorerPage {
     const texts = element("div", { className: "sa-texts" }, ...this.lists.map((buttons, side) => {
       const line = element("div", { className: "sa-text", role: "toolbar", ariaLabel: this.label("text", side), data: { side: String(side) } },
         ...(this.texts.length > 1 ? [element("b", {}, LETTERS[side])] : []), ...buttons);
-      line.addEventListener("keydown", (event) => {
-        const i = buttons.findIndex((button) => button === event.target), to = i < 0 || isForeign(event) ? null : destination(event.key, 0, i, 1, buttons.length);
-        if (!to || event.key === "ArrowUp" || event.key === "ArrowDown") return;
-        event.preventDefault();
-        moveFocus(buttons, buttons[to[1]]);
-      });
+      moveAlong(line, () => buttons, (n) => moveFocus(buttons, buttons[n]));
       return line;
     }));
     const ends = (/** @type {number} */ side) => element("div", { className: "sa-ends" }, element("span", {}, captions["goes in"]),
@@ -97,11 +89,11 @@ class ExplorerPage {
       element("div", { className: "sa-columns" },
         element("section", { ariaLabel: captions["all heads"] },
           element("div", { className: "sa-bar" }, element("span", { className: "sa-soft" }, captions["small maps"]),
-            element("span", { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] }, ...this.modes.values()), this.key_),
-          this.grid.node, this.grid.filters(() => this.small(true)), this.finds),
+            element("span", { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] }, ...this.modes.values()), this.scale),
+          this.grid.node, this.grid.filters(() => this.small(false)), this.finds),
         element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, this.shares,
           element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [ends(side), this.ribbons[side].node] : []), this.captionsOf[side]))),
-          element("div", { className: `sa-maps${this.ribbons.length ? " sa-drawn" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
+          element("div", { className: `sa-maps${this.ribbons.length ? " sa-below-ribbons" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
   }
 
@@ -110,15 +102,7 @@ class ExplorerPage {
     return filled(this.captions[name], { name: LETTERS[side], text: LETTERS[side] });
   }
 
-  /** @returns {Mode[]} */
-  modeNames() {
-    return ["0", ...(this.texts.length > 1 ? /** @type {Mode[]} */ (["1"]) : []), ...(this.alike ? /** @type {Mode[]} */ (["difference"]) : []), "word"];
-  }
-
-  /**
-   * A large map: of a text, or of the difference.
-   * @param {number} which
-   */
+  /** @param {number} which a large map: of text 0 or 1, or 2 for the difference */
   map(which) {
     const side = which === 2 ? 0 : which, text = this.texts[side];
     const picture = new Picture({ name: "", rows: text.rows, columns: text.columns, point: (place) => this.sayCell(place, which) });
@@ -133,7 +117,7 @@ class ExplorerPage {
   choose(head) {
     if (head === this.head) return;
     this.head = head;
-    this.small(true);
+    this.small(false);
     this.large();
     this.announce(0);
   }
@@ -147,7 +131,7 @@ class ExplorerPage {
     if (token === undefined) return;
     this.words = this.words.map((old, other) => (other === side ? i : this.texts[other].stored.queries[old] === token ? old : this.texts[other].nearest(token, i)));
     this.pointed = null;
-    this.draw(this.mode !== "word");
+    this.draw(this.mode === "word");
     this.announce(side);
   }
 
@@ -165,18 +149,18 @@ class ExplorerPage {
 
   recolour() {
     this.colours = pixelColours(this.root);
-    this.draw(false);
+    this.draw();
   }
 
   /* ------------------------------------------------------------------------------------------------ drawing */
 
-  /** @param {boolean} drawn small maps are as they were */
-  draw(drawn) {
+  /** @param {boolean} repaint the small maps too */
+  draw(repaint = true) {
     const { captions } = this, heads = this.grid.all.length;
-    const parks = ["first", "separators"].map((kind) => ({ kind, count: this.grid.habits.filter((each) => each.kind === kind && each.clear).length })).sort((a, b) => b.count - a.count)[0];
-    const where = wordOf(captions[`place.${parks.kind}`]);
+    const common = ["first", "separators"].map((kind) => ({ kind, count: this.grid.habits.filter((each) => each.kind === kind && each.clear).length })).sort((a, b) => b.count - a.count)[0];
+    const where = wordOf(captions[`place.${common.kind}`]);
     const word = element("strong", {}, this.word(0, this.words[0]));
-    this.look.replaceChildren(...(parks.count > 1 ? phrase(captions.look, { parked: parks.count, heads, where, word }) : phrase(captions["look at one"], { word })));
+    this.look.replaceChildren(...(common.count > 1 ? phrase(captions.look, { parked: common.count, heads, where, word }) : phrase(captions["look at one"], { word })));
     this.lists.forEach((buttons, side) => buttons.forEach((button, i) => {
       const on = i === this.words[side], { prompt, marks } = this.texts[side].stored;
       button.ariaPressed = String(on);
@@ -189,16 +173,16 @@ class ExplorerPage {
       button.replaceChildren(...(mode === "word" ? phrase(captions.only, { word: this.word(0, this.words[0]) }) : [names[mode]]));
     }
     this.legend();
-    this.small(drawn);
+    this.small(repaint);
     this.suggest();
     this.way.update(this.words, this.colours);
     this.next.forEach((each, side) => each?.show(this.words[side]));
     this.large();
   }
 
-  /** @param {boolean} drawn small maps are as they were */
-  small(drawn) {
-    this.grid.update({ chosen: this.head, mode: this.mode, words: this.words, colours: this.colours, drawn });
+  /** @param {boolean} repaint */
+  small(repaint) {
+    this.grid.update({ chosen: this.head, mode: this.mode, words: this.words, colours: this.colours, repaint });
   }
 
   legend() {
@@ -207,14 +191,14 @@ class ExplorerPage {
       patch.style.background = `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
       return patch;
     };
-    this.key_.replaceChildren(...(this.mode === "difference" ?
+    this.scale.replaceChildren(...(this.mode === "difference" ?
       [filled(captions["more in"], { text: LETTERS[0] }), ...[-0.6, -0.2, 0, 0.2, 0.6].map((d) => css(colours.difference(d))), filled(captions["more in"], { text: LETTERS[1] })] :
-      ["0", ...[0, 0.1, 0.3, 0.6, 1].map((w) => css(colours.weight(this.mode === "1" ? 1 : 0, Math.round(255 * Math.sqrt(w))))), "1",
+      ["0", ...[0, 0.1, 0.3, 0.6, 1].map((w) => css(colours.weight(this.mode === "1" ? 1 : 0, w))), "1",
         ...(this.mode === "word" && this.texts.length > 1 ? [captions["above below"]] : [])]));
   }
 
   /**
-   * The head in which a word takes most from another word: not one beside it, nor the first, where attention parks.
+   * The head in which a word takes most from another word that is neither next to it nor the first, which many heads take from.
    * @type {(side: number, i: number) => { head: Head; weight: number; j: number; }}
    */
   most(side, i) {
@@ -252,7 +236,7 @@ class ExplorerPage {
       found.push([this.grid.all[clearest.n], phrase(captions.clearest, { habit: captions[`habit.${this.data.names[clearest.k]}`], share: fixed(clearest.shares[clearest.k], 2) }), captions["the clearest"]]);
     }
     this.finds.replaceChildren(...found.map(([head, says, why]) => button({ onclick: () => this.choose(head) },
-      element("b", {}, ...says), element("small", {}, filled(why, { head: this.nameOf(head) })))));
+      element("b", {}, ...says), element("small", {}, filled(why, { head: this.grid.nameOf(head) })))));
   }
 
   large() {
@@ -281,12 +265,12 @@ class ExplorerPage {
       const selected = pointed ?? { kind: "to", index: this.words[side] };
       this.ribbons[side]?.update({ weights: weights[side], selected });
       this.captionsOf[side].replaceChildren(...this.takes(side, weights[side], selected));
-      this.drawMap(side, (i, j) => this.colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, weights[side].at(i, j))))),
-        filled(captions.map, { text: LETTERS[side], head: this.nameOf(head) }));
+      this.drawMap(side, (i, j) => this.colours.weight(side, weights[side].at(i, j)),
+        filled(captions.map, { text: LETTERS[side], head: this.grid.nameOf(head) }));
     });
     if (this.alike) {
       const [a, b] = weights;
-      this.drawMap(2, (i, j) => this.colours.difference(b.at(i, j) - a.at(i, j)), filled(captions["map of difference"], { head: this.nameOf(head) }));
+      this.drawMap(2, (i, j) => this.colours.difference(b.at(i, j) - a.at(i, j)), filled(captions["map of difference"], { head: this.grid.nameOf(head) }));
     }
     this.sayCell(null, 0);
   }
@@ -299,14 +283,11 @@ class ExplorerPage {
     picture.outline(this.words[which % 2]);
   }
 
-  /**
-   * "bank takes 0.71 from river, 0.07 from he"
-   * @type {(side: number, weights: Matrix, selected: Chosen) => Child[]}
-   */
+  /** @type {(side: number, weights: Matrix, selected: Chosen) => Child[]} such as: bank takes 0.71 from river, 0.07 from he */
   takes(side, weights, { kind, index }) {
     const to = kind === "to", n = to ? weights.columns : weights.rows;
     const most = range(n).map((k) => ({ k, weight: to ? weights.at(index, k) : weights.at(k, index) })).sort((a, b) => b.weight - a.weight).slice(0, LISTED);
-    const parts = most.map(({ k, weight }) => to ? [fixed(weight, 2), " ", this.key(side, k)] : phrase(this.captions["takes from"], { word: this.word(side, k), weight: fixed(weight, 2) }));
+    const parts = most.map(({ k, weight }) => phrase(this.captions[to ? "part" : "takes from"], { word: to ? this.key(side, k) : this.word(side, k), weight: fixed(weight, 2) }));
     return phrase(this.captions[to ? "takes" : "give"], { word: to ? this.word(side, index) : this.key(side, index), list: parts.flatMap((part, n) => (n ? [", ", ...part] : part)) });
   }
 

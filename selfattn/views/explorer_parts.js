@@ -1,11 +1,122 @@
 /*
- * Parts of the explorer: all heads as small maps, a word's way through all layers, what comes next.
+ * What the explorer knows of a text, as `heads.py` writes it, and the parts that show it: all heads as small maps, a word's way
+ * through all layers, what comes next.
  */
 
+/** @typedef {{ type: "u1" | "i2" | "u2" | "f4", at: number, shape: number[] }} Stored */
+/** @typedef {{ values: Stored, size: Stored }} Rows numbers of 16 bits, and what each row is multiplied by */
+/** @typedef {{ query: Rows, key: Rows, band: [number | null, number | null] }} Products the band is how far a query sees */
+/**
+ * @typedef {object} StoredText
+ * @property {string[]} queries
+ * @property {string[]} keys
+ * @property {boolean[]} marks keys that are not words
+ * @property {boolean} crossed queries and keys are of different texts
+ * @property {number} chosen
+ * @property {number} prompt tokens that were given
+ * @property {StoredNext | null} next
+ * @property {({ weights: Stored } | Products)[]} layers
+ * @property {Stored} small
+ * @property {Stored} [means]
+ */
+/** @typedef {{ layer: number, head: number, n: number }} Head n counts all heads */
 /** @typedef {"0" | "1" | "difference" | "word"} Mode what small maps show */
 /** @typedef {{ shares: number[], entropy: number, kind: string, clear: boolean }} Habit */
 
-/** All heads as small maps, a row for each layer: choosing one, showing only some. */
+/** @type {(bytes: ArrayBuffer, stored: Stored) => Uint8Array | Int16Array | Uint16Array | Float32Array} */
+function numbersOf(bytes, { type, at, shape }) {
+  const kinds = { u1: Uint8Array, i2: Int16Array, u2: Uint16Array, f4: Float32Array };
+  return new kinds[type](bytes, at, shape.reduce((a, b) => a * b, 1));
+}
+
+const REMEMBERED = 12; // heads whose weights are kept
+
+class TextData {
+  /** @type {Map<number, Matrix>} */ kept = new Map();
+
+  /** @param {StoredText} stored @param {ArrayBuffer} bytes */
+  constructor(stored, bytes) {
+    this.stored = stored;
+    this.bytes = bytes;
+    this.rows = stored.queries.length;
+    this.columns = stored.keys.length;
+    this.small = numbersOf(bytes, stored.small);
+  }
+
+  /** @param {Head} at */
+  weights(at) {
+    const known = this.kept.get(at.n);
+    if (known) return known;
+    const made = Matrix.of(this.rows, this.columns, () => 0);
+    for (let i = 0; i < this.rows; i++) made.row(i).set(this.row(at, i));
+    this.kept.set(at.n, made);
+    if (this.kept.size > REMEMBERED) this.kept.delete(this.kept.keys().next().value ?? at.n);
+    return made;
+  }
+
+  /** @type {(at: Head, i: number) => Float64Array} the weights of one query */
+  row({ layer, head, n }, i) {
+    const known = this.kept.get(n), stored = this.stored.layers[layer];
+    if (known) return known.row(i);
+    if (!("weights" in stored)) return this.softmax(stored, head, i);
+    const from = (head * this.rows + i) * this.columns;
+    return Float64Array.from(numbersOf(this.bytes, stored.weights).subarray(from, from + this.columns), (w) => w / 65535);
+  }
+
+  /** @type {(stored: Products, head: number, i: number) => Float64Array} the softmax of a query's products with the keys that it sees */
+  softmax({ query, key, band }, head, i) {
+    const width = query.values.shape[2], group = query.values.shape[0] / key.values.shape[0];
+    const own = numbersOf(this.bytes, query.values), ownSize = numbersOf(this.bytes, query.size);
+    const keys = numbersOf(this.bytes, key.values), sizes = numbersOf(this.bytes, key.size);
+    const q = (head * this.rows + i) * width, k = Math.floor(head / group) * this.columns;
+    const first = band[0] === null ? 0 : Math.max(0, i - band[0]);
+    const end = band[1] === null ? this.columns : Math.min(this.columns, i + band[1] + 1);
+    const row = new Float64Array(this.columns);
+    for (let j = first; j < end; j++) {
+      const from = (k + j) * width;
+      let sum = 0;
+      for (let c = 0; c < width; c++) sum += own[q + c] * keys[from + c];
+      row[j] = sum * ownSize[head * this.rows + i] * sizes[k + j];
+    }
+    normalise(row.subarray(first, end));
+    return row;
+  }
+
+  /** @param {Head} head its small map: bytes of the weights' roots, and its sides */
+  smallMap({ n }) {
+    const [, rows, columns] = this.stored.small.shape;
+    return { rows, columns, bytes: this.small.subarray(n * rows * columns, (n + 1) * rows * columns) };
+  }
+
+  /**
+   * Where a word comes from: row l has its shares in the output of layer l − 1, row 0 those in the input.
+   * @type {(i: number) => Matrix | null}
+   */
+  way(i) {
+    if (!this.stored.means) return null;
+    const means = numbersOf(this.bytes, this.stored.means), [layers, rows, columns] = this.stored.means.shape;
+    const found = Matrix.of(layers + 1, columns, (layer, j) => Number(layer === layers && j === i));
+    for (let layer = layers - 1; layer >= 0; layer--) {
+      const after = found.row(layer + 1), before = found.row(layer);
+      for (let row = 0; row < rows; row++) {
+        if (after[row] === 0) continue;
+        const from = (layer * rows + row) * columns, share = (0.5 * after[row]) / 65535;
+        before[row] += 0.5 * after[row];
+        for (let column = 0; column < columns; column++) before[column] += share * means[from + column];
+      }
+    }
+    return found;
+  }
+
+  /** @type {(token: string, place: number) => number} the nearest place that has the token; if there is none, the place itself */
+  nearest(token, place) {
+    const distance = (/** @type {number} */ i) => Math.abs(i - place);
+    const found = range(this.rows).filter((i) => this.stored.queries[i] === token);
+    return found.length ? found.reduce((best, i) => (distance(i) < distance(best) ? i : best)) : Math.min(place, this.rows - 1);
+  }
+}
+
+/** All heads as small maps, a row for each layer: choosing one, dimming those of other habits. */
 class HeadGrid {
   /** @type {string | null} */ only = null;
 
@@ -13,24 +124,22 @@ class HeadGrid {
   constructor({ heads, habits, captions }, texts, choose) {
     this.texts = texts;
     this.captions = captions;
-    this.widest = Math.max(...heads);
+    const widest = Math.max(...heads);
     /** @type {Head[]} */
     this.all = heads.flatMap((count, layer) => range(count).map((head) => ({ layer, head, n: 0 })));
     this.all.forEach((head, n) => (head.n = n));
     this.habits = habits.flat();
     this.canvases = this.all.map(() => element("canvas", { ariaHidden: "true" }));
     this.buttons = this.all.map((head, n) => {
-      const name = filled(captions.head, { layer: head.layer + 1, head: head.head + 1 }), kind = this.kindOf(n);
-      return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: `${name}: ${kind}`, title: `${name}: ${kind}`,
+      const kind = this.kindOf(n), name = `${this.nameOf(head)}: ${kind}`;
+      return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: name, title: name,
         onclick: () => choose(head), onfocus: () => choose(head) }, this.canvases[n], element("span", {}, kind));
     });
     const axis = (/** @type {string} */ text) => element("span", { className: "sa-axis-name", ariaHidden: "true" }, text);
     this.node = element("div", { className: "sa-heads", role: "listbox", ariaLabel: captions["all heads"] },
-      ...heads.flatMap((count, layer) => {
-        const first = heads.slice(0, layer).reduce((a, b) => a + b, 0);
-        return [axis(filled(captions.layer, { layer: layer + 1 })), ...this.buttons.slice(first, first + count), ...range(this.widest - count).map(() => axis(""))];
-      }));
-    this.node.style.setProperty("--heads", String(this.widest));
+      ...heads.flatMap((count, layer) => [axis(filled(captions.layer, { layer: layer + 1 })),
+        ...this.buttons.filter((_, n) => this.all[n].layer === layer), ...range(widest - count).map(() => axis(""))]));
+    this.node.style.setProperty("--heads", String(widest));
     this.node.addEventListener("keydown", (event) => {
       const n = this.buttons.findIndex((button) => button === event.target);
       if (n < 0 || isForeign(event)) return;
@@ -43,47 +152,50 @@ class HeadGrid {
     });
   }
 
+  /** @param {Head} head */
+  nameOf({ layer, head }) {
+    return filled(this.captions.head, { layer: layer + 1, head: head + 1 });
+  }
+
   /** @param {number} n */
   kindOf(n) {
     const { kind, clear } = this.habits[n];
     return `${clear ? "" : "~"}${this.captions[`kind.${kind}`]}`;
   }
 
-  /**
-   * Buttons that dim all heads but those of a habit.
-   * @param {() => void} changed
-   */
+  /** @param {() => void} changed @returns buttons that dim all heads but those of a habit */
   filters(changed) {
-    const kinds = [...new Set(this.habits.map(({ kind }) => kind))];
+    const { captions } = this, kinds = [...new Set(this.habits.map(({ kind }) => kind))];
     const count = (/** @type {string} */ kind, /** @type {boolean} */ clear) => this.habits.filter((each) => each.kind === kind && each.clear === clear).length;
     kinds.sort((a, b) => count(b, true) + count(b, false) - count(a, true) - count(a, false));
     const buttons = kinds.map((kind) => {
       const partly = count(kind, false);
-      return button({ ariaPressed: "false", title: this.captions[`means.${kind}`], onclick: () => {
+      return button({ ariaPressed: "false", title: captions[`means.${kind}`], onclick: () => {
         this.only = this.only === kind ? null : kind;
         buttons.forEach((each, n) => (each.ariaPressed = String(kinds[n] === this.only)));
         changed();
-      } }, `${this.captions[`kind.${kind}`]} ${count(kind, true)}`, ...(partly ? [element("small", {}, ` ~${partly}`)] : []));
+      } }, `${captions[`kind.${kind}`]} ${count(kind, true)}`, ...(partly ? [element("small", {}, ` ~${partly}`)] : []));
     });
-    return element("div", { className: "sa-kinds", role: "group", ariaLabel: this.captions["show only"] }, element("span", {}, this.captions["show only"]), ...buttons);
+    return element("div", { className: "sa-kinds", role: "group", ariaLabel: captions["show only"] }, element("span", {}, captions["show only"]), ...buttons);
   }
 
   /**
-   * Show which head is chosen, and draw all, unless they are drawn and as they were.
-   * @type {(state: { chosen: Head, mode: Mode, words: number[], colours: PixelColours, drawn: boolean }) => void}
+   * Mark the chosen head, and paint all maps if `repaint`.
+   * @type {(state: { chosen: Head, mode: Mode, words: number[], colours: PixelColours, repaint: boolean }) => void}
    */
-  update({ chosen, mode, words, colours, drawn }) {
+  update({ chosen, mode, words, colours, repaint }) {
     this.all.forEach((head, n) => {
       const on = head === chosen;
       this.buttons[n].ariaSelected = String(on);
       this.buttons[n].tabIndex = on ? 0 : -1;
       this.buttons[n].classList.toggle("sa-dim", this.only !== null && this.habits[n].kind !== this.only);
-      if (!drawn) this.draw(head, this.canvases[n], mode, words, colours);
+      if (repaint) this.paint(head, mode, words, colours);
     });
   }
 
-  /** @type {(head: Head, canvas: HTMLCanvasElement, mode: Mode, words: number[], colours: PixelColours) => void} */
-  draw(head, canvas, mode, words, colours) {
+  /** @type {(head: Head, mode: Mode, words: number[], colours: PixelColours) => void} */
+  paint(head, mode, words, colours) {
+    const canvas = this.canvases[head.n];
     if (mode === "word") {
       const rows = this.texts.map((text, side) => text.row(head, words[side]));
       const columns = Math.min(Math.max(...rows.map((row) => row.length)), 48), thick = Math.max(1, Math.round(columns / (3 * rows.length)));
@@ -92,11 +204,11 @@ class HeadGrid {
         const side = i < thick ? 0 : i < thick + gap ? -1 : 1;
         if (side < 0) return colours.paper;
         const row = rows[side], from = Math.floor((j * row.length) / columns), to = Math.max(from + 1, Math.floor(((j + 1) * row.length) / columns));
-        return colours.weight(side, Math.round(255 * Math.sqrt(Math.max(...row.subarray(from, to)))));
+        return colours.weight(side, Math.max(...row.subarray(from, to)));
       });
     }
     const side = mode === "1" ? 1 : 0, { rows, columns, bytes } = this.texts[side].smallMap(head);
-    if (mode !== "difference") return paint(canvas, rows, columns, (i, j) => colours.weight(side, bytes[i * columns + j]));
+    if (mode !== "difference") return paint(canvas, rows, columns, (i, j) => colours.root(side, bytes[i * columns + j]));
     const other = this.texts[1].smallMap(head).bytes;
     const square = (/** @type {number} */ root) => (root / 255) ** 2;
     paint(canvas, rows, columns, (i, j) => colours.difference(square(other[i * columns + j]) - square(bytes[i * columns + j])));
@@ -105,11 +217,7 @@ class HeadGrid {
 
 /** A word's way through all layers: a row for each layer, a column for each token. */
 class WayMap {
-  /**
-   * @param {TextData[]} texts
-   * @param {Record<string, string>} captions
-   * @param {(side: number, j: number, layer: number) => Child[]} say
-   */
+  /** @param {TextData[]} texts @param {Record<string, string>} captions @param {(side: number, j: number, layer: number) => Child[]} say */
   constructor(texts, captions, say) {
     this.texts = texts;
     this.captions = captions;
@@ -134,30 +242,35 @@ class WayMap {
   /** @type {(words: number[], colours: PixelColours) => void} */
   update(words, colours) {
     if (!this.there) return;
-    const word = wordOf(this.texts[0].stored.queries[words[0]]);
-    this.heading.replaceChildren(...phrase(this.captions.way, { word: word.cloneNode(true) }));
-    this.means.replaceChildren(...phrase(this.captions["way means"], { word }));
+    const word = this.texts[0].stored.queries[words[0]];
+    this.heading.replaceChildren(...phrase(this.captions.way, { word: wordOf(word) }));
+    this.means.replaceChildren(...phrase(this.captions["way means"], { word: wordOf(word) }));
     this.texts.forEach((text, side) => {
       const way = text.way(words[side]);
       if (!way) return;
       this.canvases[side].ariaLabel = filled(this.captions["way map"], { word: text.stored.queries[words[side]] });
-      paint(this.canvases[side], way.rows, way.columns, (i, j) => colours.weight(side, Math.round(255 * Math.sqrt(Math.min(1, way.at(i, j))))));
+      paint(this.canvases[side], way.rows, way.columns, (i, j) => colours.weight(side, way.at(i, j)));
     });
     this.line.replaceChildren();
   }
 }
 
-const BARS = 12;
-const TOP_K = [0, 50, 20, 10, 5, 2];
+/**
+ * @typedef {object} StoredNext
+ * @property {string[]} names of tokens
+ * @property {number[][]} tokens the likeliest of each place, by name
+ * @property {Stored} logits theirs
+ * @property {number[]} temperatures
+ * @property {Stored} sums the logarithm of what all tokens add up to, of each place at each temperature
+ * @property {number} vocabulary
+ */
 
-/** What a language model expects after a place: bars of the likeliest tokens, at a temperature and with top-k; and its answer, step by step. */
+const BARS = 12;
+const TOP_K = [0, 50, 20, 10, 5, 2]; // 0: all
+
+/** What a language model expects after a place: bars of the likeliest tokens; and its answer, step by step. */
 class NextTokens {
-  /**
-   * @param {TextData} text
-   * @param {Record<string, string>} captions
-   * @param {number} side
-   * @param {(place: number) => void} choose
-   */
+  /** @param {TextData} text @param {Record<string, string>} captions @param {number} side @param {(place: number) => void} choose */
   constructor(text, captions, side, choose) {
     this.text = text;
     this.captions = captions;
@@ -190,17 +303,28 @@ class NextTokens {
     this.draw();
   }
 
+  /** The likeliest tokens of the place, the first ones of top-k alone. */
+  likely() {
+    const { place, topK, temperature, next, text: { bytes } } = this;
+    const [, count] = next.logits.shape, t = next.temperatures[temperature], kept = topK ? Math.min(topK, count) : count;
+    const logits = numbersOf(bytes, next.logits).subarray(place * count, (place + 1) * count);
+    const sum = topK
+      ? Math.log(dot(kept, (n) => Math.exp((logits[n] - logits[0]) / t))) + logits[0] / t
+      : numbersOf(bytes, next.sums)[place * next.temperatures.length + temperature];
+    const came = this.text.stored.queries[place + 1];
+    return range(kept).map((n) => {
+      const token = next.names[next.tokens[place][n]];
+      return { token, probability: Math.exp(logits[n] / t - sum), came: token === came };
+    });
+  }
+
   draw() {
-    const { queries, prompt } = this.text.stored, { place, next, captions } = this;
-    const came = queries[place + 1], found = likely(next, this.text.bytes, place, this.temperature, this.topK);
+    const { queries, prompt } = this.text.stored, { place, captions } = this, found = this.likely(), shown = found.slice(0, BARS);
     this.back.disabled = place <= 0;
     this.forth.disabled = place >= queries.length - 1;
     this.count.textContent = queries.length > prompt ? filled(captions.added, { n: Math.max(0, place + 1 - prompt), all: queries.length - prompt }) : "";
     this.said.replaceChildren(...phrase(captions["next means"], { word: wordOf(queries[place]) }));
-    const shown = found.slice(0, BARS);
     const rest = Math.max(0, 1 - dot(shown.length, (n) => shown[n].probability));
-    const others = this.topK ? found.length - shown.length : next.vocabulary - shown.length;
-    drawBars(this.bars, shown.map(({ token, probability }) => ({ token: next.names[token], probability, came: next.names[token] === came })),
-      { n: others, probability: rest }, captions);
+    drawBars(this.bars, shown, { n: (this.topK ? found.length : this.next.vocabulary) - shown.length, probability: rest }, captions);
   }
 }

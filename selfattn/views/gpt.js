@@ -36,6 +36,7 @@ class GPTView {
     this.field = element("input", { value: data.prompt, ariaLabel: captions.prompt, spellcheck: false, maxLength: 4 * data.context, oninput: () => this.begin() });
     this.note = element("small", { className: "sa-soft", role: "status" });
     this.text = element("div", { className: "sa-written", role: "group", ariaLabel: captions.text });
+    moveAlong(this.text, () => /** @type {HTMLElement[]} */ ([...this.text.children]), (n) => this.goTo(n));
     const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ onclick: act }, captions[name]);
     this.stepButton = named("step", () => this.step());
     this.backButton = named("back", () => this.undo());
@@ -130,7 +131,7 @@ class GPTView {
   step() {
     if (this.ids.length >= this.data.context) return false;
     const last = this.pass.traces[this.ids.length - 1].logits;
-    this.ids.push(drawn(choices(last, this.temperature, this.topK), this.temperature ? this.random() : 0));
+    this.ids.push(sample(choices(last, this.temperature, this.topK), this.temperature ? this.random() : 0));
     this.pass.push(this.ids[this.ids.length - 1]);
     this.place = this.ids.length - 1;
     this.draw();
@@ -181,12 +182,7 @@ class GPTView {
 
   draw() {
     this.text.replaceChildren(...this.ids.map((id, n) => button({ className: n >= this.given ? "sa-added" : "", ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
-      onclick: () => this.goTo(n), onkeydown: (/** @type {KeyboardEvent} */ event) => {
-        const to = destination(event.key, 0, n, 1, this.ids.length);
-        if (!to || isForeign(event)) return;
-        event.preventDefault();
-        this.goTo(to[1]);
-      } }, this.letter(id))));
+      onclick: () => this.goTo(n) }, this.letter(id))));
     this.stepButton.disabled = this.ids.length >= this.data.context;
     this.backButton.disabled = this.ids.length <= this.given;
     this.counted.textContent = filled(this.captions.changed, { weights: this.edits.size, heads: this.model.off.size });
@@ -230,7 +226,7 @@ class GPTView {
     this.hidden.forEach((canvas, layer) => strip(canvas, trace.hidden[layer], filled(captions.hidden, { letter: shown, place: filled(captions.layer, { layer: layer + 1 }) })));
     for (const { layer, head, canvas, look, power } of this.heads) {
       const on = !this.model.off.has(`${layer}.${head}`);
-      paint(canvas, this.ids.length, this.ids.length, (i, j) => (j > i ? colours.weight(0, 0) : colours.weight(0, Math.round(255 * Math.sqrt(pass.traces[i].weights[layer][head][j])))));
+      paint(canvas, this.ids.length, this.ids.length, (i, j) => colours.weight(0, pass.traces[i].weights[layer][head][j] ?? 0));
       look.ariaPressed = String(layer === chosen.layer && head === chosen.head);
       look.classList.toggle("sa-dim", !on);
       power.ariaPressed = String(on);
@@ -240,7 +236,7 @@ class GPTView {
     if (!row) return;
     const most = range(row.length).sort((a, b) => row[b] - row[a]).slice(0, 4);
     const around = (/** @type {number} */ j) => this.ids.slice(Math.max(0, j - 3), j).map((id) => this.letter(id)).join("");
-    const list = most.flatMap((j, n) => [n ? ", " : "", `${fixed(row[j], 2)} …${around(j)}`, wordOf(data.shown[this.ids[j]])]);
+    const list = most.flatMap((j, n) => [n ? ", " : "", ...phrase(captions.part, { weight: fixed(row[j], 2), before: around(j), letter: wordOf(data.shown[this.ids[j]]) })]);
     this.headSays.replaceChildren(`${filled(captions.head, { layer: chosen.layer + 1, head: chosen.head + 1 })}: `, ...phrase(captions.takes, { letter: this.here(), list }));
   }
 
@@ -252,7 +248,7 @@ class GPTView {
       { n: rest.length, probability: rest.reduce((sum, { probability }) => sum + probability, 0) }, captions);
   }
 
-  /** What the model as it was trained writes behind the prompt, and what it writes now; the likeliest letter each time. */
+  /** What the model as trained and the model as it is now write after the prompt; the likeliest letter each time. */
   compare() {
     const prompt = this.ids.slice(0, this.given);
     const written = (/** @type {GPTModel} */ model) => {

@@ -19,7 +19,7 @@
  * @typedef {object} Trace what one letter went through
  * @property {Float64Array} embedding
  * @property {Float64Array[][]} weights by layer and head, over the letters so far
- * @property {Float64Array[]} hidden behind each layer
+ * @property {Float64Array[]} hidden after each layer
  * @property {Float64Array} logits
  */
 
@@ -94,7 +94,7 @@ class GPTModel {
   }
 }
 
-/** Letters that went through a model, one after the other. */
+/** Letters that have gone through a model, with the keys and values that are kept. */
 class Pass {
   /** @type {Trace[]} */ traces = [];
 
@@ -140,10 +140,7 @@ class Pass {
     for (let head = 0; head < heads; head++) {
       const from = head * each, row = weights[head], query = joined[place];
       for (let j = 0; j <= place; j++) row[j] = dot(each, (c) => query[from + c] * joined[j][width + from + c]) / Math.sqrt(each);
-      const top = Math.max(...row);
-      let total = 0;
-      for (let j = 0; j <= place; j++) total += row[j] = Math.exp(row[j] - top);
-      for (let j = 0; j <= place; j++) row[j] /= total;
+      normalise(row);
       if (this.model.off.has(`${layer}.${head}`)) continue;
       for (let c = 0; c < each; c++) found[from + c] = dot(place + 1, (j) => row[j] * joined[j][2 * width + from + c]);
     }
@@ -184,7 +181,7 @@ function randomNumbers(seed) {
  * @param {{ id: number, probability: number }[]} from
  * @param {number} u from 0 to 1
  */
-function drawn(from, u) {
+function sample(from, u) {
   let sum = 0;
   for (const { id, probability } of from) if ((sum += probability) > u) return id;
   return from[from.length - 1].id;

@@ -34,6 +34,11 @@ class Lesson {
     this.tour = stops.length ? new Tour({ stops, texts: this.texts, show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open) }) : null;
     this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) => this.tab(view, n)));
     this.tabs.hidden = this.views.length < 2;
+    const tabs = /** @type {HTMLElement[]} */ ([...this.tabs.children]);
+    moveAlong(this.tabs, () => tabs, (n) => {
+      this.show(this.views[n]);
+      tabs[n].focus();
+    });
     this.look.after(...(this.tour ? [this.tour.node] : []), this.tabs);
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
     root.addEventListener("keydown", (event) => this.key(event));
@@ -54,16 +59,7 @@ class Lesson {
   /** @type {(view: View, n: number) => HTMLButtonElement} */
   tab(view, n) {
     const name = view.texts.tab || view.texts.title;
-    const made = button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) },
-      this.views.length > 1 ? `${n + 1} ` : "", name);
-    made.addEventListener("keydown", (event) => {
-      const to = isForeign(event) ? null : destination(event.key, 0, n, 1, this.views.length);
-      if (!to || event.key === "ArrowUp" || event.key === "ArrowDown") return;
-      event.preventDefault();
-      this.show(this.views[to[1]]);
-      /** @type {HTMLElement} */ (this.tabs.children[to[1]]).focus();
-    });
-    return made;
+    return button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) }, this.views.length > 1 ? `${n + 1} ` : "", name);
   }
 
   /** @param {View} view */

@@ -1,4 +1,4 @@
-"""Stops of guided tours, and those of the five tutorials: what each asks and tells. Every number is computed from the steps."""
+"""Stops of guided tours, and those of the five tutorials: questions and answers. Every number is computed from the steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Change: TypeAlias = tuple[str, int, int, float]  # node, row, column, value
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop; in its sentences a ``*word*`` stands out."""
+    """One stop; in its sentences a ``*word*`` is bold."""
 
     name: str
     ask: str
@@ -23,7 +23,7 @@ class Stop:
     right: int  # which of them is right
     reveal: str
     view: int = 0  # which view of the page shows it
-    word: int = 0  # whose ribbons stand out
+    word: int = 0  # whose ribbons are marked
     block: str = ""  # which of them, if there are several
     head: str = ""
     before: tuple[Change, ...] = ()  # numbers that are changed while it is asked
@@ -37,7 +37,7 @@ def tour_data(stops: Sequence[Stop]) -> str:
     return script_data([asdict(stop) for stop in stops], "sa-tour-data")
 
 
-STEEP = 8.0  # a scale that turns shares into a pick
+STEEP = 8.0  # a scale that makes one weight nearly 1
 
 
 def most(row: Array) -> int:
@@ -70,11 +70,11 @@ def first_principles(
     return [
         Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will it come out different?",
              ("different", "the same"), 1,
-             f"The same, {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, nothing arrives from a neighbour.",
+             f"The same, {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, no word takes from a neighbour.",
              view=0, word=bank, hide="output"),
-        Stop("Let words look", "Now every word takes shares of all the words; the shares add up to 1. By the river, from whom does *bank* take most?",
+        Stop("Let words look", "Now every word takes from all words, by weights that add up to 1. By the river, which word does *bank* take most from?",
              tuple("bank itself" if word == "bank" else word for word in river), order,
-             f"From itself, {said(kept)}. But {taken['stream']} of what comes out is *stream* and {taken['mud']} is *mud*.",
+             f"From itself, {said(kept)}. But {taken['stream']} of its output is *stream* and {taken['mud']} is *mud*.",
              view=1, word=bank, hide="weights"),
         Stop("Two banks", "In finance the neighbours are *money* and *loan*, which are large in number 1. Which number of *bank* grows from river to finance?",
              ("number 0", "number 1", "number 2"), largest,
@@ -82,15 +82,15 @@ def first_principles(
              view=1, word=bank, hide="output"),
         Stop("Ask, offer, hand over", "Three matrices give every word a query (Q: what it asks for), a key (K: what it offers) and a value (V: what it hands over). Which of them decide how thick the ribbons are?",
              ("Q and K", "K and V", "all three"), 0,
-             "Q and K. V is only what flows through the ribbons. Try it: open V below, change a number of W_value, and no ribbon moves.",
+             "Q and K. V is only what flows through the ribbons. Try it: open V below, change a number of W_value, and no ribbon changes.",
              view=2, word=bank),
         Stop("Take the scale away", "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
              ("more", "less"), 0 if bare[bank] > projected.weights[bank][bank] else 1,
-             f"More: {said(projected.weights[bank][bank])} became {said(bare[bank])} by the river. Larger scores favour the largest. Move the scale to 0 (all alike), then to 8 (one takes nearly all).",
+             f"More: {said(projected.weights[bank][bank])} became {said(bare[bank])} by the river. Larger scores favour the largest. Move the scale to 0 (all weights are equal), then to 8 (one is nearly 1).",
              view=2, word=bank, after=(("scale", 0, 0, 1.0),)),
         Stop("Nobody taught it", "The same layer with random matrices. Will *stream*, *bank* and *mud* come out clearly different from each other?",
              ("clearly", "hardly"), 1,
-             f"Hardly: their first numbers are {said(random[0], 3)}, {said(random[1], 3)} and {said(random[2], 3)}. All ribbons are alike. That *bank* looks at *stream* is what training is for.",
+             f"Hardly: their first numbers are {said(random[0], 3)}, {said(random[1], 3)} and {said(random[2], 3)}. All ribbons are alike. Only training makes *bank* take from *stream*.",
              view=3, word=bank, hide="output"),
     ]  # fmt: skip
 
@@ -116,31 +116,31 @@ def sentence_embeddings(
     return [
         Stop("Before training", f"All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
              ("yes", "no"), 1,
-             f"No: it takes {said(before[0])} from *{water}* and {said(before[1])} from *{money}*, not much more than from anybody else.",
+             f"No: it takes {said(before[0])} from *{water}* and {said(before[1])} from *{money}*, not much more than from other words.",
              view=0, word=bank, hide="weights"),
-        Stop("After training", f"Now 600 steps of training have passed. From whom does *bank* take most in “{' '.join(texts[0])}”?",
+        Stop("After training", f"Now 600 steps of training have passed. Which word does *bank* take most from in “{' '.join(texts[0])}”?",
              ("bank itself", "the", water), 2 if most(trained[0].weights[bank]) == tell else 0,
              f"From *{water}*: {said(after[0])}, and in the other sentence {said(after[1])} from *{money}*.",
              view=1, word=bank, hide="weights"),
-        Stop("Who told it?", f"How does the model know that *{water}* and *{money}* are the words that matter?",
+        Stop("How does it know?", f"How does the model know that *{water}* and *{money}* are the words that matter?",
              ("a dictionary says so", "someone marked them", "from which sentences are alike"), 2,
-             "Training only showed it triplets: two sentences that belong together and one that does not. To tell them apart it had to fetch the topic from somewhere.",
+             "Training only showed it triplets: two sentences that belong together and one that does not. To separate them, it had to find the topic somewhere.",
              view=1, word=bank),
-        Stop("Two banks", "*bank* goes in with the same numbers twice. How alike do the two come out of the block?",
+        Stop("Two banks", "*bank* goes in with the same numbers twice. How similar are the two outputs of the block?",
              ("the same", "a little different", "in opposite ways"), 2 if apart < -0.3 else 1,
-             f"The cosine of the two was {said(same)} going in; it is {said(apart)} coming out: as different as two words can be. See the last matrix of the strip.",
+             f"Their cosine similarity was {said(same)} at the input; it is {said(apart)} at the output: roughly opposite. See the last matrix of the strip.",
              view=1, word=bank, hide="output"),
         Stop("Pick the best", f"The tutorial's designer picks the best; attention mixes. A scale of 8 turns the mix into a pick. What will *bank* take from *{water}* then?",
              (f"{said(after[0])} as before", "nearly all", "nothing"), 1 if steep[tell] > 0.9 else 0,
-             f"Nearly all: {said(steep[tell])}. But a pick does not slide when a number is nudged, so it has nothing to learn from. That is why attention mixes.",
+             f"Nearly all: {said(steep[tell])}. But a pick hardly changes when a number changes a little, so it has no gradient to learn from. That is why attention mixes.",
              view=1, word=bank, after=(("scale", 0, 0, STEEP),)),
-        Stop("Two heads", f"Head 0 takes {said(heads[1][0][tell])} from *{money}* when there is money. What does it do in the sentence with *{water}*?",
-             (f"takes from {water}", f"waits at “{texts[0][parked]}”", "takes from all alike"), 1 if parked not in (tell, bank) else 0,
-             f"It takes {said(heads[0][0][parked])} from “{texts[0][parked]}”, where nothing is told, and {said(heads[0][0][tell])} from *{water}*: a head needs a place to wait.",
+        Stop("Two heads", f"Head 0 takes {said(heads[1][0][tell])} from *{money}* in one sentence. What does it do in the sentence with *{water}*?",
+             (f"takes from {water}", f"takes from “{texts[0][parked]}”", "takes equally from all"), 1 if parked not in (tell, bank) else 0,
+             f"It takes {said(heads[0][0][parked])} from “{texts[0][parked]}”, and only {said(heads[0][0][tell])} from *{water}*: a head that finds nothing has to put its weights somewhere.",
              view=2, word=bank, head="0", hide="weights"),
         Stop("The other head", "And head 1: which word does it find?",
              (water, money), most(np.array([heads[0][1][tell], heads[1][1][tell]])),
-             f"*{water}*: it takes {said(heads[0][1][tell])} from there, and {said(heads[1][1][tell])} from *{money}*. Together the heads know both banks.",
+             f"*{water}*: it takes {said(heads[0][1][tell])} from it, and {said(heads[1][1][tell])} from *{money}*. Together the heads know both banks.",
              view=2, word=bank, head="1", hide="weights"),
     ]  # fmt: skip
 
@@ -159,29 +159,29 @@ def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
     )
     kept = [two.weights[h][sky][sky] for h in range(2)]
     return [
-        Stop("Twins", "*is* and *blue* go in with the same numbers. From where on do their rows differ?",
+        Stop("Twins", "*is* and *blue* go in with the same numbers. From which step on do their rows differ?",
              ("from Q and K on", "from the weights on", "nowhere"), 2,
-             "Nowhere. Attention knows a word by its numbers alone: equal rows ask the same and get the same.",
+             "Nowhere. Attention knows a word by its numbers alone: equal rows have equal outputs.",
              word=blue),
-        Stop("Below zero", f"*sky*'s score with itself is {said(score)}: below zero. Is its share of itself 0?",
+        Stop("Below zero", f"*sky*'s score with itself is {said(score)}: below zero. Is its weight for itself 0?",
              ("yes", "no"), 1,
-             f"No: {said(row[sky])}. The softmax takes exp of every score, which is never 0, so only the differences between scores matter.",
+             f"No: {said(row[sky])}. The softmax takes exp of every score, which is never 0; only the differences between scores matter.",
              word=sky, hide="weights"),
-        Stop("Add to one", "Now *sky* may not look at *blue* any more. Who gets the share that becomes free?",
+        Stop("Add to one", "Now *sky* may not take from *blue* any more. Which words get that weight?",
              ("sky alone", "is alone", "both, in proportion"), 2,
              f"Both, in proportion: {said(row[0])} became {said(closed[0])}, and {said(row[1])} became {said(closed[1])}. A row adds up to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
              word=sky, after=(("mask", sky, blue, 0.0),)),
-        Stop("Nearly alike", f"The shares of *sky* are {', '.join(map(said, row))}: nearly alike. Can a larger scale make one of them win?",
+        Stop("Nearly alike", f"The weights of *sky* are {', '.join(map(said, row))}: nearly equal. Can a larger scale make one of them win?",
              ("yes, one wins", "the twins win together", "no, nothing changes"), 1,
-             f"At a scale of {STEEP:.0f} they are {', '.join(map(said, sharp))}: *sky* itself loses, but *is* and *blue* stay equal. No scale parts twins.",
+             f"At a scale of {STEEP:.0f} they are {', '.join(map(said, sharp))}: *sky* itself loses, but *is* and *blue* stay equal. No scale separates equal words.",
              word=sky, after=(("scale", 0, 0, STEEP),)),
-        Stop("Swap the words", "Let *sky* and *blue* change places: their numbers are swapped. What happens to what comes out?",
-             ("it only moves along", "every number changes"), 0,
-             f"It moves along: {', '.join(said(v, 4) for v in one.output[sky])} now comes out at the third place. Attention alone does not know the order of words.",
+        Stop("Swap the words", "Let *sky* and *blue* change places: their numbers are swapped. What happens to the output?",
+             ("its rows are swapped too", "every number changes"), 0,
+             f"Its rows are swapped too: {', '.join(said(v, 4) for v in one.output[sky])} is now the third row. Attention alone does not know the order of words.",
              word=blue, after=turned),
-        Stop("Two heads", "Split the two columns between two heads. Will both take the same share of *sky* for *sky*?",
+        Stop("Two heads", "Split the two columns between two heads. Will *sky* keep as much of itself in both?",
              ("yes", "no"), 1,
-             f"No: by head 0 *sky* keeps {said(kept[0])} of itself, by head 1 only {said(kept[1])}. In one head both columns were added up before the softmax, and the stronger one had its way.",
+             f"No: in head 0 *sky* keeps {said(kept[0])} of itself, in head 1 only {said(kept[1])}. In one head both columns were added up before the softmax, and the larger one decided.",
              view=1, word=sky, head="0", hide="weights"),
     ]  # fmt: skip
 
@@ -202,59 +202,59 @@ def illustrated(steps: Callable[..., Any], rounded: Any) -> list[Stop]:
              tuple(written), 0,
              f"{written[0]}: for the first key {' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}. Whole numbers stay whole up to here.",
              word=0, before=softmax, hide="scores"),
-        Stop("Four more", f"*input 2* has the scores {s[1, 1]} with itself and {s[1, 2]} with *input 3*. How many times as large is its own share?",
+        Stop("Four more", f"*input 2* has the scores {s[1, 1]} with itself and {s[1, 2]} with *input 3*. How many times as large is its weight for itself?",
              (said(s[1, 1] / s[1, 2], 1), str(s[1, 1] - s[1, 2]), str(factor)), 2,
-             f"About {factor} times: exp of the difference, {s[1, 1] - s[1, 2]}. The shares are {said(real.weights[1, 1], 3)} and {said(real.weights[1, 2], 3)}. The softmax turns differences into factors.",
+             f"About {factor} times: exp of the difference, {s[1, 1] - s[1, 2]}. The weights are {said(real.weights[1, 1], 3)} and {said(real.weights[1, 2], 3)}. The softmax turns differences into factors.",
              word=1, before=softmax, hide="weights"),
-        Stop("Long keys shout", "Everybody takes most from *input 2*. Why?",
-             ("its value is large", "its key is long", "it stands in the middle"), 1,
-             f"Its key is ({', '.join(map(str, k[1]))}), the longest: every query that points roughly its way gets a large product. Its value has no say in who looks.",
+        Stop("Long keys", "All inputs take most from *input 2*. Why?",
+             ("its value is large", "its key is long", "it is in the middle"), 1,
+             f"Its key is ({', '.join(map(str, k[1]))}), the longest: every query in roughly its direction has a large product with it. Its value does not change the weights.",
              word=0, before=softmax),
-        Stop("Scale it", f"The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s own share of {said(real.weights[1, 1])}?",
+        Stop("Scale it", f"The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s weight for itself, {said(real.weights[1, 1])}?",
              (said(real.weights[1, 1]), said(scaled.weights[1, 1]), "0.50"), 1,
-             f"{said(scaled.weights[1, 1])}: smaller scores, softer shares.",
+             f"{said(scaled.weights[1, 1])}: smaller scores, softer weights.",
              word=1, before=softmax, after=(("scale", 0, 0, float(1 / np.sqrt(3))),)),
-        Stop("Rounded by hand", "To keep the sums short the author rounds the shares by hand. Whose output pays most for that?",
+        Stop("Rounded by hand", "To keep the sums short the author rounds the weights by hand. Which output changes most?",
              ("input 1", "input 2", "input 3"), worst,
-             f"*input {worst + 1}*'s: {said(real.output[worst, column])} became {said(rounded.output[worst, column], 1)}. Its small share of {said(real.weights[worst, 0])} was set to 0.",
+             f"*input {worst + 1}*'s: {said(real.output[worst, column])} became {said(rounded.output[worst, column], 1)}. Its small weight of {said(real.weights[worst, 0])} was set to 0.",
              word=worst, before=softmax, after=(("use_given", 0, 0, 1.0),)),
-        Stop("The switch", "With the shares rounded as printed, change a number of x. Will the ribbons follow?",
+        Stop("The switch", "With the weights rounded as printed, change a number of x. Will the ribbons follow?",
              ("yes", "no"), 1,
-             "No: rounded shares are given, so only V changes. Now the switch stands at *real softmax*, and every edit reaches the end.",
+             "No: the rounded weights are given, so only V changes. Now the switch is at *real softmax*, and every edit changes the output.",
              word=0, after=softmax),
     ]  # fmt: skip
 
 
 def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]:
-    """*Hello I love you*: whom *love* looks for, masks, and rows with nothing to look at."""
+    """*Hello I love you*: what *love* looks for, masks, and rows without keys."""
     plain, masked = steps(tokens), steps(tokens, True)
     love = tokens.index("love")
     first, second = plain.weights[:, love]
     after = masked.weights[0, love]
     query = ", ".join(f"{x:g}" for x in plain.query[0, love])
     return [
-        Stop("Whom does love look for?", "From whom will *love* take most?",
+        Stop("What does love look for?", "Which words will *love* take most from?",
              ("Hello", "I and you", "love itself"), 1,
              f"{said(first[1])} from *I* and {said(first[3])} from *you*, {said(first[0])} from *Hello*: as the tutorial says.",
              word=love, head="0", hide="weights"),
-        Stop("Why", f"The query of *love* is ({query}): a large number for *person*. What decides whom it finds?",
+        Stop("Why", f"The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
              ("its query and their keys", "its own key", "the values"), 0,
-             "Its query and their keys: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values are just what is handed over; here each word hands over its own number 1.",
+             "Its query and their keys: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values are only what is handed over: here a 1 in a column of its own for each word.",
              word=love, head="0"),
-        Stop("Another head", "The second head has the same keys, but its queries ask for other things. From whom will *love* take most there?",
+        Stop("Another head", "The second head has the same keys, but its queries ask for other things. Which word will *love* take most from there?",
              tuple(tokens), most(second),
              f"From *{tokens[most(second)]}*: {said(second[most(second)])}. Each head has a softmax of its own, so one word can look for several things at once.",
              word=love, head="1", hide="weights"),
-        Stop("A mask", "Shorter sentences of a batch are filled up. Say the last word is padding: its column of the mask is 0. Who still takes from it?",
-             ("nobody", "only itself", "those that took much"), 0,
-             "Nobody: its scores become −∞ before the softmax, and exp(−∞) is 0. Even its own row takes from the others only.",
+        Stop("A mask", "Shorter sentences of a batch are padded. Say the last word is padding: its column of the mask is 0. Which words still take from it?",
+             ("none", "only itself", "those that took much"), 0,
+             "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even its own row takes from the others only.",
              view=1, word=love, head="0", hide="weights"),
-        Stop("Still one", f"*love* took {said(first[3])} from the last word. Where does that share go?",
+        Stop("Still one", f"*love* took {said(first[3])} from the last word. Where does that weight go?",
              ("it is lost", "to Hello", "to the others, in proportion"), 2,
              f"To the others, in proportion: {said(first[1])} from *I* became {said(after[1])}. The mask acts before the softmax, so the row adds up to 1.",
              view=1, word=love, head="0"),
-        Stop("Nothing left", "Now close the whole row of *love*: it may look at nobody. What comes out?",
+        Stop("Nothing left", "Now mask the whole row of *love*: it may take from no word. What comes out?",
              ("NaN", "the mean of all", "zeros"), 2,
-             "Zeros: nothing to look at, nothing comes back. (The tutorial fills in −1e9 instead of −∞, and such a row takes from all alike: a leak that gives no error.)",
+             "Zeros: there is no key to take from. (The tutorial fills in −1e9 instead of −∞, and such a row takes from all words alike: a leak without an error.)",
              view=1, word=love, head="0", after=tuple(("mask.0", love, j, 0.0) for j in range(len(tokens)))),
     ]  # fmt: skip

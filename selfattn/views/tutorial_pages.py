@@ -27,7 +27,7 @@ Texts: TypeAlias = list[list[str]]  # the words of one sentence, or of two
 def _page(
     steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, precision: int = 4, **captions: Any
 ) -> Page:
-    """Show one sentence, or two beside each other."""
+    """Show one sentence, or two with their differences."""
     compare = (steps(texts[1]), texts[1]) if len(texts) > 1 else None
     named = {
         name if name in CAPTIONS else name.replace("_", " "): sentence for name, sentence in captions.items()
@@ -43,8 +43,8 @@ def _finish(
 ) -> Page:  # fmt: skip
     """Join pages under a title, with a tour.
 
-    The second half are the gradients if the first number of a word's output were to grow; an exercise has none, as it
-    would show the answers.
+    The second half shows the gradients of the first number of a word's output; an exercise has none, since it would
+    show the answers.
     """
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
     stops = () if tour is None or exercise else tuple(tour())
@@ -57,7 +57,7 @@ def _finish(
 
 
 def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
-    """Look words up; say which there are if there is one that is not."""
+    """Look words up; an unknown one is an error that lists the known ones."""
     unknown = [word for word in words if word not in table]
     if unknown:
         raise ValueError(f"this tutorial has no word {unknown[0]!r}; it has {', '.join(table)}")
@@ -87,14 +87,14 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
         {"title": "A linear layer: no word sees another", "tab": "Linear",
          "look": "*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word comes out the same in any sentence.", **names}
     )  # fmt: skip
-    both = "*Look for this:* the same *bank* goes in twice and comes out different: it takes from its neighbours. Thickness = how much."
+    both = "*Look for this:* the same *bank* goes in twice and comes out different: it takes from its neighbours. Thickness = weight."
     look: dict[str, Any] = {} if texts is not None else {"look": both}
     pages = [
         render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
         _page(raw, shown, exercise, 3, title="Attention on the embeddings themselves", tab="Words as they are", **names, **look),
         _page(layer(projections), shown, exercise, 3, title="Attention with projections", tab="Ask, offer, hand over", **names, **look),
         _page(layer(drawn), shown, exercise, 3, title="The class SelfAttention", tab="Random", **names,
-              look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: nobody has taught them where to look."),
+              look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: they are not trained."),
     ]  # fmt: skip
 
     def tour() -> Sequence[Stop]:
@@ -117,10 +117,10 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
     made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; chosen among forty such models."
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
-        _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers, as training finds them.",
-              look="*Look for this:* before training every word takes a bit from everybody, in both sentences.", **names),
+        _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers, before any training.",
+              look="*Look for this:* before training every word takes a little from all words, in both sentences.", **names),
         _page(steps["trained"], shown, exercise, title="A trained block", tab="Trained", made_up=made,
-              look="*Look for this:* after training *bank* takes most from the word that tells which bank is meant. Nobody named that word.", **names),
+              look="*Look for this:* after training *bank* takes most from the word that shows which bank is meant. No label named that word.", **names),
         _page(steps["two_heads"], shown, exercise, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
               look="*Look for this:* two heads share the work. Head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
@@ -140,7 +140,7 @@ def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
 
     pages = [
         _page(steps, shown, exercise, title=data["tutorial"], word="sky", tab="One head",
-              look="*Look for this:* *is* and *blue* have the same numbers, so they take the same shares. Thickness = how much."),
+              look="*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. Thickness = weight."),
         _page(lambda words: steps(words, 2), shown, exercise, title="The same, with two heads", word="sky", tab="Two heads",
               look="*Look for this:* each head sees one column, and they disagree about *sky*: switch between head 0 and head 1."),
     ]  # fmt: skip
@@ -164,8 +164,8 @@ def _illustrated(texts: Texts | None, exercise: bool) -> Page:
     rounded = steps().with_weights(data["printed"]["attn_scores_softmax_rounded"])
     page = _page(
         lambda _: rounded, shown, exercise, 6, title=data["tutorial"], tab="Whole numbers",
-        look="*Look for this:* everybody takes most from *input 2*, whose key is the longest. The tutorial rounds the shares by hand: switch to the real softmax.",
-        replaced_weights="The author goes on with these weights, rounded by hand, instead of the softmax. use_given, 1 or 0, switches between the two.",
+        look="*Look for this:* all inputs take most from *input 2*, whose key is the longest. The tutorial rounds the weights by hand: switch to the real softmax.",
+        replaced_weights="The author continues with these weights, rounded by hand, instead of the softmax. use_given switches between the two: 1 or 0.",
         as_given="rounded as printed", word=shown[0][0],
     )  # fmt: skip
     tour = None if texts else lambda: tours.illustrated(steps, rounded)
@@ -184,12 +184,12 @@ def _attention_module(texts: Texts | None, exercise: bool) -> Page:
         return attention_steps(query, key, value, mask)
 
     made = "Made by hand, since the tutorial gives no numbers: columns mean person, feeling, greeting."
-    love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = how much."
+    love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = weight."
     look: dict[str, Any] = {"look": love} if texts is None else {}
     pages = [
         _page(steps, shown, exercise, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
         _page(lambda words: steps(words, True), shown, exercise, title="The last word masked", word="love", tab="The last word masked", made_up=made,
-              look="*Look for this:* nobody takes from the last word, and the other shares have grown: a row still adds up to 1."),
+              look="*Look for this:* no word takes from the last one, and the other weights have grown: a row still adds up to 1."),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.attention_module(steps, tokens)
     title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)

@@ -161,7 +161,7 @@ def test_an_untrusted_notebook_has_a_picture_and_is_told_how_to_bring_it_to_life
     (picture,) = [attributes for tag, attributes in Reader(page.fragment).elements if tag == "img"]
     kind, _, data = picture["src"].partition(";base64,")
     assert kind == "data:image/svg+xml" and base64.b64decode(data).decode() == page.svg
-    assert "Trust Notebook brings the page to life" in page.fragment
+    assert "Trust Notebook starts the page" in page.fragment
     assert ".sa-untrusted { display: none }" in page.fragment  # styles go where scripts go
 
 

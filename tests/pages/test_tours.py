@@ -119,8 +119,8 @@ def test_answers_of_tutorial_5():
     q, k = np.array(data["query"]), np.array(data["key"])
     row = softmax(q @ k.T / np.sqrt(3))[2]
     found = answers("attention_module")
-    assert found["Whom does love look for?"][0] == "I and you" and row[1] + row[3] > 0.9
-    assert all(f"{row[j]:.2f}" in found["Whom does love look for?"][1] for j in (0, 1, 3))
+    assert found["What does love look for?"][0] == "I and you" and row[1] + row[3] > 0.9
+    assert all(f"{row[j]:.2f}" in found["What does love look for?"][1] for j in (0, 1, 3))
     other = softmax(np.roll(q, 1, axis=1) @ k.T / np.sqrt(3))[2]
     assert found["Another head"][0] == data["tokens"][other.argmax()]
     assert f"{row[1]:.2f} from *I* became {row[1] / row[:3].sum():.2f}" in found["Still one"][1]

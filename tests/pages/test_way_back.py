@@ -79,7 +79,7 @@ def test_stops_are_computed():
     page = views.way_back_page(steps, TOKENS)
     told = " ".join(stop["reveal"] for stop in data_of(page.body)["stops"])
     largest = TOKENS[int((steps.value[:, 0]).argmax())]
-    assert f"*{largest}*’s: it says the most" in told
+    assert f"*{largest}*’s: its dP is the largest" in told
     mean = steps.weights[2] @ steps.value[:, 0]
     assert f"more than the mean, {mean:.3f}".replace("-", "−") in told
     # Without a wish there is nothing to guess.

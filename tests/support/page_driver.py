@@ -73,7 +73,7 @@ def stages(page):
 
 
 def figures(page, side=0, where=".sa-see"):
-    """The numbers on the ribbons of the word that stands out."""
+    """The numbers on the ribbons of the word that is marked."""
     return page.locator(f"{where} .sa-ribbons[data-side='{side}'] .sa-figures text").all_text_contents()
 
 

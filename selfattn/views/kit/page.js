@@ -94,6 +94,20 @@ function moveFocus(group, target) {
 }
 
 /**
+ * Let left, right, Home and End move along a row of buttons: `go` is told the place.
+ * @type {(row: HTMLElement, buttons: () => HTMLElement[], go: (n: number) => void) => void}
+ */
+function moveAlong(row, buttons, go) {
+  row.addEventListener("keydown", (event) => {
+    const all = buttons(), n = all.findIndex((button) => button === event.target);
+    const to = n < 0 || isForeign(event) || ["ArrowUp", "ArrowDown"].includes(event.key) ? null : destination(event.key, 0, n, 1, all.length);
+    if (!to) return;
+    event.preventDefault();
+    go(to[1]);
+  });
+}
+
+/**
  * Whether a key belongs to the page around, or to what is typed.
  * @param {KeyboardEvent} event
  */

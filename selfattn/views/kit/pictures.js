@@ -72,8 +72,10 @@ function pixelColours(root) {
   const scale = texts.map((to) => range(256).map((n) => mixed(to, n / 255)));
   return {
     paper: packed(paper),
-    /** @param {number} side @param {number} root of a weight, 0 to 255 */
-    weight: (side, root) => scale[side][root],
+    /** @param {number} side @param {number} root of a weight, times 255 */
+    root: (side, root) => scale[side][root],
+    /** @param {number} side @param {number} weight 0 to 1 */
+    weight: (side, weight) => scale[side][Math.round(255 * Math.sqrt(Math.min(1, weight)))],
     /** @param {number} difference −1 to 1 */
     difference: (difference) => scale[difference < 0 ? 0 : 1][Math.round(255 * Math.min(1, Math.abs(difference)) ** 0.75)],
   };

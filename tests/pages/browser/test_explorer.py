@@ -50,7 +50,9 @@ def steps_of(rows, seed, heads=2, width=4, **options):
 def takes(page, side=0):
     """A caption as (word, [(weight, from), ...])."""
     word, rest = page.locator(".sa-takes").nth(side).inner_text().split(" takes ")
-    return word, [(float(part.split(" ", 1)[0]), part.split(" ", 1)[1]) for part in rest.split(", ")]
+    return word, [
+        (float(part.split(" from ", 1)[0]), part.split(" from ", 1)[1]) for part in rest.split(", ")
+    ]
 
 
 def test_two_texts(opened):
@@ -111,7 +113,7 @@ def test_the_way_through_all_layers(opened):
     for j in range(4):
         page.mouse.move(box["x"] + box["width"] * (j + 0.5) / 4, box["y"] + 2)
         said = page.locator(".sa-way .sa-line").inner_text()
-        assert abs(float(said.split(", ")[1].split(" ")[0]) - share[j]) <= 0.00055
+        assert abs(float(said.split(": ")[1].split(" ")[0]) - share[j]) <= 0.00055
 
 
 def test_what_a_language_model_expects_and_adds(opened):
@@ -190,4 +192,7 @@ def test_it_fits(opened, width, scheme):
 def test_without_scripts_habits_are_there(visit):
     page = visit(views.explorer(steps_of(8, 0), FIRST).html, java_script_enabled=False)
     assert page.locator(".sa-habits td").count() == 2
-    assert "With scripts switched on" in page.locator("noscript").inner_text()
+    assert (
+        "Without scripts this page shows only the habit of each head."
+        == page.locator("noscript").inner_text()
+    )

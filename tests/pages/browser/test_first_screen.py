@@ -20,7 +20,7 @@ def test_what_attends_to_what_how_strongly_and_what_differs(visit):
     page = visit(views.steps_page(*bank("river"), compare=bank("finance")).html)
     steps = [bank(name)[0] for name in ("river", "finance")]
     for side in (0, 1):
-        assert figures(page, side) == two(steps[side].weights[1])  # bank, which both have, stands out
+        assert figures(page, side) == two(steps[side].weights[1])  # bank, which both have, is marked
         for role in ("query", "key", "value", "weights", "output"):
             np.testing.assert_allclose(strip(page, role, side), getattr(steps[side], role), atol=0.0051)
         np.testing.assert_allclose(strip(page, "scores", side), steps[side].masked_scores, atol=0.0051)
@@ -148,7 +148,7 @@ def test_rows_without_keys_and_crossed_texts(visit):
     caption = page.locator(".sa-see figcaption")
     assert re.fullmatch(r"a takes 0\.\d\d from x and 0\.\d\d from y\.", caption.inner_text())
     words.nth(4).click()
-    assert caption.inner_text() == "b may take from nobody, and comes out as zeros."
+    assert caption.inner_text() == "b may see no word: its output is zeros."
 
 
 def test_an_exercise_does_not_tell_on_the_first_screen(visit):

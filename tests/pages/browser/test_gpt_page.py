@@ -50,7 +50,7 @@ def test_the_model_that_ships(opened):
     page.keyboard.press("ArrowRight")
     assert_next(page, model, alphabet, ids[:6])
     page.get_by_label("Prompt").fill("Q: jerusalem")
-    assert "The model has no Q." in page.locator("[role=status]").inner_text()
+    assert "Unknown: Q." in page.locator("[role=status]").inner_text()
     assert_next(page, model, alphabet, [alphabet.index(letter) for letter in ": jerusalem"])
 
 

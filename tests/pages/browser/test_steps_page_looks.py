@@ -81,7 +81,7 @@ def test_what_a_screen_reader_hears(visit):
     assert named["combobox"] == ["Go to", "Follow"]
     assert named["slider"] == ["scale", "scale"]  # on the first screen, and in its stage
     assert "x, one two three" in named["grid"]
-    assert "What each word takes from each: one two three" in named["figure"]
+    assert "Attention weights of all words: one two three" in named["figure"]
     assert any(name.startswith("one two three: ") for name in named["image"])  # what comes out
     assert {"scores 3 × 3", "key.T 3 × 3", "weighted_values[0] (query one) 3 × 3"} <= set(named["grid"])
     assert {"inputs[one, 0]", "Predict scores[one, two]"} <= set(named["textbox"])

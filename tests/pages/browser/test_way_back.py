@@ -18,7 +18,7 @@ def matrix(page, name):
     rows = page.get_by_role("grid", name=name, exact=True).evaluate(
         "t => [...t.tBodies[0].rows].map(r => [...r.querySelectorAll('td.sa-tinted')].map(c => c.textContent))"
     )
-    return np.array([[float(x.replace("−", "-").replace("closed", "-inf")) for x in row] for row in rows])
+    return np.array([[float(x.replace("−", "-").replace("masked", "-inf")) for x in row] for row in rows])
 
 
 def gradients(page):
@@ -66,7 +66,7 @@ def test_gradients_edits_and_nudges(way):
             gradient, _, nudged = page.locator(".sa-check dd").all_inner_texts()
             assert nudged.endswith("✓ the same"), (name, nudged)
             value, formula = gradient.replace("−", "-").split(" = ", 1)
-            result = eval(re.sub(r" \(as .*", "", formula).replace("·", "*").replace("×", "*"))
+            result = eval(re.sub(r" \(through .*", "", formula).replace("·", "*").replace("×", "*"))
             np.testing.assert_allclose(
                 float(value), result, rtol=0, atol=0.02
             )  # figures of two and three decimals
@@ -121,7 +121,7 @@ def test_masked_scores_of_given_matrices(visit):
     assert np.isneginf(matrix(page, "scores")[0, 1:]).all()
     cell = page.get_by_role("grid", name="scores", exact=True).locator("td.sa-tinted").nth(1)
     cell.focus()
-    assert "closed" in page.locator(".sa-check").inner_text()
+    assert "masked" in page.locator(".sa-check").inner_text()
     page.keyboard.press("ArrowLeft")
     assert "✓ the same" in page.locator(".sa-check").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
