@@ -19,7 +19,7 @@ examples:
   selfattn explore SmolLM2-135M "The capital of France is" --new-tokens 12       what it expects, step by step
 
 exit codes:
-  0  written      1  something is wrong with the model or the text; the message says what      2  wrong usage
+  0  written      1  an error in the model or the text; the message says which      2  wrong usage
 """
 
 
@@ -29,11 +29,11 @@ def _add(parser: Parser) -> None:
     for name, metavar, what in (
         ("text", "TEXT", "what the model reads; - is standard input"),
         ("--second", "TEXT", "the second sentence of a pair"),
-        ("--compare", "TEXT", "another text, shown beside the first"),
+        ("--compare", "TEXT", "another text, compared with the first"),
         ("--word", "TOKEN", "the token that is chosen at first"),
     ):
         parser.add_argument(name, metavar=metavar, type=streams.sentence, help=what)
-    more = "a language model adds so many (0)"
+    more = "how many tokens a language model adds (0)"
     parser.add_argument("--new-tokens", metavar="N", type=int, default=0, help=more)
     add_out(parser, "explorer.html")
 
@@ -42,7 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     check_out(options)
     page, path = _page(options), None
     if options.out != streams.DASH:
-        foreign = "no explorer; --out says where to write"
+        foreign = "not an explorer page; --out chooses another file"
         path = page.save(options.out or default_file("explorer.html", b"sa-explorer", foreign))
     show("explore", page, path, options.open)
     return 0

@@ -20,21 +20,21 @@ def add_out(parser: Parser, default: str) -> None:
 
 
 def check_out(options: argparse.Namespace) -> None:
-    """Refuse to open what is not written to a file."""
+    """Refuse ``--open`` without a file."""
     if options.open and options.out == streams.DASH:
         raise UsageError("--open needs a file; --out - writes none")
 
 
 def default_file(name: str, mark: bytes, complaint: str) -> Path:
-    """Return the path of this name, if it replaces nothing but a page: a file that has the mark."""
+    """Return the path of this name, if there is no such file, or one with the mark: a page."""
     path = Path(name)
     if os.path.lexists(path) and not (path.is_file() and mark in path.read_bytes()):
-        raise FileExistsError(f"{path} is there, and {complaint}")
+        raise FileExistsError(f"{path} exists and is {complaint}")
     return path
 
 
 def show(command: str, page: Document, path: Path | None, in_browser: bool) -> None:
-    """Print where a page has been saved, and open it there; without a path, print the page."""
+    """Print where a page has been saved, and open it; without a path, print the page."""
     if path is None:
         streams.write(streams.DASH, page.html.encode())
         return

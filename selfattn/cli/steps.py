@@ -197,7 +197,7 @@ def _default_file(name: str) -> Path:
     """Return NAME.html, cut to the longest name that a file may have."""
     while len(os.fsencode(name)) + len(".html") > LONGEST_NAME:
         name = name[:-1]
-    foreign = "it is not a page of selfattn's: --out says where to write"
+    foreign = "not a page of selfattn's; --out chooses another file"
     return default_file(f"{name}.html", b'<body class="sa-page">', foreign)
 
 

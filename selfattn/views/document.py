@@ -1,4 +1,4 @@
-"""A view as one file of HTML, which fetches nothing, and as what a notebook shows: its scripts, styles and data put together."""
+"""A view as one file of HTML, which fetches nothing, and as a notebook's output: scripts, styles and data put together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from selfattn.views.writing import Array, letters, number, script_data, short, t
 # What is left out of scripts: types within a line, other comments, indentation.
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
-#: What every page is drawn with, in order of use. A file sees the names of those before it, and touches no page when it is read.
+#: The scripts of every page, in order: a file uses the names of those before it, and changes no page when it is read.
 KIT = ("compute.js", "kit/page.js", "kit/pictures.js")
 
 # Of the picture of weights.
@@ -69,7 +69,7 @@ class Document:
     html : str
         A whole document, which needs no network. ``str(document)`` is the same.
     below : tuple of Document
-        What stands below in a document of its own: a second half.
+        What follows in a document of its own: a second half.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Document:
         return f"<div>{style(*self.styles)}{self._untrusted()}{plain}{script(*self.scripts)}</div>"
 
     def _untrusted(self) -> str:
-        """Return what shows where a notebook lets neither styles nor scripts in: a picture, and how to start the view."""
+        """Return what a notebook that allows neither styles nor scripts shows: a picture, and how to start the view."""
         picture = base64.b64encode(self.svg.encode("utf-8", "backslashreplace")).decode()
         return (
             f'<div class="sa-untrusted"><p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
@@ -128,10 +128,10 @@ class Document:
         return self.svg
 
     def widget(self) -> Any:
-        """Return the view as a notebook's widget, which tells Python what is chosen.
+        """Return the view as a notebook's widget, which reports to Python what is chosen.
 
-        ``widget.chosen`` is a dict of what was chosen last, such as the token and the head; ``widget.observe(function, "chosen")``
-        calls a function each time. Without a running kernel, :attr:`fragment` shows the same.
+        ``widget.chosen`` is a dict of the last choice, such as the token and the head; ``widget.observe(function, "chosen")``
+        calls a function at each choice. Without a running kernel, :attr:`fragment` shows the same.
 
         Returns
         -------
@@ -156,7 +156,7 @@ class Document:
         return made()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the document to a file, in UTF-8, and return its path; what was there stays until the new one is whole."""
+        """Write the document to a file, in UTF-8, and return its path; a file of that name is replaced as a whole."""
         path = Path(path)
         _disk.write_file(path, self.html.encode())
         return path
@@ -195,10 +195,7 @@ def _read(name: str) -> str:
 
 
 def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes | None = None) -> str:
-    """Return the body of a view that its script draws: HTML that is there until then, and the data and numbers that it reads.
-
-    ``kind`` is the class of its element.
-    """
+    """Return the body of a view of class ``kind`` that its script draws: the HTML until then, and the data and numbers it reads."""
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
     return (
@@ -210,7 +207,7 @@ def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes
 def weights_svg(matrices: Sequence[Matrix], title: str, notes: Sequence[str] = ()) -> str:
     """Draw matrices of weights side by side, darker for more: the first four, of each the first rows and columns.
 
-    The name of a matrix stands above it, the notes below all; numbers at ``blanks`` are not told.
+    Names are above the matrices, notes below all; numbers at ``blanks`` are not shown.
     """
     drawn, left, height = [], 0, LINE
     for name, data, rows, columns, blanks in matrices[:MAX_MATRICES]:
@@ -231,7 +228,7 @@ def weights_svg(matrices: Sequence[Matrix], title: str, notes: Sequence[str] = (
 
 
 def stacked(pictures: Sequence[tuple[str, str]], title: str) -> str:
-    """Put pictures that :func:`weights_svg` drew below each other, each with its heading; empty ones are left out."""
+    """Put pictures of :func:`weights_svg` one below the other, each with its heading; leave out empty ones."""
     parts, wide, height = [], 1, 0
     for heading, picture in pictures:
         size = re.search(r'viewBox="0 0 (\d+) (\d+)"', picture)

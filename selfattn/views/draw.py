@@ -114,7 +114,7 @@ class Drawing:
         return f"{heading}, {fill(self.texts['block'], n=block)}" if block else heading
 
     def equation(self, stage: Stage, equation: Equation) -> str:
-        """Draw one line; with two sentences what they compute from, and below it what they get, side by side."""
+        """Draw one line; with two sentences their operands, and below these their results, side by side."""
         label = f"<h4>{text(fill(self.texts['head'], n=equation.label))}</h4>" if equation.label else ""
         ids = stage.name if stage.equations[0] is equation else ""
         if len(equation.sides) == 1:
@@ -130,7 +130,7 @@ class Drawing:
         return f'<div class="sa-equation">{label}<div class="sa-halves">{"".join(halves)}</div>{"".join(got)}</div>'
 
     def line(self, terms: Sequence[str], ids: str) -> str:
-        """Draw tables and signs; a sign stays with the table that follows it."""
+        """Draw tables and signs; a sign stays with the table after it."""
         made, drawn, sign = results(terms), [], ""
         for term in terms:
             if term in OPERATORS:
@@ -142,7 +142,7 @@ class Drawing:
         return f'<div class="sa-eq">{"".join(drawn)}{sign}</div>'
 
     def side_by_side(self, a: str | None, b: str | None, ids: str) -> str:
-        """Draw what two sentences get, aligned by row, and the second minus the first."""
+        """Draw the results of two sentences, aligned by row, and the second minus the first."""
         drawn = [
             self.table(node, ids=ids if node is a else "", result=True, of=side)
             for node, side in zip((a, b), self.sides, strict=True)
@@ -153,7 +153,7 @@ class Drawing:
         return f'<div class="sa-eq sa-compare">{"".join(drawn)}</div>'
 
     def difference(self, a: str, b: str) -> str:
-        """Draw the second minus the first, as far as both reach."""
+        """Draw the second minus the first, for the rows and columns that both have."""
         first, second = self.graph.nodes[a], self.graph.nodes[b]
         rows, columns = map(min, zip(first.data.shape, second.data.shape, strict=True))
         with np.errstate(invalid="ignore", over="ignore"):
@@ -180,7 +180,7 @@ class Drawing:
         )
 
     def table(self, term: str, *, ids: str, result: bool, of: str = "") -> str:
-        """Draw a matrix or its transpose; `ids` makes its rows the aims of links, `of` says whose it is."""
+        """Draw a matrix or its transpose; with `ids` links can lead to its rows, `of` names its sentence."""
         name = term.removeprefix("T:")
         node, transposed = self.graph.nodes[name], term.startswith("T:")
         data, labels = node.data, list(self.axes(node))
@@ -211,7 +211,7 @@ class Drawing:
         return [node for name, node in self.graph.nodes.items() if name in terms]
 
     def abridged(self, stage: Stage) -> set[str]:
-        """Say it if some rows or columns of a stage are left out."""
+        """Return a note if some rows or columns of a stage are left out."""
         largest = max((max(node.data.shape) for node in self.nodes_of(stage)), default=0)
         if largest <= self.max_side:
             return set()
@@ -221,7 +221,7 @@ class Drawing:
         self, data: Array, labels: Sequence[list[str]], caption: str, kind: str, attributes: str, decimals: int,
         size: float, hidden: set[tuple[int, int]], ids: str = "",
     ) -> str:  # fmt: skip
-        """Write a table; `caption` is HTML, all else is text. steps.js counts on its form."""
+        """Write a table; `caption` is HTML, all else is text. steps.js reads its form."""
         rows, columns = (self.shown(n) for n in data.shape)
         if len(rows) < data.shape[0] or len(columns) < data.shape[1]:
             attributes += f' data-rows="{_list(rows)}" data-columns="{_list(columns)}"'
@@ -274,7 +274,7 @@ class Drawing:
         return f"<span {of}>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
-        """List what stands in the blanks, on a sheet of its own when printed."""
+        """List the answers of the blanks, on a sheet of its own when printed."""
         sheet = []
         for stage in self.graph.stages.values():
             made = {
@@ -303,12 +303,12 @@ class Drawing:
         ]
 
     def where(self, node: Node) -> str:
-        """Say in which block and head a matrix is, if there are several: ``block 0, head 1: ``."""
+        """Return the block and head of a matrix, if there are several: ``block 0, head 1: ``."""
         parts = [fill(self.texts[key], n=n) for key, n in (("block", node.block), ("head", node.head)) if n]
         return ", ".join(parts) + (": " if parts else "")
 
     def data(self) -> str:
-        """Everything that the script needs: all numbers to the last bit, what they are made of, all labels."""
+        """Return what the script needs: all numbers to the last bit, how they are computed, all labels."""
         nodes = [
             {
                 "id": name, "name": node.name, "shape": node.data.shape,
@@ -333,7 +333,7 @@ class Drawing:
 
 
 def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:
-    """Draw what is at the indices that are shown, with a gap wherever some between two of them are not."""
+    """Draw the indices that are shown, with a gap where some between two of them are not."""
     parts = [gap * (n > 0 and i != shown[n - 1] + 1) + drawn(i) for n, i in enumerate(shown)]
     return "".join(parts)
 
@@ -347,17 +347,17 @@ def shade(value: float, size: float) -> str:
 
 
 def emphasised(sentence: str) -> str:
-    """Escape a sentence, and let *words* of it stand out, as `phrase` of the kit does."""
+    """Escape a sentence, and make its *words* bold, as `phrase` of the kit does."""
     return re.sub(r"\*([^*]+)\*", r"<strong>\1</strong>", text(sentence))
 
 
 def isolated(label: str) -> str:
-    """Escape a label, and keep its direction of writing to itself if it may have another than ASCII."""
+    """Escape a label; isolate its direction of writing if it is not ASCII."""
     return text(label) if label.isascii() else f"<bdi>{text(label)}</bdi>"
 
 
 def formula(line: str) -> str:
-    """Set what follows an underscore low: ``s_ij`` becomes ``s<sub>ij</sub>``."""
+    """Write indices low: ``s_ij`` becomes ``s<sub>ij</sub>``."""
     return _LOW.sub(r"<sub>\1</sub>", text(line))
 
 

@@ -31,7 +31,7 @@ from selfattn.views.writing import visible
 __all__ = ["Explorer", "explorer"]
 
 Text: TypeAlias = Any
-MOST_BYTES = 12_000_000  # a page beyond it is an error, which says what to do
+MOST_BYTES = 12_000_000  # a larger page is an error
 MOST_RIBBONS = 40  # tokens whose ribbons are drawn
 MOST_NEW = 256
 
@@ -67,7 +67,7 @@ def explorer(
     compare : like text, optional
         A second text. For steps: (steps, tokens).
     word : str, optional
-        The token that is chosen at first. None: the longest word; of two texts the longest that is in both.
+        The token that is chosen at first. None: the longest word; with two texts, the longest that is in both.
     new_tokens : int, default 0
         Tokens that a language model adds, the likeliest each time; the page goes through them one by one.
     key_tokens : sequence of str, optional
@@ -80,7 +80,7 @@ def explorer(
     Raises
     ------
     TypeError
-        A model that has no steps; tokens that are no strings.
+        A model without steps; tokens that are not strings.
     ValueError
         Tokens that do not fit the steps, a word that is not in the text, texts with different numbers of layers or heads, or a page
         that would need more than 12 MB.
@@ -101,15 +101,14 @@ def explorer(
     if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 0 <= new_tokens <= MOST_NEW:
         raise ValueError(f"new_tokens is an integer from 0 to {MOST_NEW}, not {new_tokens!r}")
     store = Store()
-    sides = [_side(model_or_steps, text, key_tokens, new_tokens, store)]
+    texts = [_read(model_or_steps, text, key_tokens, new_tokens, store)]
     if compare is not None:
         if hasattr(model_or_steps, "steps"):
-            sides.append(_side(model_or_steps, compare, None, new_tokens, store))
+            texts.append(_read(model_or_steps, compare, None, new_tokens, store))
         elif isinstance(compare, tuple) and len(compare) == 2:
-            sides.append(_side(*compare, None, 0, store))
+            texts.append(_read(*compare, None, 0, store))
         else:
-            raise TypeError(f"beside steps, compare is (steps, tokens), not {type(compare).__name__}")
-    texts = [side.heads for side in sides]
+            raise TypeError(f"with steps, compare is (steps, tokens), not {type(compare).__name__}")
     shapes = [[len(layer) for layer in each.layers] for each in texts]
     if shapes[0] != shapes[-1]:
         raise ValueError(
@@ -122,19 +121,7 @@ def explorer(
         "heads": shapes[0],
         "habits": [[_habit(habit) for habit in layer] for layer in found],
         "names": list(HABITS),
-        "texts": [
-            {
-                "queries": each.queries,
-                "keys": each.keys,
-                "marks": [is_mark(token) for token in each.keys],
-                "crossed": each.crossed,
-                "chosen": chosen[n],
-                "prompt": sides[n].prompt,
-                "next": sides[n].next,
-                **stored(each, store),
-            }
-            for n, each in enumerate(texts)
-        ],
+        "texts": [stored(each, store) | {"chosen": n} for each, n in zip(texts, chosen, strict=True)],
         "ribbons": MOST_RIBBONS,
         "captions": captions,
     }
@@ -142,42 +129,36 @@ def explorer(
     title = fill(
         EXPLORER["title" if heads != 1 else "title of one"], heads=heads, word=named.strip("␣ ") or named
     )
-    page = Explorer(
-        title, _body(title, data, found, texts, store), _picture(texts, found, chosen, title, captions)
-    )
+    body = _body(title, data, found, texts, store)
+    page = Explorer(title, body, _picture(texts, found, chosen[0], title, captions))
     size = len(page.html.encode())
     if size > MOST_BYTES:
         longest = max(len(each.queries) for each in texts)
         raise ValueError(
-            f"the page would have {size / 1e6:.1f} MB, and at most {MOST_BYTES / 1e6:.0f}; give fewer than {longest} tokens"
+            f"the page would have {size / 1e6:.1f} MB; the limit is {MOST_BYTES / 1e6:.0f}: give fewer than {longest} tokens"
         )
     return page
 
 
-@dataclass(frozen=True)
-class _Side:
-    heads: TextHeads
-    prompt: int  # tokens that were given; those behind them the model has added
-    next: dict[str, Any] | None  # what a language model expects
-
-
-def _side(source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens: int, store: Store) -> _Side:
+def _read(
+    source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens: int, store: Store
+) -> TextHeads:
     if not hasattr(source, "steps"):
         tokens = _strings(text, "text")
         keys = tokens if key_tokens is None else _strings(key_tokens, "key_tokens")
-        return _Side(read_steps(source, tokens, keys), len(tokens), None)
-    if new_tokens and not hasattr(source, "logits"):
-        raise ValueError(f"new_tokens is for language models; {type(source).__name__} is none")
+        return read_steps(source, tokens, keys)
     if not hasattr(source, "logits"):
+        if new_tokens:
+            raise ValueError(f"new_tokens is for language models; {type(source).__name__} is not one")
         tokens = _shown(_pieces(source, text))
-        return _Side(read_steps(source.steps(text), tokens, tokens), len(tokens), None)
+        return read_steps(source.steps(text), tokens, tokens)
     ids = np.asarray(source._ids(text))
     prompt = len(ids)
     if new_tokens:
         ids = np.concatenate([ids, source.generate(ids, new_tokens)])
     tokens = _spelled(source, ids)
     expected = next_tokens(np.asarray(source.logits(ids)), lambda some: _spelled(source, some), store)
-    return _Side(read_steps(source.steps(ids), tokens, tokens), prompt, expected)
+    return read_steps(source.steps(ids), tokens, tokens, prompt=prompt, next=expected)
 
 
 def _strings(tokens: Any, name: str) -> list[str]:
@@ -188,7 +169,7 @@ def _strings(tokens: Any, name: str) -> list[str]:
 
 
 def _pieces(source: Any, text: Text) -> Sequence[Any]:
-    """Return a text's tokens as strings; as ids where the tokenizer knows no others."""
+    """Return a text's tokens as strings; as ids if the tokenizer has no strings."""
     tokens: Sequence[Any] = source.tokens(text)
     encode = getattr(getattr(source, "tokenizer", None), "encode", None)
     if not isinstance(text, str) or isinstance(tokens[0], str) or encode is None:
@@ -201,7 +182,7 @@ def _pieces(source: Any, text: Text) -> Sequence[Any]:
 
 
 def _spelled(source: Any, ids: Any) -> list[str]:
-    """Return tokens of a language model as they read in a text; those that are a part of a character as they are stored."""
+    """Return tokens of a language model as they read in a text; one that is a part of a character as it is stored."""
     stored = source.tokens(ids)
     decode = getattr(getattr(source, "tokenizer", None), "decode", None)
     if decode is None:
@@ -214,12 +195,12 @@ def _spelled(source: Any, ids: Any) -> list[str]:
 
 
 def _shown(tokens: Sequence[Any]) -> list[str]:
-    """Return tokens as a reader knows them: a space where a tokenizer has a sign for it."""
+    """Return tokens with a space in place of the tokenizer's sign for it."""
     return [visible(str(token).replace("Ġ", " ").replace("▁", " ").replace("Ċ", "\n")) for token in tokens]
 
 
 def _chosen(texts: Sequence[TextHeads], word: str | None) -> list[int]:
-    """Return which token of each text stands out at first."""
+    """Return which token of each text is marked at first."""
     if word is not None:
         found = [
             [n for n, token in enumerate(each.queries) if _plain(token) == _plain(word)] for each in texts
@@ -253,7 +234,7 @@ def _habit(habit: Habit) -> dict[str, Any]:
 
 
 def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
-    """Return the page's sentences; special tokens are called by their own names, if there is one of a kind."""
+    """Return the page's sentences; a special token that is the only one of its kind is called by its name."""
     captions = dict(EXPLORER)
     first = {each.keys[0] for each in texts}
     others = {token for each in texts for token in each.keys[1:] if is_special(token)}
@@ -289,17 +270,13 @@ def _body(
 
 
 def _picture(
-    texts: Sequence[TextHeads],
-    found: list[list[Habit]],
-    chosen: Sequence[int],
-    title: str,
-    captions: dict[str, str],
+    texts: Sequence[TextHeads], found: list[list[Habit]], chosen: int, title: str, captions: dict[str, str]
 ) -> str:
-    """Return the head that takes most from one word for the chosen one, as a picture."""
-    side = texts[0]
+    """Return a picture of the head with the largest weight in the chosen word's row."""
+    layers = texts[0].layers
     n, h = max(
-        ((n, h) for n, layer in enumerate(side.layers) for h in range(len(layer))),
-        key=lambda at: float(side.layers[at[0]][at[1], chosen[0]].max(initial=0)),
+        ((n, h) for n, layer in enumerate(layers) for h in range(len(layer))),
+        key=lambda at: float(layers[at[0]][at[1], chosen].max(initial=0)),
     )
     name = EXPLORER["head"].format(layer=n + 1, head=h + 1)
     matrices = [(name, each.layers[n][h], each.queries, each.keys, set[tuple[int, int]]()) for each in texts]

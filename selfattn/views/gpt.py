@@ -1,4 +1,4 @@
-"""A character model in a page: a prompt, what happens to it in every layer, and the next letters, computed by the page's script."""
+"""A character model in a page: a prompt, what every layer computes, and the next letters, by the page's script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["GPTPage", "gpt_page", "page_gpt"]
 ALPHABET = "\n !'(),-.:;?abcdefghijklmnopqrstuvwxyz"
 SETTINGS: dict[str, Any] = {"d_model": 64, "num_layers": 3, "num_heads": 4, "max_seq_len": 96}
 PROMPT = "in the beginning "
-SCALE = "_scale"  # behind the name of a matrix that is rounded
+SCALE = "_scale"  # ends the names of scales of rounded matrices
 MOST_PARAMETERS = 1_000_000  # a page of more would be slow
 
 
@@ -37,7 +37,7 @@ class GPTPage(Document):
 
 
 def restored(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the parameters that rounded ones stand for."""
+    """Return rounded parameters times their scales."""
     found = {}
     for name, array in arrays.items():
         if not name.endswith(SCALE):
@@ -62,7 +62,7 @@ def page_gpt() -> tuple[GPT, str]:
     Returns
     -------
     model : nn.GPT
-        A copy of one's own, with 3 layers of 4 heads and a context of 96 letters.
+        A new copy each time, with 3 layers of 4 heads and a context of 96 letters.
     alphabet : str
 
     Examples
@@ -84,17 +84,17 @@ def gpt_page(
 ) -> GPTPage:
     """Run a GPT inside a page: type a prompt, see what every layer does and which letter comes next, and change the model.
 
-    A head can be switched off and a weight changed, and the text that the model writes changes with it. The page's own script
-    computes; it needs no network.
+    Heads can be switched off and weights changed; the text that the model writes changes with them. The page's own script
+    computes, without a network.
 
     Parameters
     ----------
     model : nn.GPT, optional
-        With at most a million parameters, learned positions and norms first. None: the character model that ships.
+        With at most a million parameters, learned positions and norms first. None: the character model of the package.
     alphabet : sequence of str, optional
-        The letter, or the piece of text, of each id. Needed with a model of one's own.
+        The letter, or the piece of text, of each id. A model of one's own needs it.
     prompt : str
-        What the page begins with.
+        The first text of the page.
 
     Returns
     -------
@@ -103,7 +103,7 @@ def gpt_page(
     Raises
     ------
     TypeError
-        The model is no nn.GPT.
+        The model is not an nn.GPT.
     ValueError
         A model that the page does not compute, an alphabet of another size, or a prompt with other letters.
 
@@ -155,7 +155,7 @@ def _check(model: GPT) -> None:
     count = sum(array.size for array in model.parameters().values())
     for name, there in (
         ("rotary positions", model.position_embedding is None),
-        ("norms behind the sums", model.norm is None),
+        ("norms after the sums", model.norm is None),
         (
             "rounded weights, or weights of float64",
             any(array.dtype != np.float32 for array in model.state_dict().values()),
@@ -175,7 +175,7 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
         found = next((n for n in order if prompt.startswith(alphabet[n], at)), None)
         if found is None:
             raise ValueError(
-                f"the model has no {prompt[at]!r}, which stands in the prompt; it knows {''.join(alphabet)!r}"
+                f"the prompt has {prompt[at]!r}, which the model does not know; it knows {''.join(alphabet)!r}"
             )
         ids.append(found)
         at += len(alphabet[found])
@@ -185,7 +185,7 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
 
 
 def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str) -> str:
-    """Return how likely each letter is behind the prompt, as a picture."""
+    """Return how likely each letter is after the prompt, as a picture."""
     logits = np.float64(model(np.array(ids))[-1])
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()

@@ -1,7 +1,7 @@
-"""From steps to a graph of matrices: which numbers each matrix is made of, and which stage shows it.
+"""From steps to a graph of matrices: which matrices each is computed from, and which stage shows it.
 
-The page draws the graph and `steps.js` computes on it, so nothing here knows about HTML. One graph may hold
-two sentences, called sides; what they share, such as projections, is there once.
+`draw` draws the graph and `steps.js` computes with it; no HTML here. A graph may hold two sentences, called sides; what they
+share, such as projections, is there once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Node:
 
 @dataclass
 class Equation:
-    """What stands in one line: for each side terms and operators; the last term is what is computed."""
+    """One line: for each side terms and operators; the last term is the result."""
 
     label: str
     sides: list[list[Term]] = field(default_factory=list)
@@ -133,10 +133,10 @@ class Graph:
         self, node: str, name: str, data: Array, rows: str = "", columns: str = "", op: str = "given",
         args: tuple[str, ...] = (), options: dict[str, Any] | None = None, *, editable: bool = False, shared: bool = False,
     ) -> str:  # fmt: skip
-        """Add a node to this side and return its id; a shared one that the other side already has is that one."""
+        """Add a node to this side and return its id; if it is shared and the other side has it, the id of that."""
         if self.numbers + data.size > MAX_NUMBERS:
             raise PageError(
-                f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more: at {name} of "
+                f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more, with {name} of "
                 f"shape {data.shape}. Show fewer tokens, dims or heads"
             )
         data = np.ascontiguousarray(np.atleast_2d(data), dtype=np.float64)
@@ -153,7 +153,7 @@ class Graph:
     def show(
         self, name: str, terms: Sequence[Term], label: str = "", prefix: str = "", variant: str = "", source: str = ""
     ) -> Stage:  # fmt: skip
-        """Add an equation to a stage, which is made when it is not there; `source` is what it starts from."""
+        """Add an equation to a stage, a new one if needed; the line of NumPy names the node `source`."""
         stage = self.stages.get(prefix + name)
         if stage is None:
             formula, line = LINES[variant or name]
@@ -171,7 +171,7 @@ class Graph:
 
 
 def build(steps: Steps, tokens: list[str], key_tokens: list[str], graph: Graph | None = None) -> Graph:
-    """Add steps to a graph: a new one, or as the second side of the one given."""
+    """Return a new graph of steps, or ``graph`` with the steps as its second side."""
     graph = _next_side(graph)
     side = graph.side
     graph.labels[f"t{side}"] = tokens
@@ -257,7 +257,7 @@ def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[lis
 
 
 def _note_heads(graph: Graph, stage: str, count: int) -> None:
-    """Say in a stage, if there is such a one, that some heads are not shown."""
+    """Add a note to a stage, if it exists, that some heads are not shown."""
     if count > MAX_HEADS and stage in graph.stages:
         graph.stages[stage].notes.append(("abridged heads", {"shown": MAX_HEADS, "all": count}))
 
@@ -357,7 +357,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
 
 
 def _added(steps: AttentionSteps, at: tuple[Any, ...]) -> Array | None:
-    """Return what is added to the scores, ALiBi and a float mask together, if there is any."""
+    """Return the sum of ALiBi and a float mask; None without both."""
     call = steps._call
     if call.bias is None and call.alibi_slopes is None:
         return None
@@ -386,11 +386,11 @@ def _pairs(
 
 
 def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> str:
-    """Projections, attention, and what follows; returns the id of the result."""
+    """Add a layer from its projections on; return the id of the result."""
     batch = steps.inputs.shape[:-2]
     if np.prod(batch, dtype=int) != 1:
         raise PageError(
-            f"a page shows one sentence, and these are steps of inputs {steps.inputs.shape}: call the layer with "
+            f"a page shows one sentence; these are steps of inputs {steps.inputs.shape}: call the layer with "
             "one sentence of the batch"
         )
     p, t, c = steps.parameters, f"t{graph.side}", f"k{graph.side}"
@@ -454,16 +454,15 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
 
 def stage_of(graph: Graph, node: str) -> str:
     """Return the name of the stage that computes a node."""
-    return next(name for name, stage in graph.stages.items() if node in made(stage))
-
-
-def made(stage: Stage) -> list[str]:
-    """Return the ids of what a stage computes."""
-    return [name for equation in stage.equations for side in equation.sides for name in results(side)]
+    return next(
+        name
+        for name, stage in graph.stages.items()
+        if any(node in results(side) for equation in stage.equations for side in equation.sides)
+    )
 
 
 def results(terms: Sequence[Term]) -> list[str]:
-    """Return the ids of what an equation computes: all after the last sign, or, without one, all of it."""
+    """Return the ids that an equation computes: all after the last sign, or, without a sign, all."""
     return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
 
 

@@ -1,7 +1,7 @@
 """What each head of a model does with a text: its weights, its habit, and all of it as few bytes for a page.
 
-A page of a long text must stay small, and its numbers those of the model. So weights travel as 16 bits each, or, where that is
-less, as the queries and keys that they are made of; the script multiplies these again.
+A page of a long text must stay small and hold the model's numbers. So weights are stored in 16 bits each, or, where that is
+less, as the queries and keys that they are made of, which the script multiplies again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Array: TypeAlias = npt.NDArray[Any]
 #: Where the attention of a word may go, in the order in which a key is looked at.
 HABITS = ("itself", "first", "separators", "marks", "before", "after", "words")
 
-BROAD = 0.85  # of the entropy of a plain mean
-MOST, SOME = 0.5, 0.35  # shares that make a habit, and half of one
+BROAD = 0.85  # of the largest entropy, that of a plain mean
+MOST, SOME = 0.5, 0.35  # shares that make a habit, and a weak one
 SMALL = 48  # pixels of a small map, at most
-CLOSE = 5e-4  # what weights that are made again may be off by
+CLOSE = 5e-4  # the largest error of weights that are computed again
 
 _SPECIAL = re.compile(r"\[.+\]|<.+>")
 _MARK = re.compile(r"[^\w]+", re.UNICODE)
@@ -32,16 +32,16 @@ _MARK = re.compile(r"[^\w]+", re.UNICODE)
 
 @dataclass(frozen=True)
 class TextHeads:
-    """The attention of all heads to one text."""
+    """The attention of all heads to one text; layer by layer what is a tuple."""
 
     queries: list[str]  # tokens, as they are shown
     keys: list[str]
-    layers: tuple[Array, ...]  # weights of each layer, (H, L, S)
-    closed: tuple[Array | None, ...]  # of each layer where no head looks, (L, S); None: nowhere
-    made_of: tuple[
-        tuple[Array, Array] | None, ...
-    ]  # of each layer queries (H, L, D), scaled, and keys (H, S, D)
+    layers: tuple[Array, ...]  # weights, (H, L, S)
+    closed: tuple[Array | None, ...]  # pairs that every head masks, (L, S); None: there are none
+    made_of: tuple[tuple[Array, Array] | None, ...]  # scaled queries (H, L, D) and keys (H, S, D)
     crossed: bool  # queries and keys are different texts
+    prompt: int = 0  # tokens that were given; the model has added the others
+    next: dict[str, Any] | None = None  # what a language model expects
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,18 @@ class Habit:
     """A head's habit, over all texts of a page."""
 
     shares: dict[str, float]  # of the attention of words, by HABITS; they add up to 1
-    entropy: float  # of a row, as a part of a plain mean's; the mean of all rows
-    kind: str  # habit with the largest share; "broad" for nearly a plain mean, "mixed" if no habit has much
-    clear: bool  # that habit has at least half
+    entropy: float  # of a row, as a part of the largest possible; the mean of all rows
+    kind: (
+        str  # habit with the largest share; "broad" for nearly a plain mean, "mixed" if no share reaches SOME
+    )
+    clear: bool  # that share is at least MOST
 
 
-def read_steps(steps: Any, queries: Sequence[str], keys: Sequence[str]) -> TextHeads:
-    """Take the weights of all layers and heads out of what attention_steps, a layer's or a model's ``steps`` returned."""
-    inner = getattr(steps, "layers", getattr(steps, "blocks", [steps]))
-    attentions = [getattr(each, "attention", each) for each in inner]
+def read_steps(steps: Any, queries: list[str], keys: list[str], **more: Any) -> TextHeads:
+    """Read the weights of all layers and heads from what attention_steps, a layer's or a model's ``steps`` returned."""
     layers, closed, made_of = [], [], []
-    for attention in attentions:
+    for each in getattr(steps, "layers", getattr(steps, "blocks", [steps])):
+        attention = getattr(each, "attention", each)
         if not hasattr(attention, "weights"):
             raise TypeError(
                 f"{type(attention).__name__} has no attention to show; pass a model, or what its steps return"
@@ -77,18 +78,18 @@ def read_steps(steps: Any, queries: Sequence[str], keys: Sequence[str]) -> TextH
     for name, tokens, count in (("tokens", queries, length), ("key tokens", keys, width)):
         if len(tokens) != count:
             raise ValueError(f"{len(tokens)} {name} do not fit the {count} rows of the steps")
-    crossed = list(queries) != list(keys)
-    return TextHeads(list(queries), list(keys), tuple(layers), tuple(closed), tuple(made_of), crossed)
+    more = {"crossed": queries != keys, "prompt": length} | more
+    return TextHeads(queries, keys, tuple(layers), tuple(closed), tuple(made_of), **more)
 
 
 def _closed(attention: Any, weights: Array) -> Array | None:
-    """Return where no head looks, (L, S); None if everything is open."""
+    """Return the pairs that every head masks, (L, S); None if there are none."""
     closed: Array = (~np.isfinite(attention.masked_scores).reshape(weights.shape)).all(axis=0)
     return closed if closed.any() else None
 
 
 def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Array, Array] | None:
-    """Return scaled queries, and keys, if the softmax of their products gives the weights again; else None."""
+    """Return scaled queries and keys, if the softmax of their products gives the weights; else None."""
     query, key = (getattr(attention, name, None) for name in ("query", "key"))
     if query is None or key is None or query.ndim < 2:
         return None
@@ -108,7 +109,7 @@ def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Arra
 
 
 def softmax(scores: Array, closed: Array | None) -> Array:
-    """Return the weights of scores (H, L, S), 0 where closed; as the page's script does."""
+    """Return the weights of scores (H, L, S), 0 where closed, as the page's script does."""
     if closed is not None:
         scores = np.where(closed, -np.inf, scores)
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -116,14 +117,11 @@ def softmax(scores: Array, closed: Array | None) -> Array:
     return weights
 
 
-# ------------------------------------------------------------------------------------------------- habits
-
-
 def habits(texts: Sequence[TextHeads]) -> list[list[Habit]]:
-    """Say what each head does with the words of these texts, layer by layer.
+    """Return the habit of each head over the words of these texts, layer by layer.
 
-    Words are tokens that are neither special nor punctuation; those beside such a token do not count, as the token before or
-    after them is one.
+    Words are tokens that are neither special nor punctuation. A word next to such a token does not count, since the token before
+    or after it is not a word.
     """
     found = []
     plans = [_plan(text) for text in texts]
@@ -153,12 +151,12 @@ def _named(shares: Array, entropy: float) -> Habit:
 
 
 def is_special(token: str) -> bool:
-    """Tell tokens such as [CLS] and <s>."""
+    """Return whether a token is one such as [CLS] or <s>."""
     return bool(_SPECIAL.fullmatch(token))
 
 
 def is_mark(token: str) -> bool:
-    """Tell tokens that are no words: special ones, punctuation."""
+    """Return whether a token is not a word, but special or punctuation."""
     return is_special(token) or bool(_MARK.fullmatch(token.strip("␣Ġ▁#")))
 
 
@@ -180,23 +178,18 @@ def _plan(text: TextHeads) -> tuple[Array, Array]:
     words = np.array([not is_mark(token) for token in text.queries])
     kept = words.copy()
     if not text.crossed:
-        ahead = any(
-            (layer[:, 0, 1:] > 0).any() for layer in text.layers
-        )  # else causal: no word sees the next
+        ahead = any((layer[:, 0, 1:] > 0).any() for layer in text.layers)  # not causal
         kept[1:] &= ~mark[:-1]
         kept[:-1] &= ~mark[1:] | (not ahead)
-        kept[:1] = False  # it is itself the first
+        kept[:1] = False  # "itself" and "first" are the same there
     for rows in (kept, words):
         if rows.any():
             return where, rows
     return where, np.ones(length, bool)
 
 
-# -------------------------------------------------------------------------------------------------- bytes
-
-
 class Store:
-    """Arrays one behind the other, each from a multiple of eight bytes on."""
+    """Arrays one after the other, each aligned to eight bytes."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -212,10 +205,12 @@ class Store:
 
 
 def stored(text: TextHeads, store: Store) -> dict[str, Any]:
-    """Put a text's weights into a store; return the places by name."""
-    layers = [_layer(text, n, store) for n in range(len(text.layers))]
+    """Put a text's weights into a store; return the text as the script reads it."""
     small = np.concatenate([_small(weights) for weights in text.layers])
-    found = {"layers": layers, "small": store.add(_shares(np.sqrt(small), 255), "u1")}
+    found = {name: getattr(text, name) for name in ("queries", "keys", "crossed", "prompt", "next")}
+    found["marks"] = [is_mark(token) for token in text.keys]
+    found["layers"] = [_layer(text, n, store) for n in range(len(text.layers))]
+    found["small"] = store.add(_shares(np.sqrt(small), 255), "u1")
     square = not text.crossed and len(text.queries) == len(text.keys)
     if square and len(text.layers) > 1:
         found["means"] = store.add(_shares(np.stack([w.mean(axis=0) for w in text.layers]), 65535), "u2")
@@ -233,11 +228,8 @@ def _layer(text: TextHeads, n: int, store: Store) -> dict[str, Any]:
         query, key = made_of
         groups, band = _key_heads(key), _band(text.closed[n])
         if band is not None and query.size + key[::groups].size < weights.size:
-            return {
-                "query": _stored_rows(query, store),
-                "key": _stored_rows(key[::groups], store),
-                "band": band,
-            }
+            rows = {"query": _stored_rows(query, store), "key": _stored_rows(key[::groups], store)}
+            return rows | {"band": band}
     return {"weights": store.add(_shares(weights, 65535), "u2")}
 
 
@@ -252,7 +244,7 @@ def _key_heads(key: Array) -> int:
 
 
 def _band(closed: Array | None) -> list[int | None] | None:
-    """Return how far a query sees to the left and to the right, None for without end; None if what is closed is no band."""
+    """Return how far a query sees to the left and right, None for without limit; None if the open pairs are not a band."""
     if closed is None:
         return [None, None]
     length, width = closed.shape
@@ -267,7 +259,7 @@ def _band(closed: Array | None) -> list[int | None] | None:
 
 
 def _sixteen(rows: Array) -> tuple[Array, Array]:
-    """Return rows as integers of 16 bits, and what each row is multiplied by."""
+    """Return rows as integers of 16 bits, and the factor of each row."""
     size = np.abs(rows).max(axis=-1, keepdims=True, initial=0) / np.float32(32767)
     return np.rint(rows / np.where(size == 0, 1, size)), size
 
@@ -288,11 +280,11 @@ def _small(weights: Array) -> Array:
 
 
 TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
-LIKELY = 50  # tokens that a page knows of each place
+LIKELY = 50  # tokens of each place that a page holds
 
 
 def next_tokens(logits: Array, spell: Callable[[Sequence[int]], list[str]], store: Store) -> dict[str, Any]:
-    """Keep of logits (L, vocabulary) the largest of each place, and what all add up to at each temperature."""
+    """Return the largest logits (L, vocabulary) of each place, and the log-sum-exp of all at each temperature."""
     count = min(LIKELY, logits.shape[1])
     order = np.argpartition(-logits, count - 1, axis=1)[:, :count]
     top = np.take_along_axis(logits, order, axis=1)

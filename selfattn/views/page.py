@@ -1,7 +1,7 @@
 """A graph of matrices as HTML: static tables that hold every number, and a script that only enhances them.
 
-In a notebook the page is a fragment without ids, so that any number of views can stand in one document. As a
-file it is a document of its own, whose stages and rows have ids that are the fragments of links to them.
+In a notebook the page is a fragment without ids, so that one document can hold any number of views. As a file it is a
+document of its own, whose stages and rows have ids for links.
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ def assemble(
     title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
     opens: int = 0,
 ) -> Page:  # fmt: skip
-    """Put views into one page; with several, under a title and with a list of what there is.
-
-    ``opens`` is the view that is shown first.
-    """
+    """Put views into one page, several under a title and with a list of them; ``opens`` is the view that is shown first."""
     head, shown = "", views
     if titles:
         shown = tuple(
@@ -89,24 +86,24 @@ def steps_page(
     precision: int = 4,
     max_side: int = 16,
 ) -> Page:
-    """Show every number of every step of attention, where it came from, and what moves when one changes.
+    """Show every number of every step of attention, what it is computed from, and what changes with it.
 
     Parameters
     ----------
     steps : AttentionSteps, LayerSteps or ModelSteps
     tokens : iterable of str, one for each query, optional
-        Shown as text, whatever they hold. Without them those that the steps bring, such as a model's, or numbers.
+        Shown as text, whatever they hold. By default the tokens of the steps, such as a model's, or numbers.
     compare : (steps, tokens), optional
-        A second sentence, shown beside the first, aligned by row, with the difference: second minus first, as
-        far as both reach. It has to have the same steps.
+        A second sentence with the same steps, aligned with the first by row, and the difference: second minus
+        first, for the rows and columns that both have.
     captions : mapping of str to str, optional
         Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
     exercise : bool, default False
-        Leave one number of each row blank, to be predicted and revealed; the answers are on a sheet at the end.
+        Leave one number of each row blank, to be predicted and revealed; a sheet at the end has the answers.
     key_tokens : iterable of str, one for each key, optional
-        ``tokens`` where there are as many keys as queries.
+        By default ``tokens``, if there are as many keys as queries.
     precision : int, default 4
-        Decimals at most, 1 to 12; matrices that need fewer show fewer.
+        The most decimals, 1 to 12; matrices that need fewer show fewer.
     max_side : int, default 16
         Matrices with more rows or columns are abridged, and say so.
 
@@ -118,7 +115,7 @@ def steps_page(
     Raises
     ------
     TypeError
-        Steps of another class, tokens that are no sequence of strings, captions that are no mapping.
+        Steps of another class, tokens that are not a sequence of strings, captions that are not a mapping.
     ValueError
         A number of tokens that does not fit the rows, unknown captions, ``compare`` with other steps;
         :class:`PageError`, a ValueError, if there are more than 200,000 numbers, a batch of sentences, or no
@@ -150,7 +147,7 @@ def steps_page(
 
 
 def notebook_html(steps: Steps) -> str | None:
-    """Return what steps show of themselves in a notebook; None, and so the text, for what no page can show."""
+    """Return the HTML of steps in a notebook; None, so that their text is shown, if a page cannot show them."""
     try:
         return steps_page(steps).fragment
     except PageError:
@@ -158,7 +155,7 @@ def notebook_html(steps: Steps) -> str | None:
 
 
 def notebook_svg(steps: Steps) -> str | None:
-    """Return the picture that stands beside :func:`notebook_html`; None where that is None."""
+    """Return the picture that goes with :func:`notebook_html`; None where that is None."""
     try:
         graph = build(steps, *check_tokens(steps, None, None))
     except PageError:
@@ -169,7 +166,7 @@ def notebook_svg(steps: Steps) -> str | None:
 def check_tokens(
     steps: Steps, tokens: Iterable[str] | None, key_tokens: Iterable[str] | None, where: str = ""
 ) -> tuple[list[str], list[str]]:
-    """Return the labels of queries and keys; complain about what does not fit."""
+    """Return the labels of queries and keys; tokens that do not fit are an error."""
     from selfattn.steps.attention import AttentionSteps
     from selfattn.steps.layers import ModelSteps
 
@@ -182,7 +179,7 @@ def check_tokens(
     )
     if tokens is None and steps.tokens is not None and len(steps.tokens) == n_queries:
         tokens = steps.tokens
-    if isinstance(tokens, Iterator):  # it names the keys, too
+    if isinstance(tokens, Iterator):  # read twice, if it names the keys too
         tokens = list(tokens)
     if key_tokens is None and n_queries == n_keys:
         key_tokens = tokens
@@ -202,9 +199,9 @@ def check_tokens(
 
 
 def join_pages(pages: Iterable[Page], title: str) -> Page:
-    """Put several pages into one document, a tab for each; without scripts one stands below the other.
+    """Put several pages into one document, a tab for each; without scripts one is below the other.
 
-    Links to the second are ``#view=2&stage=scores&row=0`` and so on; those to the first are as they were.
+    Links to the second page are ``#view=2&stage=scores&row=0`` and so on; links to the first do not change.
 
     Examples
     --------

@@ -1,7 +1,4 @@
-"""Heat maps of attention weights with matplotlib, the extra ``viz``, imported when something is drawn.
-
-Owns one picture of one matrix; numbers of every step are on the page of :mod:`selfattn.views`.
-"""
+"""Heat maps of attention weights with matplotlib, the extra ``viz``, imported when something is drawn."""
 
 from __future__ import annotations
 
@@ -48,35 +45,34 @@ def plot_attention(
 ) -> AxesImage:
     """Draw attention weights as a heat map: a row for each query, a column for each key.
 
-    Nothing is shown and no file written: a notebook shows the figure after the cell, elsewhere
-    ``image.figure.savefig(...)`` or ``plt.show()`` does. Needs matplotlib, ``pip install 'selfattn[viz]'``.
+    A notebook shows the figure after the cell; elsewhere call ``image.figure.savefig(...)`` or ``plt.show()``.
+    Needs matplotlib, ``pip install 'selfattn[viz]'``.
 
     Parameters
     ----------
     weights : array_like, shape (L, S)
-        Real numbers of any dtype. Weights as a rule; scores and masks can be drawn just as well. NaN and
-        infinities are hatched and named, so they are not mistaken for small weights.
+        Real numbers of any dtype: weights, or scores, or masks. NaN and infinities are hatched and named.
     tokens : iterable of str, length L, or None
-        One for each query, as text whatever it holds: in any script for which a font is installed, without
-        markup. Longer ones than 24 characters end in "…"; of more than 40 tokens every n-th is named, and the
-        label of the axis says so. None numbers the rows.
+        One for each query, shown as text without markup, in any script for which a font is installed. Tokens of
+        more than 24 characters end in "…"; of more than 40 tokens every n-th is named, and the label of the
+        axis says so. None numbers the rows.
     ax : matplotlib.axes.Axes, optional
-        Where to draw. By default on a new figure of a size that fits.
+        Where to draw. By default on a new figure that fits.
     key_tokens : iterable of str, length S, optional
         One for each key. By default ``tokens``, if there are as many keys as queries.
     title : str, optional
-        What stands above.
+        The title above.
     numbers : bool, optional
         Write each number into its cell. By default up to 400 cells.
     precision : int, default 2
-        How many decimals the written numbers have.
+        The decimals of the written numbers.
     vmin, vmax : float, optional
-        The ends of the colour scale; give the same to heat maps that are to be compared. By default 0 and the
-        largest number, or, if there are negative ones, as far below 0 as above.
+        The ends of the colour scale; give heat maps to compare the same ones. By default 0 and the largest
+        number, or, with negative numbers, as far below 0 as above.
     cmap : str or matplotlib.colors.Colormap, optional
         Default "Blues", with negative numbers "RdBu_r".
     colorbar : bool, default True
-        Draw the colour scale beside the heat map.
+        Draw the colour scale next to the heat map.
 
     Returns
     -------
@@ -88,7 +84,7 @@ def plot_attention(
     ImportError
         Without matplotlib.
     TypeError
-        Weights that are not real numbers, tokens that are not strings, an ``ax`` that is none.
+        Weights that are not real numbers, tokens that are not strings, an ``ax`` that is not one.
     ValueError
         Weights that are not a matrix, or have no rows or columns; tokens that do not fit them.
 
@@ -266,7 +262,7 @@ def _name_hatching(ax: Any, matrix: Array) -> None:
 
 
 def _font(label: str) -> dict[str, Any]:
-    """Return the families for a label if matplotlib's own lack some of its characters."""
+    """Return font families for a label if matplotlib's own lack some of its characters."""
     others = _other_families(frozenset(c for c in label if not c.isspace() and not c.isascii()))
     if not others:
         return {}
@@ -277,7 +273,7 @@ def _font(label: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _other_families(characters: frozenset[str]) -> tuple[str, ...]:
-    """Return installed families that together have what the configured one lacks, as far as there are any."""
+    """Return installed families that have the characters that the configured ones lack."""
     from matplotlib import font_manager, rcParams
 
     missing = set(map(ord, characters))
@@ -295,7 +291,7 @@ def _other_families(characters: frozenset[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _code_points(path: str) -> frozenset[int]:
-    """Return the characters of a font; none of one that cannot be read."""
+    """Return the characters of a font; of one that cannot be read none."""
     from matplotlib.ft2font import FT2Font
 
     try:

@@ -393,7 +393,7 @@ WAY_BACK: dict[str, str] = {
 
 
 def fill(sentence: str, **values: object) -> str:
-    """Put values where a sentence names them in braces; what else stands in braces stays.
+    """Put values where a sentence names them in braces; other names in braces stay.
 
     Examples
     --------

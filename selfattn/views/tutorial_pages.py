@@ -219,7 +219,7 @@ def tutorial_page(
         Other words than the tutorial's, with spaces in between: of its vocabulary, or, for "illustrated", names
         of its three inputs. The tour, which speaks of the tutorial's words, is left out.
     compare : str, optional
-        A second text, shown beside `text`.
+        A second text, compared with `text`.
 
     Returns
     -------

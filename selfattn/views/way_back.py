@@ -1,6 +1,6 @@
 """The way back: the gradients of attention under their own matrices, with formulas, sums, edits and a finite difference.
 
-What is shown at first is the kernels' own pullback; `way_back_compute.js` computes it again after an edit.
+The first gradients are those of the kernels; `way_back_compute.js` computes them again after an edit.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ def way_back_page(
 ) -> WayBack:
     """Show the gradients of one head of attention, each under its own matrix.
 
-    From the output's gradient dO back to dV, dP, dS, dQ and dK, and for a layer of one head to dx: formulas, the sum of every
-    number, why a row of dS adds up to zero, and beside any number a finite difference. Numbers of dO, and those that went in, can be
-    changed.
+    From the output's gradient dO back to dV, dP, dS, dQ and dK, and for a layer of one head to dx: formulas, the sum and a finite
+    difference of every number, and why a row of dS adds up to zero. Numbers of dO and of the inputs can be changed.
 
     Parameters
     ----------
@@ -60,9 +59,9 @@ def way_back_page(
         Of one text.
     tokens : sequence of str, one for each query, optional
     grad_output : array_like, shape (L, Ev), optional
-        The gradient of the output, dO. None: 1 for the first number of the last token, the wish that it were larger.
+        The gradient of the output, dO. None: 1 for the first number of the last token, 0 for the others.
     head : int, default 0
-        Which head is shown, of several.
+        Which of several heads is shown.
     key_tokens : sequence of str, one for each key, optional
 
     Returns
@@ -92,7 +91,7 @@ def way_back_page(
     """
     if not isinstance(steps, AttentionSteps) or isinstance(steps, AdditiveSteps):
         raise TypeError(
-            f"the way back is shown of scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
+            f"the way back shows scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
         )
     queries, keys = check_tokens(steps, tokens, key_tokens)
     projections = _projections(steps)
@@ -172,7 +171,7 @@ def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> dict[str, Ar
 
 
 def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
-    """Return weight and bias of each projection, if dx can be shown: in self-attention of one head."""
+    """Return weight and bias of each projection in self-attention of one head; else nothing, and dx is not shown."""
     if not isinstance(steps, LayerSteps) or not (
         steps.inputs.ndim == 2
         and steps.parameters.num_heads == 1
@@ -208,7 +207,7 @@ def _backward(
     scale: float,
     wish: Array,
 ) -> dict[str, Array]:
-    """Return the gradients: those of inputs from the kernels, those of scores and weights from what is between them."""
+    """Return the gradients: of inputs by the kernels, of scores and weights from these."""
     query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
     mask = np.where(np.isfinite(forward["S"]), added, -np.inf)
     _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=scale)
@@ -229,7 +228,7 @@ def _stops(
     wish: Array,
     row: int,
 ) -> list[Stop]:
-    """Return the stops, with the numbers of this page; none where nothing is wished, or a word has no choice."""
+    """Return the stops, with the numbers of this page; none without a wish, or with too few or too many keys."""
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
     weights, says = forward["P"][row], backward["P"][row]
@@ -273,7 +272,7 @@ def _body(
     title: str, data: dict[str, Any], forward: dict[str, Array], backward: dict[str, Array], queries: list[str],
     keys: list[str],
 ) -> str:  # fmt: skip
-    """Return the tables that are there without a script, and what the script reads."""
+    """Return the tables that are shown without a script, and what the script reads."""
     tables = []
     for name, values in forward.items():
         rows = keys if name in "KV" else queries

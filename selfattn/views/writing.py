@@ -1,6 +1,6 @@
 """Numbers, tokens and data as text of a page: how many decimals, how small a number, what a token may hold.
 
-`compute.js` has the same rules for numbers, so that what is recomputed in the browser reads alike.
+`compute.js` has the same rules for numbers, so that recomputed numbers look the same.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-WHOLE = 2.0**53  # a float64 of this size has no digits behind the point
+WHOLE = 2.0**53  # a float64 of this size has no digits after the point
 
 
 def as_whole(value: Any) -> int:
-    """Return an integer of any kind as Python's own, −1 for what is none."""
+    """Return an integer of any kind as Python's own, −1 for any other value."""
     return (
         -1 if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") else operator.index(value)
     )
 
 
 def decimals_of(array: Array, precision: int) -> int:
-    """Return how many decimals show every number exactly; ``precision`` if that many do not suffice."""
-    numbers = array[np.abs(array) < WHOLE].astype(np.float64)  # not NaN either
+    """Return how many decimals show every number exactly, at most ``precision``."""
+    numbers = array[np.abs(array) < WHOLE].astype(np.float64)  # and no NaN
     for decimals in range(precision):
         if np.all(np.abs(numbers - numbers.round(decimals)) <= 1e-12 * np.maximum(1.0, np.abs(numbers))):
             return decimals
@@ -37,7 +37,7 @@ def decimals_of(array: Array, precision: int) -> int:
 
 
 def number(value: float, decimals: int, precision: int) -> str:
-    """Write a number with so many decimals, or in powers of ten where they would hide or bloat it.
+    """Write a number with that many decimals, or in powers of ten if it is very small or large.
 
     Examples
     --------
@@ -68,9 +68,9 @@ def said(x: float, decimals: int = 2) -> str:
 
 
 def visible(token: str) -> str:
-    r"""Return the token with what cannot be seen or stored spelled out: control characters, spaces at the ends.
+    r"""Return the token with invisible characters spelled out: control characters, spaces at the ends.
 
-    Characters without a width, such as the joiners of an emoji, stay unless there is nothing else to see.
+    Characters without a width, such as the joiners of an emoji, stay unless all characters are invisible.
 
     Examples
     --------
@@ -87,12 +87,12 @@ def visible(token: str) -> str:
 
 
 def short(token: str, most: int) -> str:
-    """Return a token with an ellipsis for what is beyond so many characters."""
+    """Return a token of at most ``most`` characters, a longer one with an ellipsis."""
     return token if len(token) <= most else token[: most - 1] + "…"
 
 
 def storable(line: str) -> str:
-    r"""Return text with what HTML or UTF-8 cannot hold spelled out: control characters, lone surrogates.
+    r"""Return text with characters that HTML or UTF-8 cannot hold spelled out: control characters, lone surrogates.
 
     Examples
     --------
@@ -108,7 +108,7 @@ def _escape(character: str) -> str:
 
 
 def letters(label: str) -> int:
-    r"""Return about how many letters wide a label is: wide characters count twice, combining ones not at all.
+    r"""Return the width of a label in letters: wide characters count twice, combining ones not at all.
 
     Examples
     --------
@@ -121,12 +121,12 @@ def letters(label: str) -> int:
 
 
 def text(token: str) -> str:
-    """Escape for HTML text and quoted attributes alike."""
+    """Escape for HTML text and for quoted attributes."""
     return escape(token, quote=True)
 
 
 def script_data(payload: Any, kind: str = "sa-data") -> str:
-    r"""Return data as a script element of a page: JSON in ASCII, without a sign that could end or open markup.
+    r"""Return data as a script element of a page: JSON in ASCII, without characters of markup.
 
     Examples
     --------

@@ -44,9 +44,9 @@ def test_what_it_refuses(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "explorer.html").write_text("mine", encoding="utf-8")
     for arguments, message in (
-        (["the bank"], "explorer.html is there, and no explorer; --out says where to write"),
+        (["the bank"], "explorer.html exists and is not an explorer page; --out chooses another file"),
         (["the bank", "--word", "sea"], "the token 'sea' is not among ['the', 'bank']"),
-        (["the bank", "--new-tokens", "3"], "new_tokens is for language models; EmbeddingModel is none"),
+        (["the bank", "--new-tokens", "3"], "new_tokens is for language models; EmbeddingModel is not one"),
         (["the bank", "--out", "no/such/place.html"], "no/such"),
     ):
         assert main(["explore", str(trained), *arguments]) == 1

@@ -221,5 +221,5 @@ def test_bad_calls():
 
 def test_a_page_beyond_its_limit_says_so(monkeypatch):
     monkeypatch.setattr("selfattn.views.explore.MOST_BYTES", 10_000)
-    with pytest.raises(ValueError, match=r"MB, and at most 0; give fewer than 40 tokens"):
+    with pytest.raises(ValueError, match=r"MB; the limit is 0: give fewer than 40 tokens"):
         views.explorer(steps_of(40), [str(n) for n in range(40)])

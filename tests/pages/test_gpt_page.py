@@ -53,7 +53,7 @@ def test_bad_calls():
         (
             (model, "abc", "abd"),
             ValueError,
-            "the model has no 'd', which stands in the prompt; it knows 'abc'",
+            "the prompt has 'd', which the model does not know; it knows 'abc'",
         ),
         ((model, "abc", ""), ValueError, "the prompt is empty"),
         ((model, "abc", None), TypeError, "prompt must be a str, not NoneType"),
@@ -66,7 +66,7 @@ def test_bad_calls():
         (
             (nn.GPT(3, 8, 1, 2, 8, norm_first=False, rng=0), "abc", "a"),
             ValueError,
-            "with norms behind the sums",
+            "with norms after the sums",
         ),
         ((nn.GPT(3, 8, 1, 2, 8, dtype=np.float64, rng=0), "abc", "a"), ValueError, "weights of float64"),
         ((nn.GPT(3, 512, 1, 2, 8, rng=0), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),

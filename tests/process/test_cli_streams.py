@@ -363,7 +363,7 @@ def test_a_page_replaces_pages_only(tmp_path, monkeypatch, capsys):
     Path("MINE.NPZ.npz").rename("MINE.NPZ")
     Path("mine.html").write_text("<p>a letter</p>")
     assert cli.main(["steps", "mine.npz"]) == 1
-    assert "mine.html is there, and it is not a page of selfattn's" in capsys.readouterr().err
+    assert "mine.html exists and is not a page of selfattn's" in capsys.readouterr().err
     assert Path("mine.html").read_text() == "<p>a letter</p>"
     assert cli.main(["steps", "mine.npz", "--out", "mine.html"]) == 0
     assert cli.main(["steps", "mine.npz"]) == 0

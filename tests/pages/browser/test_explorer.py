@@ -193,6 +193,6 @@ def test_without_scripts_habits_are_there(visit):
     page = visit(views.explorer(steps_of(8, 0), FIRST).html, java_script_enabled=False)
     assert page.locator(".sa-habits td").count() == 2
     assert (
-        "Without scripts this page shows only the habit of each head."
-        == page.locator("noscript").inner_text()
+        page.locator("noscript").inner_text()
+        == "Without scripts this page shows only the habit of each head."
     )
