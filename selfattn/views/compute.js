@@ -7,7 +7,7 @@ const LEVELS = 8; // of colour, for each sign; as in draw.py
 /* ------------------------------------------------------------------ numbers, written as writing.py does */
 
 /**
- * A number with so many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
+ * A number with that many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
  * @type {(x: number, decimals: number, form?: "toFixed" | "toExponential") => string}
  */
 function fixed(x, decimals, form = "toFixed") {
@@ -28,7 +28,7 @@ function write(value, decimals, precision) {
 }
 
 /**
- * How many decimals show every number exactly; `precision` if that many do not suffice.
+ * How many decimals show every number exactly, at most `precision`.
  * @type {(data: Float64Array, precision: number) => number}
  */
 function decimalsOf(data, precision) {
@@ -48,10 +48,7 @@ function filled(sentence, values) {
   return sentence.replace(/\{(\w+)\}/g, (braces, name) => (Object.hasOwn(values, name) ? String(values[name]) : braces));
 }
 
-/**
- * What was typed, as a number; null if it is none, or too large for one.
- * @param {string} text
- */
+/** @type {(text: string) => number | null} the number that was typed; null for other text and for a number that is too large */
 function read(text) {
   const plain = text.trim().toLowerCase().replace("−", "-");
   /** @type {Record<string, number>} */
@@ -106,7 +103,7 @@ function dot(n, term) {
 }
 
 /**
- * The exponentials of a row less its maximum, and their sum; masked keys take no part.
+ * The exponentials of a row minus its maximum, and their sum, without masked keys.
  * @type {(scores: Matrix, mask: Matrix, sink: number | undefined, i: number) => [number[], number]}
  */
 function exponentials(scores, mask, sink, i) {
@@ -141,7 +138,7 @@ function softmax(scores, mask, sink) {
 }
 
 /**
- * Whether two numbers are the same but for a tolerance; NaN is the same as NaN.
+ * Whether two numbers are equal within a tolerance; NaN equals NaN.
  * @type {(x: number, y: number, tolerance: number) => boolean}
  */
 function same(x, y, tolerance) {

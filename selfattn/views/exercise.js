@@ -41,7 +41,7 @@ class Exercise {
   }
 
   /**
-   * Right is what rounds to the answer, with two decimals at least where the answer has them.
+   * A guess is right if it rounds to the answer, with two decimals at least where the answer has them.
    * @type {(node: NodeOfPage, i: number, j: number, field: HTMLInputElement, td: HTMLTableCellElement) => void}
    */
   check(node, i, j, field, td) {

@@ -122,10 +122,7 @@ class ExplorerPage {
     this.announce(0);
   }
 
-  /**
-   * A word is chosen; the other text's follows it.
-   * @type {(side: number, i: number) => void}
-   */
+  /** @type {(side: number, i: number) => void} a word is chosen; the other text's follows it */
   take(side, i) {
     const token = this.texts[side].stored.queries[i];
     if (token === undefined) return;
@@ -212,14 +209,18 @@ class ExplorerPage {
     return best;
   }
 
+  /** @type {(at: { side: number, j: number, weight: number }) => Child[]} such as: bank takes 0.71 from river (A) */
+  found({ side, j, weight }) {
+    const values = { word: this.word(side, this.words[side]), weight: fixed(weight, 2), from: this.key(side, j), text: LETTERS[side] };
+    return phrase(this.captions[this.texts.length > 1 ? "takes most" : "cell"], values);
+  }
+
   suggest() {
     const { captions, texts } = this;
     /** @type {[Head, Child[], string][]} */
     const found = texts.flatMap((_, side) => {
       const { head, weight, j } = this.most(side, this.words[side]);
-      if (weight < 0) return [];
-      const values = { word: this.word(side, this.words[side]), weight: fixed(weight, 2), from: this.key(side, j), text: LETTERS[side] };
-      return [[head, phrase(captions[texts.length > 1 ? "takes most" : "takes most of one"], values), captions["the most"]]];
+      return weight < 0 ? [] : [[head, this.found({ side, weight, j }), captions["the most"]]];
     });
     if (this.alike) {
       const gap = (/** @type {Head} */ head) => {
@@ -249,8 +250,7 @@ class ExplorerPage {
     }).sort((a, b) => b.weight - a.weight)[0];
     const share = habit.shares[data.names.indexOf(habit.kind)];
     this.means.replaceChildren(captions[`means.${habit.kind}`], ...(habit.clear ? [] : [" ", filled(captions["in part"], { share: fixed(share, 2) })]),
-      ...(["broad", "mixed"].includes(habit.kind) && tops.weight > 0.4 ? [" ", ...phrase(captions.exception, { word: this.word(tops.side, this.words[tops.side]),
-        text: LETTERS[tops.side], weight: fixed(tops.weight, 2), from: this.key(tops.side, tops.j) })] : []));
+      ...(["broad", "mixed"].includes(habit.kind) && tops.weight > 0.4 ? [" ", ...phrase(captions.exception, { found: this.found(tops) })] : []));
     const order = range(data.names.length).filter((k) => habit.shares[k] >= 0.01).sort((a, b) => habit.shares[b] - habit.shares[a]);
     this.shares.ariaLabel = filled(captions.shares, { entropy: fixed(habit.entropy, 2), list: order.map((k) => `${captions[`kind.${data.names[k]}`]} ${fixed(habit.shares[k], 2)}`).join(", ") });
     this.shares.title = this.shares.ariaLabel;

@@ -1,8 +1,8 @@
 /*
- * The first screen of a view: words with ribbons as thick as the weights, what comes out, the strip of all matrices from
- * inputs to output, and what can be moved: head, scale, given weights. A small copy stays docked while details scroll.
+ * The first screen of a view: words with ribbons as thick as the weights, the output, the strip of all matrices from inputs to
+ * output, and controls: head, scale, given weights. A small copy stays docked while details scroll.
  *
- * It shows the numbers of the view, which computes; it keeps only what is chosen: a head, a word.
+ * It shows the numbers of the view, which computes; it keeps only the chosen head and word.
  */
 
 /** @typedef {{ side: number, block: string, head: string, nodes: Record<string, string>, stages: Record<string, string> }} HeadData */
@@ -15,7 +15,7 @@ const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", resu
 const MOST_CELLS = 80; // of a matrix that shows numbers; larger ones are pictures
 const MOST_PARTS = 3; // words that a sentence names
 const WIDEST = 7; // columns with numbers
-const NEAR = 12; // words among which the first to stand out is chosen: it should be in sight
+const NEAR = 12; // first words among which the marked one is chosen, so that it is in sight
 const HIGH = 235; // pixels for the words of one text, until each has the least height
 const SHORT = 2; // decimals
 
@@ -54,7 +54,7 @@ class FirstScreen {
     new ResizeObserver(() => this.fit()).observe(this.node);
   }
 
-  /** The word that stands out at first: the one that is named, or one that both texts have in its place, else the one that takes most from another. */
+  /** The word that is marked at first: the named one, or one that both texts have at its place, else the one that takes most from another. */
   first() {
     const { labels, numbers, texts } = this.view;
     const named = labels.t0.indexOf(texts.word);
@@ -279,10 +279,7 @@ class FirstScreen {
 
   /* ------------------------------------------------------------------------------------------------ drawing */
 
-  /**
-   * A number with few decimals; ? where it is to be guessed.
-   * @type {(node: NodeOfPage, i: number, j: number) => string}
-   */
+  /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; ? where it is to be guessed */
   short(node, i, j) {
     const { numbers } = this.view;
     return numbers.hidden(node, i, j) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
@@ -294,7 +291,7 @@ class FirstScreen {
     return node ? node.now : Matrix.of(n, n, (i, j) => (i === j ? 1 : 0));
   }
 
-  /** Draw again in colours that may be others. */
+  /** Draw again in colours that may have changed. */
   redraw() {
     this.colours = undefined;
     this.draw();
@@ -323,7 +320,7 @@ class FirstScreen {
     const limit = chosen.kind === "to" ? weights.rows : weights.columns;
     const selected = chosen.index < limit ? chosen : { kind: chosen.kind, index: limit - 1 };
     const guessing = ["scores", "weights"].includes(this.view.lesson.root.dataset.hide ?? "");
-    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // places must not tell the answer
+    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // places must not show the answer
     const state = { weights: guessing ? even : weights, selected, now: guessing, ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
       write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : value ? brief(value, 0) : "") };
     this.ribbons[side].update(state);
@@ -332,7 +329,7 @@ class FirstScreen {
   }
 
   /**
-   * Who takes what from whom, as a sentence.
+   * The weights of a word, as a sentence.
    * @type {(side: number, chosen: Chosen, weights: Matrix, node: NodeOfPage | null) => Child[]}
    */
   caption(side, { kind, index }, weights, node) {
@@ -374,35 +371,25 @@ class FirstScreen {
     }
   }
 
-  /**
-   * What comes out of a word: of both texts, or the mean that it is.
-   * @param {number} i
-   */
+  /** @param {number} i the word whose output is drawn: of both texts, or as the mean that it is */
   drawOut(i) {
     const { texts, view } = this;
-    const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
-    const words = this.sides.map((side) => view.labels[`t${side}`][i]);
-    const there = nodes.filter((node, side) => node && words[side] !== undefined);
-    const first = /** @type {NodeOfPage} */ (there[0]);
+    const there = this.sides.flatMap((side) => {
+      const node = this.nodeOf(side, "output"), word = view.labels[`t${side}`][i];
+      return node && word !== undefined ? [{ side, node, word }] : [];
+    });
     this.outHead.replaceChildren();
-    if (!first) return;
-    const shown = range(first.shape[1]).slice(0, 8);
-    const hidden = shown.some((c) => there.some((node) => node && view.numbers.hidden(node, i, c)));
-    const kept = words.filter((word) => word !== undefined);
-    this.outHead.append(...(kept.length === 2 && kept[0] !== kept[1]
-      ? phrase(texts["coming out both"], { word: wordOf(kept[0]), other: wordOf(kept[1]) })
-      : phrase(texts["coming out"], { word: wordOf(kept[0] ?? "") })));
-    const lines = shown.map((c) => ({ name: String(c), marks: hidden ? [] : [...this.parts(i, c), ...nodes.flatMap((node, side) =>
-      (node && words[side] !== undefined ? [{ value: node.now.at(i, c), look: `sa-mark-${side}`, text: this.short(node, i, c) }] : []))] }));
-    const said = nodes.flatMap((node, side) => (node && words[side] !== undefined ? [`${this.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`] : []));
-    this.out.update(lines, said.join("; "));
+    if (!there.length) return;
+    const shown = range(there[0].node.shape[1]).slice(0, 8), { word } = there[0], other = there.at(-1)?.word ?? word;
+    const hidden = shown.some((c) => there.some(({ node }) => view.numbers.hidden(node, i, c)));
+    this.outHead.append(...phrase(texts[word === other ? "coming out" : "coming out both"], { word: wordOf(word), other: wordOf(other) }));
+    const lines = shown.map((c) => ({ name: String(c), marks: hidden ? [] : [...this.parts(i, c),
+      ...there.map(({ side, node }) => ({ value: node.now.at(i, c), look: `sa-mark-${side}`, text: this.short(node, i, c) }))] }));
+    this.out.update(lines, there.map(({ side, node }) => `${this.sideName(side)}: ${shown.map((c) => this.short(node, i, c)).join(", ")}`).join("; "));
     this.outText.replaceChildren(...(hidden ? [] : there.length === 2 ? this.difference(i, shown) : this.sides.length === 1 && this.nodeOf(0, "weights") ? [texts.mix] : []));
   }
 
-  /**
-   * What a word hands over, as rings, if there is one text.
-   * @type {(i: number, c: number) => Mark[]}
-   */
+  /** @type {(i: number, c: number) => Mark[]} the values of words, as rings, if there is one text */
   parts(i, c) {
     const value = this.nodeOf(0, "value")?.now, weights = this.nodeOf(0, "weights")?.now;
     if (this.sides.length > 1 || !value || !weights) return [];
@@ -430,13 +417,13 @@ class FirstScreen {
   /* ------------------------------------------------------------------------------------------- explanations */
 
   /**
-   * A number of the strip is pointed at: outline what it is made of, and spell it.
+   * A number of the strip is pointed at: outline its sources, and write its sum.
    * @type {(side: number, role: string, place: Place | null) => void}
    */
   explain(side, role, place) {
     for (const made of this.matrices?.values() ?? []) if (made instanceof Heat) made.mark(null);
     this.explained = place !== null;
-    this.sum.ariaLive = place ? "polite" : "off"; // of a word, its sentence is said
+    this.sum.ariaLive = place ? "polite" : "off"; // for a word, its caption is read
     const node = this.nodeOf(side, role);
     if (!place || !node) return this.explainRow();
     const { numbers, words } = this.view;
@@ -458,7 +445,7 @@ class FirstScreen {
   }
 
   /**
-   * What a number is made of, as far as the strip shows it: through matrices that it does not show.
+   * The sources of a number that the strip shows, through matrices that it does not show.
    * @type {(node: NodeOfPage, place: Place) => [string, NodeOfPage, number, number][]}
    */
   reached(node, { i, j }) {
@@ -469,10 +456,7 @@ class FirstScreen {
     });
   }
 
-  /**
-   * Scores, scaled scores, masked scores: those that change something.
-   * @param {NodeOfPage} node
-   */
+  /** @param {NodeOfPage} node masked scores @returns scores, scaled scores, masked scores: those that change something */
   chain(node) {
     const { numbers } = this.view, found = [node];
     while (["mask", "scale"].includes(found[0].op)) found.unshift(numbers.args(found[0])[0]);
@@ -480,7 +464,7 @@ class FirstScreen {
     return found.filter((each) => each.op !== "mask" || mask?.now.data.some((x) => x === 0) || each.args.length > 2);
   }
 
-  /** What stands there while nothing is pointed at: how the most different number of the chosen word is made. */
+  /** Without a number that is pointed at: show how the most different number of the chosen word is computed. */
   explainRow() {
     const { view, pinned } = this;
     const i = (this.hovered ?? pinned).kind === "to" ? (this.hovered ?? pinned).index : pinned.index;
@@ -526,10 +510,7 @@ function largest(nodes) {
   return most || 1;
 }
 
-/**
- * A number in little room: no -0.00, a true minus is left to the tables.
- * @type {(x: number, decimals: number) => string}
- */
+/** @type {(x: number, decimals: number) => string} a short number: no -0.00 */
 function brief(x, decimals) {
   if (!Number.isFinite(x)) return Number.isNaN(x) ? "nan" : x > 0 ? "∞" : "-∞";
   if (Math.abs(x) >= 1e5) return x.toExponential(1);

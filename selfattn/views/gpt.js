@@ -1,5 +1,5 @@
 /*
- * The page with a GPT in it: a prompt, a letter's way through the model, the next letters, and what a change of the model does.
+ * The page of a GPT: a prompt, a letter's way through the model, the next letters, and the effect of a change of the model.
  */
 
 /**
@@ -118,7 +118,7 @@ class GPTView {
     this.changed();
   }
 
-  /** The model or the text is another one. */
+  /** The model or the text has changed. */
   changed() {
     this.pass = new Pass(this.model);
     for (const id of this.ids) this.pass.push(id);
@@ -190,10 +190,7 @@ class GPTView {
     this.drawNext();
   }
 
-  /**
-   * Choose a letter, and keep the focus on it.
-   * @param {number} place
-   */
+  /** @param {number} place of the letter that is chosen and focused */
   goTo(place) {
     this.place = place;
     this.draw();
@@ -298,8 +295,9 @@ class WeightEditor {
       this.show();
     } });
     this.says = element("span");
-    this.row = element("input", { type: "number", min: "0", ariaLabel: "row", onchange: () => this.goTo() });
-    this.column = element("input", { type: "number", min: "0", ariaLabel: "column", onchange: () => this.goTo() });
+    const index = (/** @type {string} */ name) => element("input", { type: "number", min: "0", ariaLabel: name, onchange: () => this.goTo() });
+    this.row = index("row");
+    this.column = index("column");
     this.value = element("input", { type: "number", step: "any", ariaLabel: captions.value, onkeydown: (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Enter") this.set();
     } });

@@ -1,5 +1,5 @@
 /*
- * A GPT, letter by letter, with keys and values that are kept: what the page computes. No page here.
+ * A GPT that computes letter by letter and keeps keys and values. No page here.
  *
  * Per layer x += out(attention(LayerNorm(x))), x += linear2(activation(linear1(LayerNorm(x)))); then logits = head(LayerNorm(x)).
  */
@@ -16,17 +16,14 @@
  * @property {Record<string, number[]>} parameters shapes, in order
  */
 /**
- * @typedef {object} Trace what one letter went through
+ * @typedef {object} Trace the values of one letter in every layer
  * @property {Float64Array} embedding
  * @property {Float64Array[][]} weights by layer and head, over the letters so far
  * @property {Float64Array[]} hidden after each layer
  * @property {Float64Array} logits
  */
 
-/**
- * The error function, to 1e-14: its series near 0, a continued fraction beyond.
- * @param {number} x
- */
+/** @param {number} x @returns the error function, to 1e-14: its series near 0, a continued fraction beyond */
 function erf(x) {
   const size = Math.abs(x);
   if (size > 6) return Math.sign(x);
@@ -131,7 +128,7 @@ class Pass {
   }
 
   /**
-   * What the heads of a layer find for the letter at a place; heads that are off find nothing.
+   * The weights of a layer's heads for the letter at a place, and their outputs, 0 for heads that are off.
    * @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }}
    */
   attend(layer, place) {
@@ -149,9 +146,9 @@ class Pass {
 }
 
 /**
- * Probabilities of all letters, those of the top-k alone if it is not 0, the largest first.
+ * Probabilities of all letters, or of the top-k alone if it is not 0, the largest first.
  * @param {Float64Array} logits
- * @param {number} temperature 0: the likeliest has all
+ * @param {number} temperature 0: the likeliest letter has all
  * @param {number} topK
  * @returns {{ id: number, probability: number }[]}
  */
@@ -163,10 +160,7 @@ function choices(logits, temperature, topK) {
   return order.map((id, n) => ({ id, probability: powers[n] / total }));
 }
 
-/**
- * Random numbers from 0 to 1 that are the same for a seed (mulberry32).
- * @param {number} seed
- */
+/** @param {number} seed @returns a source of random numbers from 0 to 1 (mulberry32) */
 function randomNumbers(seed) {
   let state = seed >>> 0;
   return () => {

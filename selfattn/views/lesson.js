@@ -1,16 +1,16 @@
 /*
- * All views of a document or of a cell's output: one is shown, chosen by tabs; the tour leads through them. Without scripts
- * they stand one below the other.
+ * All views of a document or of a cell's output: tabs choose the one that is shown, and the tour leads through them. Without
+ * scripts they follow one another.
  */
 
 /**
- * @typedef {object} LessonStop what a stop of the tour shows, beside its texts
+ * @typedef {object} LessonStop what a stop of the tour shows, apart from its texts
  * @property {number} view
  * @property {string} [block]
  * @property {string} [head]
  * @property {number} word
  * @property {[string, number, number, number][]} before changes: node, row, column, value
- * @property {[string, number, number, number][]} after the same, once the answer is open
+ * @property {[string, number, number, number][]} after more changes once the answer is open
  * @property {string} hide "scores", "weights" or "output" until then, or ""
  */
 
@@ -45,7 +45,7 @@ class Lesson {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
-      // Where the link led: the page may have written its own place into the address meanwhile.
+      // newURL: the page may have written its own place into the address meanwhile.
       window.addEventListener("hashchange", (event) => this.goToHash(new URL(event.newURL).hash));
       this.goToHash(location.hash);
     }
@@ -86,16 +86,13 @@ class Lesson {
     for (const view of this.views) view.walk.goToHash(hash);
   }
 
-  /** Bring the first screen into sight, if it has scrolled away. */
+  /** Scroll back to the first screen. */
   toTop() {
     if ("alone" in this.root.dataset) window.scrollTo({ top: window.scrollY + Math.min(0, this.root.getBoundingClientRect().top) });
     else this.root.scrollTop = 0;
   }
 
-  /**
-   * Set the stage for a stop of the tour; null: as it was.
-   * @type {(stop: (Stop & LessonStop) | null, open: boolean) => void}
-   */
+  /** @type {(stop: (Stop & LessonStop) | null, open: boolean) => void} show a stop of the tour; null: the page without the tour */
   visit(stop, open) {
     if (stop && !open) this.toTop();
     this.root.dataset.hide = stop && !open ? stop.hide : "";
@@ -107,15 +104,15 @@ class Lesson {
   }
 
   /**
-   * Keys of the tour, wherever the focus is but in the details, whose keys go number by number.
+   * Keys of the tour; in the details the same keys go number by number.
    * @param {KeyboardEvent} event
    */
   key(event) {
     const { tour, shown } = this;
     const target = /** @type {Element} */ (event.target);
     const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
-    if (combined || event.key === "Tab") return; // saving, running a cell and the like stay with the page around
-    event.stopPropagation(); // a plain letter does not: "d" "d" deletes a cell of a notebook
+    if (combined || event.key === "Tab") return; // for the page around: saving, running a cell
+    event.stopPropagation(); // else "d" "d" would delete a cell of a notebook
     if (isForeign(event)) return;
     const walking = target.closest(".sa-stage, .sa-bar") || !tour;
     /** @type {Record<string, (() => void) | undefined>} */

@@ -1,9 +1,9 @@
 /*
- * The matrices of a view and what they are made of (see graph.py): which numbers were changed, all others computed
- * anew from them in float64, and the way back from a number to its sources. No DOM.
+ * The matrices of a view and how they are computed (see graph.py): which numbers were changed, all others computed again in
+ * float64, and the sources of a number. No DOM.
  */
 
-const MAX_FAR = 4000; // numbers of a page that still lights up what the sources are made of
+const MAX_FAR = 4000; // numbers of a page that highlights the sources of sources too
 
 /**
  * @typedef {object} NodeData a matrix as graph.py describes it
@@ -25,9 +25,9 @@ const MAX_FAR = 4000; // numbers of a page that still lights up what the sources
 /**
  * @typedef {object} NodeState
  * @property {Matrix} kernel the numbers of the kernel
- * @property {Matrix} now those that are shown
- * @property {Matrix} mine computed here from what was changed
- * @property {Matrix} [base] computed here from what was given
+ * @property {Matrix} now the numbers that are shown
+ * @property {Matrix} mine computed here from the changed numbers
+ * @property {Matrix} [base] computed here from the given numbers
  * @property {Map<number, number>} edits index of a number: its new value
  * @property {number} digits decimals that are shown
  * @property {number} range as size, of the numbers that are shown
@@ -77,10 +77,7 @@ class Numbers {
     return node.args.map((id) => this.node(id));
   }
 
-  /**
-   * Whether a number is still to be guessed.
-   * @type {(node: NodeOfPage, i: number, j: number) => boolean}
-   */
+  /** @type {(node: NodeOfPage, i: number, j: number) => boolean} whether a number is still to be guessed */
   hidden(node, i, j) {
     return node.blanks !== null && node.blanks[i] === j && !node.revealed.has(i);
   }
@@ -96,7 +93,7 @@ class Numbers {
   }
 
   /**
-   * Second minus first; what differs by rounding alone is 0, as in draw.py.
+   * Second minus first; a difference by rounding alone is 0, as in draw.py.
    * @type {(difference: Difference, i: number, j: number) => number}
    */
   minus({ a, b }, i, j) {
@@ -105,8 +102,8 @@ class Numbers {
   }
 
   /**
-   * Compute anew. The kernel's own numbers stand wherever an edit changes nothing: `base` is what float64 gives
-   * without edits, and a number has moved if it differs from that.
+   * Compute again. The kernel's own numbers stay wherever an edit changes nothing: `base` is the result in float64 without
+   * edits, and a number has changed if it differs from that.
    */
   compute() {
     const { edited } = this;
@@ -132,7 +129,7 @@ class Numbers {
     this.measure();
   }
 
-  /** How large the numbers of each name are now: the strength of their colours. */
+  /** Find the largest number of each name: it has the full colour. */
   measure() {
     /** @type {Map<string, number>} */
     const sizes = new Map();
@@ -143,7 +140,7 @@ class Numbers {
     for (const node of this.nodes) node.range = sizes.get(family(node.name)) ?? node.size;
   }
 
-  /** How many computed numbers have moved, and which one the most for its size. */
+  /** How many computed numbers have changed, and which one the most for its size. */
   mostMoved() {
     let n = 0;
     /** @type {{ node: NodeOfPage, by: number, before: number, value: number, i: number, j: number } | null} */
@@ -160,10 +157,7 @@ class Numbers {
     return { n, most };
   }
 
-  /**
-   * The number itself and what it is made of.
-   * @type {(cell: Cell) => Origin[]}
-   */
+  /** @type {(cell: Cell) => Origin[]} the number itself and its sources */
   sources({ node, difference, i, j }) {
     if (difference) return [["a", difference.a, i, j], ["b", difference.b, i, j]];
     if (!node) return [];
@@ -177,7 +171,7 @@ class Numbers {
   }
 
   /**
-   * What the sources are made of in turn, back to what is given; on a large page that would be too much to light.
+   * The sources of the sources, back to the given numbers; on a large page none, since they are too many to highlight.
    * @type {(sources: Origin[]) => Generator<[NodeOfPage, number]>}
    */
   *ancestors(sources) {
@@ -195,10 +189,7 @@ class Numbers {
   }
 }
 
-/**
- * What matrices of one colour scale are called: weighted_values[0] is one of weighted_values.
- * @param {string} name
- */
+/** @param {string} name @returns the name of all matrices of one colour scale: weighted_values of weighted_values[0] */
 function family(name) {
   return name.split("[")[0];
 }

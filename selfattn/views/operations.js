@@ -1,12 +1,8 @@
 /*
- * How each matrix of a steps page is computed from others, what each of its numbers is made of, and how that is spelled. No page
- * here.
+ * How each matrix of a steps page is computed from others, the sources of each number, and how its sum is written. No page here.
  */
 
-/**
- * Mean and variance of a row, in two passes.
- * @type {(x: Matrix, i: number) => number[]}
- */
+/** @type {(x: Matrix, i: number) => number[]} mean and variance of a row, in two passes */
 function moments(x, i) {
   const mean = dot(x.columns, (k) => x.at(i, k)) / x.columns;
   return [mean, dot(x.columns, (k) => (x.at(i, k) - mean) ** 2) / x.columns];
@@ -162,10 +158,7 @@ const OPS = {
   },
 };
 
-/**
- * A number in parentheses; when `negative`, only if it has a sign.
- * @type {(text: string, negative?: boolean) => string}
- */
+/** @type {(text: string, negative?: boolean) => string} a number in parentheses; when `negative`, only if it has a sign */
 function paren(text, negative = false) {
   if (text.startsWith("(")) return text;
   return negative && !text.startsWith("-") ? text : `(${text})`;

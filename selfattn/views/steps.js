@@ -1,9 +1,8 @@
 /*
- * Enhances the static tables of a view: shows where a number comes from, steps through the stages, computes anew in float64
- * when a number is changed. Everything it needs is in the page: the numbers to the last bit and what they are made of
- * (see graph.py). It touches nothing outside its root, so several can stand in a notebook. The first screen, in screen.js,
- * shows the same numbers; lesson.js puts views together. assets.py puts all files into one function in strict mode, so that
- * nothing is left behind in the document.
+ * Enhances the static tables of a view: shows how a number is computed, steps through the stages, computes again in float64
+ * when a number is changed. Its data in the page are the numbers to the last bit and how they are computed (see graph.py). It
+ * changes nothing outside its root, so that a notebook can hold several. first_screen.js shows the same numbers; lesson.js puts
+ * views together.
  */
 
 class View {
@@ -14,7 +13,7 @@ class View {
   /** @type {HTMLTableCellElement | null} */ pinned = null;
   /** @type {HTMLTableCellElement | null} */ hovered = null;
   /** @type {[number, number]} */ pointer = [-1, -1];
-  /** @type {Map<HTMLElement, HTMLElement>} where a stage spells numbers */ lines = new Map();
+  /** @type {Map<HTMLElement, HTMLElement>} the line of a stage for the sum of a number */ lines = new Map();
 
   /** @param {HTMLElement} root @param {Lesson} lesson */
   constructor(root, lesson) {
@@ -55,18 +54,12 @@ class View {
     return /** @type {Cell} */ (this.cells.get(td));
   }
 
-  /**
-   * The cells that show a number.
-   * @type {(node: NodeOfPage, i: number, j: number) => HTMLTableCellElement[]}
-   */
+  /** @type {(node: NodeOfPage, i: number, j: number) => HTMLTableCellElement[]} the cells that show a number */
   shownAs(node, i, j) {
     return this.shown.get(node)?.get(i * node.shape[1] + j) ?? [];
   }
 
-  /**
-   * Find out which number each cell of a table shows.
-   * @param {HTMLTableElement} table
-   */
+  /** @param {HTMLTableElement} table whose cells are matched with their numbers */
   connect(table) {
     const { byId } = this.numbers;
     const { node: id = "", a, b } = table.dataset;
@@ -128,10 +121,7 @@ class View {
     this.lit.push([td, name]);
   }
 
-  /**
-   * The line below a stage in which numbers are spelled.
-   * @param {HTMLElement} stage
-   */
+  /** @param {HTMLElement} stage */
   lineOf(stage) {
     return /** @type {HTMLElement} */ (this.lines.get(stage));
   }
@@ -183,10 +173,7 @@ class View {
     this.open(stage, false);
   }
 
-  /**
-   * Open or close the details of a stage.
-   * @type {(stage: HTMLElement, open: boolean) => void}
-   */
+  /** @type {(stage: HTMLElement, open: boolean) => void} open or close the details of a stage */
   open(stage, open) {
     stage.toggleAttribute("data-closed", !open);
     const fold = /** @type {HTMLElement | null} */ (stage.querySelector(".sa-fold"));
@@ -199,16 +186,12 @@ class View {
     for (const stage of this.stages) this.open(stage, open);
   }
 
-  /**
-   * Open a stage, and go there.
-   * @param {string} name
-   */
+  /** @param {string} name of a stage to open and go to */
   openStage(name) {
     const stage = this.stages.find((each) => each.dataset.stage === name);
     if (!stage) return;
     this.open(stage, true);
-    const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
-    stage.scrollIntoView({ block: "start", behavior: smooth ? "smooth" : "auto" });
+    bring(stage, "start");
     stage.querySelector("button")?.focus({ preventScroll: true });
   }
 
@@ -253,7 +236,7 @@ class View {
    * @param {number} i
    * @param {number} j
    * @param {number} value
-   * @param {Element} [td] whose stage says what moved
+   * @param {Element} [td] whose stage says what changed
    */
   change(node, i, j, value, td = this.tables.get(node)) {
     node.edits.set(i * node.shape[1] + j, value);
@@ -262,7 +245,7 @@ class View {
   }
 
   /**
-   * All numbers as they were given, but for these changes.
+   * Set all numbers back, then make these changes.
    * @param {[string, number, number, number][]} changes node, row, column, value
    */
   set(changes) {
@@ -353,7 +336,7 @@ class View {
       const td = cellOf(event);
       const still = event.screenX === this.pointer[0] && event.screenY === this.pointer[1];
       this.pointer = [event.screenX, event.screenY];
-      if (td === this.hovered || still) return; // the page moved under the pointer: not what was pointed at
+      if (td === this.hovered || still) return; // the page moved, not the pointer
       this.hovered = td;
       if (td) this.light(td);
     });
@@ -395,11 +378,7 @@ class View {
     td.focus({ preventScroll: false });
   }
 
-  /**
-   * @param {EventTarget | null} target
-   * @param {string} key
-   * @returns {boolean} whether the key was for a number
-   */
+  /** @type {(target: EventTarget | null, key: string) => boolean} whether the key was for a number */
   act(target, key) {
     const cell = target instanceof HTMLTableCellElement && this.cells.get(target);
     if (!cell) return false;

@@ -212,7 +212,7 @@ EXPLORER: dict[str, str] = {
     "means.broad": "On average words take from all words almost equally.",
     "means.mixed": "No habit has a large share of the attention.",
     "in part": "Only in part: {share} of the attention.",
-    "exception": "Exception: in {text}, {word} takes {weight} from {from}.",
+    "exception": "Exception: {found}.",
     "shares": "Where the attention goes, on average: {list}. Entropy: {entropy} of the maximum.",
     # choosing
     "small maps": "Small maps:",
@@ -224,7 +224,6 @@ EXPLORER: dict[str, str] = {
     "all heads": "All heads, a row for each layer",
     "one head": "One head",
     "takes most": "{word} takes {weight} from {from} ({text})",
-    "takes most of one": "{word} takes {weight} from {from}",
     "the most": "largest weight: {head}",
     "moved": "{weight} of {word}’s attention differs",
     "most different": "largest difference of A and B: {head}",

@@ -117,7 +117,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
     made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; chosen among forty such models."
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
-        _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers, before any training.",
+        _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers.",
               look="*Look for this:* before training every word takes a little from all words, in both sentences.", **names),
         _page(steps["trained"], shown, exercise, title="A trained block", tab="Trained", made_up=made,
               look="*Look for this:* after training *bank* takes most from the word that shows which bank is meant. No label named that word.", **names),

@@ -1,11 +1,11 @@
 /*
- * Going through a view: step by step, by itself (play), along one token, and to the aims of links such as
- * #stage=scores&row=2, the ids of the static page.
+ * Going through a view: step by step, by play, along one token, and to links such as #stage=scores&row=2, the ids of the static
+ * page.
  */
 
-const MAX_FEW = 36; // numbers of a matrix that play shows one by one
+const MAX_FEW = 36; // numbers of a matrix that are shown one by one
 const LINK_MS = 200; // before the address follows
-const STEP_MS = 1600; // between two steps of the play button
+const STEP_MS = 1600; // between two steps of play
 
 const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
 
@@ -23,8 +23,8 @@ class Walk {
   }
 
   /**
-   * What play shows, in order: number by number where a stage has few, else the first of each row.
-   * @param {string} token the index of the one to keep to; "" for all
+   * Collect the steps, in order: number by number where a stage has few, else the first of each row.
+   * @param {string} token the index of the one to follow; "" for all
    */
   follow(token) {
     this.stop();
@@ -63,10 +63,7 @@ class Walk {
     return String(node.op === "pairs" ? node.options.query : i) === token;
   }
 
-  /**
-   * Make the rows of a token stand out.
-   * @param {string} token
-   */
+  /** @param {string} token whose rows are marked */
   markRows(token) {
     const { root, cells } = this.view;
     for (const line of root.querySelectorAll("tr.sa-row")) line.classList.remove("sa-row");
@@ -100,16 +97,12 @@ class Walk {
     view.pinned = td;
     view.light(td);
     this.count();
-    const smooth = !matchMedia("(prefers-reduced-motion: reduce)").matches;
-    const tall = stage.getBoundingClientRect().height > 0.8 * innerHeight;
-    (tall && td ? td : stage).scrollIntoView({ block: tall && td ? "center" : "nearest", behavior: smooth ? "smooth" : "auto" });
+    if (td && stage.getBoundingClientRect().height > 0.8 * innerHeight) bring(td, "center");
+    else bring(stage, "nearest");
     this.link(stage, td);
   }
 
-  /**
-   * Somebody looks at a number: go on from there.
-   * @param {HTMLTableCellElement} td
-   */
+  /** @param {HTMLTableCellElement} td a number that is looked at: the next step continues from it */
   arrive(td) {
     const { view } = this;
     const found = this.steps.findIndex((step) => step.td === td);
@@ -123,7 +116,7 @@ class Walk {
   }
 
   /**
-   * Let the address lead here; in a notebook stages have no ids, and the address is left alone.
+   * Make the address a link to here; in a notebook stages have no ids, and the address does not change.
    * @type {(stage: HTMLElement, td: HTMLTableCellElement | null) => void}
    */
   link(stage, td) {
@@ -164,10 +157,7 @@ class Walk {
   }
 }
 
-/**
- * The rows of a table but for those that say that some are left out.
- * @param {HTMLTableElement} table
- */
+/** @param {HTMLTableElement} table @returns its rows without those that mark a gap */
 function linesOf(table) {
   return [...table.tBodies[0].rows].filter((line) => !line.classList.contains("sa-gap"));
 }

@@ -1,5 +1,5 @@
 /*
- * The way back: two strips of matrices, gradients under their own, and one number at a time with its sum and a nudge.
+ * The way back: two strips of matrices, gradients under their matrices, and one number at a time with its sum and a check.
  */
 
 /**
@@ -19,9 +19,9 @@
 
 const BALANCE = { high: 236, top: 28, bottom: 196, left: 44, right: 46, least: 330, most: 700 }; // pixels
 const LATEST = 12; // of the scale
-const STEP = 1e-4; // of a nudge
-const SATURATED = 0.97; // a share
-/** @type {Stage[][]} how far a stop has come */
+const STEP = 1e-4; // of a finite difference
+const SATURATED = 0.97; // a weight
+/** @type {Stage[][]} the gradients that each stop reveals */
 const WAY = [["O"], ["V"], ["P"], ["S"], ["Q", "K"], ["x"]];
 const GROUPS = "QSPO"; // stages with an arrow before them
 
@@ -190,10 +190,7 @@ class WayBackPage {
       ...(closed ? [] : line("nudged", filled(captions.measured, { step: STEP, slope: signedFigure(slope, 4) }), agrees ? ` ${captions.same}` : ""))));
   }
 
-  /**
-   * How a gradient is made, in figures.
-   * @type {(stage: Stage, i: number, j: number) => string}
-   */
+  /** @type {(stage: Stage, i: number, j: number) => string} how a gradient is computed, in figures */
   sum(stage, i, j) {
     const { forward: { Q, K, V, P }, back: { gradients: g, means }, model } = this;
     const terms = (/** @type {number} */ n, /** @type {(k: number) => [number, number]} */ term) =>
@@ -224,8 +221,7 @@ function signedFigure(x, decimals) {
 }
 
 /**
- * A row of dS as areas: as wide as a share, as high as what its word says for the wish, more or less than the mean. Areas above
- * the mean are as large as those below.
+ * A row of dS as areas, as wide as a weight and as high as its dP minus the mean. Areas above the mean are as large as those below.
  */
 class Balance {
   /** @param {Record<string, string>} captions */

@@ -39,7 +39,7 @@ class WayBackModel {
   }
 
   /**
-   * All stages; those that are given take the place of what would be computed.
+   * All stages; a given one replaces the computed one.
    * @type {(given?: Stages) => Record<string, Matrix>}
    */
   forward(given = {}) {
@@ -70,25 +70,19 @@ class WayBackModel {
     return { gradients: { x: Matrix.of(ways[0].rows, ways[0].columns, (i, j) => ways[0].at(i, j) + ways[1].at(i, j) + ways[2].at(i, j)), ...found }, means };
   }
 
-  /**
-   * What comes back to x through one projection.
-   * @type {(gradients: Record<string, Matrix>, name: string) => Matrix}
-   */
+  /** @type {(gradients: Record<string, Matrix>, name: string) => Matrix} the gradient of x through one projection */
   way(gradients, name) {
     const { weight } = /** @type {Record<string, Projection>} */ (this.projections)[name];
     return product(gradients[name], transposed(weight));
   }
 
-  /**
-   * How much of the wish comes true.
-   * @param {Record<string, Matrix>} f
-   */
+  /** @param {Record<string, Matrix>} f @returns the sum of the output times the wish */
   value({ O }) {
     return dot(O.rows, (i) => dot(O.columns, (j) => O.at(i, j) * this.wish.at(i, j)));
   }
 
   /**
-   * The slope at one number, measured: the wish a little above it, less a little below.
+   * The finite difference of the value at one number.
    * @type {(f: Record<string, Matrix>, stage: Stage, i: number, j: number, step: number) => number}
    */
   slope(f, stage, i, j, step) {

@@ -1,9 +1,9 @@
 /*
- * Numbers in words: the name of a number, the sum that it is made of, and the sentences of the page with values filled
- * in. Makes elements, so that tokens stay text in their own direction of writing, but touches nothing in the page.
+ * Numbers in words: the name of a number, its sum, and the sentences of the page with values filled in. Makes elements, so that
+ * tokens stay text with their own direction of writing, but changes nothing in the page.
  */
 
-const MAX_TERMS = 12; // a longer sum is spelled with its first and last terms
+const MAX_TERMS = 12; // of a longer sum the first and last terms are written
 
 class Words {
   /** @param {PageData} data @param {Numbers} numbers */
@@ -24,7 +24,7 @@ class Words {
   }
 
   /**
-   * The name of a number, such as head 0: scores[bank, river], as elements; without the head where that goes without saying.
+   * The name of a number, such as head 0: scores[bank, river], as elements; `head` false leaves the head out.
    * @type {(cell: Cell, head?: boolean) => Child[]}
    */
   name({ node, difference, i, j }, head = true) {
@@ -41,10 +41,7 @@ class Words {
     return inside.length ? [name, "[", ...inside, "]"] : [name];
   }
 
-  /**
-   * The same as a string.
-   * @param {Cell} cell
-   */
+  /** @param {Cell} cell its name as a string */
   plainName(cell, head = true) {
     return element("span", {}, ...this.name(cell, head)).textContent ?? "";
   }
@@ -63,7 +60,7 @@ class Words {
   }
 
   /**
-   * How a number is made, in figures, with ≈ where a figure is rounded; null for what is given.
+   * How a number is computed, in figures, with ≈ where a figure is rounded; null for a given number.
    * @param {Cell} cell
    */
   spell({ node, difference, i, j }) {
@@ -94,10 +91,7 @@ class Words {
     return `${formula} ${rounded ? "≈" : "="} ${result}`;
   }
 
-  /**
-   * What stands below a stage for a number: its name, and how it is made.
-   * @param {Cell} cell
-   */
+  /** @param {Cell} cell @returns its name, and how it is computed, for the line below a stage */
   sentence(cell) {
     const { node, difference, i, j } = cell;
     const spelled = this.spell(cell);

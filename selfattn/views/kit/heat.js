@@ -1,6 +1,6 @@
 /*
  * A small matrix as a table of coloured numbers: one stop for Tab, arrow keys inside. Numbers that may change do so by
- * dragging sideways, + and -, or Enter and typing; cells of a mask by a click. Larger ones are pictures: see map.js.
+ * dragging sideways, + and -, or Enter and typing; cells of a mask by a click. Larger matrices are pictures: see pictures.js.
  */
 
 /**
@@ -8,11 +8,11 @@
  * @property {string} name for screen readers
  * @property {number} rows
  * @property {number} columns
- * @property {string[]} [rowLabels] beside the rows
- * @property {string[]} [columnLabels] above the columns
+ * @property {string[]} [rowLabels]
+ * @property {string[]} [columnLabels]
  * @property {Kind} [kind]
  * @property {number} [side] whose colours weights have: those of text 0 or 1
- * @property {(place: Place | null) => void} [point] a cell is pointed at or focused; null: none any more
+ * @property {(place: Place | null) => void} [point] a cell is pointed at or focused; null: none is
  * @property {(i: number, j: number, value: number) => void} [edit]
  * @property {boolean} [toggle] cells are 0 or 1
  */
@@ -22,10 +22,10 @@
  * @property {number} size the number that has the full colour
  * @property {(value: number, i: number, j: number) => string} write
  * @property {(i: number, j: number) => boolean} [moved]
- * @property {number} [row] stands out
+ * @property {number} [row] is marked
  */
 
-const DRAG = { still: 4, pixels: 80, step: 0.05 }; // pixels that are no drag yet; pixels for a change by 1
+const DRAG = { still: 4, pixels: 80, step: 0.05 }; // a drag begins after 4 pixels; 80 change a number by 1
 const NUDGE = 0.1; // by a key
 
 class Heat {
@@ -57,35 +57,22 @@ class Heat {
   }
 
   listen() {
-    const { point, edit } = this.options;
-    const placeOf = (/** @type {Event} */ event) => event.target && this.places.get(event.target);
-    for (const name of /** @type {const} */ (["pointerover", "focusin"])) {
-      this.node.addEventListener(name, (event) => {
-        const place = placeOf(event);
-        if (place) point?.(place);
-      });
-    }
+    const { point, edit, toggle } = this.options;
+    /** @type {<T extends keyof HTMLElementEventMap>(type: T, act: (place: Place, event: HTMLElementEventMap[T]) => void) => void} */
+    const on = (type, act) => this.node.addEventListener(type, (event) => {
+      const place = event.target && this.places.get(event.target);
+      if (place) act(place, event);
+    });
+    for (const name of /** @type {const} */ (["pointerover", "focusin"])) on(name, (place) => point?.(place));
     for (const name of /** @type {const} */ (["pointerleave", "focusout"])) this.node.addEventListener(name, () => point?.(null));
-    this.node.addEventListener("keydown", (event) => {
-      const place = placeOf(event);
-      if (place && !isForeign(event) && this.key(event.key, place)) event.preventDefault();
+    on("keydown", (place, event) => {
+      if (!isForeign(event) && this.key(event.key, place)) event.preventDefault();
     });
-    if (!edit) return;
-    this.node.addEventListener("pointerdown", (event) => {
-      const place = placeOf(event);
-      if (place && !this.options.toggle) this.drag(event, place);
-    });
-    this.node.addEventListener(this.options.toggle ? "click" : "dblclick", (event) => {
-      const place = placeOf(event);
-      if (place) this.open(place);
-    });
+    if (edit) on(toggle ? "click" : "dblclick", (place) => this.open(place));
+    if (edit && !toggle) on("pointerdown", (place, event) => this.drag(event, place));
   }
 
-  /**
-   * @param {string} key
-   * @param {Place} place
-   * @returns {boolean} whether it was for us
-   */
+  /** @type {(key: string, place: Place) => boolean} whether the key was for the table */
   key(key, { i, j }) {
     const { rows, columns, edit, toggle } = this.options;
     const to = destination(key, i, j, rows, columns);
@@ -104,10 +91,7 @@ class Heat {
     return true;
   }
 
-  /**
-   * Let a number be typed, or turn a cell of a mask over.
-   * @param {Place} place
-   */
+  /** @param {Place} place where a number is to be typed, or a cell of a mask to change */
   open({ i, j }) {
     const { edit, toggle, name } = this.options;
     const td = this.cells[i][j];
@@ -134,12 +118,9 @@ class Heat {
       const value = Math.round((before + (clientX - start) / DRAG.pixels) / DRAG.step) * DRAG.step;
       edit(i, j, Number(value.toFixed(6)));
     };
-    const end = () => {
-      for (const name of /** @type {const} */ (["pointerup", "pointercancel"])) removeEventListener(name, end);
-      removeEventListener("pointermove", move);
-    };
-    addEventListener("pointermove", move);
-    for (const name of /** @type {const} */ (["pointerup", "pointercancel"])) addEventListener(name, end);
+    const drag = new AbortController(), { signal } = drag;
+    addEventListener("pointermove", move, { signal });
+    for (const name of ["pointerup", "pointercancel"]) addEventListener(name, () => drag.abort(), { signal });
   }
 
   /** @param {HeatState} state */
@@ -158,10 +139,7 @@ class Heat {
     });
   }
 
-  /**
-   * Outline a number, and dashed what it is made of.
-   * @type {(place: Place | null, sources?: Place[]) => void}
-   */
+  /** @type {(place: Place | null, sources?: Place[]) => void} outline a number, and dashed what it is made of */
   mark(place, sources = []) {
     for (const td of this.cells.flat()) td.classList.remove("sa-is", "sa-from");
     for (const { i, j } of sources) this.cells[i]?.[j]?.classList.add("sa-from");

@@ -1,6 +1,6 @@
 /*
- * What every page has: elements and sentences, whose tokens go in as text and never as markup; arrow keys inside a group that has
- * one stop for Tab; light or dark; what starts it.
+ * What every page has: elements and sentences, which take tokens as text and never as markup; arrow keys inside a group that has
+ * one stop for Tab; light or dark; the start of its views.
  */
 
 /** @typedef {{ i: number, j: number }} Place a number of a matrix */
@@ -41,11 +41,11 @@ function shape(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** @param {string} text a token; it keeps its direction of writing to itself */
+/** @param {string} text a token, whose direction of writing is isolated */
 const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
 
 /**
- * A sentence of ours as nodes: *word* stands out, {name} is replaced by a value, which is text or a node.
+ * A sentence of ours as nodes: *word* is bold, {name} is replaced by a value, which is text or a node.
  * @type {(sentence: string, values?: Record<string, Child | Child[] | number>) => Child[]}
  */
 function phrase(sentence, values = {}) {
@@ -61,16 +61,13 @@ function phrase(sentence, values = {}) {
   });
 }
 
-/**
- * Parts of a list with a comma between them, and the last one after `and`.
- * @type {(parts: Child[][], and: string) => Child[]}
- */
+/** @type {(parts: Child[][], and: string) => Child[]} parts of a list with a comma between them, and the last one after `and` */
 function listed(parts, and) {
   return parts.flatMap((part, n) => [n === 0 ? "" : n === parts.length - 1 ? ` ${and} ` : ", ", ...part]);
 }
 
 /**
- * Where a key leads from row i and column j; null for keys that do not move.
+ * Where a key leads from row i and column j; null for keys that do not move the focus.
  * @type {(key: string, i: number, j: number, rows: number, columns: number) => [number, number] | null}
  */
 function destination(key, i, j, rows, columns) {
@@ -107,10 +104,7 @@ function moveAlong(row, buttons, go) {
   });
 }
 
-/**
- * Whether a key belongs to the page around, or to what is typed.
- * @param {KeyboardEvent} event
- */
+/** @type {(event: KeyboardEvent) => boolean} whether a key is for the page around, or for a field */
 function isForeign(event) {
   const { target } = event;
   const typed = target instanceof HTMLInputElement && target.type !== "range";
@@ -118,7 +112,7 @@ function isForeign(event) {
 }
 
 /**
- * Let a number be typed into a cell; `done` gets what was typed, null after Escape, and whether a key ended it.
+ * Let a number be typed into a cell; `done` gets the text, null after Escape, and whether a key ended the typing.
  * @type {(td: HTMLElement, value: number, name: string, done: (text: string | null, byKey: boolean) => void) => void}
  */
 function typeInto(td, value, name, done) {
@@ -163,7 +157,7 @@ function chooser(name, options, first, choose) {
 /**
  * @param {HTMLElement} root an element of class sa-view
  * @param {Record<string, string>} texts
- * @param {() => void} changed colours or sizes are others now
+ * @param {() => void} changed colours or sizes have changed
  */
 function tools(root, texts, changed) {
   const theme = button({ data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
@@ -178,12 +172,12 @@ function tools(root, texts, changed) {
 }
 
 /**
- * The first line of a page that its script draws: the title that is there, with `more` in small letters after it, what to look for, and tools.
+ * The first line of a page that its script draws: its title, with `more` in small letters after it, what to look for, and tools.
  * @param {HTMLElement} root
  * @param {Record<string, string>} texts
  * @param {HTMLElement} look
  * @param {string} more
- * @param {() => void} changed colours or sizes are others now
+ * @param {() => void} changed colours or sizes have changed
  */
 function topOf(root, texts, look, more, changed) {
   const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);
@@ -193,17 +187,19 @@ function topOf(root, texts, look, more, changed) {
 }
 
 /**
- * Say what was chosen to whoever listens outside of the page: the widget, or a script around a fragment.
+ * Report what was chosen to listeners outside of the page: the widget, or a script around a fragment.
  * @type {(root: HTMLElement, chosen: Record<string, string | number>) => void}
  */
 function announce(root, chosen) {
   root.dispatchEvent(new CustomEvent("sa-chosen", { bubbles: true, detail: chosen }));
 }
 
-/**
- * The bytes of a page, from base64 and deflated.
- * @type {(base64: string) => Promise<ArrayBuffer>}
- */
+/** @type {(target: Element, block: ScrollLogicalPosition) => void} scroll there, smoothly unless motion is to be reduced */
+const bring = (target, block) => target.scrollIntoView({ block, behavior: isStill() ? "auto" : "smooth" });
+
+const isStill = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** @type {(base64: string) => Promise<ArrayBuffer>} the bytes of a page, which are deflated and in base64 */
 async function inflate(base64) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   const { DecompressionStream } = /** @type {any} */ (globalThis);
@@ -211,7 +207,7 @@ async function inflate(base64) {
 }
 
 /**
- * Draw each view of a kind that is in the document and not drawn yet, from its data and the bytes of its numbers, if it has some.
+ * Draw each view of a kind that is not drawn yet, from its data and the bytes of its numbers, if it has any.
  * @param {string} kind the class of its root
  * @param {new (root: HTMLElement, data: any, bytes: ArrayBuffer) => unknown} View
  */

@@ -1,6 +1,6 @@
 /*
- * Numbers as pictures: colours, a matrix as squares on a canvas, numbers on lines, probabilities as bars. kit.css owns the hues;
- * here are the strengths.
+ * Numbers as pictures: colours, a matrix as squares on a canvas, numbers on lines, probabilities as bars. kit.css has the hues,
+ * this file their strengths.
  *
  * "signed": green above zero, purple below. "share": a weight, in the colour of its text, 0 or 1. "mask": dark where it is 0.
  */
@@ -51,7 +51,7 @@ function palette(place) {
 }
 
 /**
- * Colours as a canvas holds them, one number each: of weights' roots from 0 to 255 for both texts, and of differences.
+ * Colours as a canvas holds them, one number each: of weights, for both texts, and of differences.
  * @param {HTMLElement} root
  */
 function pixelColours(root) {
@@ -118,7 +118,7 @@ class Picture {
     this.canvas.addEventListener("pointerleave", () => point(null));
   }
 
-  /** @param {number} row -1: none */
+  /** @param {number} row -1 for no row */
   outline(row) {
     this.line.hidden = row < 0;
     this.line.style.top = `${(100 * row) / this.options.rows}%`;
@@ -133,9 +133,9 @@ class HeatMap extends Picture {
 
   /**
    * @param {object} state
-   * @param {Matrix} state.matrix another one whenever its numbers are others
+   * @param {Matrix} state.matrix a new one whenever its numbers change
    * @param {number} state.size
-   * @param {number} [state.row] stands out
+   * @param {number} [state.row] is marked
    * @param {Record<string, string[]>} [state.colours] of `palette`, if many maps share them
    */
   update({ matrix, size, row = -1, colours = palette(this.node) }) {
@@ -202,7 +202,7 @@ class NumberLines {
   }
 
   /**
-   * The numbers; two that are near each other step aside, and stay inside.
+   * The numbers; two that are near each other move apart, and stay inside.
    * @type {(marks: Mark[], y: number, at: (value: number) => number) => SVGTextElement[]}
    */
   texts(marks, y, at) {

@@ -1,8 +1,8 @@
 /*
- * Words in at the left, words out at the right, and between them a ribbon for every weight, as thick as the weight: what
- * arrives at a word fills its bar, and a bar at the left is what all words take from there.
+ * Words at the left and right, and between them a ribbon for every weight, as thick as the weight: the ribbons of a word at the
+ * right fill its bar, and a bar at the left is what all words take from there.
  *
- * All ribbons that do not stand out are two paths, one for each colour, so that hundreds of words stay quick.
+ * All ribbons that are not marked are two paths, one for each colour, so that hundreds of words are quick.
  */
 
 /** @typedef {{ kind: "to" | "from", index: number }} Chosen "to": a query's row; "from": a key's column */
@@ -13,15 +13,15 @@
  * @property {number} side whose colours: those of text 0 or 1
  * @property {string} name for screen readers
  * @property {boolean} [small] for a dock
- * @property {{ from: string, to: string }} [ends] what screen readers say of the words at the left and right
+ * @property {{ from: string, to: string }} [ends] descriptions of the words at the left and right for screen readers
  * @property {number} [high] pixels for all words, until each has the least height
- * @property {boolean} [crossed] keys and queries are of different texts: no word is its own
+ * @property {boolean} [crossed] keys and queries are of different texts: no ribbon is a word's own
  * @property {(selection: Chosen | null, pin: boolean) => void} point a word is pointed at, or chosen
  */
 /**
  * @typedef {object} RibbonsState
  * @property {Matrix} weights
- * @property {Matrix} [before] outlined where they differ in the row that stands out
+ * @property {Matrix} [before] is outlined where it differs in the marked row
  * @property {Chosen} selected
  * @property {boolean} [now] without a transition
  * @property {(weight: number, i: number, j: number) => string} [write] the number on a ribbon
@@ -91,14 +91,11 @@ class Ribbons {
     this.options = options;
     const { keys, queries, side, small } = options;
     const path = (/** @type {string} */ name) => shape("path", { class: name });
-    this.others = path("sa-others");
-    this.own = path("sa-own");
-    this.strong = path("sa-strong");
-    this.strongOwn = path("sa-strong sa-own");
+    this.paths = { others: path("sa-others"), own: path("sa-own"), strong: path("sa-strong"), strongOwn: path("sa-strong sa-own") };
     this.ghost = path("sa-ghost");
     this.bars = path("sa-bars");
     this.figures = shape("g", { class: "sa-figures" });
-    const art = shape("svg", { "aria-hidden": "true" }, this.others, this.own, this.strong, this.strongOwn, this.ghost, this.bars, this.figures);
+    const art = shape("svg", { "aria-hidden": "true" }, ...Object.values(this.paths), this.ghost, this.bars, this.figures);
     this.left = keys.map((word, j) => this.word(word, "from", j));
     this.right = queries.map((word, i) => this.word(word, "to", i));
     if (this.right[0]) this.right[0].tabIndex = small ? -1 : 0;
@@ -142,8 +139,7 @@ class Ribbons {
     this.state = state;
     cancelAnimationFrame(this.frame);
     const from = this.shown, to = state.weights;
-    const still = state.now || matchMedia("(prefers-reduced-motion: reduce)").matches;
-    if (!from || still || from.data.every((x, n) => same(x, to.data[n], 0))) return this.paint(to);
+    if (!from || state.now || isStill() || from.data.every((x, n) => same(x, to.data[n], 0))) return this.paint(to);
     const start = performance.now();
     const step = (/** @type {number} */ time) => {
       const part = Math.min(1, Math.max(0, (time - start) / TRANSITION)), eased = part * (2 - part);
@@ -176,17 +172,13 @@ class Ribbons {
     const m = this.measures(), laid = layout(weights, m.unit, m.gap, m.least);
     const left = m.left + BAR, right = m.right - BAR;
     this.field.style.height = `${laid.total.toFixed(1)}px`;
-    /** @type {Record<string, string[]>} */
-    const paths = { others: [], own: [], strong: [], strongOwn: [] };
+    const lines = { others: "", own: "", strong: "", strongOwn: "" };
     laid.ribbons.forEach((row, i) => row.forEach((ribbon, j) => {
       if (ribbon.height < THIN) return;
-      const stands = (selected.kind === "to" ? i : j) === selected.index, own = !crossed && i === j;
-      paths[stands ? (own ? "strongOwn" : "strong") : own ? "own" : "others"].push(outline(ribbon, left, right));
+      const marked = (selected.kind === "to" ? i : j) === selected.index, own = !crossed && i === j;
+      lines[marked ? (own ? "strongOwn" : "strong") : own ? "own" : "others"] += outline(ribbon, left, right);
     }));
-    this.others.setAttribute("d", paths.others.join(""));
-    this.own.setAttribute("d", paths.own.join(""));
-    this.strong.setAttribute("d", paths.strong.join(""));
-    this.strongOwn.setAttribute("d", paths.strongOwn.join(""));
+    for (const name of /** @type {(keyof typeof lines)[]} */ (Object.keys(lines))) this.paths[name].setAttribute("d", lines[name]);
     this.ghost.setAttribute("d", before ? this.ghosts(before, weights, m, left, right) : "");
     const bar = (/** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ size) => `M${x.toFixed(1)},${y.toFixed(1)}h${BAR}v${Math.max(1, size * m.unit).toFixed(1)}h-${BAR}Z`;
     this.bars.setAttribute("d", laid.left.map((y, j) => bar(m.left, y, laid.sums[j])).join("") + laid.right.map((y, i) => bar(right, y, laid.ends[i])).join(""));
@@ -206,7 +198,7 @@ class Ribbons {
   }
 
   /**
-   * The row that stands out as it was before an edit, if that changed it.
+   * The marked row as it was before an edit, if that changed it.
    * @type {(before: Matrix, weights: Matrix, m: { unit: number, gap: number, least: number }, left: number, right: number) => string}
    */
   ghosts(before, weights, m, left, right) {
@@ -218,7 +210,7 @@ class Ribbons {
   }
 
   /**
-   * Numbers on the ribbons that stand out, at the end of the word that was chosen; small ones only where there is room.
+   * Numbers on the marked ribbons, at the end of the chosen word; small ones only where there is room.
    * @type {(laid: Layout, weights: Matrix, type: number, left: number, right: number) => void}
    */
   label(laid, weights, type, left, right) {

@@ -1,13 +1,13 @@
 /*
- * A guided tour: at every stop a question to guess, then the answer. Goes by itself on Play, at a speed.
+ * A guided tour: at every stop a question, then the answer. Play goes through it at a speed.
  */
 
 /**
  * @typedef {object} Stop
  * @property {string} name
- * @property {string} ask sentences of ours; *word* stands out
+ * @property {string} ask sentences of ours; *word* is bold
  * @property {string[]} options
- * @property {number} right which of the options
+ * @property {number} right option
  * @property {string} reveal
  */
 /**
@@ -73,7 +73,7 @@ class Tour {
     this.pace();
   }
 
-  /** Take up the chosen speed, if the tour goes by itself. */
+  /** Follow the chosen speed, if the tour plays. */
   pace() {
     if (!this.timer) return;
     clearInterval(this.timer);
