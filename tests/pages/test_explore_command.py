@@ -1,4 +1,4 @@
-"""The command `selfattn explore`: pages from a trained model and a pretrained one, and what it refuses."""
+"""The command `selfattn explore`: pages from a trained model and a pretrained one, and errors."""
 
 import pytest
 from pages import data_of
@@ -40,7 +40,7 @@ def test_a_pair_of_sentences(tmp_path, capsys):
     assert text["queries"].count("[SEP]") == 2 and text["queries"][0] == "[CLS]"
 
 
-def test_what_it_refuses(trained, tmp_path, capsys, monkeypatch):
+def test_errors(trained, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "explorer.html").write_text("mine", encoding="utf-8")
     for arguments, message in (

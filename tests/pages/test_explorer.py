@@ -1,4 +1,4 @@
-"""The explorer's numbers: what travels in the page is what the steps hold, habits are what weights say, bad input is told."""
+"""The explorer's numbers: those of the page are those of the steps, habits follow from weights, bad input is an error."""
 
 import base64
 import re
@@ -58,12 +58,12 @@ def weights_of(layer, array):
         (40, {"is_causal": True}, True),
         (40, {"window": (3, 2)}, True),
         (40, {"scale": 0.3}, True),
-        (40, {"softcap": 2.0}, False),  # what the script does not compute travels as it is
+        (40, {"softcap": 2.0}, False),  # the script does not compute it
         (40, {"alibi_slopes": np.float32([0.5, 0.25])}, False),
         (40, {"attn_mask": RNG.random((40, 40)) < 0.7}, False),
     ],
 )
-def test_weights_arrive(rows, options, as_products):
+def test_the_page_holds_the_weights_of_the_steps(rows, options, as_products):
     steps = steps_of(rows, **options)
     header, array = stored(views.explorer(steps, [f"w{n}" for n in range(rows)]))
     (layer,) = header["texts"][0]["layers"]
@@ -73,7 +73,7 @@ def test_weights_arrive(rows, options, as_products):
     np.testing.assert_allclose(weights_of(layer, array), steps.weights, rtol=0, atol=limit)
 
 
-def test_keys_that_heads_share_travel_once():
+def test_keys_that_heads_share_are_stored_once():
     rng = np.random.default_rng(1)
     query, (key, value) = rng.standard_normal((4, 60, 4)), rng.standard_normal((2, 2, 60, 4))
     steps = sa.attention_steps(query, key, value, enable_gqa=True)
@@ -120,23 +120,21 @@ def test_habits(rule, kind):
     assert head.entropy == pytest.approx(1.0 if kind == "broad" else 0.0, abs=1e-6)
 
 
-def test_words_beside_a_mark_do_not_count():
-    # "he" and "bank", beside [CLS] and the full stop, take from themselves; the words between from the word before.
+def test_words_next_to_a_mark_do_not_count():
+    # "he" and "bank", next to [CLS] and the full stop, take from themselves; the words between from the word before.
     def taken(first):
         weights = weights_where(lambda i, j: j == (i if i in (1, 5) else i - 1 if i else first))
         ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (weights,), (None,), (None,), False)])
         return head.shares
 
     assert taken(first=1)["before"] == 1
-    # Where no word sees the next one, the full stop behind "bank" does not matter: it is one of four.
+    # Where no word sees the next one, the full stop after "bank" does not matter: it is one of four.
     assert (taken(first=0)["before"], taken(first=0)["itself"]) == (0.75, 0.25)
 
 
-def test_half_a_habit_and_none():
+def test_a_weak_habit_and_no_habit():
     def blend(share):
-        return weights_where(
-            lambda i, j: share * (j == i) + (1 - share) * (j == 0) * 0.5 + (1 - share) * (j == 7) * 0.5
-        )
+        return weights_where(lambda i, j: share * (j == i) + (1 - share) / 2 * (j in (0, 7)))
 
     for share, kind, clear in ((0.6, "itself", True), (0.4, "itself", False), (0.34, "mixed", True)):
         ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (blend(share),), (None,), (None,), False)])
@@ -173,12 +171,10 @@ def test_attention_from_one_text_to_another():
     header, _ = stored(views.explorer(steps, list("abc"), key_tokens=list("vwxyz")))
     (text,) = header["texts"]
     assert text["crossed"] and text["keys"] == list("vwxyz") and "means" not in text
-    assert [header["habits"][0][0]["shares"][n] for n in (0, 4, 5)] == [
-        0.0
-    ] * 3  # no word is itself, before or after
+    assert [header["habits"][0][0]["shares"][n] for n in (0, 4, 5)] == [0.0] * 3  # itself, before, after
 
 
-def test_next_tokens_are_the_likeliest_and_all_count():
+def test_next_tokens_are_the_likeliest_and_their_sums_those_of_all():
     rng = np.random.default_rng(4)
     logits = rng.standard_normal((3, 200)).astype(np.float32) * 3
     store = heads.Store()
@@ -194,32 +190,28 @@ def test_next_tokens_are_the_likeliest_and_all_count():
 
 
 def test_bad_calls():
-    steps = steps_of(3)
+    steps, abc = steps_of(3), list("abc")
+    batch = sa.attention_steps(*np.zeros((3, 2, 2, 3, 4)))
     for arguments, options, error, message in (
         (
             (steps, "abc"),
             {},
             TypeError,
-            "text is a sequence of strings, one for each row of the steps, not 'abc'",
+            "text is a sequence of strings, one for each row of the .*, not 'abc'",
         ),
         ((steps, None), {}, TypeError, "text is a sequence of strings, .*, not None"),
         ((steps, ["a"]), {}, ValueError, "1 tokens do not fit the 3 rows"),
-        ((steps, list("abc")), {"compare": ["x"]}, TypeError, r"compare is \(steps, tokens\), not list"),
-        ((steps, list("abc")), {"word": "z"}, ValueError, "the token 'z' is not among"),
-        ((steps, list("abc")), {"new_tokens": -1}, ValueError, "from 0 to 256, not -1"),
-        ((object(), list("abc")), {}, TypeError, "object has no attention"),
-        (
-            (sa.attention_steps(*np.zeros((3, 2, 2, 3, 4))), list("abc")),
-            {},
-            ValueError,
-            r"one text: weights \(heads, L, S\)",
-        ),
+        ((steps, abc), {"compare": ["x"]}, TypeError, r"compare is \(steps, tokens\), not list"),
+        ((steps, abc), {"word": "z"}, ValueError, "the token 'z' is not among"),
+        ((steps, abc), {"new_tokens": -1}, ValueError, "from 0 to 256, not -1"),
+        ((object(), abc), {}, TypeError, "object has no attention"),
+        ((batch, abc), {}, ValueError, r"one text: weights \(heads, L, S\)"),
     ):
         with pytest.raises(error, match=message):
             views.explorer(*arguments, **options)
 
 
-def test_a_page_beyond_its_limit_says_so(monkeypatch):
+def test_a_page_beyond_the_limit_is_an_error(monkeypatch):
     monkeypatch.setattr("selfattn.views.explore.MOST_BYTES", 10_000)
     with pytest.raises(ValueError, match=r"MB; the limit is 0: give fewer than 40 tokens"):
         views.explorer(steps_of(40), [str(n) for n in range(40)])

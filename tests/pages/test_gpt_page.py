@@ -10,30 +10,14 @@ def test_the_model_that_ships_spells_words():
     model, alphabet = views.page_gpt()
     ids = [alphabet.index(letter) for letter in "and the lord said to "]
     words = "".join(alphabet[n] for n in model.generate(ids, max_new_tokens=40)).split()
-    known = {
-        "the",
-        "and",
-        "of",
-        "to",
-        "he",
-        "son",
-        "his",
-        "in",
-        "him",
-        "them",
-        "house",
-        "lord",
-        "children",
-        "israel",
-        "king",
-    }
+    known = {"the", "and", "of", "to", "he", "son", "his", "house", "lord", "children", "israel", "king"}
     assert len(known & set(words)) >= 2
-    # A letter costs less than knowing nothing but how often each occurs, 2.8 nats or so.
+    # The loss of a model that knows only the frequency of each letter is about 2.8 nats.
     text = "in the beginning god created the heavens and the earth"
     assert model.loss([alphabet.index(letter) for letter in text]) < 1.8
     other, _ = views.page_gpt()
     model.head.weight[:] = 0
-    assert other.head.weight.any()  # a copy of one's own
+    assert other.head.weight.any()  # a new copy
 
 
 def test_the_page_holds_the_weights():
@@ -42,34 +26,29 @@ def test_the_page_holds_the_weights():
     assert "what follows “the ”" in page.svg
 
 
+def gpt(d_model=8, **options):
+    return nn.GPT(3, d_model, 1, 2, 8, rng=0, **options)
+
+
 def test_bad_calls():
-    model = nn.GPT(3, 8, 1, 2, 8, rng=0)
     for arguments, error, message in (
         ((None, "abc"), ValueError, "an alphabet goes with a model of one's own"),
         ((object(), "abc"), TypeError, "model must be an nn.GPT, not object"),
-        ((model,), ValueError, "a text for each of the model's 3 ids, not none"),
-        ((model, "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),
-        ((model, ["a", "b", ""]), ValueError, "a text for each of the model's 3 ids"),
+        ((gpt(),), ValueError, "a text for each of the model's 3 ids, not none"),
+        ((gpt(), "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),
+        ((gpt(), ["a", "b", ""]), ValueError, "a text for each of the model's 3 ids"),
         (
-            (model, "abc", "abd"),
+            (gpt(), "abc", "abd"),
             ValueError,
             "the prompt has 'd', which the model does not know; it knows 'abc'",
         ),
-        ((model, "abc", ""), ValueError, "the prompt is empty"),
-        ((model, "abc", None), TypeError, "prompt must be a str, not NoneType"),
-        ((model, "abc", [0, 1]), TypeError, "prompt must be a str, not list"),
-        (
-            (nn.GPT(3, 8, 1, 2, 8, positions="rotary", rng=0), "abc", "a"),
-            ValueError,
-            "not compute a model with rotary positions",
-        ),
-        (
-            (nn.GPT(3, 8, 1, 2, 8, norm_first=False, rng=0), "abc", "a"),
-            ValueError,
-            "with norms after the sums",
-        ),
-        ((nn.GPT(3, 8, 1, 2, 8, dtype=np.float64, rng=0), "abc", "a"), ValueError, "weights of float64"),
-        ((nn.GPT(3, 512, 1, 2, 8, rng=0), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),
+        ((gpt(), "abc", ""), ValueError, "the prompt is empty"),
+        ((gpt(), "abc", None), TypeError, "prompt must be a str, not NoneType"),
+        ((gpt(), "abc", [0, 1]), TypeError, "prompt must be a str, not list"),
+        ((gpt(positions="rotary"), "abc", "a"), ValueError, "not compute a model with rotary positions"),
+        ((gpt(norm_first=False), "abc", "a"), ValueError, "with norms after the sums"),
+        ((gpt(dtype=np.float64), "abc", "a"), ValueError, "weights of float64"),
+        ((gpt(512), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),
     ):
         with pytest.raises(error, match=message):
             views.gpt_page(*arguments)

@@ -13,7 +13,7 @@ PLAIN = [f"word{n}" for n in range(len(NASTY))]
 
 
 class Tags(HTMLParser):
-    """All elements but bdi, which words in other scripts have, with the names of their attributes; text, and what scripts hold."""
+    """All elements but bdi, which words in other scripts have, with the names of their attributes; text; scripts."""
 
     def __init__(self, html):
         super().__init__()
@@ -42,7 +42,7 @@ class Tags(HTMLParser):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_no_element_comes_or_goes(name):
+def test_hostile_text_adds_and_removes_no_element(name):
     page, plain = PAGES[name](NASTY), PAGES[name](PLAIN)
     for made, expected in ((page.html, plain.html), (page.fragment, plain.fragment)):
         made.encode("utf-8")

@@ -1,4 +1,4 @@
-"""The notebooks, executed: what they compute is what the tutorials print, what they show is what is saved."""
+"""The notebooks, executed: they compute what the tutorials print, and show what is saved."""
 
 import ast
 import importlib.util
@@ -38,7 +38,7 @@ def executed(tmp_path_factory):
     done = {}
     environment = {
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-        "IPYTHONDIR": str(tmp_path_factory.mktemp("ipython")),  # nobody's start-up files
+        "IPYTHONDIR": str(tmp_path_factory.mktemp("ipython")),  # no start-up files
         "PYTHONSAFEPATH": "1",
     }
     patch = pytest.MonkeyPatch()
@@ -60,7 +60,7 @@ def saved(name):
 
 
 def test_there_is_one_for_each_tutorial():
-    assert [name[0] for name in NAMES] == list("1234567")  # the last two go on from there
+    assert [name[0] for name in NAMES] == list("1234567")  # the last two continue from there
     assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(NAMES)
 
 
@@ -84,7 +84,7 @@ def test_nothing_but_selfattn_and_numpy_is_imported(name):
 
 
 @notebooks
-def test_links_lead_somewhere(name):
+def test_links_lead_to_files(name):
     text = "\n".join(cell.source for cell in saved(name).cells if cell.cell_type == "markdown")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         assert (NOTEBOOKS / target).exists(), target
@@ -94,7 +94,7 @@ NUMBER = re.compile(r"[-−]?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
 
 
 def alike(a, b):
-    """Tell whether two texts differ at most in the last place of numbers, as between two kinds of CPU."""
+    """Whether two texts differ at most in the last place of numbers, as between two kinds of CPU."""
     if a == b:
         return True
     if NUMBER.split(a) != NUMBER.split(b):
@@ -113,7 +113,7 @@ def numbers_alike(a, b):
 
 
 def shown(cell):
-    """What a reader sees of the outputs of a cell, by kind; what stands in scripts is all in the tables, too."""
+    """The visible outputs of a cell, by kind, without scripts, whose numbers are all in the tables."""
     for output in cell.get("outputs", []):
         if output.output_type == "stream":
             yield output.name, output.text
@@ -150,13 +150,13 @@ def printed_in(tutorial):
         ("7_classifier", {"losses", "right", "whole", "changed"}),
     ],
 )
-def test_nothing_that_is_printed_is_left_out(executed, name, compared):
-    """A notebook stops by itself where a number differs, as below; here is that it compares all of them."""
+def test_a_notebook_compares_everything_that_its_tutorial_prints(executed, name, compared):
+    """A notebook fails where a number differs, as below; this test checks that it compares all of them."""
     assert set(executed(name)[1]) == compared
 
 
-def test_the_trained_model_looks_at_the_telling_word(executed):
-    """The notebook says so, in words that no new run would change by itself."""
+def test_the_trained_model_takes_from_the_word_that_shows_the_topic(executed):
+    """The notebook says so in its text, which a new run does not change."""
     notebook, _ = executed("2_sentence_embeddings")
     (output,) = (cell.outputs[0].text for cell in notebook.cells if "untrained, trained in" in cell.source)
     lines = output.splitlines()
@@ -167,7 +167,7 @@ def test_the_trained_model_looks_at_the_telling_word(executed):
 
 
 def test_the_gpt_learned_the_rhyme_and_looks_at_the_verb(executed):
-    """What the text of the notebook says."""
+    """The text of the notebook says so."""
     _, results = executed("6_gpt")
     rhyme = "/ killed the rat that / ate the malt that / lay in the house that Jack built."
     assert results["spoken"] == rhyme
@@ -197,7 +197,7 @@ def test_a_wrong_number_stops_the_notebook(tmp_path, executed):
 @pytest.mark.parametrize(
     ("source", "message"), [("x = 1\n# %%\nx\n", "before the first"), ("# %% [raw]\n# x\n", r"\[raw\]")]
 )
-def test_a_source_that_is_none(tmp_path, source, message):
+def test_bad_sources(tmp_path, source, message):
     path = tmp_path / "wrong.py"
     path.write_text(source)
     with pytest.raises(ValueError, match=message):

@@ -116,7 +116,7 @@ def test_tokens_are_text_whatever_they_hold():
 
 
 def test_a_font_that_has_the_characters_is_found(monkeypatch):
-    """DejaVu Sans Mono stands for the configured font; only the Serif, say, has the letter."""
+    """The configured font is said to lack the letter, and the Serif to have it."""
     plot = importlib.import_module("selfattn.views.plot")
     real = plot._code_points
     monkeypatch.setattr(
@@ -131,14 +131,14 @@ def test_a_font_that_has_the_characters_is_found(monkeypatch):
         plot._other_families.cache_clear()
 
 
-def test_tokens_that_cannot_be_seen_are_spelled_out():
+def test_invisible_tokens_are_spelled_out():
     tokens = ["", " ", "a\nb", "\x00", "\u2028", "\ud800", "x" * 25]
     image = plot_attention(np.eye(7), tokens)
     assert labels(image)[0] == ["∅", "␣", "a\\nb", "\\x00", "\\u2028", "\\ud800", "x" * 23 + "…"]
     render(image)
 
 
-def test_of_many_tokens_some_are_named():
+def test_every_nth_of_many_tokens_is_named():
     tokens = [f"t{n}" for n in range(100)]
     image = plot_attention(np.eye(100), tokens)
     every = math.ceil(100 / 40)
@@ -166,7 +166,7 @@ def test_of_many_tokens_some_are_named():
         (WEIGHTS, TOKENS, {"ax": np.array([1, 2])}, TypeError, "not ndarray; choose one of them"),
     ],
 )
-def test_errors_say_what_does_not_fit(weights, tokens, options, error, message):
+def test_errors_name_what_does_not_fit(weights, tokens, options, error, message):
     before = plt.get_fignums()
     with pytest.raises(error, match=message):
         plot_attention(weights, tokens, **options)
@@ -182,7 +182,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("numbers", [True, False])
 def test_numbers_at_the_ends_of_the_range(dtype, numbers, tmp_path):
-    """The ends of the colour scale cannot be subtracted there; numbers keep their own colours and text."""
+    """The ends of the colour scale cannot be subtracted; numbers keep their own colours and text."""
     info = np.finfo(dtype)
     for row in (
         [info.max, info.min, 0],

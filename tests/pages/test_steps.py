@@ -84,7 +84,7 @@ def test_each_step_follows_from_the_one_before(options, qkv):
     np.testing.assert_allclose(steps.output, steps.weighted_values.sum(axis=-2), **close)
 
 
-def test_masked_nan_shows_in_the_scores_only(qkv):
+def test_a_masked_nan_is_in_the_scores_alone(qkv):
     query, key, value = (x.copy() for x in qkv)
     key[..., 4, :], value[..., 4, :] = np.nan, np.inf
     steps = sa.attention_steps(query, key, value, enable_gqa=True, key_lengths=4)
@@ -146,7 +146,7 @@ def test_every_step_of_a_layer_follows_from_the_one_before(layer, heads):
     assert steps.result is steps.norm
 
 
-def test_keys_and_values_may_come_from_elsewhere(layer):
+def test_keys_and_values_of_other_inputs(layer):
     x, w, _ = layer
     other, third = np.ones((3, 8)), np.full((3, 8), 2.0)
     names = ("W_query", "W_key", "W_value")
@@ -158,7 +158,7 @@ def test_keys_and_values_may_come_from_elsewhere(layer):
     np.testing.assert_array_equal(steps.value, other @ w["W_value"])
 
 
-def test_what_follows_other_weights_is_computed_from_them(layer):
+def test_given_weights_change_the_steps_after_them(layer):
     x, w, norm = layer
     steps = layer_steps(x, **w, num_heads=2, residual=True, norm=norm)
     best = steps.weights == steps.weights.max(axis=-1, keepdims=True)
@@ -229,13 +229,13 @@ def test_a_model_is_embeddings_positions_blocks_and_a_mean(layer):
         ({"v": np.ones(7), "num_heads": 1}, r"v has shape \(7,\), not \(d_k,\) of the queries \(5, 8\)"),
     ],
 )
-def test_shapes_that_do_not_fit_are_named(layer, changes, message):
+def test_errors_name_shapes_that_do_not_fit(layer, changes, message):
     x, w, _ = layer
     with pytest.raises(ValueError, match=message):
         layer_steps(x, **(w | changes))
 
 
-def test_options_are_those_of_attention(layer):
+def test_a_layer_takes_the_options_of_attention(layer):
     x, w, _ = layer
     names = ("W_query", "W_key", "W_value")
     q, k, v = (x @ w[name] for name in names)

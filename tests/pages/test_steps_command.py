@@ -19,7 +19,7 @@ LAYER = {"inputs": X, **{name: RNG.standard_normal((2, 2)) for name in ("W_query
 
 @pytest.fixture(autouse=True)
 def opened(monkeypatch, tmp_path):
-    """Nothing opens a browser; what would be opened is in this list."""
+    """No browser is opened; the list has the addresses."""
     monkeypatch.chdir(tmp_path)
     addresses = []
     monkeypatch.setattr("webbrowser.open", lambda address: addresses.append(address) or True)
@@ -104,7 +104,7 @@ def test_every_option_of_a_file_is_passed_on(tmp_path):
         ({**ATTENTION, "query": np.zeros((10**11, 0, 2))}, "it is empty, but would take hours"),
     ],
 )
-def test_arrays_that_do_not_do(arrays, message, tmp_path, capsys):
+def test_bad_arrays(arrays, message, tmp_path, capsys):
     np.savez(tmp_path / "mine.npz", **arrays)
     assert run("mine.npz") == 1
     error = capsys.readouterr().err
@@ -137,7 +137,7 @@ def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, wron
     assert ("has no word" in error or "3 inputs" in error) and not Path("wrong.html").exists()
 
 
-def test_files_that_are_none(tmp_path, capsys):
+def test_files_that_are_not_arrays(tmp_path, capsys):
     (tmp_path / "text.npz").write_text("no zip")
     (tmp_path / "empty.npz").write_text("")
     np.savez(tmp_path / "objects.npz", **{name: np.array([{}]) for name in ATTENTION})

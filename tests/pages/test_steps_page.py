@@ -69,7 +69,7 @@ def test_stages_come_in_order_with_formula_numpy_and_sentence():
 
 
 def run_lines(steps, page):
-    """Run the lines of NumPy that a page of one head shows, from the given arrays; returns the names."""
+    """Run the lines of NumPy on a page of one head with the given arrays; return all names."""
     p = steps.parameters
     names = {"np": np, "x": steps.inputs, "scale": steps._call.scale, "mask": steps._call.allowed}
     names |= {name: array for name, array in vars(p).items() if array is not None}
@@ -105,7 +105,7 @@ def test_the_lines_of_numpy_compute_the_steps():
         assert {"query", "weights", "output"} <= names.keys()
 
 
-def test_numbers_that_are_not_numbers_are_shown_as_they_are():
+def test_nan_and_infinity_are_written():
     page = Reader(views.steps_page(dead_row()).html)
     assert page.of("key").cells == [["1", "2"], ["nan", "0"], ["inf", "1"]]
     assert page.of("masked_scores").cells[1] == ["-inf"] * 3
@@ -116,9 +116,8 @@ def test_numbers_that_are_not_numbers_are_shown_as_they_are():
 @pytest.mark.parametrize("shape", [(0, 3, 2, 2), (2, 0, 2, 2), (2, 3, 0, 2), (2, 3, 2, 0), (1, 1, 1, 1)])
 def test_sizes_of_zero_and_one(shape):
     L, S, E, Ev = shape
-    page = Reader(
-        views.steps_page(sa.attention_steps(np.ones((L, E)), np.ones((S, E)), np.ones((S, Ev)))).html
-    )
+    steps = sa.attention_steps(np.ones((L, E)), np.ones((S, E)), np.ones((S, Ev)))
+    page = Reader(views.steps_page(steps).html)
     assert page.of("scores").cells == [[str(E)] * S] * L
     assert page.of("output").cells == [["1" if S else "0"] * Ev] * L
 
@@ -127,17 +126,16 @@ def test_captions_and_titles_are_text_whatever_they_hold():
     steps, tokens = everything()
     captions = {name: NASTY[n % len(NASTY)] + "\n" for n, name in enumerate(views.CAPTIONS)}
     page = views.steps_page(steps, tokens, captions=captions, exercise=True)
-    same = {"look": "one line", "made up": "another"}  # in these two *words* stand out
-    plain = [
-        tag for tag, _ in Reader(views.steps_page(steps, tokens, captions=same, exercise=True).html).elements
-    ]
+    same = {"look": "one line", "made up": "another"}  # in these two *words* are bold
+    plain = Reader(views.steps_page(steps, tokens, captions=same, exercise=True).html).elements
     for some in (page, views.join_pages([page, page], "".join(NASTY))):
         for html in (some.html, some.fragment, some.svg):
             html.encode("utf-8")
             assert not {"\u2028", "\x00", "\ud800"} & set(html)
         ElementTree.fromstring(some.svg)
         assert Reader(some.html).scripts  # and all tags are closed
-    assert [tag for tag, _ in Reader(page.html).elements] == plain  # no element has come or gone
+    tags = [[tag for tag, _ in each] for each in (Reader(page.html).elements, plain)]
+    assert tags[0] == tags[1]  # no element is added or lost
     assert "\n" not in page.title
     assert NASTY[0] in "".join(Reader(page.html).text)
 
@@ -156,7 +154,7 @@ def test_the_page_fetches_nothing_and_the_fragment_has_no_ids():
     assert page.html == views.steps_page(*illustrated()).html
 
 
-def test_an_untrusted_notebook_has_a_picture_and_is_told_how_to_bring_it_to_life():
+def test_an_untrusted_notebook_has_a_picture_and_says_how_to_start_the_page():
     page = views.steps_page(*illustrated())
     (picture,) = [attributes for tag, attributes in Reader(page.fragment).elements if tag == "img"]
     kind, _, data = picture["src"].partition(";base64,")
@@ -167,12 +165,11 @@ def test_an_untrusted_notebook_has_a_picture_and_is_told_how_to_bring_it_to_life
 
 def test_pages_in_one_document_have_ids_once():
     pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
-    ids = [a["id"] for _, a in Reader(views.join_pages(pages, "Two").html).elements if "id" in a]
+    page = views.join_pages(pages, "Two")
+    ids = [a["id"] for _, a in Reader(page.html).elements if "id" in a]
     assert len(ids) == len(set(ids))
     assert {"stage=scores", "view=2&stage=scores", "view=2&stage=scores&row=2"} <= set(ids)
-    assert "id=" not in re.sub(
-        r"<script>.*?</script>", "", views.join_pages(pages, "Two").fragment, flags=re.DOTALL
-    )
+    assert "id=" not in re.sub(r"<script>.*?</script>", "", page.fragment, flags=re.DOTALL)
 
 
 def test_sizes_of_pages():
@@ -186,11 +183,9 @@ def test_sizes_of_pages():
     assert "Abridged: shown for 8 of 64 queries" in page.html
 
 
-def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
+def test_too_many_numbers_are_an_error_and_a_notebook_shows_text():
     n = 10_000
-    steps = sa.attention_steps(
-        np.ones((n, 1), np.float32), np.ones((50, 1), np.float32), np.ones((50, 1), np.float32)
-    )
+    steps = sa.attention_steps(*(np.ones((rows, 1), np.float32) for rows in (n, 50, 50)))
     with pytest.raises(views.PageError, match=r"at most 200000 numbers.*\(10000, 50\)"):
         views.steps_page(steps, [f"t{i}" for i in range(n)])
     assert steps._repr_html_() is None
@@ -222,19 +217,19 @@ def test_too_many_numbers_are_an_error_and_leave_a_notebook_to_the_text():
         ({"compare": (dead_row(), None)}, ValueError, "compare= has other steps"),
     ],
 )
-def test_errors_say_what_was_given(arguments, error, message):
+def test_errors_quote_the_argument(arguments, error, message):
     with pytest.raises(error, match=message):
         views.steps_page(illustrated()[0], **arguments)
 
 
-def test_without_heads_there_is_nothing_to_show():
+def test_steps_without_heads_are_an_error():
     steps = sa.attention_steps(*np.ones((3, 0, 2, 2)))
     with pytest.raises(views.PageError, match=r"no heads to show: the scores have shape \(0, 2, 2\)"):
         views.steps_page(steps)
     assert steps._repr_html_() is None and steps._repr_svg_() is None
 
 
-def test_what_is_left_out_is_said_in_every_stage():
+def test_every_stage_says_what_is_left_out():
     rng = np.random.default_rng(6)
     x, *weights = rng.standard_normal((4, 3, 12, 12))[:, 0]
     steps = layer_steps(x, *weights, num_heads=6, dropout_p=0.5, rng=1)
@@ -293,27 +288,18 @@ def test_two_sentences_have_their_differences():
 
 def test_the_picture_has_the_weights():
     steps, tokens = bank("river")
-    texts = [
-        e.text
-        for e in ElementTree.fromstring(views.steps_page(steps, tokens).svg).iter()
-        if e.tag.endswith("text")
-    ]
+    picture = ElementTree.fromstring(views.steps_page(steps, tokens).svg)
+    texts = [e.text for e in picture.iter() if e.tag.endswith("text")]
     assert texts[:3] == tokens
     assert [float(t) for t in texts if t not in tokens] == [float(f"{w:.2f}") for w in steps.weights.ravel()]
     assert set(tokens) < set(texts)
 
 
 def picture_of(page):
-    """The texts of the picture, and where they stand."""
-    found = []
-    for group in ElementTree.fromstring(page.svg).iter("{http://www.w3.org/2000/svg}g"):
-        found.append(
-            [
-                (t.text, float(t.get("x")), t.get("text-anchor"))
-                for t in group.iter("{http://www.w3.org/2000/svg}text")
-            ]
-        )
-    return found
+    """The texts of the picture with their places."""
+    svg = "{http://www.w3.org/2000/svg}"
+    groups = ElementTree.fromstring(page.svg).iter(f"{svg}g")
+    return [[(t.text, float(t.get("x")), t.get("text-anchor")) for t in g.iter(f"{svg}text")] for g in groups]
 
 
 def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
@@ -328,7 +314,7 @@ def test_the_picture_names_heads_and_sentences_and_says_what_it_leaves_out():
     assert "Abridged" not in views.steps_page(*river).svg
 
 
-def test_sentences_of_different_lengths_are_compared_as_far_as_both_reach():
+def test_sentences_of_different_lengths_are_compared_where_both_have_rows():
     rng = np.random.default_rng(2)
     short, long = rng.standard_normal((2, 3)), rng.standard_normal((4, 3))
     a, b = (sa.attention_steps(x, x, x) for x in (short, long))
@@ -357,11 +343,8 @@ def test_the_note_of_an_open_mask_is_there_when_all_masks_are_open():
 
 
 def test_joined_pages_have_the_pictures_of_all_that_have_weights():
-    for name, views_with_weights in (
-        ("first_principles", 3),
-        ("attention_module", 2),
-        ("sentence_embeddings", 3),
-    ):
+    counts = {"first_principles": 3, "attention_module": 2, "sentence_embeddings": 3}
+    for name, views_with_weights in counts.items():
         page = views.tutorial_page(name)
         root = ElementTree.fromstring(page.svg)
         inner = [e for e in root if e.tag.endswith("svg")]
@@ -397,22 +380,19 @@ def test_the_picture_has_room_for_long_tokens():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("name", ["max", "min", "tiny", "smallest_subnormal"])
 def test_numbers_at_the_ends_of_the_range(dtype, name):
-    """As a mask of finfo.min has them: each is written, and none stops the page, its picture or a notebook."""
+    """As in a mask of finfo.min: each is written, on the page, in its picture and in a notebook."""
     end, x = getattr(np.finfo(dtype), name), np.eye(2, dtype=dtype)
     steps = sa.attention_steps(x, x, x, attn_mask=np.array([[0, end], [0, 0]], dtype))
     page = views.steps_page(steps, ["x", "y"], compare=(steps, ["a", "b"]))
     cell = Reader(page.html).of("masked_scores").cells[0][1]
-    written, exact = (
-        Decimal(cell),
-        Decimal(float(end)),
-    )  # that of the largest is beyond float64; what is below 1e-12 is 0
+    written, exact = Decimal(cell), Decimal(float(end))  # the largest is beyond float64; below 1e-12 is 0
     assert abs(written - exact) <= Decimal("5e-4") * abs(exact) + Decimal("1e-12")
     assert "<svg" in page.svg
     assert steps._repr_html_()
     views.steps_page(layer_steps(np.array([[end, 1], [0, end]], dtype), x, x, x))
 
 
-def test_steps_of_a_model_bring_their_tokens():
+def test_steps_of_a_model_have_their_tokens():
     words = ["tom", "<i>", "jerry"]
     model = nn.EmbeddingModel(
         lambda sentence: [words.index(w) for w in sentence.split()], 3, 4, max_seq_len=8, rng=0

@@ -1,4 +1,4 @@
-"""The tours of the five tutorials, without a browser: their form, and their answers from plain NumPy."""
+"""The tours of the five tutorials, without a browser: their form, and their answers by plain NumPy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The way back without a browser: its tables hold the gradients, its stops are computed, and what it cannot show is told."""
+"""The way back without a browser: its tables hold the gradients, its stops are computed, errors say what it does not show."""
 
 import re
 
@@ -15,11 +15,7 @@ TOKENS = ["stream", "bank", "mud"]
 
 def layer():
     rng = np.random.default_rng(0)
-    x, (query, key), value = (
-        rng.standard_normal((3, 4)),
-        rng.standard_normal((2, 4, 2)),
-        rng.standard_normal((4, 3)),
-    )
+    x, (query, key), value = (rng.standard_normal(shape) for shape in ((3, 4), (2, 4, 2), (4, 3)))
     return layer_steps(x, query, key, value, b_query=rng.standard_normal(2), b_value=rng.standard_normal(3))
 
 
@@ -28,9 +24,8 @@ def tables(page):
     found = {}
     for caption, body in re.findall(r"<table><caption>(.*?)</caption>(.*?)</table>", page.body):
         rows = re.findall(r"<tr><th.*?</tr>", body)
-        found[caption.split(" ")[0]] = np.array(
-            [[float(x) for x in re.findall(r"<td>(.*?)</td>", row)] for row in rows]
-        )
+        numbers = [re.findall(r"<td>(.*?)</td>", row) for row in rows]
+        found[caption.split(" ")[0]] = np.array(numbers, float)
     return found
 
 
@@ -51,12 +46,9 @@ def test_gradients_are_those_of_the_reference():
         "dS": scores,
         "dP": wish @ steps.value.T,
         "dO": wish,
-        "weights": steps.weights,
     }
-    for name, expected in truth.items():
-        np.testing.assert_allclose(
-            found[name], expected, rtol=5e-4, atol=5.1e-5, err_msg=name
-        )  # four digits are written
+    for name, expected in (truth | {"weights": steps.weights}).items():  # four digits are written
+        np.testing.assert_allclose(found[name], expected, rtol=5e-4, atol=5.1e-5, err_msg=name)
     np.testing.assert_allclose(found["dS"].sum(axis=1), 0, atol=1e-3)
 
 
@@ -77,52 +69,41 @@ def test_a_head_of_several_and_masks():
 def test_stops_are_computed():
     steps = layer()
     page = views.way_back_page(steps, TOKENS)
-    told = " ".join(stop["reveal"] for stop in data_of(page.body)["stops"])
+    revealed = " ".join(stop["reveal"] for stop in data_of(page.body)["stops"])
     largest = TOKENS[int((steps.value[:, 0]).argmax())]
-    assert f"*{largest}*’s: its dP is the largest" in told
+    assert f"*{largest}*’s: its dP is the largest" in revealed
     mean = steps.weights[2] @ steps.value[:, 0]
-    assert f"more than the mean, {mean:.3f}".replace("-", "−") in told
-    # Without a wish there is nothing to guess.
+    assert f"more than the mean, {mean:.3f}".replace("-", "−") in revealed
     assert data_of(views.way_back_page(steps, TOKENS, grad_output=np.zeros((3, 3))).body)["stops"] == []
 
 
 @pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
-def test_a_tutorials_page_has_it_as_its_second_half(name):
+def test_a_tutorials_page_ends_with_it(name):
     page = views.tutorial_page(name)
     (back,) = page.below
     assert page.html.count('class="sa-view sa-way-back"') == 1 and back.body in page.html
-    assert "sa-way-back" not in page.fragment  # a notebook shows it by itself
+    assert "sa-way-back" not in page.fragment  # in a notebook it is a page of its own
     assert not views.tutorial_page(name, exercise=True).below  # its numbers would be answers
 
 
-def test_what_is_not_shown():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((3, 2))
-    for arguments, options, error, message in (
+def test_bad_calls():
+    x = np.random.default_rng(0).standard_normal((3, 2))
+    steps = sa.attention_steps(x, x, x)
+    for shown, options, error, message in (
         (
-            ("x",),
+            "x",
             {},
             TypeError,
             "scaled dot products: pass what attention_steps or layer.steps returned, not str",
         ),
-        ((sa.attention_steps(x, x, x, softcap=2.0),), {}, ValueError, "not shown with a softcap"),
-        ((sa.attention_steps(x, x, x, sinks=[0.0]),), {}, ValueError, "not shown with sinks"),
-        ((sa.attention_steps(x, x, x, dropout_p=0.5, rng=0),), {}, ValueError, "not shown with dropout"),
-        (
-            (sa.attention_steps(x, x, x),),
-            {"grad_output": np.ones(3)},
-            ValueError,
-            r"of shape \(3, 2\), not \(3,\)",
-        ),
-        ((sa.attention_steps(x, x, x),), {"grad_output": x * np.nan}, ValueError, "must be finite"),
-        ((sa.attention_steps(x, x, x),), {"head": 1}, ValueError, "head must be from 0 to 0, not 1"),
-        (
-            (sa.attention_steps(*np.zeros((3, 13, 2))),),
-            {},
-            ValueError,
-            "at most 12 rows and 12 columns; Q is",
-        ),
-        ((sa.attention_steps(x, x, x), ["a"]), {}, ValueError, "1 tokens do not fit"),
+        (sa.attention_steps(x, x, x, softcap=2.0), {}, ValueError, "not shown with a softcap"),
+        (sa.attention_steps(x, x, x, sinks=[0.0]), {}, ValueError, "not shown with sinks"),
+        (sa.attention_steps(x, x, x, dropout_p=0.5, rng=0), {}, ValueError, "not shown with dropout"),
+        (steps, {"grad_output": np.ones(3)}, ValueError, r"of shape \(3, 2\), not \(3,\)"),
+        (steps, {"grad_output": x * np.nan}, ValueError, "must be finite"),
+        (steps, {"head": 1}, ValueError, "head must be from 0 to 0, not 1"),
+        (sa.attention_steps(*np.zeros((3, 13, 2))), {}, ValueError, "at most 12 rows and 12 columns; Q is"),
+        (steps, {"tokens": ["a"]}, ValueError, "1 tokens do not fit"),
     ):
         with pytest.raises(error, match=message):
-            views.way_back_page(*arguments, **options)
+            views.way_back_page(shown, **options)

@@ -19,9 +19,7 @@ def browser():
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with api.sync_playwright() as playwright:
         if path is None and not os.path.exists(playwright.chromium.executable_path):
-            pytest.skip(
-                "the tests in a browser need Chromium: none on the PATH, none from playwright install"
-            )
+            pytest.skip("the tests in a browser need Chromium: on the PATH, or from playwright install")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -29,7 +27,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open HTML from a file without a network; at the end, nothing was fetched and nothing complained.
+    """Open HTML from a file without a network; at the end, there were no requests and no messages.
 
     With `unfold` the details of all stages are opened.
     """
@@ -47,16 +45,9 @@ def visit(browser, tmp_path):
         page.on("console", lambda message: trouble.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
         page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
-        allowed = path.as_uri()
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url.split("#")[0] in (allowed, "data:,")
-                else trouble.append(f"fetched {request.url}")
-            ),
-        )
-        page.goto(allowed + fragment)
+        allowed = (path.as_uri(), "data:,")
+        page.on("request", lambda r: r.url.split("#")[0] in allowed or trouble.append(f"fetched {r.url}"))
+        page.goto(path.as_uri() + fragment)
         if unfold:
             page.evaluate("""document.querySelectorAll("[data-do='open all']").forEach((b) => b.click())""")
         return page

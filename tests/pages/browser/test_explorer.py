@@ -1,4 +1,4 @@
-"""The explorer in Chromium: every number is the steps', heads and words are chosen by mouse and keys, long texts stay quick."""
+"""The explorer in Chromium: every number is that of the steps, heads and words are chosen by mouse and keys, long texts are quick."""
 
 import time
 
@@ -13,7 +13,7 @@ SECOND = ["[CLS]", "a", "loan", "from", "the", "old", "bank", "[SEP]"]
 
 
 class Model:
-    """What the explorer asks of a language model: steps, tokens, logits, and an answer."""
+    """The methods of a language model that the explorer calls: steps, tokens, logits, generate."""
 
     vocabulary = ("<s>", "the", "river", "bank", "is", "<b>wide</b>")
 
@@ -89,14 +89,11 @@ def test_two_texts(opened):
     # Keys: one stop for Tab, arrows inside.
     heads.nth(0).focus()
     page.keyboard.press("ArrowRight")
-    assert heads.nth(1).get_attribute("aria-selected") == "true" and heads.nth(1).evaluate(
-        "e => e === document.activeElement"
-    )
+    assert heads.nth(1).evaluate("e => e === document.activeElement && e.ariaSelected") == "true"
     assert [heads.nth(n).get_attribute("tabindex") for n in (0, 1)] == ["-1", "0"]
-    page.locator(".sa-kinds button").first.click()
-    assert page.locator(".sa-dim").count() == 2 - int(
-        page.locator(".sa-kinds button").first.inner_text().split()[1]
-    )
+    kind = page.locator(".sa-kinds button").first
+    kind.click()
+    assert page.locator(".sa-dim").count() == 2 - int(kind.inner_text().split()[1])
     page.get_by_role("button", name="light or dark").click()
     assert page.locator(".sa-explorer").get_attribute("data-theme") == "dark"
 
@@ -182,10 +179,8 @@ def test_it_fits(opened, width, scheme):
     )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     named = page.locator(".sa-explorer :is(button, canvas[role=img], [role=listbox], select)")
-    assert all(
-        named.evaluate_all(
-            "all => all.map(e => Boolean(e.ariaLabel || e.textContent.trim() || e.closest('label')))"
-        )
+    assert named.evaluate_all(
+        "all => all.every(e => e.ariaLabel || e.textContent.trim() || e.closest('label'))"
     )
 
 

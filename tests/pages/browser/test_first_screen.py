@@ -16,7 +16,7 @@ def two(x):
 
 
 def test_what_attends_to_what_how_strongly_and_what_differs(visit):
-    """The three questions that the first screen answers, from two sentences; then a word, a number, the scale, a mask."""
+    """The first screen of two sentences; then another word, number and scale."""
     page = visit(views.steps_page(*bank("river"), compare=bank("finance")).html)
     steps = [bank(name)[0] for name in ("river", "finance")]
     for side in (0, 1):
@@ -24,26 +24,20 @@ def test_what_attends_to_what_how_strongly_and_what_differs(visit):
         for role in ("query", "key", "value", "weights", "output"):
             np.testing.assert_allclose(strip(page, role, side), getattr(steps[side], role), atol=0.0051)
         np.testing.assert_allclose(strip(page, "scores", side), steps[side].masked_scores, atol=0.0051)
-    caption = page.locator(".sa-see figcaption")
-    assert (
-        caption.nth(0).inner_text()
-        == "bank keeps 0.39 of itself and takes 0.32 from stream and 0.29 from mud."
-    )
+    caption = page.locator(".sa-see figcaption").first
+    assert caption.inner_text() == "bank keeps 0.39 of itself and takes 0.32 from stream and 0.29 from mud."
     lines = page.locator(".sa-out .sa-lines")
     assert lines.get_attribute("aria-label") == (
         "stream bank mud: 0.96, 0.31, 0.26; money bank loan: 0.30, 1.09, 0.18"
     )
     assert "Most different: number 1, by 0.78." in page.locator(".sa-out-text").inner_text()
     words = page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-token")
-    words.nth(5).click()  # mud, coming out
+    words.nth(5).click()  # mud, at the right
     assert figures(page) == two(steps[0].weights[2])
-    words.nth(0).hover()  # stream, going in: who takes from it
+    words.nth(0).hover()  # stream, at the left: which words take from it
     assert figures(page) == two(steps[0].weights[:, 0])
-    assert (
-        caption.nth(0)
-        .inner_text()
-        .startswith("From stream: stream takes 0.40, mud takes 0.38 and bank takes 0.32.")
-    )
+    taken = "From stream: stream takes 0.40, mud takes 0.38 and bank takes 0.32."
+    assert caption.inner_text().startswith(taken)
     page.locator(".sa-strip .sa-is-output[data-side='1'] td.sa-tinted").nth(4).hover()
     name, formula, result = re.split(" = | ≈ ", page.locator(".sa-sums").inner_text())
     assert name == "output[bank, 1]" and formula.count("·") == 3
@@ -68,7 +62,9 @@ def test_what_attends_to_what_how_strongly_and_what_differs(visit):
     p = steps[0].parameters
     moved = layer_steps(x, p.W_query, p.W_key, p.W_value)
     assert figures(page) == two(moved.weights[1])
-    assert page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-ghost").get_attribute("d")  # as it was
+    assert page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-ghost").get_attribute(
+        "d"
+    )  # the row before the change
     np.testing.assert_allclose(strip(page, "output"), moved.output, atol=0.0051)
     assert cell(page, "inputs", "inputs", 0, 0).inner_text() == "1.1"  # and in the details
 
@@ -122,11 +118,8 @@ def test_heads_and_blocks_have_tabs_and_pages_have_tabs(visit):
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_without_scripts_there_is_a_picture_and_every_table(visit, scripts):
-    page = visit(
-        views.steps_page(*bank("river"), compare=bank("finance")).html,
-        java_script_enabled=scripts,
-        unfold=scripts,
-    )
+    html = views.steps_page(*bank("river"), compare=bank("finance")).html
+    page = visit(html, java_script_enabled=scripts, unfold=scripts)
     still = page.locator(".sa-still svg")
     assert still.count() == (0 if scripts else 1)
     assert page.locator("[data-stage=weights] table").first.is_visible()
@@ -137,7 +130,7 @@ def test_without_scripts_there_is_a_picture_and_every_table(visit, scripts):
 
 
 def test_rows_without_keys_and_crossed_texts(visit):
-    """Two queries, three keys; the second may look at nobody."""
+    """Two queries, three keys; the second query sees none of them."""
     mask = np.array([[True, True, False], [False, False, False]])
     steps = attention_steps(
         np.eye(2), np.array([[1.0, 2.0], [0.0, 0.0], [9.0, 1.0]]), np.arange(6.0).reshape(3, 2), mask
@@ -151,7 +144,7 @@ def test_rows_without_keys_and_crossed_texts(visit):
     assert caption.inner_text() == "b may see no word: its output is zeros."
 
 
-def test_an_exercise_does_not_tell_on_the_first_screen(visit):
+def test_the_first_screen_of_an_exercise_hides_the_answers(visit):
     page = visit(views.steps_page(*illustrated(), exercise=True).html)
     assert "?" in figures(page)
     assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() > 10

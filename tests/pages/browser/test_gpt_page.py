@@ -1,4 +1,4 @@
-"""The GPT in a page, in Chromium: what the script computes is what the kernels compute, changed or not."""
+"""The GPT page in Chromium: the script computes what the kernels compute, with and without changes."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def bars(page):
 
 
 def assert_next(page, model, alphabet, ids, temperature=1.0):
-    """What the bars say is the softmax of the model's logits behind these ids."""
+    """The bars are the softmax of the model's logits after these ids."""
     logits = model(np.array(ids))[-1].astype(np.float64) / temperature
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()

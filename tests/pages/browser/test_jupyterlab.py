@@ -27,12 +27,12 @@ PATIENCE = 180_000  # milliseconds: the machine may be busy
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Serve copies of the notebook, one of them trusted; nobody's settings, nothing kept: its address."""
+    """Serve copies of the notebook, one of them trusted, without settings of others; yield a function of the address."""
     home = tmp_path_factory.mktemp("lab")
     work = home / "work"
     work.mkdir()
     shutil.copy(NOTEBOOKS / NAME, work / "trusted.ipynb")
-    # Trust belongs to the content, whatever the file is called: one word makes it another notebook.
+    # Trust depends on the content, not the name: one more word makes it another notebook.
     text = (NOTEBOOKS / NAME).read_text(encoding="utf-8")
     (work / "untrusted.ipynb").write_text(text.replace("slowly", "very slowly"), encoding="utf-8")
     environment = {
@@ -60,7 +60,7 @@ def lab(tmp_path_factory):
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=work)
         try:
             wait_for(f"http://127.0.0.1:{port}/api?token={token}", server, home / "log")
-            # A workspace of its own for each visit: nothing of the visits before is opened again.
+            # A new workspace for each visit, so that earlier ones are not opened again.
             number = itertools.count()
             base = f"http://127.0.0.1:{port}/lab/workspaces"
             yield lambda name: f"{base}/visit{next(number)}/tree/{name}?token={token}"
@@ -82,7 +82,7 @@ def wait_for(address, server, log):
 
 @pytest.fixture
 def visit(lab, browser):
-    """Open a notebook; at the end, nothing came from elsewhere, and no script failed."""
+    """Open a notebook; at the end, all requests were local, and no script failed."""
     contexts, trouble = [], []
 
     def open_notebook(name, *, alive):
@@ -136,7 +136,7 @@ def notebook_state(page):
 
 
 def test_an_untrusted_notebook_shows_every_number(visit):
-    """JupyterLab takes scripts and data attributes out; the tables are what is left, with their captions."""
+    """JupyterLab removes scripts and data attributes; the tables and their captions are left."""
     page = visit("untrusted.ipynb", alive=False)
     assert page.locator(".sa-bar, .jp-OutputArea-output script").count() == 0  # no script has run
     tables = (
@@ -160,7 +160,7 @@ def test_an_untrusted_notebook_shows_every_number(visit):
     assert page.locator(".sa-steps table").first.is_visible()
 
 
-def test_two_trusted_views_work_and_leave_each_other_alone(visit):
+def test_two_trusted_views_are_independent(visit):
     page = visit("trusted.ipynb", alive=True)
     first, second = views(page).nth(0), views(page).nth(1)
     assert page.locator(".jp-OutputArea-output [id]").count() == 0
@@ -180,7 +180,7 @@ def test_two_trusted_views_work_and_leave_each_other_alone(visit):
     assert second.locator("td").all_text_contents() == before
 
 
-def test_jupyters_keys_and_those_of_a_view_do_not_meet(visit):
+def test_keys_of_jupyter_and_of_a_view_are_separate(visit):
     page = visit("trusted.ipynb", alive=True)
     view, before = views(page).nth(0), notebook_state(page)
     number(view, "weights", "weights", 0, 0).click()

@@ -1,4 +1,4 @@
-"""The kit's parts in Chromium, each alone on a page: what they draw from numbers, what keys, mouse and guesses do."""
+"""The parts of the kit in Chromium, each alone on a page: drawings of numbers, keys, mouse, guesses."""
 
 import numpy as np
 import pytest
@@ -35,9 +35,8 @@ root.append(tour.node, tools(root, texts, () => heard.push("changed")));
 
 @pytest.fixture
 def kit(visit):
-    code = document.script(*document.KIT, "kit/heat.js", "kit/ribbons.js", "kit/tour.js").removesuffix(
-        "})();</script>"
-    )
+    code = document.script(*document.KIT, "kit/heat.js", "kit/ribbons.js", "kit/tour.js")
+    code = code.removesuffix("})();</script>")
     return visit(
         f"<!DOCTYPE html><html lang=en><title>kit</title>{document.style()}<link rel=icon href='data:,'><body class=sa-page>"
         f"<div class=sa-view></div>{code}{SCRIPT}}})();</script>"
@@ -71,19 +70,14 @@ def test_ribbons_are_as_thick_as_weights_and_fill_their_bars(kit):
     assert kit.locator(".sa-token[aria-pressed=true]").all_text_contents() == ["<b>river</b>"]
 
 
-def test_words_answer_to_mouse_and_keys(kit):
+def test_words_are_chosen_by_mouse_and_keys(kit):
     words = kit.locator(".sa-token")
     words.nth(0).hover()
     assert heard(kit)[-1] == ["from 0", False]
     words.nth(5).click()
     assert heard(kit)[-1] == ["to 2", True]
-    for key, expected in (
-        ("ArrowUp", "to 1"),
-        ("ArrowLeft", "from 1"),
-        ("ArrowDown", "from 2"),
-        ("ArrowRight", "to 2"),
-    ):
-        kit.keyboard.press(key)
+    for key, expected in {"Up": "to 1", "Left": "from 1", "Down": "from 2", "Right": "to 2"}.items():
+        kit.keyboard.press(f"Arrow{key}")
         assert heard(kit)[-1][0] == expected
     assert kit.locator(".sa-token[tabindex='0']").count() == 1
 
@@ -128,7 +122,7 @@ def test_a_map_has_a_pixel_for_a_number_and_lines_have_marks(kit):
     assert kit.locator(".sa-lines :is(.sa-mark-0, .sa-mark-1)").count() == 2
 
 
-def test_a_tour_asks_then_tells(kit):
+def test_a_tour_asks_then_answers(kit):
     kit.clock.install()
     next_button, place = kit.locator("[data-do='tour next']"), kit.locator(".sa-tour-at")
     assert place.inner_text() == "{tour start name}"

@@ -1,4 +1,4 @@
-"""The steps page in Chromium: what lights up, what is spelled, how one gets about."""
+"""The steps page in Chromium: sources that are highlighted, sums that are written, keys, steps and links."""
 
 import re
 from importlib import resources
@@ -13,7 +13,7 @@ from selfattn.views.draw import shade
 from selfattn.views.writing import number
 
 
-def test_hovering_lights_up_what_made_a_number_and_spells_the_sum(small):
+def test_pointing_highlights_the_sources_and_writes_the_sum(small):
     cell(small, "scores", "scores", 0, 1).hover()
     assert said(small, "scores") == "scores[one, two] = 1·4 + 0·4 + 2·0 = 4"
     assert sorted(lit(small, "a", "scores")) == ["query[0,0]", "query[0,1]", "query[0,2]"]
@@ -54,22 +54,22 @@ def assert_lit(page, sources):
         assert set(lit(page, "to")) == {f"{node}[{i},{j}]"}
 
 
-def test_every_kind_of_number_lights_up_its_sources_in_their_colours(small):
+def test_sources_of_every_kind_have_their_colours(small):
     assert_lit(small, LIT)
 
 
-def test_an_additive_score_lights_up_a_query_a_key_and_v(visit):
+def test_the_sources_of_an_additive_score_are_query_key_and_v(visit):
     page = visit(views.steps_page(*additive()).html)
     assert_lit(page, {("scores", "scores", 1, 2): ({"query[1,*5]"}, {"key[2,*5]"}, {"v[0,*5]"})})
 
 
 @pytest.mark.parametrize("make", [illustrated, lambda: bank("river"), everything, additive, model], ids=str)
-def test_every_sum_that_is_spelled_gives_the_number_it_is_for(visit, make):
+def test_every_written_sum_equals_its_number(visit, make):
     assert_spelled(visit(views.steps_page(*make(), precision=12).html), 60)
 
 
 def test_the_browser_writes_numbers_as_the_page_does(visit):
-    """Ties included, which JavaScript alone rounds away from zero and Python to the even digit."""
+    """With ties, which JavaScript rounds away from zero and Python to the even digit."""
     rng = np.random.default_rng(5)
     values = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, 0.125, -0.375, 1.0625, 0.03125, 12345000.0, 12335000.0, 9999999.5, 1e300,
               -1e-300, 999.99995, 0.00099999999, 0.001, 1e-13, 2.0**-11, *rng.standard_normal(200),
@@ -104,7 +104,7 @@ def test_the_keyboard_reaches_every_number(small):
     assert small.locator("[data-stage='scores'] table[data-node='scores'] td[tabindex='0']").count() == 1
 
 
-def test_keys_are_taken_only_inside(small):
+def test_keys_act_only_inside_a_view(small):
     small.evaluate(
         "document.addEventListener('keydown', e => (window.heard ??= []).push([e.key, e.defaultPrevented]))"
     )
@@ -145,7 +145,7 @@ def test_stepping_forward_and_back(small):
     assert lit(small, "to", "output")[-1] == "output[2,1]"
 
 
-def test_play_goes_on_by_itself_and_pauses(visit):
+def test_play_continues_by_itself_and_pauses(visit):
     page = visit(views.steps_page(*illustrated()).html)
     page.clock.install()
     play = page.locator("[data-do=play]")
@@ -188,7 +188,7 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.evaluate("location.hash = '#stage=nonsense'")
     assert lit(page, "to", "weights") == ["weights[1,0]"]
-    # the page writes its own place just behind a click on a link
+    # the page writes its own place just after a click on a link
     page.evaluate(
         "location.hash = '#stage=scores&row=1'; history.replaceState(null, '', '#stage=weights&row=1')"
     )

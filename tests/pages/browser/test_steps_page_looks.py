@@ -1,4 +1,4 @@
-"""The steps page in Chromium: what it looks like, to eyes and to screen readers, how fast it answers, what it must not run."""
+"""The steps page in Chromium: contrast, screen readers, keys, sizes, speed, hostile text."""
 
 import pytest
 from page_driver import CONTRASTS, cell, change
@@ -9,7 +9,7 @@ from selfattn import views
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_contrast(visit, scheme):
-    """WCAG 2.1, 1.4.3: the luminance of text and what is behind it are 4.5 to 1 at least, in every state."""
+    """WCAG 2.1, 1.4.3: the luminances of text and background are 4.5 to 1 at least, in every state."""
     pages = {
         "options": views.steps_page(*everything()),
         "two sentences": views.steps_page(*bank("river"), compare=bank("finance")),
@@ -41,7 +41,7 @@ def test_all_text_has_contrast(visit, scheme):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_dark_and_projector(visit, scheme):
-    """The system's choice first, then the button's; and larger letters."""
+    """The system's choice first, then that of the button; and larger letters."""
     pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
     page = visit(views.join_pages(pages, "Two").html, color_scheme=scheme)
 
@@ -65,7 +65,7 @@ def test_light_dark_and_projector(visit, scheme):
         assert button.get_attribute("aria-pressed") == str(size == "21px").lower()
 
 
-def test_what_a_screen_reader_hears(visit):
+def test_a_screen_reader_finds_names_and_headers(visit):
     """Chromium's own tree: controls and tables have names, numbers have the headers of their row and column."""
     page = visit(views.steps_page(*illustrated(), exercise=True).html)
     cell(page, "inputs", "inputs", 0, 0).dblclick()
@@ -82,7 +82,7 @@ def test_what_a_screen_reader_hears(visit):
     assert named["slider"] == ["scale", "scale"]  # on the first screen, and in its stage
     assert "x, one two three" in named["grid"]
     assert "Attention weights of all words: one two three" in named["figure"]
-    assert any(name.startswith("one two three: ") for name in named["image"])  # what comes out
+    assert any(name.startswith("one two three: ") for name in named["image"])  # the outputs
     assert {"scores 3 × 3", "key.T 3 × 3", "weighted_values[0] (query one) 3 × 3"} <= set(named["grid"])
     assert {"inputs[one, 0]", "Predict scores[one, two]"} <= set(named["textbox"])
     assert {"one", "two", "three"} <= set(named["rowheader"])
@@ -106,17 +106,7 @@ def test_all_can_be_done_with_keys(small):
         if here is None:
             break
         reached.append(here)
-    controls = [
-        "theme",
-        "projector",
-        "word",
-        "open all",
-        "previous",
-        "play",
-        "next",
-        "select-one",
-        "select-one",
-    ]
+    controls = ["theme", "projector", "word", "open all", "previous", "play", "next", *["select-one"] * 2]
     assert [name for name in reached if name in controls] == controls
     captions = small.locator("table.sa-m caption").all_text_contents()
     assert [name for name in reached if name in captions] == captions
@@ -128,7 +118,7 @@ def test_all_can_be_done_with_keys(small):
     for key in ("ArrowRight", "Enter", "7", "Enter"):
         small.keyboard.press(key)
     assert cell(small, "inputs", "inputs", 0, 1).inner_text() == "7"
-    assert small.evaluate("document.activeElement.textContent") == "7"  # the focus is where it was
+    assert small.evaluate("document.activeElement.textContent") == "7"  # the focus has not moved
     small.keyboard.press("F2")
     small.keyboard.type("8")
     small.keyboard.press("Escape")
@@ -180,7 +170,7 @@ def test_nasty_captions_titles_and_pictures_run_nothing(visit):
 
 
 def test_a_large_page_answers_a_hover_at_once(visit):
-    """64 tokens and 64 dims, from the event until all is lit, said and laid out: under 50 ms for two dozen numbers.
+    """64 tokens and 64 dims, from the event until all is highlighted, written and laid out: under 50 ms for two dozen numbers.
 
     The best of five tries each, without the wait for the next frame: other processes may hold the processor.
     """

@@ -1,4 +1,4 @@
-"""The widget: its module, run as anywidget runs it, draws the view and tells what is chosen."""
+"""The widget: its module, run as anywidget runs it, draws the view and reports the choice."""
 
 import json
 
