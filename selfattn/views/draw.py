@@ -42,19 +42,14 @@ class Drawing:
         self.blanks = self._blanks() if exercise else {}
 
     def _blanks(self) -> dict[str, list[int]]:
-        """For each node that a stage computes, the blank column of each row."""
+        """Return the blank column of each row of each node that a stage computes."""
         blanks: dict[str, list[int]] = {}
         for n, stage in enumerate(self.graph.stages.values()):
             for equation in stage.equations:
-                for name in [
-                    r
-                    for side in equation.sides
-                    for r in results(side)
-                    if self.graph.nodes[r].op not in ("given", "row_sums")
-                ]:
-                    rows, columns = self.graph.nodes[name].data.shape
-                    if columns:
-                        step = 2 if columns % 2 else 1  # every column has its turn
+                for name in (name for side in equation.sides for name in results(side)):
+                    node, (rows, columns) = self.graph.nodes[name], self.graph.nodes[name].data.shape
+                    if columns and node.op not in ("given", "row_sums"):
+                        step = 2 if columns % 2 else 1  # blanks go through all columns
                         blanks[name] = [(step * i + n) % columns for i in range(rows)]
         return blanks
 
@@ -164,7 +159,7 @@ class Drawing:
             [x if x == y else f"{x} → {y}" for x, y in zip(*pair, strict=False)]
             for pair in zip(self.axes(first), self.axes(second), strict=True)
         ]
-        hidden = {(i, j) for node in (a, b) for i, j in enumerate(self.blanks.get(node, []))}
+        hidden = {*enumerate(self.blanks.get(a, [])), *enumerate(self.blanks.get(b, []))}
         decimals = max(self.decimals[a], self.decimals[b])
         size = float(np.abs(data[np.isfinite(data)]).max(initial=0.0))
         attributes = f'data-a="{text(a)}" data-b="{text(b)}" data-size="{size!r}" data-decimals="{decimals}"'
@@ -183,8 +178,7 @@ class Drawing:
         """Draw a matrix or its transpose; with `ids` links can lead to its rows, `of` names its sentence."""
         name = term.removeprefix("T:")
         node, transposed = self.graph.nodes[name], term.startswith("T:")
-        data, labels = node.data, list(self.axes(node))
-        hidden = {(i, j) for i, j in enumerate(self.blanks.get(name, []))}
+        data, labels, hidden = node.data, list(self.axes(node)), set(enumerate(self.blanks.get(name, [])))
         if transposed:
             data, labels, hidden = data.T, labels[::-1], {(j, i) for i, j in hidden}
         size = self.sizes[node.name.partition("[")[0]]
@@ -322,14 +316,8 @@ class Drawing:
         sentences = {key.removeprefix("head.") for key in self.texts if "." in key} - {"head"}
         used = {key: line for key, line in self.texts.items() if "." not in key and key not in sentences}
         heads = [vars(head) for head in self.graph.heads]
-        payload = {
-            "nodes": nodes,
-            "heads": heads,
-            "labels": self.graph.labels,
-            "precision": self.precision,
-            "texts": used,
-        }
-        return script_data(payload)
+        data = {"nodes": nodes, "heads": heads, "labels": self.graph.labels, "precision": self.precision}
+        return script_data(data | {"texts": used})
 
 
 def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:

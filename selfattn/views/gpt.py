@@ -153,13 +153,11 @@ def gpt_page(
 
 def _check(model: GPT) -> None:
     count = sum(array.size for array in model.parameters().values())
+    wide = any(array.dtype != np.float32 for array in model.state_dict().values())
     for name, there in (
         ("rotary positions", model.position_embedding is None),
         ("norms after the sums", model.norm is None),
-        (
-            "rounded weights, or weights of float64",
-            any(array.dtype != np.float32 for array in model.state_dict().values()),
-        ),
+        ("rounded weights, or weights of float64", wide),
     ):
         if there:
             raise ValueError(f"the page does not compute a model with {name}")

@@ -323,9 +323,8 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
         show("weights", masked, "", sink, "→", weights, "", sums(weights), variant="sink_weights")
 
     roles = {"query": q, "key": k, "value": v, "scale": scale, "mask": mask, "scores": masked}
-    stages = {name: prefix + name for name in ("query", "key", "value")}
-    stages |= {"mask": prefix + "masked_scores", "scores": prefix + "scores", "weights": prefix + "weights"}
-    stages["output"] = prefix + "output"
+    stages = {name: prefix + name for name in ("query", "key", "value", "scores", "weights", "output")}
+    stages["mask"] = prefix + "masked_scores"
     if steps._replaced:
         replacing = given("given_weights", steps.dropped_weights[at])
         use = scalar("use_given", 1.0)
@@ -417,11 +416,8 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
     heads = []
     for name, rows in (("query", t), ("key", c), ("value", c)):
         per_head = getattr(steps, name)
-        if p.num_heads == 1:
-            full = flat(per_head)
-        else:
-            merged = per_head.swapaxes(-2, -3)
-            full = merged.reshape(merged.shape[-3], -1)
+        full = per_head if p.num_heads == 1 else per_head.swapaxes(-2, -3)
+        full = full.reshape(per_head.shape[-2], -1)
         weight, bias = getattr(p, f"W_{name}"), getattr(p, f"b_{name}")
         whole = _affine(graph, prefix, name, f"W_{name}", sources[name], weight, bias, full, rows, name)
         heads.append(_split(graph, whole, _by_head(per_head), rows))
@@ -512,12 +508,10 @@ def _norm(
     data: Array,
     rows: str,
 ) -> str:
-    width = data.shape[-1]
     weight, bias, eps = norm
-    given = {"ln_weight": weight, "ln_bias": bias}
     ids = []
-    for (name, array), default in zip(given.items(), (1.0, 0.0), strict=True):
-        filled = np.full(width, default) if array is None else array
+    for name, array, default in (("ln_weight", weight, 1.0), ("ln_bias", bias, 0.0)):
+        filled = np.full(data.shape[-1], default) if array is None else array
         ids.append(graph.add(prefix + name, name, filled, "one", editable=True, shared=True))
     y = graph.add(f"{prefix}norm", "norm", data, rows, "", "norm", (last, *ids), {"eps": eps})
     graph.show("norm", [last, "", ids[0], "", ids[1], "→", y], prefix=prefix, source=last)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._extras import import_extra
 from selfattn.views.writing import as_whole, letters, said, short, visible
 from selfattn.views.writing import number as written
 
@@ -115,11 +116,13 @@ def plot_attention(
     if not 0 <= as_whole(precision) <= 17:
         raise ValueError(f"precision is a number of decimals from 0 to 17, not {precision!r}")
     precision = as_whole(precision)
-    plt = _pyplot()
+    import_extra("matplotlib", "viz")
+    from matplotlib import pyplot as plt
+
     low, high = _limits(matrix, vmin, vmax)
     if numbers is None:
         numbers = matrix.size <= MAX_NUMBERS
-    ax = _new_axes(plt, matrix.shape, rows, columns) if ax is None else _as_axes(ax)
+    ax = _new_axes(plt, matrix.shape, rows, columns) if ax is None else _as_axes(ax, plt)
 
     drawn = matrix
     if max(high, -low) > MOST_FLOAT32:  # matplotlib subtracts the ends, in the dtype of the numbers
@@ -181,18 +184,8 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
     return [short(visible(token), MAX_TOKEN) for token in given]
 
 
-def _pyplot() -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise ImportError("plot_attention needs matplotlib: pip install 'selfattn[viz]'") from error
-    return pyplot
-
-
-def _as_axes(ax: Any) -> Any:
-    from matplotlib.axes import Axes
-
-    if not isinstance(ax, Axes):
+def _as_axes(ax: Any, plt: Any) -> Any:
+    if not isinstance(ax, plt.Axes):
         hint = "; choose one of them" if isinstance(ax, np.ndarray) else ""
         raise TypeError(f"ax must be a matplotlib Axes, not {type(ax).__name__}{hint}")
     return ax

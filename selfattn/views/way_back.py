@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from selfattn.views.writing import Array, number, said, text
 
 __all__ = ["WayBack", "way_back_page"]
 
+Arrays: TypeAlias = dict[str, Array]
 MOST_ROWS, MOST_COLUMNS = 12, 12  # of a matrix
 
 
@@ -97,14 +98,12 @@ def way_back_page(
     projections = _projections(steps)
     forward = _forward(steps, head, bool(projections))
     added = _added(steps, head)
-    output = forward["O"]
-    wish = np.zeros(output.shape)
+    shape = forward["O"].shape
+    wish = np.zeros(shape) if grad_output is None else np.asarray(grad_output, np.float64)
     if grad_output is None:
         wish[-1:, :1] = 1
-    else:
-        wish = np.asarray(grad_output, np.float64)
-    if wish.shape != output.shape or not np.isfinite(wish).all():
-        raise ValueError(f"grad_output must be finite, of shape {output.shape}, not {wish.shape}")
+    if wish.shape != shape or not np.isfinite(wish).all():
+        raise ValueError(f"grad_output must be finite, of shape {shape}, not {wish.shape}")
     scale = steps._call.scale
     backward = _backward(forward, projections, added, scale, wish)
     rows = np.abs(wish).sum(axis=1)
@@ -112,8 +111,8 @@ def way_back_page(
     data = {
         "queries": queries,
         "keys": keys,
-        "forward": {name: array.tolist() for name, array in forward.items() if name in ("x", "Q", "K", "V")},
-        "weights": {name: {"weight": w.tolist(), "bias": b.tolist()} for name, (w, b) in projections.items()}
+        "forward": {name: forward[name].tolist() for name in "xQKV" if name in forward},
+        "weights": {n: {"weight": w.tolist(), "bias": b.tolist()} for n, (w, b) in projections.items()}
         or None,
         "scale": scale,
         "closed": (~np.isfinite(forward["S"])).astype(int).tolist(),
@@ -123,11 +122,8 @@ def way_back_page(
         "stops": [asdict(stop) for stop in _stops(queries, keys, forward, backward, wish, row)],
         "captions": CAPTIONS | WAY_BACK,
     }
-    title = WAY_BACK["title"]
-    picture = weights_svg(
-        [("P", forward["P"], queries, keys, set()), ("dS", np.abs(backward["S"]), queries, keys, set())],
-        title,
-    )
+    title, shown = WAY_BACK["title"], {"P": forward["P"], "dS": np.abs(backward["S"])}
+    picture = weights_svg([(name, array, queries, keys, set()) for name, array in shown.items()], title)
     return WayBack(title, _body(title, data, forward, backward, queries, keys), picture)
 
 
@@ -141,7 +137,7 @@ def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
     return matrix
 
 
-def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> dict[str, Array]:
+def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> Arrays:
     call = steps._call
     given = not np.array_equal(steps.dropped_weights, steps.weights, equal_nan=True)
     for name, there in (
@@ -151,17 +147,10 @@ def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> dict[str, Ar
     ):
         if there:
             raise ValueError(f"the way back is not shown with {name}")
-    arrays = {
-        "Q": steps.query,
-        "K": steps.key,
-        "V": steps.value,
-        "S": steps.masked_scores,
-        "P": steps.weights,
-        "O": steps.output,
-    }
+    arrays = [steps.query, steps.key, steps.value, steps.masked_scores, steps.weights, steps.output]
+    found = {name: _of(array, steps, head) for name, array in zip("QKVSPO", arrays, strict=True)}
     if has_inputs and isinstance(steps, LayerSteps):
-        arrays = {"x": steps.inputs, **arrays}
-    found = {name: _of(array, steps, head) for name, array in arrays.items()}
+        found = {"x": _of(steps.inputs, steps, head), **found}
     for name, matrix in found.items():
         if matrix.shape[0] > MOST_ROWS or matrix.shape[1] > MOST_COLUMNS:
             raise ValueError(
@@ -184,8 +173,8 @@ def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
     pairs = {"Q": (p.W_query, p.b_query), "K": (p.W_key, p.b_key), "V": (p.W_value, p.b_value)}
     return {
         name: (
-            weight.astype(np.float64),
-            np.zeros(weight.shape[1]) if bias is None else bias.astype(np.float64).ravel(),
+            weight.astype(float),
+            np.zeros(weight.shape[1]) if bias is None else bias.astype(float).ravel(),
         )
         for name, (weight, bias) in pairs.items()
     }
@@ -194,59 +183,47 @@ def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
 def _added(steps: AttentionSteps, head: int) -> Array:
     """Return what masks and slopes add to the scores."""
     scaled, masked = _of(steps.scaled_scores, steps, head), _of(steps.masked_scores, steps, head)
-    added: Array = np.where(
-        np.isfinite(masked) & np.isfinite(scaled), masked - np.where(np.isfinite(scaled), scaled, 0), 0
-    )
+    finite = np.isfinite(masked) & np.isfinite(scaled)
+    added: Array = np.subtract(masked, scaled, out=np.zeros_like(masked), where=finite)
     return added
 
 
 def _backward(
-    forward: dict[str, Array],
-    projections: dict[str, tuple[Array, Array]],
-    added: Array,
-    scale: float,
-    wish: Array,
-) -> dict[str, Array]:
+    forward: Arrays, projections: dict[str, tuple[Array, Array]], added: Array, scale: float, wish: Array
+) -> Arrays:
     """Return the gradients: of inputs by the kernels, of scores and weights from these."""
     query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
     mask = np.where(np.isfinite(forward["S"]), added, -np.inf)
     _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=scale)
     found: dict[str, Any] = dict(zip("QKV", pullback(wish)[:3], strict=True))
-    says = wish @ value.T
-    mean = (forward["P"] * says).sum(axis=1, keepdims=True)
-    found |= {"S": forward["P"] * (says - mean), "P": says, "O": wish}
+    dp = wish @ value.T
+    mean = (forward["P"] * dp).sum(axis=1, keepdims=True)
+    found |= {"S": forward["P"] * (dp - mean), "P": dp, "O": wish}
     if projections:
         found["x"] = sum(found[name] @ weight.T for name, (weight, _) in projections.items())
     return found
 
 
 def _stops(
-    queries: list[str],
-    keys: list[str],
-    forward: dict[str, Array],
-    backward: dict[str, Array],
-    wish: Array,
-    row: int,
+    queries: list[str], keys: list[str], forward: Arrays, backward: Arrays, wish: Array, row: int
 ) -> list[Stop]:
     """Return the stops, with the numbers of this page; none without a wish, or with too few or too many keys."""
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
-    weights, says = forward["P"][row], backward["P"][row]
-    column = int(np.abs(wish[row]).argmax())
-    mean, word = float(weights @ says), queries[row]
+    dp, column, word = backward["P"][row], int(np.abs(wish[row]).argmax()), queries[row]
 
     def listed(numbers: Array, decimals: int) -> str:
         parts = [f"*{key}* {said(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
         return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
     values = {
-        "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(says.argmax())],
-        "said": listed(says, 2), "mean": said(mean, 3), "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
+        "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(dp.argmax())],
+        "said": listed(dp, 2), "mean": said(forward["P"][row] @ dp, 3), "sum": " ".join(signed(x, 4) for x in backward["S"][row]),
     }  # fmt: skip
     several = tuple(keys)
     plan: list[tuple[str, tuple[str, ...], int, int]] = [
         ("said", several, int(np.abs(backward["V"][:, column]).argmax()), 1),
-        ("shares", several, int(says.argmax()), 2),
+        ("shares", several, int(dp.argmax()), 2),
         ("gains", (WAY_BACK["yes"], WAY_BACK["no"]), 1, 3),
     ]
     if np.count_nonzero(np.abs(wish).sum(axis=1)) == 1 and len(queries) > 1:
@@ -269,9 +246,8 @@ def signed(x: float, decimals: int) -> str:
 
 
 def _body(
-    title: str, data: dict[str, Any], forward: dict[str, Array], backward: dict[str, Array], queries: list[str],
-    keys: list[str],
-) -> str:  # fmt: skip
+    title: str, data: dict[str, Any], forward: Arrays, backward: Arrays, queries: list[str], keys: list[str]
+) -> str:
     """Return the tables that are shown without a script, and what the script reads."""
     tables = []
     for name, values in forward.items():
