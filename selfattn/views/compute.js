@@ -67,11 +67,7 @@ function decode(base64) {
 /* ----------------------------------------------------------------------------------- how it is computed */
 
 class Matrix {
-  /**
-   * @param {number} rows
-   * @param {number} columns
-   * @param {Float64Array} data row by row
-   */
+  /** @param {number} rows @param {number} columns @param {Float64Array} data row by row */
   constructor(rows, columns, data) {
     this.rows = rows;
     this.columns = columns;

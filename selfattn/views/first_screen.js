@@ -247,17 +247,13 @@ class FirstScreen {
   tabs(what, names) {
     if (names.length < 2) return [];
     const buttons = names.map((name) => {
-      const made = button({ onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
-      made.ariaPressed = String(this[what] === name);
-      return made;
+      const pressed = String(this[what] === name);
+      return button({ ariaPressed: pressed, onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
     });
     return [element("span", { className: "sa-tabs", role: "group", ariaLabel: what }, ...buttons)];
   }
 
-  /**
-   * @param {NodeOfPage} scale
-   * @param {number[]} stops where the slider holds on
-   */
+  /** @type {(scale: NodeOfPage, stops: number[]) => HTMLLabelElement} which holds on at the stops */
   slider(scale, stops) {
     const top = Math.max(8, 2 * Math.abs(scale.kernel.at(0, 0)));
     const slider = element("input", { type: "range", min: String(scale.kernel.at(0, 0) < 0 ? -top : 0), max: String(top), step: "0.01", ariaLabel: this.texts.scale });
@@ -272,8 +268,7 @@ class FirstScreen {
 
   /** @param {number} x */
   scaleText(x) {
-    const square = x > 0 ? 1 / (x * x) : 0;
-    const whole = Math.abs(square - Math.round(square)) < 1e-9 && square > 1.5;
+    const square = x > 0 ? 1 / (x * x) : 0, whole = Math.abs(square - Math.round(square)) < 1e-9 && square > 1.5;
     return whole ? `1/√${Math.round(square)}` : String(Number(x.toFixed(3)));
   }
 
@@ -466,8 +461,7 @@ class FirstScreen {
 
   /** Without a number that is pointed at: show how the most different number of the chosen word is computed. */
   explainRow() {
-    const { view, pinned } = this;
-    const i = (this.hovered ?? pinned).kind === "to" ? (this.hovered ?? pinned).index : pinned.index;
+    const { view, pinned } = this, { kind, index } = this.hovered ?? pinned, i = kind === "to" ? index : pinned.index;
     const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
     const both = nodes.length === 2 && nodes.every((node) => node && i < node.shape[0]);
     const c = both ? this.mostDifferent(i, range(Math.min(...nodes.map((node) => node?.shape[1] ?? 0)))).most : 0;
@@ -493,17 +487,10 @@ class FirstScreen {
   }
 }
 
-/**
- * How a matrix is coloured.
- * @param {string} role
- * @returns {Kind}
- */
+/** @type {(role: string) => Kind} */
 const kindOf = (role) => (role === "weights" ? "share" : role === "mask" ? "mask" : "signed");
 
-/**
- * The largest finite number of matrices, or 1 if all are 0.
- * @param {NodeOfPage[]} nodes
- */
+/** @type {(nodes: NodeOfPage[]) => number} the largest finite number of matrices, or 1 if all are 0 */
 function largest(nodes) {
   let most = 0;
   for (const { now } of nodes) for (const x of now.data) if (Number.isFinite(x) && Math.abs(x) > most) most = Math.abs(x);

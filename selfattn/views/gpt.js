@@ -2,9 +2,7 @@
  * The page of a GPT: a prompt, a letter's way through the model, the next letters, and the effect of a change of the model.
  */
 
-/**
- * @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string> }} GPTData
- */
+/** @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string> }} GPTData */
 
 const TEMPERATURES = [0, 0.3, 0.6, 0.8, 1, 1.5];
 const TOP_KS = [0, 10, 5, 3, 2];
@@ -79,10 +77,7 @@ class GPTView {
     this.begin();
   }
 
-  /**
-   * @param {number} layer
-   * @param {number} head
-   */
+  /** @param {number} layer @param {number} head */
   head(layer, head) {
     const name = filled(this.captions.head, { layer: layer + 1, head: head + 1 });
     const canvas = element("canvas", { ariaHidden: "true" });
@@ -272,11 +267,7 @@ class GPTView {
 
 /** One matrix as a picture, one weight of it to change. */
 class WeightEditor {
-  /**
-   * @param {GPTModel} model
-   * @param {Record<string, string>} captions
-   * @param {(name: string, places: number[]) => void} changed
-   */
+  /** @param {GPTModel} model @param {Record<string, string>} captions @param {(name: string, places: number[]) => void} changed */
   constructor(model, captions, changed) {
     this.model = model;
     this.captions = captions;

@@ -171,10 +171,7 @@ function randomNumbers(seed) {
   };
 }
 
-/**
- * @param {{ id: number, probability: number }[]} from
- * @param {number} u from 0 to 1
- */
+/** @type {(from: { id: number, probability: number }[], u: number) => number} the id that a number from 0 to 1 picks */
 function sample(from, u) {
   let sum = 0;
   for (const { id, probability } of from) if ((sum += probability) > u) return id;

@@ -11,10 +11,7 @@
 /** @param {number[][]} rows */
 const matrixOf = (rows) => Matrix.of(rows.length, rows[0]?.length ?? 0, (i, j) => rows[i][j]);
 
-/**
- * @param {Matrix} a
- * @param {Matrix} b
- */
+/** @type {(a: Matrix, b: Matrix) => Matrix} */
 const product = (a, b) => Matrix.of(a.rows, b.columns, (i, j) => dot(a.columns, (k) => a.at(i, k) * b.at(k, j)));
 
 /** @param {Matrix} a */
