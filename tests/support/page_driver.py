@@ -1,11 +1,11 @@
-"""How the tests of pages find a cell in a browser, read what is lit and said, and change a number."""
+"""How the tests of pages find a cell in a browser, read numbers, highlights and sums, and change a number."""
 
 import re
 
 import numpy as np
 import pytest
 
-# The contrast of every text that is seen, by what is behind it: WCAG 2.1, 1.4.3.
+# The contrast of every visible text with its background: WCAG 2.1, 1.4.3.
 CONTRASTS = """() => {
     const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
     const luminance = (colours) => {
@@ -35,27 +35,28 @@ CONTRASTS = """() => {
 
 
 def cell(page, stage, node, i, j, *, transposed=False):
-    """A cell of a table of a stage, by its row and column as they stand there."""
+    """A cell of a table of a stage, by its row and column in the table."""
     t = "[data-t]" if transposed else ":not([data-t])"
-    return (
-        page.locator(f"[data-stage='{stage}'] table[data-node='{node}']{t} tbody tr")
-        .nth(i)
-        .locator("td")
-        .nth(j)
+    rows = page.locator(f"[data-stage='{stage}'] table[data-node='{node}']{t} tbody tr")
+    return rows.nth(i).locator("td").nth(j)
+
+
+def numbers_of(table):
+    """The numbers of a table, from the DOM."""
+    rows = table.evaluate(
+        "t => [...t.tBodies[0].rows].map(r => [...r.querySelectorAll('td')].map(c => c.textContent))"
     )
+    words = {"−": "-", "∞": "inf", "masked": "-inf"}
+    return np.array([[float(re.sub("[−∞]|masked", lambda m: words[m[0]], x)) for x in row] for row in rows])
 
 
 def table(page, stage, node):
-    """The numbers of a table, from the DOM."""
-    found = page.locator(f"[data-stage='{stage}'] table[data-node='{node}']:not([data-t])").first
-    rows = found.evaluate(
-        "t => [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => c.textContent))"
-    )
-    return np.array([[float(x) for x in row] for row in rows])
+    """The numbers of a matrix in a stage."""
+    return numbers_of(page.locator(f"[data-stage='{stage}'] table[data-node='{node}']:not([data-t])").first)
 
 
 def lit(page, colour, stage=None):
-    """The numbers that are lit, as node[row,column] in the table that shows them."""
+    """The highlighted numbers, as node[row,column] in the table that shows them."""
     where = f"[data-stage='{stage}'] " if stage else ".sa-details "
     return page.eval_on_selector_all(
         f"{where}td.sa-{colour}",
@@ -78,11 +79,14 @@ def figures(page, side=0, where=".sa-see"):
 
 
 def strip(page, role, side=0):
-    """A matrix of the strip, from the DOM."""
-    rows = page.locator(f".sa-strip .sa-is-{role}[data-side='{side}']").first.evaluate(
-        "t => [...t.tBodies[0].rows].map(r => [...r.querySelectorAll('td')].map(c => Number(c.textContent.replace('∞', 'Infinity'))))"
-    )
-    return np.array(rows)
+    """The numbers of a matrix of the strip."""
+    return numbers_of(page.locator(f".sa-strip .sa-is-{role}[data-side='{side}']").first)
+
+
+def bars(page):
+    """The tokens and probabilities of the bars of what comes next, without those of all others."""
+    rows = page.locator(".sa-bars-list li:not(.sa-rest)").all()
+    return [(row.locator(".sa-name").inner_text(), float(row.locator("output").inner_text())) for row in rows]
 
 
 def said(page, stage):
@@ -96,7 +100,7 @@ def change(page, stage, node, i, j, text):
 
 
 def all_spelled(page):
-    """Light every cell of every table: what is spelled, the text of the cell, the text of the first source."""
+    """Point at every cell of every table: its sum, its text, the text of its first source."""
     return page.evaluate(
         """() => {
         const found = [];
@@ -113,7 +117,7 @@ def all_spelled(page):
 
 
 def assert_spelled(page, at_least):
-    """Evaluate what is spelled, with 12 decimals: it is the number in the cell, to rounding."""
+    """Evaluate every written sum, with 12 decimals: it is the number in the cell, to rounding."""
     names = {"exp": np.exp, "tanh": np.tanh, "inf": np.inf, "nan": np.nan, "sqrt": np.sqrt}
     spelled = all_spelled(page)
     assert len(spelled) > at_least

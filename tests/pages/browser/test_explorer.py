@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from page_driver import bars
 
 import selfattn as sa
 from selfattn import views
@@ -117,17 +118,11 @@ def test_what_a_language_model_expects_and_adds(opened):
     model = Model()
     page = opened(views.explorer(model, "<s> the river bank", new_tokens=2))
 
-    def bars():
-        return [
-            (row.locator(".sa-name").inner_text(), float(row.locator("output").inner_text()))
-            for row in page.locator(".sa-bars-list li").all()
-        ]
-
     def check(place, temperature=1.0, k=6):
         logits = model.table[place] / temperature
         best = np.argsort(-logits)[:k]
         truth = np.exp(logits[best]) / np.exp(logits[best]).sum()
-        found = bars()
+        found = bars(page)
         assert [name for name, _ in found] == [model.vocabulary[n] for n in best]
         np.testing.assert_allclose([share for _, share in found], truth, rtol=0, atol=0.00051)
 

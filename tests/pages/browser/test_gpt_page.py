@@ -2,13 +2,9 @@
 
 import numpy as np
 import pytest
+from page_driver import bars
 
 from selfattn import nn, views
-
-
-def bars(page):
-    rows = page.locator(".sa-bars-list li:not(.sa-rest)").all()
-    return [(row.locator(".sa-name").inner_text(), float(row.locator("output").inner_text())) for row in rows]
 
 
 def assert_next(page, model, alphabet, ids, temperature=1.0):

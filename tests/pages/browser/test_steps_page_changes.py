@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from page_driver import cell, change, lit, said, stages, table
+from page_driver import cell, change, lit, numbers_of, said, stages, table
 from pages import additive, bank, everything, illustrated, model, numbers_by_node
 
 from selfattn import views
@@ -176,9 +176,7 @@ def test_two_sentences_and_their_difference(visit):
     weights = [w.copy() for w in (river.parameters.W_query, river.parameters.W_key, river.parameters.W_value)]
     weights[0][0, 0] = 9
     moved = layer_steps(finance.inputs, *weights).output - layer_steps(river.inputs, *weights).output
-    shown = page.locator("[data-stage='output'] table.sa-diff").evaluate(
-        "t => [...t.tBodies[0].rows].map(r => [...r.cells].slice(1).map(c => Number(c.textContent)))"
-    )
+    shown = numbers_of(page.locator("[data-stage='output'] table.sa-diff"))
     np.testing.assert_allclose(shown, moved, rtol=5e-4, atol=5e-5)
 
 

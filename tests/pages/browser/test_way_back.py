@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from page_driver import numbers_of
 
 import selfattn as sa
 from selfattn import views
@@ -14,11 +15,7 @@ STAGES = ["x", "Q", "K", "V", "scores", "weights", "output"]
 
 
 def matrix(page, name):
-    """The numbers of a matrix, as they are written."""
-    rows = page.get_by_role("grid", name=name, exact=True).evaluate(
-        "t => [...t.tBodies[0].rows].map(r => [...r.querySelectorAll('td.sa-tinted')].map(c => c.textContent))"
-    )
-    return np.array([[float(x.replace("−", "-").replace("masked", "-inf")) for x in row] for row in rows])
+    return numbers_of(page.get_by_role("grid", name=name, exact=True))
 
 
 def gradients(page):
