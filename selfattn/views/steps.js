@@ -90,7 +90,7 @@ class View {
     if (first) first.tabIndex = 0;
   }
 
-  /* --------------------------------------------------------------------------------------- lighting up */
+  /* --------------------------------------------------------------------------------------- highlighting */
 
   /** @param {HTMLTableCellElement | null} td */
   light(td) {
@@ -139,24 +139,18 @@ class View {
     const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ data: { do: name }, onclick: act }, texts[name]);
     const others = labels.t1 ?? labels.t0;
     const tokens = labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
-    const chooser = element(
-      "select", { onchange: () => walk.follow(chooser.value) },
-      element("option", { value: "" }, texts.everything),
-      ...tokens.map((token, i) => element("option", { value: String(i) }, token)),
-    );
-    const places = element(
-      "select", { onchange: () => walk.goTo(this.stages[Number(places.value)]) },
-      ...this.stages.map((stage, n) => element("option", { value: String(n) }, stage.querySelector("h3")?.textContent ?? "")),
-    );
-    this.places = places;
+    const follow = chooser(texts.follow, [texts.everything, ...tokens], 0, (n) => walk.follow(n ? String(n - 1) : ""));
+    const names = this.stages.map((stage) => stage.querySelector("h3")?.textContent ?? "");
+    const goTo = chooser(texts["go to"], names, 0, (n) => walk.goTo(this.stages[n]));
+    this.places = goTo.querySelector("select");
     this.counter = element("span", { className: "sa-count" });
     this.playButton = named("play", () => walk.toggle());
-    this.openButton = named("open all", () => this.openAll(this.stages.some((stage) => "closed" in stage.dataset)));
-    this.bar = element(
-      "div", { className: "sa-bar", role: "group", ariaLabel: texts.title },
-      this.openButton, named("previous", () => walk.step(-1)), this.playButton, named("next", () => walk.step(1)), this.counter,
-      element("label", {}, texts["go to"], " ", places), element("label", {}, texts.follow, " ", chooser),
-    );
+    this.openButton = named("open all", () => {
+      const open = this.stages.some((stage) => "closed" in stage.dataset);
+      for (const stage of this.stages) this.open(stage, open);
+    });
+    this.bar = element("div", { className: "sa-bar", role: "group", ariaLabel: texts.title }, this.openButton,
+      named("previous", () => walk.step(-1)), this.playButton, named("next", () => walk.step(1)), this.counter, goTo, follow);
     this.stages[0]?.before(this.bar, element("p", { className: "sa-hint" }, texts.hint));
     for (const stage of this.stages) this.addControlsTo(stage);
   }
@@ -179,11 +173,6 @@ class View {
     const fold = /** @type {HTMLElement | null} */ (stage.querySelector(".sa-fold"));
     if (fold) fold.ariaExpanded = String(open);
     this.openButton?.replaceChildren(this.texts[this.stages.some((each) => "closed" in each.dataset) ? "open all" : "close all"]);
-  }
-
-  /** @param {boolean} open */
-  openAll(open) {
-    for (const stage of this.stages) this.open(stage, open);
   }
 
   /** @param {string} name of a stage to open and go to */

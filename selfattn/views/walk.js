@@ -93,7 +93,7 @@ class Walk {
     view.lesson.show(view);
     view.open(stage, true);
     for (const other of view.stages) other.classList.toggle("sa-now", other === stage);
-    if (view.places) view.places.value = String(view.stages.indexOf(stage));
+    if (view.places) view.places.selectedIndex = view.stages.indexOf(stage);
     view.pinned = td;
     view.light(td);
     this.count();
@@ -111,7 +111,7 @@ class Walk {
       this.count();
     }
     const stage = stageOf(td);
-    if (view.places) view.places.value = String(view.stages.indexOf(stage));
+    if (view.places) view.places.selectedIndex = view.stages.indexOf(stage);
     this.link(stage, td);
   }
 
