@@ -107,7 +107,7 @@ CAPTIONS: dict[str, str] = {
     "strip query": "asks",
     "strip key": "offers",
     "strip value": "hands over",
-    "strip mask": "1: may look",
+    "strip mask": "1: may see",
     "strip scores": "Q·K × scale",
     "strip weights": "softmax",
     "strip output": "weights · V",

@@ -28,7 +28,7 @@ class Stop:
     head: str = ""
     before: tuple[Change, ...] = ()  # numbers that are changed while it is asked
     after: tuple[Change, ...] = ()  # more of them once the answer is open
-    hide: str = ""  # what must not be seen until then: "scores", "weights" or "output"
+    hide: str = ""  # is hidden until then: "scores", "weights" or "output"
     stage: int = 0  # how far the way back is shown
 
 
@@ -187,7 +187,7 @@ def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
 
 
 def illustrated(steps: Callable[..., Any], rounded: Any) -> list[Stop]:
-    """Whole numbers by hand, and what rounding the weights costs."""
+    """Whole numbers by hand, and the effect of rounded weights."""
     real = steps()
     scaled = steps(scale=1 / np.sqrt(3))
     q, k, s = (array.astype(int) for array in (real.query, real.key, real.scores))
