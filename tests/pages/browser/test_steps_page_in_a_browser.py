@@ -43,6 +43,7 @@ LIT = {
 
 def assert_lit(page, sources):
     for (stage, node, i, j), expected in sources.items():
+        page.mouse.move(0, 0)  # a page that scrolls under a pointer that rests highlights nothing new
         cell(page, stage, node, i, j).hover()
         for colour, names in zip("abc", expected, strict=True):
             every = {
