@@ -4,8 +4,6 @@
 
 const LEVELS = 8; // of colour, for each sign; as in draw.py
 
-/* ------------------------------------------------------------------ numbers, written as writing.py does */
-
 /**
  * A number with that many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
  * @type {(x: number, decimals: number, form?: "toFixed" | "toExponential") => string}
@@ -63,8 +61,6 @@ function decode(base64) {
   const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   return new Float64Array(bytes.buffer);
 }
-
-/* ----------------------------------------------------------------------------------- how it is computed */
 
 class Matrix {
   /** @param {number} rows @param {number} columns @param {Float64Array} data row by row */

@@ -71,8 +71,6 @@ class ExplorerPage {
     return wordOf(this.texts[side].stored.keys[j]);
   }
 
-  /* ------------------------------------------------------------------------------------------------- parts */
-
   arrange() {
     const { root, captions, data } = this;
     const texts = element("div", { className: "sa-texts" }, ...this.lists.map((buttons, side) => {
@@ -111,8 +109,6 @@ class ExplorerPage {
     return { picture, node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name), picture.node) };
   }
 
-  /* -------------------------------------------------------------------------------------------- what happens */
-
   /** @param {Head} head */
   choose(head) {
     if (head === this.head) return;
@@ -148,8 +144,6 @@ class ExplorerPage {
     this.colours = pixelColours(this.root);
     this.draw();
   }
-
-  /* ------------------------------------------------------------------------------------------------ drawing */
 
   /** @param {boolean} repaint the small maps too */
   draw(repaint = true) {

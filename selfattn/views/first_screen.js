@@ -124,8 +124,6 @@ class FirstScreen {
     this.draw();
   }
 
-  /* ---------------------------------------------------------------------------------------- strip and knobs */
-
   /** Knobs and strip of the chosen head. */
   build() {
     /** @type {Map<string, Heat | HeatMap>} */
@@ -272,8 +270,6 @@ class FirstScreen {
     return whole ? `1/√${Math.round(square)}` : String(Number(x.toFixed(3)));
   }
 
-  /* ------------------------------------------------------------------------------------------------ drawing */
-
   /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; ? where it is to be guessed */
   short(node, i, j) {
     const { numbers } = this.view;
@@ -409,8 +405,6 @@ class FirstScreen {
     return [...legend, element("br"), ...phrase(by[most] < 0.005 ? texts["not different"] : texts["most different"], { n: most, by: brief(by[most], SHORT) })];
   }
 
-  /* ------------------------------------------------------------------------------------------- explanations */
-
   /**
    * A number of the strip is pointed at: outline its sources, and write its sum.
    * @type {(side: number, role: string, place: Place | null) => void}
@@ -470,8 +464,6 @@ class FirstScreen {
     this.sum.replaceChildren(...lines.flatMap((line, n) => [n ? element("br") : "", ...line]), element("span", { className: "sa-hint" }, ` ${this.texts.point}`));
     delete this.sum.dataset.side;
   }
-
-  /* --------------------------------------------------------------------------------------------------- dock */
 
   /** Show the dock when the strip has scrolled away. */
   watch() {

@@ -66,7 +66,7 @@ class GPTView {
       topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
       element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
         chooser(captions.temperature, TEMPERATURES.map(String), 0, (n) => set({ temperature: TEMPERATURES[n] })),
-        chooser(captions["top k"], TOP_KS.map((k) => (k ? String(k) : captions.all)), 0, (n) => set({ topK: TOP_KS[n] }))),
+        chooser(captions["top k"], TOP_KS.map((k) => (k ? String(k) : captions["all tokens"])), 0, (n) => set({ topK: TOP_KS[n] }))),
       this.note, this.text,
       element("div", { className: "sa-gpt-columns" },
         element("section", { ariaLabel: captions.way }, element("h2", {}, captions.way), element("h3", {}, captions.embedding), this.embedding, this.embeddingSays, ...layers, this.headSays),
@@ -89,8 +89,6 @@ class GPTView {
     } }, this.captions.on);
     return { layer, head, canvas, look, power, node: element("div", { className: "sa-gpt-head" }, look, power) };
   }
-
-  /* --------------------------------------------------------------------------------------------- what happens */
 
   /** Read the prompt. */
   begin() {
@@ -173,8 +171,6 @@ class GPTView {
     this.weights.show();
   }
 
-  /* ------------------------------------------------------------------------------------------------- drawing */
-
   draw() {
     this.text.replaceChildren(...this.ids.map((id, n) => button({ className: n >= this.given ? "sa-added" : "", ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
       onclick: () => this.goTo(n) }, this.letter(id))));
@@ -228,8 +224,8 @@ class GPTView {
     if (!row) return;
     const most = range(row.length).sort((a, b) => row[b] - row[a]).slice(0, 4);
     const around = (/** @type {number} */ j) => this.ids.slice(Math.max(0, j - 3), j).map((id) => this.letter(id)).join("");
-    const list = most.flatMap((j, n) => [n ? ", " : "", ...phrase(captions.part, { weight: fixed(row[j], 2), before: around(j), letter: wordOf(data.shown[this.ids[j]]) })]);
-    this.headSays.replaceChildren(`${filled(captions.head, { layer: chosen.layer + 1, head: chosen.head + 1 })}: `, ...phrase(captions.takes, { letter: this.here(), list }));
+    const list = most.flatMap((j, n) => [n ? ", " : "", ...phrase(captions.part, { weight: fixed(row[j], 2), before: around(j), word: wordOf(data.shown[this.ids[j]]) })]);
+    this.headSays.replaceChildren(`${filled(captions.head, { layer: chosen.layer + 1, head: chosen.head + 1 })}: `, ...phrase(captions.takes, { word: this.here(), list }));
   }
 
   drawNext() {

@@ -118,8 +118,8 @@ class Numbers {
         node.mine = node.now = new Matrix(...node.shape, data);
       } else {
         const args = this.args(node);
-        const base = (node.base ??= op.all(args.map((arg) => /** @type {Matrix} */ (arg.base)), node.shape, node.options));
-        node.mine = op.all(args.map((arg) => arg.mine), node.shape, node.options);
+        const base = (node.base ??= computed(op, args.map((arg) => /** @type {Matrix} */ (arg.base)), node.shape, node.options));
+        node.mine = computed(op, args.map((arg) => arg.mine), node.shape, node.options);
         const tolerance = 1e-12 * node.size;
         const keep = (/** @type {number} */ x, /** @type {number} */ index) => (same(x, base.data[index], tolerance) ? node.kernel.data[index] : x);
         node.now = new Matrix(...node.shape, node.mine.data.map(keep));

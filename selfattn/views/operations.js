@@ -18,23 +18,33 @@ function moments(x, i) {
  * @property {(value: number) => string} write
  */
 /**
- * @typedef {object} Operation
- * @property {(args: Matrix[], shape: [number, number], options: Options) => Matrix} all
- *   the whole matrix from the matrices it is made of
- * @property {(args: Matrix[], i: number, j: number, options: Options) => Source[]} made
- *   [colour, which argument, row, column] of what number (i, j) is made of
+ * @typedef {object} Operation with `number` or, where the numbers of a row share their work, `all`
+ * @property {(args: Matrix[], i: number, j: number, options: Options) => number} [number]
+ * @property {(args: Matrix[], options: Options) => Matrix} [all]
+ * @property {(args: Matrix[], i: number, j: number, options: Options) => Source[]} made the sources of number (i, j)
  * @property {(t: Figure, args: Matrix[], i: number, j: number, options: Options, words: Speller, nameOf: Figure) => string} spell
- *   how it is made, in figures: t(which, row, column) writes a number, nameOf(which, row, column) names it
+ *   how it is computed, in figures: t(which, row, column) writes a number, nameOf(which, row, column) names it
  */
 
 /** @type {(...all: Source) => Source} */
 const source = (...all) => all;
 
+/** @type {(sign: string, number: (x: number, y: number) => number) => Operation} */
+const pairwise = (sign, number) => ({
+  number: ([x, y], i, j) => number(x.at(i, j), y.at(i, j)),
+  made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
+  spell: (t, _, i, j) => `${t(0, i, j)}${sign}${t(1, i, j)}`,
+});
+
+/** @type {(op: Operation, args: Matrix[], shape: [number, number], options: Options) => Matrix} */
+function computed({ all, number = () => NaN }, args, [rows, columns], options) {
+  return all ? all(args, options) : Matrix.of(rows, columns, (i, j) => number(args, i, j, options));
+}
+
 /** @type {Record<string, Operation>} */
 const OPS = {
   matmul: {
-    all: ([x, w, b], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => dot(x.columns, (k) => x.at(i, k) * w.at(k, j)) + (b ? b.at(0, j) : 0)),
+    number: ([x, w, b], i, j) => dot(x.columns, (k) => x.at(i, k) * w.at(k, j)) + (b ? b.at(0, j) : 0),
     made: ([x, , b], i, j) => [
       ...range(x.columns).flatMap((k) => [source("a", 0, i, k), source("b", 1, k, j)]),
       ...(b ? [source("c", 2, 0, j)] : []),
@@ -42,22 +52,20 @@ const OPS = {
     spell: (t, [x, , b], i, j, _, words) => words.sum(x.columns, (k) => `${t(0, i, k)}·${t(1, k, j)}`) + (b ? ` + ${t(2, 0, j)}` : ""),
   },
   matmulT: {
-    all: ([q, k], [rows, columns]) => Matrix.of(rows, columns, (i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c))),
+    number: ([q, k], i, j) => dot(q.columns, (c) => q.at(i, c) * k.at(j, c)),
     made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c)]),
     spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `${t(0, i, c)}·${t(1, j, c)}`),
   },
   additive: {
-    all: ([q, k, v], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c))),
+    number: ([q, k, v], i, j) => dot(v.columns, (c) => Math.tanh(q.at(i, c) + k.at(j, c)) * v.at(0, c)),
     made: ([q], i, j) => range(q.columns).flatMap((c) => [source("a", 0, i, c), source("b", 1, j, c), source("c", 2, 0, c)]),
     spell: (t, [q], i, j, _, words) => words.sum(q.columns, (c) => `tanh(${t(0, i, c)} + ${t(1, j, c)})·${t(2, 0, c)}`),
   },
   scale: {
-    all: ([s, scale, cap], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => {
-        const x = s.at(i, j) * scale.at(0, 0);
-        return cap ? cap.at(0, 0) * Math.tanh(x / cap.at(0, 0)) : x;
-      }),
+    number: ([s, scale, cap], i, j) => {
+      const x = s.at(i, j) * scale.at(0, 0);
+      return cap ? cap.at(0, 0) * Math.tanh(x / cap.at(0, 0)) : x;
+    },
     made: ([, , cap], i, j) => [source("a", 0, i, j), source("b", 1, 0, 0), ...(cap ? [source("c", 2, 0, 0)] : [])],
     spell: (t, [, , cap], i, j) => {
       const x = `${t(0, i, j)}·${t(1, 0, 0)}`;
@@ -65,8 +73,7 @@ const OPS = {
     },
   },
   mask: {
-    all: ([s, mask, added], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => (mask.at(i, j) === 0 ? -Infinity : s.at(i, j) + (added ? added.at(i, j) : 0))),
+    number: ([s, mask, added], i, j) => (mask.at(i, j) === 0 ? -Infinity : s.at(i, j) + (added ? added.at(i, j) : 0)),
     made: ([, , added], i, j) => [source("a", 0, i, j), source("b", 1, i, j), ...(added ? [source("c", 2, i, j)] : [])],
     spell: (t, [, mask, added], i, j, _, words, nameOf) =>
       mask.at(i, j) === 0 ? words.texts.masked : added ? `${t(0, i, j)} + ${t(2, i, j)}` : nameOf(0, i, j),
@@ -87,26 +94,20 @@ const OPS = {
     },
   },
   choose: {
-    all: ([computed, given, use], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => (use.at(0, 0) === 0 ? computed : given).at(i, j)),
+    number: ([computed, given, use], i, j) => (use.at(0, 0) === 0 ? computed : given).at(i, j),
     made: ([, , use], i, j) => [source("a", use.at(0, 0) === 0 ? 0 : 1, i, j), source("b", 2, 0, 0)],
     spell: (t, [, , use], i, j, _, words, nameOf) => nameOf(use.at(0, 0) === 0 ? 0 : 1, i, j),
   },
-  multiply: {
-    all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) * y.at(i, j)),
-    made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
-    spell: (t, _, i, j) => `${t(0, i, j)}·${t(1, i, j)}`,
-  },
+  multiply: pairwise("·", (x, y) => x * y),
+  add: pairwise(" + ", (x, y) => x + y),
   pairs: {
-    all: ([w, v, mask], [rows, columns], { query }) =>
-      Matrix.of(rows, columns, (j, c) => (mask.at(query, j) === 0 ? 0 : w.at(query, j) * v.at(j, c))),
+    number: ([w, v, mask], j, c, { query }) => (mask.at(query, j) === 0 ? 0 : w.at(query, j) * v.at(j, c)),
     made: (_, j, c, { query }) => [source("a", 0, query, j), source("b", 1, j, c)],
     spell: (t, [, , mask], j, c, { query }, words) =>
       mask.at(query, j) === 0 ? words.texts["masked weight"] : `${t(0, query, j)}·${t(1, j, c)}`,
   },
   sum: {
-    all: ([w, v, mask], [rows, columns]) =>
-      Matrix.of(rows, columns, (i, c) => dot(v.rows, (j) => (mask.at(i, j) === 0 ? 0 : w.at(i, j) * v.at(j, c)))),
+    number: ([w, v, mask], i, c) => dot(v.rows, (j) => (mask.at(i, j) === 0 ? 0 : w.at(i, j) * v.at(j, c))),
     made: ([, v, mask, ...pairs], i, c) =>
       range(v.rows)
         .filter((j) => mask.at(i, j) !== 0)
@@ -117,25 +118,19 @@ const OPS = {
     },
   },
   slice: {
-    all: ([x], [rows, columns], { start }) => Matrix.of(rows, columns, (i, j) => x.at(i, start + j)),
+    number: ([x], i, j, { start }) => x.at(i, start + j),
     made: (_, i, j, { start }) => [source("a", 0, i, start + j)],
     spell: (t, _, i, j, { start }, words, nameOf) => nameOf(0, i, start + j),
   },
   concat: {
-    all: (heads, [rows, columns]) =>
-      Matrix.of(rows, columns, (i, j) => heads[Math.floor(j / heads[0].columns)].at(i, j % heads[0].columns)),
+    number: (heads, i, j) => heads[Math.floor(j / heads[0].columns)].at(i, j % heads[0].columns),
     made: ([head], i, j) => [source("a", Math.floor(j / head.columns), i, j % head.columns)],
     spell: (t, [head], i, j, _, words, nameOf) => nameOf(Math.floor(j / head.columns), i, j % head.columns),
   },
-  add: {
-    all: ([x, y], [rows, columns]) => Matrix.of(rows, columns, (i, j) => x.at(i, j) + y.at(i, j)),
-    made: (_, i, j) => [source("a", 0, i, j), source("b", 1, i, j)],
-    spell: (t, _, i, j) => `${t(0, i, j)} + ${t(1, i, j)}`,
-  },
   norm: {
-    all: ([x, w, b], [rows, columns], { eps }) => {
-      const lines = range(rows).map((i) => moments(x, i));
-      return Matrix.of(rows, columns, (i, j) => {
+    all: ([x, w, b], { eps }) => {
+      const lines = range(x.rows).map((i) => moments(x, i));
+      return Matrix.of(x.rows, x.columns, (i, j) => {
         const [mean, variance] = lines[i];
         return ((x.at(i, j) - mean) / Math.sqrt(variance + eps)) * w.at(0, j) + b.at(0, j);
       });
@@ -147,12 +142,12 @@ const OPS = {
     },
   },
   row_sums: {
-    all: ([x], [rows, columns]) => Matrix.of(rows, columns, (i) => dot(x.columns, (j) => x.at(i, j))),
+    number: ([x], i) => dot(x.columns, (j) => x.at(i, j)),
     made: ([x], i) => range(x.columns).map((j) => source("a", 0, i, j)),
     spell: (t, [x], i, _, __, words) => words.sum(x.columns, (j) => t(0, i, j)),
   },
   mean: {
-    all: ([x], [rows, columns]) => Matrix.of(rows, columns, (_, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows),
+    number: ([x], _, j) => dot(x.rows, (i) => x.at(i, j)) / x.rows,
     made: ([x], _, j) => range(x.rows).map((i) => source("a", 0, i, j)),
     spell: (t, [x], _, j, __, words) => `(${words.sum(x.rows, (i) => t(0, i, j))}) / ${x.rows}`,
   },

@@ -90,8 +90,6 @@ class View {
     if (first) first.tabIndex = 0;
   }
 
-  /* --------------------------------------------------------------------------------------- highlighting */
-
   /** @param {HTMLTableCellElement | null} td */
   light(td) {
     for (const [cell, name] of this.lit) {
@@ -131,8 +129,6 @@ class View {
     this.light(null);
     if (stage) this.lineOf(stage).replaceChildren(message);
   }
-
-  /* ------------------------------------------------------------------------------------------- controls */
 
   addControls() {
     const { texts, labels, walk } = this;
@@ -200,8 +196,6 @@ class View {
       this.lineOf(/** @type {HTMLElement} */ (stage)).before(element("label", { className: "sa-scale" }, this.texts.scale, " ", slider));
     }
   }
-
-  /* ---------------------------------------------------------------------------------- changing numbers */
 
   /** @param {HTMLTableCellElement} td */
   edit(td) {
@@ -313,8 +307,6 @@ class View {
     if (level) td.classList.add(level);
     td.dataset.level = level;
   }
-
-  /* ---------------------------------------------------------------------------------- mouse and keyboard */
 
   listen() {
     const cellOf = (/** @type {Event} */ event) => {

@@ -174,14 +174,29 @@ TOOLS: dict[str, str] = {
     "projector": "larger type, for a projector",
 }
 
+# Of the explorer and of the page of a GPT.
+MODELS: dict[str, str] = {
+    **TOOLS,
+    "layer": "layer {layer}",
+    "head": "layer {layer}, head {head}",
+    "part": "{weight} from {word}",
+    "takes": "{word} takes {list}",
+    "temperature": "temperature",
+    "top k": "top-k",
+    "all tokens": "all",
+    "rest": "{n} others",
+    "came": "came next",
+    "back": "Back",
+    "step": "Step",
+}
+
 # The explorer.
 EXPLORER: dict[str, str] = {
+    **MODELS,
     "title": "What {heads} heads do with {word}",
     "title of one": "What 1 head does with {word}",
     "no script": "Without scripts this page shows only the habit of each head.",
     "table": "The habit of each head; ~ where it has less than half of the attention.",
-    "layer": "layer {layer}",
-    "head": "layer {layer}, head {head}",
     "heading": "Layer {layer}, head {head}: {kind}",
     "model": "{name}, {layers} layers, {heads} heads",
     "look": "*Look for this:* in {parked} of {heads} heads most attention goes to {where}. In which does {word} take from a word that shows what it means?",
@@ -235,9 +250,7 @@ EXPLORER: dict[str, str] = {
     "ribbons": "Text {text}: attention weights",
     "map": "Text {text}, {head}: a row for each query, a column for each key",
     "map of difference": "B minus A, {head}",
-    "takes": "{word} takes {list}",
     "give": "From {word}: {list}",
-    "part": "{weight} from {word}",
     "takes from": "{word} takes {weight}",
     "point": "Point at a cell of a map, or at a word, to read its weights.",
     "cell": "{word} takes {weight} from {from}",
@@ -251,19 +264,12 @@ EXPLORER: dict[str, str] = {
     # what comes next
     "next": "What comes next",
     "next means": "After {word} the model expects:",
-    "temperature": "temperature",
-    "top k": "top-k",
-    "all tokens": "all",
-    "rest": "{n} others",
-    "came": "came next",
-    "back": "Back",
-    "step": "Step",
     "added": "{n} of {all} added tokens",
-    **TOOLS,
 }
 
 # The page with a GPT in it.
 GPT_TEXTS: dict[str, str] = {
+    **MODELS,
     "title": "A GPT in this page",
     "no script": "This page computes with a script: switch scripts on.",
     "picture": "what follows “{prompt}”",
@@ -272,29 +278,19 @@ GPT_TEXTS: dict[str, str] = {
     "prompt": "Prompt",
     "unknown": "Unknown: {letters}.",
     "too long": "The model sees only the last {context} letters.",
-    "step": "Step",
-    "back": "Back",
     "write": "Continue",
     "stop": "Stop",
-    "temperature": "temperature",
-    "top k": "top-k",
-    "all": "all",
     "text": "The text; the model wrote what is underlined. Choose a letter to see what follows it.",
     # how a letter becomes the next
     "way": "From letter to next letter",
     "embedding": "embedding",
     "embedding means": "{letter} has a row of {width} numbers, its position another: their sum goes in.",
-    "layer": "layer {layer}",
-    "head": "layer {layer}, head {head}",
-    "takes": "{letter} takes {list}",
-    "part": "{weight} from …{before}{letter}",
+    "part": "{weight} from …{before}{word}",
     "on": "on",
     "off": "off",
     "switch": "switch {head} on or off",
     "hidden": "{letter} after {place}",
     "next": "What comes after {letter}",
-    "rest": "{n} others",
-    "came": "came next",
     # changing it
     "compare": "What the model writes: as trained, and now",
     "trained": "as trained",
@@ -309,7 +305,6 @@ GPT_TEXTS: dict[str, str] = {
     "zero": "Zero the row",
     "reset": "Reset all",
     "changed": "{weights} weights changed, {heads} heads off",
-    **TOOLS,
 }
 
 # The way back; what is not here is as in CAPTIONS.
@@ -322,10 +317,7 @@ WAY_BACK: dict[str, str] = {
     "in": "in →",
     "back": "← back",
     "strip": "Above: forward, from left to right. Below: backward, from right to left, each gradient under its own matrix.",
-    "name.x": "x",
-    "name.Q": "Q",
-    "name.K": "K",
-    "name.V": "V",
+    **{f"name.{name}": name for name in "xQKV"},
     "name.S": "scores",
     "name.P": "weights",
     "name.O": "output",
