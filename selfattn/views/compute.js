@@ -87,6 +87,9 @@ class Matrix {
 
 const range = (/** @type {number} */ n) => Array.from({ length: n }, (_, k) => k);
 
+/** @type {(x: number, low: number, high: number) => number} */
+const clamp = (x, low, high) => Math.max(low, Math.min(x, high));
+
 /** @type {(n: number, term: (k: number) => number) => number} */
 function dot(n, term) {
   let sum = 0;
@@ -123,10 +126,7 @@ function normalise(row) {
  */
 function softmax(scores, mask, sink) {
   const lines = range(scores.rows).map((i) => exponentials(scores, mask, sink, i));
-  return Matrix.of(scores.rows, scores.columns, (i, j) => {
-    const [exps, total] = lines[i];
-    return total === 0 ? 0 : exps[j] / total;
-  });
+  return Matrix.of(scores.rows, scores.columns, (i, j) => (lines[i][1] === 0 ? 0 : lines[i][0][j] / lines[i][1]));
 }
 
 /**

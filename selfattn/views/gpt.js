@@ -310,8 +310,8 @@ class WeightEditor {
 
   goTo() {
     const { shape: [rows, columns] } = this.model.get(this.name);
-    const inside = (/** @type {string} */ text, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(Number(text)) || 0));
-    this.at = inside(this.row.value, rows) * columns + inside(this.column.value, columns);
+    const index = (/** @type {HTMLInputElement} */ field, /** @type {number} */ n) => clamp(Math.floor(Number(field.value)) || 0, 0, n - 1);
+    this.at = index(this.row, rows) * columns + index(this.column, columns);
     this.show();
   }
 

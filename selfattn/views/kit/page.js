@@ -76,8 +76,7 @@ function destination(key, i, j, rows, columns) {
     ArrowUp: [i - 1, j], ArrowDown: [i + 1, j], ArrowLeft: [i, j - 1], ArrowRight: [i, j + 1], Home: [i, 0], End: [i, columns - 1],
   };
   if (!Object.hasOwn(moves, key)) return null;
-  const inside = (/** @type {number} */ x, /** @type {number} */ n) => Math.min(Math.max(x, 0), n - 1);
-  return [inside(moves[key][0], rows), inside(moves[key][1], columns)];
+  return [clamp(moves[key][0], 0, rows - 1), clamp(moves[key][1], 0, columns - 1)];
 }
 
 /**
@@ -141,7 +140,7 @@ function typeInto(td, value, name, done) {
  */
 function placeIn({ clientX, clientY }, picture, rows, columns) {
   const box = picture.getBoundingClientRect();
-  const along = (/** @type {number} */ part, /** @type {number} */ n) => Math.min(n - 1, Math.max(0, Math.floor(part * n)));
+  const along = (/** @type {number} */ part, /** @type {number} */ n) => clamp(Math.floor(part * n), 0, n - 1);
   return { i: along((clientY - box.top) / box.height, rows), j: along((clientX - box.left) / box.width, columns) };
 }
 

@@ -211,12 +211,9 @@ class NumberLines {
     }
     const near = marks.length === 2 && Math.abs(at(marks[0].value) - at(marks[1].value)) < 36;
     return marks.map(({ value, look, text = "" }, n) => {
-      const first = marks.length < 2 || value < marks[1 - n].value || (value === marks[1 - n].value && n === 0);
-      let x = at(value), anchor = "middle";
-      if (near) [x, anchor] = first ? [x + 1, "end"] : [x - 1, "start"];
-      if (anchor === "end") x = Math.max(x, LEFT + 14);
-      if (anchor === "start") x = Math.min(x, WIDE - 34);
-      if (anchor === "middle") x = Math.min(Math.max(x, LEFT + 2), WIDE - 18);
+      const first = near && (value < marks[1 - n].value || (value === marks[1 - n].value && n === 0));
+      const anchor = !near ? "middle" : first ? "end" : "start";
+      const x = !near ? clamp(at(value), LEFT + 2, WIDE - 18) : first ? Math.max(at(value) + 1, LEFT + 14) : Math.min(at(value) - 1, WIDE - 34);
       return shape("text", { x: x.toFixed(1), y, "text-anchor": anchor, class: `${look}-text` }, text);
     });
   }
