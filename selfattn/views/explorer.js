@@ -51,7 +51,8 @@ class ExplorerPage {
     this.means = element("p", { className: "sa-means" });
     this.shares = element("div", { className: "sa-shares", role: "img" });
     this.ribbons = wide ? this.texts.map((text, side) => new Ribbons({ keys: text.stored.keys, queries: text.stored.queries, side, name: this.label("ribbons", side),
-      crossed: text.stored.crossed, high: RIBBONS_HIGH, point: (chosen, pin) => this.point(side, chosen, pin) })) : [];
+      crossed: text.stored.crossed, high: RIBBONS_HIGH, ends: { from: captions["goes in"], to: captions["comes out"] },
+      heading: element("b", {}, second ? LETTERS[side] : ""), point: (chosen, pin) => this.point(side, chosen, pin) })) : [];
     this.captionsOf = this.texts.map(() => element("p", { className: "sa-takes" }));
     this.maps = [...this.texts.map((_, side) => this.map(side)), ...(this.alike ? [this.map(2)] : [])];
     this.line = element("p", { className: "sa-line", ariaLive: "polite" });
@@ -79,8 +80,6 @@ class ExplorerPage {
       moveAlong(line, () => buttons, (n) => moveFocus(buttons, buttons[n]));
       return line;
     }));
-    const ends = (/** @type {number} */ side) => element("div", { className: "sa-ends" }, element("span", {}, captions["goes in"]),
-      element("b", { data: { side: String(side) } }, this.texts.length > 1 ? LETTERS[side] : ""), element("span", {}, captions["comes out"]));
     const model = data.name && filled(captions.model, { name: data.name, layers: data.heads.length, heads: this.grid.all.length });
     root.replaceChildren(
       topOf(root, captions, this.look, model, () => this.recolour()), texts,
@@ -90,7 +89,7 @@ class ExplorerPage {
             element("span", { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] }, ...this.modes.values()), this.scale),
           this.grid.node, this.grid.filters(() => this.small(false)), this.finds),
         element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, this.shares,
-          element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [ends(side), this.ribbons[side].node] : []), this.captionsOf[side]))),
+          element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [this.ribbons[side].node] : []), this.captionsOf[side]))),
           element("div", { className: `sa-maps${this.ribbons.length ? " sa-below-ribbons" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
   }

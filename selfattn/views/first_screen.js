@@ -87,17 +87,15 @@ class FirstScreen {
 
   /** @type {(side: number, small: boolean) => Ribbons} */
   makeRibbons(side, small) {
-    const { labels } = this.view;
+    const { texts, view: { labels } } = this, ends = { from: texts["goes in"], to: texts["comes out"] };
     const queries = labels[`t${side}`], keys = this.nodeOf(side, "scores") ? labels[`k${side}`] : queries;
+    const heading = small ? undefined : element("h4", {}, element("bdi", {}, this.sideName(side)));
     const made = new Ribbons({
-      keys, queries, side, small, high: HIGH, crossed: keys !== queries && keys.join("\n") !== queries.join("\n"), name: `${this.texts.screen}: ${this.sideName(side)}`,
-      ends: { from: this.texts["goes in"], to: this.texts["comes out"] }, point: (chosen, pin) => this.point(chosen, pin),
+      keys, queries, side, small, high: HIGH, crossed: keys !== queries && keys.join("\n") !== queries.join("\n"), name: `${texts.screen}: ${this.sideName(side)}`,
+      ends, heading, point: (chosen, pin) => this.point(chosen, pin),
     });
     if (Math.max(keys.length, queries.length) > 16) made.node.classList.add("sa-many");
-    if (small) return made;
-    made.caption.ariaLive = "polite";
-    made.node.prepend(element("div", { className: "sa-ends" }, element("span", {}, this.texts["goes in"]),
-      element("h4", {}, element("bdi", {}, this.sideName(side))), element("span", {}, this.texts["comes out"])));
+    if (!small) made.caption.ariaLive = "polite";
     return made;
   }
 

@@ -13,7 +13,8 @@
  * @property {number} side whose colours: those of text 0 or 1
  * @property {string} name for screen readers
  * @property {boolean} [small] for a dock
- * @property {{ from: string, to: string }} [ends] descriptions of the words at the left and right for screen readers
+ * @property {{ from: string, to: string }} ends descriptions of the words at the left and right
+ * @property {HTMLElement} [heading] between the descriptions; without it only screen readers have these
  * @property {number} [high] pixels for all words, until each has the least height
  * @property {boolean} [crossed] keys and queries are of different texts: no ribbon is a word's own
  * @property {(selection: Chosen | null, pin: boolean) => void} point a word is pointed at, or chosen
@@ -89,7 +90,7 @@ class Ribbons {
   /** @param {RibbonsOptions} options */
   constructor(options) {
     this.options = options;
-    const { keys, queries, side, small } = options;
+    const { keys, queries, side, small, ends, heading } = options;
     const path = (/** @type {string} */ name) => shape("path", { class: name });
     this.paths = { others: path("sa-others"), own: path("sa-own"), strong: path("sa-strong"), strongOwn: path("sa-strong sa-own") };
     this.ghost = path("sa-ghost");
@@ -102,6 +103,7 @@ class Ribbons {
     this.field = element("div", { className: "sa-field" }, art, ...this.left, ...this.right);
     this.caption = element("figcaption");
     this.node = element("figure", { className: `sa-ribbons${small ? " sa-small" : ""}`, ariaLabel: options.name, data: { side: String(side) } },
+      ...(heading ? [element("div", { className: "sa-ends" }, element("span", {}, ends.from), heading, element("span", {}, ends.to))] : []),
       element("div", { className: "sa-scroll" }, this.field), this.caption);
     this.field.addEventListener("keydown", (event) => {
       if (!isForeign(event) && this.key(event.key, event.target)) event.preventDefault();
@@ -115,7 +117,7 @@ class Ribbons {
   word(word, kind, index) {
     const { point, ends } = this.options, selection = { kind, index };
     return button({
-      className: `sa-token sa-${kind}`, tabIndex: -1, title: word, ariaDescription: ends?.[kind] ?? null,
+      className: `sa-token sa-${kind}`, tabIndex: -1, title: word, ariaDescription: ends[kind],
       onclick: () => point(selection, true), onfocus: () => point(selection, false), onblur: () => point(null, false),
       onpointerenter: () => point(selection, false), onpointerleave: () => point(null, false),
     }, element("bdi", {}, word));

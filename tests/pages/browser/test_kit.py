@@ -9,7 +9,7 @@ SCRIPT = """
 const root = document.querySelector(".sa-view"), heard = (window.heard = []);
 const weights = Matrix.of(3, 3, (i, j) => [[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0, 0, 0]][i][j]);
 const words = ["<b>river</b>", "bank", "mud"];
-const ribbons = new Ribbons({ keys: words, queries: words, side: 0, name: "weights", point: (chosen, pin) => heard.push([chosen && `${chosen.kind} ${chosen.index}`, pin]) });
+const ribbons = new Ribbons({ keys: words, queries: words, side: 0, name: "weights", ends: { from: "in", to: "out" }, point: (chosen, pin) => heard.push([chosen && `${chosen.kind} ${chosen.index}`, pin]) });
 root.append(ribbons.node);
 const choose = (kind, index) => ribbons.update({ weights, selected: { kind, index }, now: true });
 choose("to", 1);
