@@ -138,7 +138,7 @@ def test_rows_without_keys_and_crossed_texts(visit):
     caption = page.locator(".sa-see figcaption")
     assert re.fullmatch(r"a takes 0\.\d\d from x and 0\.\d\d from y\.", caption.inner_text())
     words.nth(4).click()
-    assert caption.inner_text() == "b may see no word: its output is zeros."
+    assert caption.inner_text() == "b sees no word: its output is zeros."
 
 
 def test_the_first_screen_of_an_exercise_hides_the_answers(visit):
