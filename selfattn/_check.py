@@ -1,6 +1,6 @@
-"""What arguments may be: plain arrays and their dtypes, sizes, numbers, seeds, settings by name.
+"""Checks of arguments: plain arrays and their dtypes, sizes, numbers, seeds, settings by name.
 
-The C core checks what it is given itself. This is for what works in NumPy, and for the layers.
+They are for functions in NumPy and for the layers; the C core checks its own arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists and the like; refuse the subclasses of ndarray that would mean something else by it."""
+    """Convert lists and the like; refuse the subclasses of ndarray with another meaning of operators."""
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray | np.matrix):
@@ -31,12 +31,12 @@ def as_array(name: str, x: npt.ArrayLike) -> Array:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Tell the four dtypes that selfattn computes with."""
+    """Return whether it is one of the four dtypes of selfattn's computations."""
     return dtype.char in "efd" or dtype.name == "bfloat16"
 
 
 def float_dtype(name: str, array: Array) -> np.dtype[Any]:
-    """Give the floating-point dtype that an input counts as; integers count as float64."""
+    """Return the dtype of an array of floats; integers count as float64."""
     if array.dtype.kind in "iu":
         return np.dtype(np.float64)
     if is_float(array.dtype):
@@ -45,7 +45,7 @@ def float_dtype(name: str, array: Array) -> np.dtype[Any]:
 
 
 def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """Promote as NumPy does; float16 and bfloat16, which it does not promote, meet in float32."""
+    """Promote as NumPy does, and float16 with bfloat16, which NumPy does not promote, to float32."""
     kinds = set(found)
     if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
         kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
@@ -53,13 +53,13 @@ def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def compute_dtype(*arrays: Array | None) -> np.dtype[Any]:
-    """Choose the dtype to compute in: float64 if an array is or counts as that, else float32."""
+    """Return the dtype of the computation: float64 if an array is float64 or integers, else float32."""
     wide = any(float_dtype("x", array) == np.float64 for array in arrays if array is not None)
     return np.dtype(np.float64 if wide else np.float32)
 
 
 def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Take an array of integers that int64 holds."""
+    """Return integers as an array of int64."""
     array = as_array(name, x)
     empty_list = array.size == 0 and array.dtype == np.float64
     if array.dtype.kind not in "iu" and not empty_list:
@@ -70,7 +70,7 @@ def as_integers(name: str, x: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Take a real number of any kind (NumPy's, a Decimal, a Fraction, an array of no dimensions) as a float."""
+    """Return a real number of any kind (NumPy's, a Decimal, a Fraction, an array of no dimensions) as a float."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     wrong = isinstance(value, bool | str | bytes) or kind in "bcOSTUmM" or getattr(value, "ndim", 0) != 0
     try:
@@ -85,7 +85,7 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_size(name: str, value: Any, least: int = 1) -> int:
-    """Check an argument that counts something."""
+    """Check a size or another count."""
     try:
         size = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
@@ -98,10 +98,7 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
 
 
 def seed_from_rng(rng: Any) -> int:
-    """Turn ``rng`` into the 64-bit seed of dropout: an int modulo 2**64, or one uint64 of a generator.
-
-    Anything with the ``integers`` method of :class:`numpy.random.Generator` is a generator; None is fresh entropy.
-    """
+    """Return the 64-bit seed of dropout: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None."""
     if rng is None:
         rng = np.random.default_rng()
     if hasattr(rng, "integers"):
@@ -114,7 +111,7 @@ def seed_from_rng(rng: Any) -> int:
 
 
 def layer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Check a layer's ``dtype=``; None, which NumPy takes for float64 and PyTorch for float32, is refused."""
+    """Check a layer's ``dtype=``; None, which is float64 in NumPy and float32 in PyTorch, is refused."""
     kind = np.dtype(dtype)
     if dtype is None or kind.name not in FLOATS:
         raise TypeError(f"dtype must be one of {', '.join(FLOATS)}, not {dtype if dtype is None else kind}")
@@ -122,7 +119,7 @@ def layer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def check_probability(name: str, p: Any) -> float:
-    """Check a probability to drop something."""
+    """Check a probability."""
     number = check_number(name, p)
     if not 0 <= number <= 1:
         raise ValueError(f"{name} must be between 0 and 1, not {p}")
@@ -130,7 +127,7 @@ def check_probability(name: str, p: Any) -> float:
 
 
 def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
-    """Take an input as an array of floats: lists and integers in the layer's dtype, float arrays as they are."""
+    """Return an input as an array of floats: lists and integers in the layer's dtype, arrays of floats in their own."""
     if type(x) is np.ndarray and x.dtype == dtype:
         return x
     array = as_array(name, x)
@@ -142,7 +139,7 @@ def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
 
 
 def as_features(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:
-    """Take an input (..., width)."""
+    """Return an input (..., width) as an array of floats."""
     array = as_input(x, dtype, name)
     if array.ndim == 0 or array.shape[-1] != width:
         raise ValueError(f"{name} must have shape (..., {width}), not {array.shape}")
@@ -150,7 +147,7 @@ def as_features(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = 
 
 
 def as_sequence(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = "x") -> Array:
-    """Take an input (..., L, width)."""
+    """Return an input (..., L, width) as an array of floats."""
     array = as_features(x, width, dtype, name)
     if array.ndim < 2:
         raise ValueError(f"{name} must have shape (..., L, {width}), not {array.shape}")
@@ -158,7 +155,7 @@ def as_sequence(x: npt.ArrayLike, width: int, dtype: np.dtype[Any], name: str = 
 
 
 def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
-    """Take the gradient of a result: its shape, and its dtype."""
+    """Return the gradient of a result, which has its shape, in its dtype."""
     array = as_input(dy, y.dtype, name)
     if array.shape != y.shape:
         raise ValueError(f"{name} must have the shape of the result, {y.shape}, not {array.shape}")
@@ -166,17 +163,17 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
 
 
 def quoted(value: Any) -> str:
-    """Quote what was given, a long thing only in part."""
+    """Quote a value, of a long one only the beginning."""
     long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
     text = repr(value[:50] if long else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class Entries:
-    """Settings by name, such as a ``config.json`` holds, read one by one; :meth:`finish` refuses what nobody has read."""
+    """Settings by name, as in a ``config.json``; :meth:`finish` refuses those that nothing has read."""
 
     harmless: Collection[str] = ()  # keys that change nothing
-    off: Collection[Any] = (None, False, {}, [])  # values that switch something off
+    off: Collection[Any] = (None, False, {}, [])  # values that switch a feature off
 
     def __init__(self, values: Mapping[str, Any], where: str = "the configuration") -> None:
         self.values, self.where, self.read = dict(values), where, set(self.harmless)
@@ -217,17 +214,17 @@ class Entries:
         return value
 
     def only(self, name: str, value: Any) -> None:
-        """Read a key of which one value is supported, which is also the default."""
+        """Read a key of which only one value, also the default, is supported."""
         found = self._get(name, value)
         if found != value:
             raise ValueError(f"{self.where}: {name}={found!r} is not supported; only {value!r} is")
 
     def raw(self, name: str, default: Any = None) -> Any:
-        """Read a key as it is."""
+        """Read a key without a check."""
         return self._get(name, default)
 
     def finish(self) -> None:
-        """Refuse keys that nobody has read and that might change results; those that switch something off do not."""
+        """Refuse keys that nothing has read, unless their value switches a feature off: they might change results."""
         for name, value in self.values.items():
             if name not in self.read and value not in self.off:
                 raise ValueError(

@@ -1,6 +1,6 @@
 """Reading and writing on the disk: files that appear whole or not at all, rows, safetensors and JSON with limits.
 
-Nothing is unpickled or executed; a file that is cut off, contradicts itself or asks for absurd sizes is a ValueError.
+Nothing is unpickled or executed; a file that is truncated, contradicts itself or has absurd sizes is a ValueError.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def to_safetensors(
     metadata: dict[str, str] | None = None,
     bfloat16: Collection[str] = (),
 ) -> bytes:
-    """Return the content of a safetensors file; arrays of some names hold the bits of bfloat16, in uint16."""
+    """Return the content of a safetensors file; the arrays that ``bfloat16`` names hold the bits of that, in uint16."""
     safetensors = import_extra("safetensors.numpy", "text")
     if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
         raise TypeError(f"arrays must be a mapping of names to arrays, not {arrays!r:.80}")
@@ -54,7 +54,7 @@ def to_safetensors(
         # safetensors ignores strides and byte order
         native[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     content: bytes = safetensors.save(native, metadata)
-    if bfloat16:  # a name that NumPy does not have
+    if bfloat16:  # NumPy has no such dtype
         end = 8 + int.from_bytes(content[:8], "little")
         header = json.loads(content[8:end])
         for name in bfloat16:
@@ -95,9 +95,9 @@ def _dtype(name: str, path: Path) -> np.dtype[Any]:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write one file so that it is there as a whole or as it was.
+    """Write one file so that either the new or the old content is there.
 
-    A link is followed and stays one; a file that is there keeps its permissions. A pipe or device is written into.
+    Links are followed and stay; the file keeps its permissions. Pipes and devices are written to, not replaced.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
@@ -110,7 +110,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _place(path: Path) -> Path:
-    """Return what a path names when links have been followed; a link to nothing yet names what it points at."""
+    """Return the target of a path after all links; it need not exist."""
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
@@ -134,7 +134,7 @@ def descriptor_of(path: PathLike) -> int | None:
 
 
 def is_special(path: Path) -> bool:
-    """Tell what is to be written into, not replaced: pipes, devices, and descriptors, whatever they are of."""
+    """Return whether a path is written to, not replaced: a pipe, a device, or a descriptor of any file."""
     try:
         kind = path.stat().st_mode
     except OSError:
@@ -143,16 +143,16 @@ def is_special(path: Path) -> bool:
 
 
 def _opened(path: Path) -> Any:
-    """Open a pipe, a device or a descriptor; of a descriptor a copy, which goes on where it is."""
+    """Open a pipe, a device or a descriptor; a descriptor is copied with its position."""
     descriptor = descriptor_of(path)
     return path.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 
 
 def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
-    """Write files into a folder so that each is there as a whole or as it was.
+    """Write files into a folder so that either the new or the old content of each is there.
 
-    All are written under temporary names first, so a full disk changes nothing. Of several, the last one is the first
-    to go and the last to come: while it is there, the files belong together. Files that are there keep their permissions.
+    All are first written under temporary names, so a full disk changes nothing. The last file is the first to be removed and
+    the last to be added: while it is there, the files belong together. Files keep their permissions.
     """
     suffix = secrets.token_hex(8)
     paths = [folder / name for name in content]
@@ -167,7 +167,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         if len(staged) == 1:
             os.replace(temporary, path)
         else:
-            with DelayedInterrupt(raises=True):  # old files must not stay under names that nobody sees
+            with DelayedInterrupt(raises=True):  # old files must not stay under hidden names
                 _exchange(staged, suffix)
     finally:
         for temporary in staged.values():
@@ -180,7 +180,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
 
 
 def _keep_mode(descriptor: int, path: Path) -> None:
-    """Give a file the permissions of the one that it will replace: what is private stays so."""
+    """Give a file the permissions of the one that it will replace: private files stay private."""
     with contextlib.suppress(FileNotFoundError):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
@@ -188,7 +188,7 @@ def _keep_mode(descriptor: int, path: Path) -> None:
 
 
 def _hidden(path: Path, suffix: str, ending: str) -> Path:
-    """Return a hidden name in a file's folder: its own with an ending, or a digest of it where that would be too long."""
+    """Return a hidden name in a file's folder: its own with an ending, or its digest if that is too long."""
     name = f".{path.name}.{suffix}.{ending}"
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}.{suffix}.{ending}"
@@ -196,9 +196,9 @@ def _hidden(path: Path, suffix: str, ending: str) -> Path:
 
 
 def write_rows(path: Path, arrays: Iterable[Array], width: int, dtype: npt.DTypeLike) -> None:
-    """Write arrays (…, width) one below the other as a ``.npy`` file, which is there as a whole or as it was.
+    """Write the rows of arrays (…, width) as one ``.npy`` file, so that either the new or the old content is there.
 
-    How many rows there are shows at the end, and the header, which has room for any number, is then written again.
+    The number of rows is known at the end; the header, which has room for any number, is then written again.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
@@ -231,12 +231,12 @@ def _write_header(file: Any, count: int, width: int, dtype: npt.DTypeLike) -> No
         "fortran_order": False,
         "shape": (count, width),
     }
-    # It pads to the length that the header has with the largest count.
+    # NumPy pads the header to its length with the largest count.
     np.lib.format.write_array_header_1_0(file, header)
 
 
 def _exchange(staged: dict[Path, Path], suffix: str) -> None:
-    """Put new files in the place of old ones, or the old ones back if that fails."""
+    """Replace old files by new ones, or restore the old ones if that fails."""
     moved: dict[Path, Path] = {}
     placed: list[Path] = []
     try:
@@ -260,7 +260,7 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
 
 @contextmanager
 def _new_file(path: Path, replaced: Path) -> Iterator[Any]:
-    """Open a new file with the permissions of the one that it will replace; at the end it is on the disk."""
+    """Open a new file with the permissions of the one that it will replace, and flush it to the disk at the end."""
     with path.open("xb") as file:
         _keep_mode(file.fileno(), replaced)
         yield file
@@ -316,7 +316,7 @@ def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Make a ValueError of what the library ``tokenizers`` raises: plain Exceptions, and Rust's panics, which are not even that."""
+    """Convert exceptions of the library ``tokenizers`` to a ValueError, also Rust's panics, which are BaseExceptions."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):

@@ -1,4 +1,4 @@
-"""Libraries that selfattn does without until somebody uses what needs them."""
+"""Optional libraries, which are imported when they are first needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Log:
-    """Standard error that forgets what it cannot take: there is none, its disk is full, its reader is gone."""
+    """Standard error that ignores errors: there is none, its disk is full, its reader has ended."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -18,42 +18,33 @@ class _Log:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        """Write it or forget it."""
+        """Write a text, and ignore errors."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what has been kept or leave it."""
+        """Flush, and ignore errors."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             self._stream.flush()
 
 
 def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
-    """Make a bar of tqdm, which ends no work where it cannot be written; on terminals and in notebooks tqdm sees to that itself."""
+    """Return a bar of tqdm, of which errors in writing do not end the work; on terminals and in notebooks tqdm handles them."""
     tqdm = import_extra("tqdm.auto", extra).tqdm
     return tqdm(*args, **settings, **({} if seen() else {"file": _Log()}))
 
 
 def seen() -> bool:
-    """Tell whether a bar would be seen: on a terminal or in a notebook."""
-    notebook = (
-        "IPython" in sys.modules
-        and type(sys.modules["IPython"].get_ipython()).__name__ == "ZMQInteractiveShell"
-    )
+    """Return whether a bar would be seen: on a terminal or in a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     try:
-        return notebook or sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is none, as for a daemon; it knows no better, or is closed
+        return type(shell).__name__ == "ZMQInteractiveShell" or sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is no standard error, as for a daemon, or it is closed
         return False
 
 
 def import_extra(module: str, extra: str | None) -> Any:
-    """Import a module, or say which extra of selfattn brings it (None: it has to be installed by itself).
-
-    Raises
-    ------
-    ImportError
-        It is not installed.
-    """
+    """Import a module; without it, the ImportError names selfattn's extra that has it, or with None its own package."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:

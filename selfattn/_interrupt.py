@@ -1,4 +1,4 @@
-"""Ctrl-C that waits until something has been done as a whole."""
+"""Ctrl-C that waits until a block of code has ended."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from typing import Any
 
 
 class DelayedInterrupt:
-    """Within it the first Ctrl-C only asks; the second does not wait. Who asks finds it in ``requested``.
+    """In its block the first Ctrl-C only sets ``requested``, and the second raises at once.
 
-    Signals reach the main thread alone; handlers of others stay.
-
-    Parameters
-    ----------
-    raises : bool, default False
-        Whether leaving raises the KeyboardInterrupt that was asked for.
+    With ``raises`` the end of the block raises the KeyboardInterrupt. Signals reach only the main thread; a handler that the
+    program has set stays.
     """
 
     def __init__(self, raises: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""How a short computation is timed here, and the five lines of NumPy that it is compared with.
+"""The timing of short computations, and the five lines of NumPy for comparison.
 
-Used by the command line and by the benchmarks. Knows nothing of cases, peers or tables.
+The command line and the benchmarks use it. It knows nothing of cases, peers or tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def numpy_attention(query: Array, key: Array, value: Array, bias: Array | None = None) -> Array:
-    """Compute attention as one writes it without a library; needs (…, L, S) of memory, several times."""
+    """Compute attention in plain NumPy, with several arrays (…, L, S)."""
     scores = query @ np.swapaxes(key, -1, -2) * query.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias
@@ -29,12 +29,12 @@ def numpy_attention(query: Array, key: Array, value: Array, bias: Array | None =
 def attention_flops(
     batch: int, heads: int, queries: int, keys: int, width: int, causal: bool = False
 ) -> float:
-    """Count two products, a multiply and an add each; the closed half of a causal call is left out."""
+    """Count the multiplications and additions of the two products; the closed half of a causal call does not count."""
     return 4.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
 
 
 def wait_until_quiet(at_most: float = 1.0) -> None:
-    """Sleep until this process's thread pools sleep too: some spin for a tenth of a second after a call."""
+    """Sleep until the threads of this process sleep too: some pools spin for a tenth of a second after a call."""
     deadline = time.monotonic() + at_most
     while time.monotonic() < deadline:
         cpu, wall = time.process_time(), time.monotonic()
@@ -44,10 +44,10 @@ def wait_until_quiet(at_most: float = 1.0) -> None:
 
 
 def sample_times(statement: str, names: dict[str, Any], seconds: float, warm_up: float = 0.01) -> list[float]:
-    """Return the seconds that one run of `statement` takes, sampled for about `seconds` after a warm-up.
+    """Return the times of single runs of `statement`, sampled for about `seconds` after a warm-up.
 
-    A sample is the mean over as many runs as fill a millisecond, so that a call of 100 ns can be timed; a run
-    longer than that is a sample of its own. There is always at least one.
+    A sample is the mean over the runs of a millisecond, so that a call of 100 ns can be timed; a longer run is a sample. There
+    is always at least one.
     """
     timer = timeit.Timer(statement, globals=names)
     number, warm = 1, 0.0

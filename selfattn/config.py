@@ -1,4 +1,4 @@
-"""What this copy of selfattn is and runs on: version, CPU, instruction set, threads, compiler."""
+"""The properties of this copy of selfattn: version, CPU, instruction set, threads, compiler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENVIRONMENT = ("SELFATTN_ISA", "OMP_", "GOMP_", "KMP_")  # how the names begin
 
 
 def cpu_model() -> str:
-    """Return the CPU's name as the operating system gives it."""
+    """Return the operating system's name of the CPU."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -27,7 +27,7 @@ def cpu_model() -> str:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may run on."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -52,7 +52,7 @@ def _collect() -> dict[str, Any]:
 
 
 def format_config(config: dict[str, Any]) -> str:
-    """Return what `show_config` prints, one fact a line."""
+    """Return the text of `show_config`, one fact a line."""
     lines = {
         "selfattn": config["selfattn"],
         "Python": config["python"],
@@ -73,7 +73,7 @@ def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
-    """Print, or return, what this copy of selfattn is and runs on.
+    """Print, or return, the properties of this copy of selfattn and of the machine.
 
     Parameters
     ----------

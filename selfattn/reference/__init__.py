@@ -1,7 +1,7 @@
-"""Attention and its companions in plain NumPy: the oracle. Read `attention.py` first.
+"""Attention and the other operations of selfattn in plain NumPy. Read `attention.py` first.
 
-Everything in this package is written to be read and believed, not to be fast: the C core of selfattn is tested against
-these functions, and :mod:`selfattn.steps` shows their intermediate results. Only NumPy is imported.
+This package is written to be easy to read and check, not to be fast: the C core of selfattn is tested against
+these functions, and :mod:`selfattn.steps` shows their intermediate results. They import nothing but NumPy.
 
 At its heart attention is four lines::
 
@@ -10,25 +10,23 @@ At its heart attention is four lines::
     weights = softmax(scores)                         # each row: positive, with sum 1
     output  = weights @ value                         # each row: a weighted mean of the values
 
-:func:`scaled_dot_product_attention` is those lines with every option; each line has become a small
-function, which follows it in `attention.py`. `rows.py` has the other operations of a Transformer, each about
-as long as its formula, `rows_vjp.py` their gradients; `dropout.py` the random numbers of dropout;
-`additive.py` has Bahdanau's score, `varlen.py` packed sequences, `transformer.py` whole layers over them, `arguments.py` the checks of arguments.
+:func:`scaled_dot_product_attention` is those lines with every option; each line is a small function after it in
+`attention.py`. `rows.py` has the other operations of a Transformer, each about as long as its formula, `rows_vjp.py` their
+gradients, `dropout.py` the random numbers of dropout, `additive.py` Bahdanau's score, `varlen.py` packed sequences,
+`transformer.py` whole layers over them, and `arguments.py` the checks of arguments.
 
 Shape letters: ``...`` are leading (batch and head) dims, H the heads, L the queries, S the keys, E the
 width of a query and of a key, Ev the width of a value.
 
-Arguments, results and errors of a function are those of the function of that name in :mod:`selfattn`, save for
+Arguments, results and errors of a function are those of the function of that name in :mod:`selfattn`, except for
 ``compute_dtype``, which is only here, and ``out`` and ``num_threads``, which are only there. Attention always has
-all its gradients, without ``wrt``. What is written here is what a function computes.
+all its gradients, without ``wrt``. The docstrings here say what a function computes.
 
-**Precision.** Results have the dtype that NumPy's promotion gives the inputs, integers counting as float64.
-Arithmetic is in float64 when that is float64, else in float32. Every function takes ``compute_dtype``: with
-``np.float64`` the inputs are converted first, and the result stays float64; it is the "truth" that results
-in fewer bits are held against.
+**Precision.** The dtype of results is the promoted dtype of the inputs; integers count as float64. The computation is in
+float64 for float64, else in float32. Every function takes ``compute_dtype``: with ``np.float64`` the inputs are converted
+first, and the result stays float64, for comparison with results in fewer bits.
 
-**NaN and infinities** go through what is attended as arithmetic has it, without warnings. What is masked
-takes no part.
+**NaN and infinities** in attended values follow arithmetic, without warnings. Masked values have no effect.
 """
 
 from selfattn.reference.additive import AdditiveGradients, additive_attention, additive_attention_vjp

@@ -37,7 +37,7 @@ def additive_attention(
     compute_dtype: npt.DTypeLike | None = None,
     **masks: Any,
 ) -> Any:
-    """Attention whose score is ``v @ tanh(w_query.T @ query[i] + w_key.T @ key[j])``.
+    """Compute attention whose score is ``v @ tanh(w_query.T @ query[i] + w_key.T @ key[j])``.
 
     ``masks`` are ``attn_mask``, ``is_causal``, ``causal``, ``window`` and ``key_lengths`` of
     :func:`~selfattn.reference.scaled_dot_product_attention`.
@@ -73,7 +73,7 @@ def additive_attention_vjp(
     compute_dtype: npt.DTypeLike | None = None,
     **masks: Any,
 ) -> tuple[Array, Callable[[npt.ArrayLike], AdditiveGradients]]:
-    """Additive attention, and the function that pulls a gradient of its output back to its inputs.
+    """Compute additive attention, and a function that pulls a gradient of its output back to its inputs.
 
     With P the weights, T the tangents ``tanh(Q_i + K_j)`` of the projected queries and keys, and dX the
     gradient with respect to X::
@@ -110,7 +110,7 @@ def additive_attention_vjp(
         open_tangents = np.where(d_scores == 0, 0, tangents)
         d_sum = d_scores * w_v * (1 - open_tangents**2)
         d_q, d_k = d_sum.sum(axis=-2), d_sum.sum(axis=-3)
-        used = d_scores[..., 0] != 0  # other rows may hold anything
+        used = d_scores[..., 0] != 0  # other rows may have any values
         used_q = np.where(used.any(axis=-1)[..., None], q, 0)
         used_k = np.where(used.any(axis=-2)[..., None], k, 0)
         d_value = weighted_sum(weights.swapaxes(-1, -2), d_out, allowed.swapaxes(-1, -2))
@@ -126,7 +126,7 @@ def additive_attention_vjp(
 def _read(
     given: tuple[npt.ArrayLike, ...], compute_dtype: npt.DTypeLike | None
 ) -> tuple[list[Array], np.dtype[Any]]:
-    """Return the six arrays to compute with, and the dtype of the result."""
+    """Return the six arrays in the precision of the computation, and the dtype of the result."""
     named = {name: as_array(name, x) for name, x in zip(AdditiveGradients._fields, given, strict=True)}
     compute, result = dtypes(compute_dtype, named)
     return [x.astype(compute) for x in named.values()], result
@@ -140,7 +140,7 @@ def additive_scores(query: Array, key: Array, v: Array) -> tuple[Array, Array]:
 
 @np.errstate(all="ignore")
 def _forward(arrays: list[Array], masks: dict[str, Any]) -> tuple[Attended, Array, Array]:
-    """Return what attention computes, the tangents, and which pairs are allowed."""
+    """Return the results of attention, the tangents, and which pairs are allowed."""
     q, k, value, w_q, w_k, w_v = arrays
     scores, tangents = additive_scores(q @ w_q, k @ w_k, w_v)
     options: dict[str, Any] = {"attn_mask": None, "is_causal": False, "dropout_p": 0.0} | masks

@@ -1,4 +1,4 @@
-"""Checks of arguments, and the one form that the functions of :mod:`selfattn.reference` compute with."""
+"""Checks of arguments, and the one form in which the functions of :mod:`selfattn.reference` get them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from selfattn.reference.dropout import Array, check_seed, dropout_keep_mask, see
 
 @dataclass(frozen=True)
 class Call:
-    """What :func:`scaled_dot_product_attention` was asked, checked and brought to one form.
+    """The arguments of a call of :func:`scaled_dot_product_attention`, checked and in one form.
 
-    Leading dims ``...`` are broadcast and the same for all; floating-point arrays are in the precision to
-    compute in.
+    Leading dims ``...`` are broadcast and the same for all; arrays of floats are in the precision of the computation.
     """
 
     query: Array  # (..., L, E)
@@ -58,7 +57,7 @@ def prepare(
     compute_dtype: npt.DTypeLike | None = None,
     first_head: int = 0,
 ) -> Call:
-    """Check the arguments of :func:`scaled_dot_product_attention` and bring them into a :class:`Call`."""
+    """Check the arguments of :func:`scaled_dot_product_attention` and return them as a :class:`Call`."""
     q, k, v = as_array("query", query), as_array("key", key), as_array("value", value)
     compute, result = dtypes(compute_dtype, {"query": q, "key": k, "value": v})
     for name, array in (("query", q), ("key", k), ("value", v)):
@@ -130,7 +129,7 @@ def prepare(
 
 
 def check_real(name: str, value: Any) -> float:
-    """Take a real number of any kind as a float; texts, bools and complex numbers are none."""
+    """Return a real number of any kind as a float; texts, bools and complex numbers are a TypeError."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")
     is_other = isinstance(value, bool | str | bytes | complex) or kind in "bcOSTUmM"
     if is_other or getattr(value, "ndim", 0) != 0:
@@ -149,7 +148,7 @@ def allowed_pairs(
     offset: int,
     key_lengths: Array | None,
 ) -> Array:
-    """Combine all that may forbid a query a key: a boolean array of ``shape`` (..., L, S), True = may attend.
+    """Combine all masks to one boolean array of ``shape`` (..., L, S), True = may attend.
 
     ``mask`` is boolean and has that shape; ``key_lengths`` has shape (...,); query i has the position of
     key i + ``offset``.
@@ -172,7 +171,7 @@ def allowed_pairs(
 
 
 def repeat_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
-    """Repeat each key and value head (axis -3) for the query heads in a row that it serves."""
+    """Repeat each key and value head (axis -3) for the consecutive query heads that share it."""
     if query.ndim < 3 or key.ndim < 3 or value.ndim < 3:
         raise ValueError(
             f"enable_gqa=True needs a head axis (-3): shapes {query.shape}, {key.shape} and {value.shape}"
@@ -187,7 +186,7 @@ def repeat_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
 
 
 def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists and the like; refuse the subclasses of ndarray that would mean something else by it."""
+    """Convert lists and the like; refuse the subclasses of ndarray with another meaning of operators."""
     if isinstance(x, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
     try:
@@ -197,7 +196,7 @@ def as_array(name: str, x: npt.ArrayLike) -> Array:
 
 
 def float_dtype(name: str, array: Array) -> np.dtype[Any]:
-    """Give the floating-point dtype that an input counts as; integers count as float64."""
+    """Return the dtype of an array of floats; integers count as float64."""
     if array.dtype.kind in "iu":
         return np.dtype(np.float64)
     if array.dtype.char in "efd" or array.dtype.name == "bfloat16":
@@ -206,7 +205,7 @@ def float_dtype(name: str, array: Array) -> np.dtype[Any]:
 
 
 def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """Promote as NumPy does; float16 and bfloat16, which it does not promote, meet in float32."""
+    """Promote as NumPy does, and float16 with bfloat16, which NumPy does not promote, to float32."""
     kinds = set(found)
     if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
         kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
@@ -216,7 +215,7 @@ def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
 def dtypes(
     compute_dtype: npt.DTypeLike | None, arrays: dict[str, Array]
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Choose the dtype to compute in, and the dtype of the result, for the named inputs."""
+    """Return the dtype of the computation and that of the result, for the named inputs."""
     result = promoted(float_dtype(name, array) for name, array in arrays.items())
     if compute_dtype is not None:
         compute = np.dtype(compute_dtype)
@@ -266,7 +265,7 @@ def check_per_head(
 
 
 def for_each_head(name: str, x: Array, lead: tuple[int, ...]) -> Array:
-    """Broadcast to the leading dims; (1,) will do when there are none."""
+    """Broadcast to the leading dims; without any, the shape may also be (1,)."""
     return broadcast(name, x.reshape(()) if lead == () and x.shape == (1,) else x, "the leading dims", lead)
 
 
@@ -279,7 +278,7 @@ def check_key_lengths(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], 
     if lengths.dtype.kind not in "iu" and not empty_list:
         raise TypeError(f"key_lengths must be integers, not {lengths.dtype}")
     if lengths.size and (lengths.min() < 0 or lengths.max() > n_keys):
-        raise ValueError(f"key_lengths must lie in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")
+        raise ValueError(f"key_lengths must be in 0...{n_keys}, not {lengths.min()}...{lengths.max()}")
     return for_each_head("key_lengths", lengths, lead)
 
 
@@ -305,7 +304,7 @@ def norm_arguments(
     compute_dtype: npt.DTypeLike | None,
     **params: npt.ArrayLike | None,
 ) -> tuple[Array, dict[str, Array], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
-    """Check the arguments of a norm; return x and params to compute with, axes, and both :func:`dtypes`."""
+    """Check the arguments of a norm; return x and params in the precision of the computation, axes, and both :func:`dtypes`."""
     shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
     x = as_array("x", x)
     given = {name: as_array(name, param) for name, param in params.items() if param is not None}
@@ -320,7 +319,7 @@ def norm_arguments(
 
 
 def rotary_table(name: str, table: Array, x_ndim: int, half: tuple[int, ...]) -> Array:
-    """Return a table of cosines or sines with a head axis where it lacks one; ``half`` is (..., L, D / 2)."""
+    """Return a table of cosines or sines, with a head axis if it has none; ``half`` is (..., L, D / 2)."""
     without_heads = table.ndim == x_ndim - 1 and table.ndim >= 3
     wanted = (*half[:-3], *half[-2:]) if without_heads else half
     try:
@@ -346,7 +345,7 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 
 def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
-    """Return a gradient in the shape of its input and in its dtype, or as it was computed if there is a ``compute_dtype``."""
+    """Return a gradient in the shape and dtype of its input, or with a ``compute_dtype`` in that."""
     given = np.asarray(x)
     summed = sum_to_shape(dx, given.shape)
     return summed if compute_dtype is not None else summed.astype(float_dtype("x", given), order="C")

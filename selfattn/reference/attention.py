@@ -28,15 +28,14 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Let every query gather a weighted mean of the values; the weights tell how well it fits their keys.
+    """Compute for every query a weighted mean of the values; a weight is large if the query fits the value's key.
 
-    The score of query i and key j is made in this order: ``scale * (query[i] @ key[j])``, then ``softcap``,
-    then ALiBi, then a float mask; then every mask that forbids the pair. A softmax over j turns scores into
-    weights.
+    The score of query i and key j is computed in this order: ``scale * (query[i] @ key[j])``, then ``softcap``,
+    then ALiBi, then a float mask; then every mask that forbids the pair. The softmax over j of the scores are the weights.
 
-    Arguments, results and errors are those of :func:`selfattn.scaled_dot_product_attention`, and are read by
-    :func:`~selfattn.reference.arguments.prepare`. Two are of the reference alone: ``compute_dtype`` (see the top of the
-    package), and ``first_head``, where dropout begins to count heads (see :func:`dropout_keep_mask`).
+    Arguments, results and errors are those of :func:`selfattn.scaled_dot_product_attention`;
+    :func:`~selfattn.reference.arguments.prepare` checks them. Two arguments exist only here: ``compute_dtype`` (see the top of
+    the package), and ``first_head``, the number of the first head in dropout (see :func:`dropout_keep_mask`).
 
     References
     ----------
@@ -72,7 +71,7 @@ def scaled_dot_product_attention(
 
 
 class Attended(NamedTuple):
-    """What :func:`attend` computes, in its order."""
+    """The results of :func:`attend`, in their order."""
 
     scaled: Array  # (..., L, S), soft-capped too
     scores: Array  # (..., L, S), masked
@@ -83,7 +82,7 @@ class Attended(NamedTuple):
 
 
 def attend(call: Call, products: Array) -> Attended:
-    """Go on from the products of queries and keys, (..., L, S), whatever they were made of."""
+    """Compute attention from the products of queries and keys, (..., L, S), or from other scores."""
     scaled = scaled_scores(products, call.scale, call.softcap)
     scores = masked_scores(scaled, call.allowed, call.bias, call.alibi_slopes, call.offset)
     weights, lse = attention_weights(scores, call.allowed, call.sinks)
@@ -98,7 +97,7 @@ def dot_products(query: Array, key: Array) -> Array:
 
 
 def scaled_scores(scores: Array, scale: float, softcap: float | None) -> Array:
-    """Multiply the scores by ``scale``, then bound them softly to ±``softcap``; the shape stays (..., L, S).
+    """Multiply the scores (..., L, S) by ``scale``, then bound them softly to ±``softcap``.
 
     Without the scale, scores grow like sqrt(E) for random queries and keys, and the softmax saturates.
     """
@@ -112,7 +111,7 @@ def scaled_scores(scores: Array, scale: float, softcap: float | None) -> Array:
 def masked_scores(
     scores: Array, allowed: Array, bias: Array | None, slopes: Array | None, offset: int
 ) -> Array:
-    """Add ALiBi's distances and the float mask, then put -inf wherever ``allowed`` is False.
+    """Add ALiBi's distances and the float mask; then replace scores by -inf where ``allowed`` is False.
 
     ``bias`` (..., L, S) is the float mask; ``slopes`` (...,) belong to ALiBi; query i has the position of key i +
     ``offset``. The forbidden scores are replaced, not added to: NaN + -inf would still be NaN.
@@ -129,10 +128,10 @@ def masked_scores(
 def attention_weights(scores: Array, allowed: Array, sinks: Array | None = None) -> tuple[Array, Array]:
     """Take the softmax over the keys: weights (..., L, S), and the log of their denominators, lse (..., L).
 
-    ``exp(score) / sum(exp(score))`` with the maximum taken off first, which changes nothing but the danger
-    of overflow. ``sinks`` (...,) add ``exp(sink)`` to the denominator. Where nothing is allowed (or all of
-    it scores -inf) and there is no sink, the denominator is 0: then weights are 0 and lse is -inf. A NaN
-    score makes the weights of its row NaN, but those of forbidden keys stay 0.
+    ``exp(score) / sum(exp(score))``, after the maximum is subtracted from the scores, which only avoids overflow. ``sinks``
+    (...,) add ``exp(sink)`` to the denominator. If no key is allowed (or all allowed scores are -inf) and there is no sink,
+    the denominator is 0: then weights are 0 and lse is -inf. A NaN score makes the weights of its row NaN, but those of
+    forbidden keys stay 0.
     """
     sink = scores.dtype.type(-np.inf) if sinks is None else sinks[..., None, None]
     top = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
@@ -159,8 +158,8 @@ def drop_weights(weights: Array, keep: Array | None, dropout_p: float) -> Array:
 def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
     """Add up ``weights @ value``, (..., L, Ev); a pair that is not ``allowed`` contributes nothing at all.
 
-    Its weight is 0, but 0 · NaN is NaN. So the NaN and infinite values are set to 0 first and brought back
-    key by key, for the queries that are allowed to see them.
+    Its weight is 0, but 0 · NaN is NaN. So NaN and infinite values are replaced by 0, and then added key by key for the
+    queries that may see them.
     """
     finite = np.isfinite(value)
     output: Array = weights @ np.where(finite, value, value.dtype.type(0))
@@ -184,11 +183,11 @@ def merge_attention(
     *,
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[Array, Array]:
-    """Put attention over several parts of the keys together, as if there had been one call over all of them.
+    """Merge attention over several parts of the keys into the result of one call over all of them.
 
     With ``lse = log(sum_n exp(lse_n))`` the result is ``sum_n exp(lse_n - lse) * out_n``.
 
-    A part whose lse is -inf attended to nothing; its output is not looked at.
+    A part whose lse is -inf has no keys; its output is ignored.
 
     References
     ----------

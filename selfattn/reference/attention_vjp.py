@@ -39,7 +39,7 @@ def scaled_dot_product_attention_vjp(
     return_lse: bool = False,
     **options: Any,
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
-    """Attention, and the function that pulls gradients of its output back to its inputs.
+    """Compute attention, and a function that pulls gradients of its output back to its inputs.
 
     With P the weights, all matrices per head, and dX the gradient with respect to X::
 
@@ -51,9 +51,9 @@ def scaled_dot_product_attention_vjp(
         dS    = dS * (1 - (s / c)**2)              # the derivative of softcap, s the capped scores
         dQ    = scale * dS @ K                     dK = scale * dS.T @ Q
 
-    and at the end a sum over whatever was broadcast.
+    and at the end a sum over broadcast axes.
 
-    The pullback takes ``(grad_out, grad_lse=None)`` and returns the gradients of all that was given.
+    The pullback takes ``(grad_out, grad_lse=None)`` and returns the gradients of all given arguments.
 
     References
     ----------
@@ -76,7 +76,7 @@ def scaled_dot_product_attention_vjp(
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         alive = (lse != -np.inf)[..., None]
         d_out = np.where(alive, np.asarray(grad_out, dtype=compute), zero)
-        meets = alive & (output != 0)  # a row with only a sink is 0, whatever d_out holds
+        meets = alive & (output != 0)  # the output of a row with only a sink is 0, and 0 · NaN would be NaN
         delta = np.where(meets, output * d_out, zero).sum(axis=-1)
         if grad_lse is not None:
             delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, dtype=compute), zero)

@@ -1,4 +1,4 @@
-"""The random numbers of dropout, in plain NumPy: a counter-based generator, so no state and no order."""
+"""The random numbers of dropout, in plain NumPy: a counter-based generator, without state and order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> npt.NDArray[np.uint32]:
-    """Philox4x32: four random 32-bit words from a counter and a key, with no state to keep.
+    """Compute Philox4x32: four random 32-bit words from a counter and a key.
 
     ``key`` (..., 2) and ``counter`` (..., 4) are 32-bit words, the lowest first; so is the result, (..., 4). 7 rounds are the
     fewest that pass the BigCrush tests; 10 are the paper's choice with a margin.
@@ -45,14 +45,14 @@ def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> n
 def dropout_keep_mask(
     seed: int, p: float, lead_shape: Sequence[int], n_queries: int, n_keys: int, first_head: int = 0
 ) -> npt.NDArray[np.bool_]:
-    """Tell which weights dropout keeps. It depends on nothing but the arguments.
+    """Return which weights dropout keeps; it depends only on the arguments.
 
     The word for key j of query i in head h (the flattened index over the leading dims) is number ``j & 3``
     of Philox4x32 with 7 rounds, key ``(seed, seed >> 32)`` and counter ``(j >> 2, i, h, h >> 32)``, all
     modulo 2**32. A weight is kept when its word is at least ``round(p * 2**32)`` (a half goes to the even
     neighbour).
 
-    The result is (*lead_shape, L, S). For a part of a larger batch, h begins to count at ``first_head``.
+    The result is (*lead_shape, L, S). In a part of a larger batch, the first h is ``first_head``.
 
     Examples
     --------
@@ -74,11 +74,7 @@ def dropout_keep_mask(
 
 
 def seed_from_rng(rng: Any) -> int:
-    """Turn ``rng`` into dropout's 64-bit seed.
-
-    That is an int modulo 2**64, one uint64 of a generator, or fresh entropy for None. Anything with the
-    ``integers`` method of :class:`numpy.random.Generator` counts as a generator.
-    """
+    """Return dropout's 64-bit seed: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None."""
     if rng is None:
         rng = np.random.default_rng()
     if hasattr(rng, "integers"):
@@ -87,7 +83,7 @@ def seed_from_rng(rng: Any) -> int:
 
 
 def check_seed(rng: Any) -> int:
-    """Return an ``rng`` that is not a generator as an int."""
+    """Return the int of an ``rng`` that is not a generator."""
     if isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__"):
         raise TypeError(f"rng must be an int, a numpy.random.Generator or None, not {type(rng).__name__}")
     if operator.index(rng) < 0:

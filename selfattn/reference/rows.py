@@ -1,4 +1,4 @@
-"""The operations that treat every row by itself, in plain NumPy: softmax, norms, gelu, rotary embeddings.
+"""The operations on single rows, in plain NumPy: softmax, norms, gelu, rotary embeddings.
 
 Shape letters, precision, NaN: see :mod:`selfattn.reference`.
 """
@@ -17,9 +17,9 @@ from selfattn.reference.dropout import Array
 
 @np.errstate(all="ignore")
 def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
-    """Turn numbers into positive ones with sum 1 along ``axis``: ``exp(x) / sum(exp(x))``.
+    """Compute ``exp(x) / sum(exp(x))`` along ``axis``: positive numbers with sum 1.
 
-    A slice that is -inf throughout gives NaN, 0/0. (Attention defines its rows without keys as zeros instead.)
+    A slice of -inf alone becomes NaN, 0/0. (In attention, rows without keys are zeros.)
 
     References
     ----------
@@ -40,7 +40,7 @@ def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | 
 
 @np.errstate(all="ignore")
 def log_softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
-    """Take the log of :func:`softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.
+    """Compute the log of :func:`softmax`, ``x - log(sum(exp(x)))``, accurate where softmax underflows.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def layer_norm(
 
     ``(x - mean) / sqrt(variance + eps) * weight + bias``
 
-    Mean and variance, the biased one, are taken over the last axes, ``normalized_shape``.
+    The mean and the biased variance are those over the last axes, ``normalized_shape``.
 
     References
     ----------
@@ -105,9 +105,8 @@ def rms_norm(
 ) -> Array:
     """Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.
 
-    ``eps`` is by default the machine epsilon of the precision that is computed in: float64's for float64, else float32's.
-    It is what PyTorch does (its page says "of x's dtype", which differs for 16-bit input). ``compute_dtype`` has no
-    influence on it.
+    By default ``eps`` is the machine epsilon of the precision of the computation: float64's for float64, else float32's, as in
+    PyTorch (its documentation says "of x's dtype", which differs for 16-bit input). It does not depend on ``compute_dtype``.
 
     References
     ----------
@@ -165,7 +164,7 @@ def apply_rotary_emb(
     *,
     compute_dtype: npt.DTypeLike | None = None,
 ) -> Array:
-    """Rotate pairs of columns by angles that grow with the position, so that dot products tell distances.
+    """Rotate pairs of columns by angles that grow with the position, so that dot products depend on distances.
 
     The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.
 

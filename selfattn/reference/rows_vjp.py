@@ -1,9 +1,8 @@
-"""The gradients of the row operations, in plain NumPy: the closed form of each, as its docstring states it.
+"""The gradients of the row operations, in plain NumPy: the formulas of the function of that name in :mod:`selfattn`.
 
-Every function here takes the arguments of the one it is named after and returns ``(y, pullback)``:
-``pullback(dy)`` takes the gradient of some number with respect to y, and gives that with respect to the
-inputs. Gradients have the shapes and dtypes of the inputs, integers counting as float64; with
-``compute_dtype`` they stay in that.
+Every function takes the arguments of its operation and returns ``(y, pullback)``: ``pullback(dy)`` takes the gradient of a
+number with respect to y, and returns that with respect to the inputs. Gradients have the shapes and dtypes of the inputs;
+integers count as float64. With ``compute_dtype`` they have that dtype.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
 
 
 class LayerNormGradients(NamedTuple):
-    """What the pullback of `layer_norm_vjp` gives."""
+    """What the pullback of `layer_norm_vjp` returns."""
 
     x: Array
     weight: Array | None
@@ -40,14 +39,14 @@ class LayerNormGradients(NamedTuple):
 
 
 class RMSNormGradients(NamedTuple):
-    """What the pullback of `rms_norm_vjp` gives."""
+    """What the pullback of `rms_norm_vjp` returns."""
 
     x: Array
     weight: Array | None
 
 
 class RotaryGradients(NamedTuple):
-    """What the pullback of `apply_rotary_emb_vjp` gives."""
+    """What the pullback of `apply_rotary_emb_vjp` returns."""
 
     x: Array | None
     cos: Array | None
@@ -55,7 +54,7 @@ class RotaryGradients(NamedTuple):
 
 
 class MergeGradients(NamedTuple):
-    """What the pullback of `merge_attention_vjp` gives."""
+    """What the pullback of `merge_attention_vjp` returns."""
 
     outs: list[Array]
     lses: list[Array]
@@ -64,7 +63,7 @@ class MergeGradients(NamedTuple):
 def softmax_vjp(
     x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None
 ) -> tuple[Array, Pullback]:
-    """Softmax with its gradient: ``y = exp(x) / sum(exp(x))``, ``dx = y * (dy - sum(y * dy))``.
+    """Compute softmax and its pullback, ``dx = y * (dy - sum(y * dy))``.
 
     Examples
     --------
@@ -84,7 +83,7 @@ def softmax_vjp(
 def log_softmax_vjp(
     x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None
 ) -> tuple[Array, Pullback]:
-    """Log-softmax with its gradient: ``y = x - log(sum(exp(x)))``, ``dx = dy - exp(y) * sum(dy)``.
+    """Compute log-softmax and its pullback, ``dx = dy - exp(y) * sum(dy)``.
 
     Examples
     --------
@@ -109,18 +108,7 @@ def layer_norm_vjp(
     *,
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[Array, Callable[[npt.ArrayLike], LayerNormGradients]]:
-    """Layer norm with its gradients.
-
-    ::
-
-        r    = 1 / sqrt(variance + eps)
-        unit = (x - mean) * r
-        y    = unit * weight + bias
-
-        dbias   = sum(dy)                                        # over the leading axes
-        dweight = sum(dy * unit)
-        dunit   = dy * weight
-        dx      = r * (dunit - mean(dunit) - unit * mean(dunit * unit))   # means over normalized_shape
+    """Compute layer norm and its pullback.
 
     Examples
     --------
@@ -143,17 +131,7 @@ def rms_norm_vjp(
     *,
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[Array, Callable[[npt.ArrayLike], RMSNormGradients]]:
-    """RMS norm with its gradients.
-
-    ::
-
-        r    = 1 / sqrt(mean(x**2) + eps)
-        unit = x * r
-        y    = unit * weight
-
-        dweight = sum(dy * unit)                                 # over the leading axes
-        dunit   = dy * weight
-        dx      = r * (dunit - unit * mean(dunit * unit))        # means over normalized_shape
+    """Compute RMS norm and its pullback.
 
     Examples
     --------
@@ -178,7 +156,7 @@ def _norm_gradients(
     *,
     is_centred: bool,
 ) -> Callable[[npt.ArrayLike], list[Any]]:
-    """Return the pullback of a norm to x and its parameters; only layer norm takes the mean off."""
+    """Return the pullback of a norm to x and its parameters; only layer norm subtracts the mean."""
     wide, given, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, **params)
     n = math.prod(wide.shape[axis] for axis in axes)
 
@@ -206,11 +184,7 @@ def _norm_gradients(
 def gelu_vjp(
     x: npt.ArrayLike, approximate: str = "none", *, compute_dtype: npt.DTypeLike | None = None
 ) -> tuple[Array, Pullback]:
-    """Gelu with its gradient.
-
-    ``"none"``: ``y = x * Phi(x)``, so ``dx = dy * (Phi(x) + x * phi(x))``, phi the density of the standard
-    normal. ``"tanh"``: ``y = x * s(z)`` with the logistic function ``s(z) = 1 / (1 + exp(-z))`` and
-    ``z = 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)``, so ``dx = dy * (s + x * s * (1 - s) * dz/dx)``.
+    """Compute gelu and its pullback.
 
     Examples
     --------
@@ -227,7 +201,7 @@ def gelu_vjp(
             c = 2 * math.sqrt(2 / math.pi)
             z = c * (x + 0.044715 * x * x * x)
             s, one_minus_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
-            near = np.clip(x, -100, 100)  # beyond, s * (1 - s) is 0, but dz/dx may be infinite
+            near = np.clip(x, -100, 100)  # outside, s * (1 - s) is 0, but dz/dx may be infinite
             slope = s + x * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
         return np.asarray(dy * slope.astype(x.dtype))
 
@@ -243,15 +217,7 @@ def apply_rotary_emb_vjp(
     wrt: str | Sequence[str] = ("x", "cos", "sin"),
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[Array, Callable[[npt.ArrayLike], RotaryGradients]]:
-    """Rotary embeddings with their gradients: the pair (a, b) of x becomes (p, q).
-
-    ::
-
-        p  = a * cos - b * sin            q  = a * sin + b * cos
-        da = dp * cos + dq * sin          db = dq * cos - dp * sin          # turned back
-        dcos = dp * a + dq * b            dsin = dq * a - dp * b
-
-    The gradients of the tables are summed over the axes along which they were broadcast.
+    """Compute rotary embeddings and their pullback, in which the pair (a, b) of x becomes (p, q).
 
     Examples
     --------
@@ -290,18 +256,7 @@ def merge_attention_vjp(
     *,
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
-    """Merge the parts of attention, with the gradients of :func:`merge_attention`.
-
-    ::
-
-        lse     = log(sum(exp(lse_n)))
-        share_n = exp(lse_n - lse)
-        out     = sum(share_n * out_n)
-
-        dout_n = share_n * dout
-        dlse_n = share_n * (sum(dout * (out_n - out)) + dlse)        # the sum over Ev
-
-    A part whose lse is -inf has no share: its gradients are 0, whatever its output holds.
+    """Merge the parts of attention, and return the pullback of :func:`merge_attention`.
 
     Examples
     --------
@@ -348,7 +303,7 @@ def check_wrt(wrt: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ..
 def pullback_of(
     backward: Callable[[Array, Array], Array], x: npt.ArrayLike, compute_dtype: npt.DTypeLike | None
 ) -> Pullback:
-    """Return the pullback of an operation of one array; ``backward`` gets x and dy in the precision to compute in."""
+    """Return the pullback of an operation of one array; ``backward`` gets x and dy in the precision of the computation."""
     given = as_array("x", x)
     compute, _ = dtypes(compute_dtype, {"x": given})
 
@@ -361,7 +316,7 @@ def pullback_of(
 
 
 def gradient(name: str, dy: npt.ArrayLike, shape: tuple[int, ...], compute: np.dtype[Any]) -> Array:
-    """Return the gradient that a pullback was given, to compute with."""
+    """Check the argument of a pullback, and return it in the precision of the computation."""
     dy = as_array(name, dy)
     if dy.shape != shape:
         raise ValueError(f"{name} has shape {dy.shape}; the result that it is the gradient of has {shape}")

@@ -1,8 +1,7 @@
-"""A stack of transformer layers over packed sequences in plain NumPy: what the C core computes, and its gradients.
+"""A stack of transformer layers over packed sequences in plain NumPy, and its gradients.
 
-A model is described by an object with the fields of ``selfattn.engine.transformer.Transformer``; what the fields mean is said
-there. The lines go forward; a :class:`Tape` remembers of each how a gradient goes back. A :class:`Watch` is told what is
-computed on the way.
+``selfattn.engine.transformer.Transformer`` describes the fields of a model. The lines compute forward; a :class:`Tape` remembers
+for each how a gradient goes back. A :class:`Watch` receives the intermediate values.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # what seeds of the four differ by
 
 
 class Tape:
-    """Remembers what every array was made of."""
+    """Remembers the arrays from which every array was computed."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Array, Sequence[Array | Place], Callable[[Array], Iterable[Any]]]] = []
@@ -37,12 +36,12 @@ class Tape:
     def put(
         self, y: Array, sources: Sequence[Array | Place], pull: Callable[[Array], Iterable[Any]]
     ) -> Array:
-        """Remember that y was made of arrays and parameters; ``pull`` makes their gradients of its own."""
+        """Remember that y was computed from arrays and parameters; ``pull`` computes their gradients from its own."""
         self.made.append((y, sources, pull))
         return y
 
     def back(self, y: Array, dy: Array) -> dict[int | Place, Array]:
-        """Return the gradients of all that y was made of: of arrays by their id, of parameters by their place."""
+        """Return the gradients of all that y was computed from: of arrays by their id, of parameters by their place."""
         found: dict[int | Place, Array] = {id(y): dy}
         for made, sources, pull in reversed(self.made):
             for source, gradient in zip(sources, pull(found[id(made)]), strict=False):
@@ -52,15 +51,15 @@ class Tape:
 
 
 class Watch:
-    """Is told the intermediates of a layer, and computes its attention."""
+    """Receives the intermediate values of a layer, and computes its attention."""
 
     def keep(self, name: str, x: Array) -> None:
-        """Take notice of an intermediate; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
+        """Receive a value; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
 
     def attend(
         self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
-        """Compute attention of packed sequences, (tokens, heads, width), and what takes a gradient back."""
+        """Compute attention of packed sequences, (tokens, heads, width), and its pullback."""
         return varlen_attention_vjp(query, key, value, cu_seqlens, cu_seqlens, **options)
 
 
@@ -118,7 +117,7 @@ def transformer_vjp(
 
 
 def _enter(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) -> Array:
-    """Look ids up, and add what is always added and the positions; given rows stay as they are."""
+    """Look ids up, and add ``always`` and the positions; rows of a model without a table stay as they are."""
     if model.table is None:
         return given.astype(compute)
     x: Array = model.table[given].astype(compute)
@@ -168,7 +167,7 @@ def one_layer(tape: Tape, model: Any, n: int, x: Array, cu_seqlens: Array, watch
 
 
 class _Layer:
-    """One layer of a model on its way."""
+    """One layer of a model in a call."""
 
     def __init__(self, tape: Tape, model: Any, n: int, cu_seqlens: Array, watch: Watch) -> None:
         self.tape, self.model, self.n, self.cu_seqlens, self.watch = tape, model, n, cu_seqlens, watch
@@ -177,7 +176,7 @@ class _Layer:
     def residual(
         self, x: Array, part: Callable[[Array], Array], norm: str, names: tuple[str, str, str]
     ) -> Array:
-        """Add to x what a part of the layer makes of it, with a norm before the part or after the sum."""
+        """Add to x its attention or feed-forward network, ``part``, with a norm before it or after the sum."""
         tape, place, given = self.tape, (self.n, PARTS.index(norm)), getattr(self.layer, norm)
         first, last = (given, None) if self.layer.norm_first else (None, given)
         inside = normalised(tape, first, x, place)
@@ -192,7 +191,7 @@ class _Layer:
         return y
 
     def attend(self, x: Array) -> Array:
-        """Project to queries, keys and values, turn them, let every sequence attend to itself, and project what comes out."""
+        """Project to queries, keys and values, turn queries and keys, attend within each sequence, and project the output."""
         layer, cu_seqlens = self.layer, self.cu_seqlens
         heads = layer.num_heads
         key_heads = heads if layer.num_key_heads is None else layer.num_key_heads

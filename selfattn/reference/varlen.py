@@ -65,7 +65,7 @@ def varlen_attention_vjp(
     compute_dtype: npt.DTypeLike | None = None,
     **options: Any,
 ) -> tuple[Any, Callable[..., AttentionGradients]]:
-    """Attention over packed sequences, and the function that pulls gradients back through it.
+    """Compute attention over packed sequences, and a function that pulls gradients back through it.
 
     The gradient of ``attn_mask`` is a list.
 
