@@ -12,19 +12,16 @@
 """
 
 from selfattn.nn import init
-from selfattn.nn.activations import GELU, ReLU, SiLU, Tanh
 from selfattn.nn.containers import ModuleList, Sequential
-from selfattn.nn.dropout import Dropout
-from selfattn.nn.embedding import Embedding
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.gpt import GPT
-from selfattn.nn.linear import Linear
+from selfattn.nn.layers import Dropout, Embedding, Linear
 from selfattn.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from selfattn.nn.module import IncompatibleKeys, Module, add_gradients
 from selfattn.nn.multihead_attention import MultiheadAttention
-from selfattn.nn.norms import LayerNorm, RMSNorm
 from selfattn.nn.positions import LearnedPositions, RotaryEmbedding, SinusoidalPositions
 from selfattn.nn.proxy_task import ProxyTask
+from selfattn.nn.rows import GELU, LayerNorm, ReLU, RMSNorm, SiLU, Tanh
 from selfattn.nn.scaled_dot_product_attention import ScaledDotProductAttention
 from selfattn.nn.self_attention import SelfAttention, SelfAttentionBlock
 from selfattn.nn.transformer_decoder import TransformerDecoder, TransformerDecoderLayer

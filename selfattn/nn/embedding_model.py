@@ -21,7 +21,7 @@ from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, co
 from selfattn.functional._products import widened
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
-from selfattn.nn.embedding import Embedding
+from selfattn.nn.layers import Embedding
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.self_attention import SelfAttentionBlock

@@ -19,11 +19,10 @@ from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
-from selfattn.nn.embedding import Embedding
-from selfattn.nn.linear import Linear
+from selfattn.nn.layers import Embedding, Linear
 from selfattn.nn.losses import CrossEntropyLoss
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
-from selfattn.nn.norms import LayerNorm
+from selfattn.nn.rows import LayerNorm
 from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
 
 IGNORED = -100  # a target that the loss does not count, CrossEntropyLoss's default

@@ -22,7 +22,7 @@ from selfattn.nn._attention import (
     split_heads,
     with_key_bias,
 )
-from selfattn.nn.linear import Linear
+from selfattn.nn.layers import Linear
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, run
 
 if TYPE_CHECKING:

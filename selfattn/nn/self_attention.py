@@ -22,9 +22,9 @@ from selfattn.nn._attention import (
     project_backward,
     split_heads,
 )
-from selfattn.nn.linear import Linear
+from selfattn.nn.layers import Linear
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, run
-from selfattn.nn.norms import LayerNorm
+from selfattn.nn.rows import LayerNorm
 
 if TYPE_CHECKING:
     from selfattn.steps.layers import LayerSteps

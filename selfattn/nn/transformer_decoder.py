@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from selfattn._check import Array, as_features, as_gradient
 from selfattn.engine.weights import float_type
-from selfattn.nn.activations import GELU, Activation, ReLU
-from selfattn.nn.dropout import Dropout
+from selfattn.nn.layers import Dropout
 from selfattn.nn.module import Gradients, Module, Pullback, run
 from selfattn.nn.multihead_attention import MultiheadAttention
-from selfattn.nn.norms import LayerNorm
+from selfattn.nn.rows import GELU, Activation, LayerNorm, ReLU
 from selfattn.nn.transformer_encoder import ResidualLayer, Stack
 
 # From the gradient of a sublayer's output to those of its input, of the memory, and of parameters by the names of submodules.

@@ -16,11 +16,10 @@ from selfattn.functional._products import plain, widest
 from selfattn.nn import init
 from selfattn.nn._attention import mask_from_ignored
 from selfattn.nn.containers import ModuleList
-from selfattn.nn.dropout import Dropout
-from selfattn.nn.linear import Linear
+from selfattn.nn.layers import Dropout, Linear
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients, run
 from selfattn.nn.multihead_attention import MultiheadAttention
-from selfattn.nn.norms import LayerNorm, RMSNorm
+from selfattn.nn.rows import LayerNorm, RMSNorm
 
 ACTIVATIONS = ("relu", "gelu")
 
