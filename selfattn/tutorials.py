@@ -113,7 +113,7 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     decimals = data["printed_decimals"]
     projected = data["projected_attention"]
     w_query, w_key, w_value = (np.array(projected[w], dtype) for w in ("W_query", "W_key", "W_value"))
-    class_query, class_key, class_value = class_weights().astype(dtype)
+    own = class_weights().astype(dtype)
 
     def compute(x: Array) -> dict[str, Array]:
         return {
@@ -122,9 +122,7 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
             "raw_dot_product_scores": sa.attention_steps(x, x, x, scale=1.0).scores,
             "attention_on_raw_embeddings": sa.scaled_dot_product_attention(x, x, x, scale=1.0),
             "projected_attention": sa.scaled_dot_product_attention(x @ w_query, x @ w_key, x @ w_value),
-            "self_attention_class": sa.scaled_dot_product_attention(
-                x @ class_query, x @ class_key, x @ class_value
-            ),
+            "self_attention_class": sa.scaled_dot_product_attention(*(x @ weight for weight in own)),
         }
 
     computed = {
@@ -203,10 +201,8 @@ def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     """Compute every stage of one small attention, "sky is blue"."""
     data = load("basics_notebook")
     decimals = data["printed_decimals"]
-    x, w_query, w_key, w_value = (
-        np.array(data[name], dtype) for name in ("embedded_tokens", "WQ", "WK", "WV")
-    )
-    query, key, value = x @ w_query, x @ w_key, x @ w_value
+    x = np.array(data["embedded_tokens"], dtype)
+    query, key, value = (x @ np.array(data[name], dtype) for name in ("WQ", "WK", "WV"))
     steps = sa.attention_steps(query, key, value)
     output, weights = sa.scaled_dot_product_attention(query, key, value, return_weights=True)
     stages = {
@@ -252,9 +248,7 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
         "weighted_values_rounded [key][query]": rounded.weighted_values.swapaxes(0, 1),
         "output_1_rounded": outputs[0],
     }
-    comparisons = [
-        _to_digits(name, printed[name.split()[0]], stage, digits) for name, stage in stages.items()
-    ]
+    comparisons = [_to_digits(name, printed[name.split()[0]], x, digits) for name, x in stages.items()]
     comparisons.append(_to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits))
     precision = f"printed to {digits} significant digits"
     return Tutorial(4, data["tutorial"], precision, tuple(comparisons), tuple(data["errata"]))

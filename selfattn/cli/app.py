@@ -67,9 +67,8 @@ class Style:
 
     def __init__(self, color: str = "auto") -> None:
         plain = os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR")
-        self.colored = color == "always" or (
-            color == "auto" and streams.is_terminal(sys.stdout) and not plain
-        )
+        auto = color == "auto" and streams.is_terminal(sys.stdout) and not plain
+        self.colored = color == "always" or auto
         try:
             "✓✗—×".encode(getattr(sys.stdout, "encoding", None) or "ascii")
             self.yes, self.no, self.dash, self.times = "✓ agrees", "✗ differs", "—", "×"

@@ -45,9 +45,8 @@ MODEL = (
 
 def _add_generate(parser: Parser) -> None:
     _add_model(parser)
-    parser.add_argument(
-        "prompt", metavar="PROMPT", type=streams.sentence, help="the text; - is standard input"
-    )
+    text = "the text; - is standard input"
+    parser.add_argument("prompt", metavar="PROMPT", type=streams.sentence, help=text)
     _add_sampling(parser, 100)
     what = "end the answer before this text; may be repeated"
     parser.add_argument("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)

@@ -186,7 +186,7 @@ def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Ma
         return
     if begun:
         raise FileExistsError(
-            f"{out} holds an unfinished training: --resume continues it, --force starts again"
+            f"{out} holds an unfinished training: --resume continues it, --force replaces it"
         )
     for name, what in kept.items():
         if (out / name).exists():
@@ -409,7 +409,7 @@ COMMANDS = {
     ),
     "embed": Command("Turn sentences into vectors.", EMBED_EPILOG, _add_embed, _embed),
     "search": Command(
-        "Print the lines of a text that are most similar to a query.", SEARCH_EPILOG, _add_search, _search
+        "Print the lines of a text most similar to a query.", SEARCH_EPILOG, _add_search, _search
     ),
 }
 

@@ -88,9 +88,8 @@ def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exerc
     names = {name: arrays[name].tolist() for name in TOKENS if name in arrays}
     if tokens is not None:
         names["tokens"] = list(tokens)
-    return steps_page(
-        _steps(arrays), names.get("tokens"), key_tokens=names.get("key_tokens"), exercise=exercise
-    )
+    steps, keys = _steps(arrays), names.get("key_tokens")
+    return steps_page(steps, names.get("tokens"), key_tokens=keys, exercise=exercise)
 
 
 def _steps(arrays: Arrays) -> AttentionSteps:

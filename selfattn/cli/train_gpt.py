@@ -22,9 +22,8 @@ from selfattn.training import checkpoint as checkpoints
 from selfattn.training.triplets import read_text
 
 UNFINISHED = "unfinished.safetensors"
-WRITTEN = dict.fromkeys((files.CONFIG, files.WEIGHTS), "a model") | {
-    name: name for name in ("tokenizer.json", "tokenizer_config.json")
-}
+WRITTEN = dict.fromkeys((files.CONFIG, files.WEIGHTS), "a model")
+WRITTEN |= {name: name for name in ("tokenizer.json", "tokenizer_config.json")}
 VALIDATION = 10  # a tenth of the text is held out
 EPILOG = f"""\
 The folder is a GPT-2 in Transformers' form, with a tokenizer of single characters. selfattn generate, selfattn evaluate,
@@ -157,6 +156,4 @@ def _windows(ids: Array, context: int) -> list[Array]:
     return [ids[begin : begin + context + 1] for begin in range(0, len(ids) - context, context)]
 
 
-COMMANDS = {
-    "train gpt": Command("Train a small GPT on a text, character by character.", EPILOG, _add, _train)
-}
+COMMANDS = {"train gpt": Command("Train a small GPT on a text's characters.", EPILOG, _add, _train)}

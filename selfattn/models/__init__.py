@@ -172,9 +172,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         load = "load the file with dtype='float32' to save it"
         raise ValueError(f"this model's weights are quants of GGUF, which a folder cannot hold; {load}")
     if isinstance(model, GPT2LMHeadModel) and model.dtype == "int8":
-        raise ValueError(
-            "GPT-2 is not saved in int8; save it before it is rounded, and load(path, dtype='int8') then"
-        )
+        raise ValueError("GPT-2 is not saved in int8; save it before rounding, and load(path, dtype='int8')")
     folder = Path(path)
     if isinstance(model, TextEncoder | CausalModel) and model.tokenizer is not None:
         check_vocabulary(model.tokenizer, model.vocab_size, folder)  # or the folder could not be loaded

@@ -155,9 +155,8 @@ class CausalModel(Pretrained):
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
         ids = self._ids(text)
-        return transformer_steps(
-            self._built(len(ids))[0], ids, None if self.tokenizer is None else self.tokens(ids.tolist())
-        )
+        tokens = None if self.tokenizer is None else self.tokens(ids.tolist())
+        return transformer_steps(self._built(len(ids))[0], ids, tokens)
 
     # -------------------------------------------------------------------------------------------------------- ids
 
@@ -184,9 +183,8 @@ class CausalModel(Pretrained):
         if not ids.size:
             raise ValueError(f"text {number}, {quoted(text)}, has no tokens")
         if ids.size > self.max_positions:
-            raise ValueError(
-                f"text {number} has {ids.size} tokens; this model takes {self.max_positions} at most"
-            )
+            most = self.max_positions
+            raise ValueError(f"text {number} has {ids.size} tokens; this model takes {most} at most")
         return ids
 
     def tokens(self, text: str | Sequence[int]) -> list[str]:
@@ -323,9 +321,8 @@ class CausalModel(Pretrained):
         """
         ids = self._encoded(self.chat_prompt(messages), special=False)
         if ids.size > self.max_positions:
-            raise ValueError(
-                f"the chat has {ids.size} tokens; this model takes {self.max_positions} at most, the answer included"
-            )
+            most = f"{self.max_positions} at most, the answer included"
+            raise ValueError(f"the chat has {ids.size} tokens; this model takes {most}")
         stop = how.pop("stop", None)
         unknown = set(how) - {"temperature", "top_k", "top_p", "repetition_penalty", "rng"}
         if unknown:
@@ -467,11 +464,10 @@ class CausalModel(Pretrained):
             ids = ids[: check_size("most_tokens", most_tokens, 2)]
         if ids.size < 2:
             raise ValueError(f"perplexity needs at least two tokens; the text has {ids.size}")
-        most = self.max_positions if window is None else check_size("window", window, 2)
-        if most > self.max_positions:
-            raise ValueError(
-                f"window must be at most the context of {self.max_positions} tokens, not {window}"
-            )
+        context = self.max_positions
+        most = context if window is None else check_size("window", window, 2)
+        if most > context:
+            raise ValueError(f"window must be at most the context of {context} tokens, not {window}")
         step = max(1, most // 2) if stride is None else check_size("stride", stride)
         if step >= most:
             raise ValueError(f"stride must be below the window of {most}, not {stride}")

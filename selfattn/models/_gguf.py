@@ -157,9 +157,8 @@ class GGUF:
                 raise self._error(f"the tensors {before!r} and {name!r} overlap")
             before, end = name, tensor.begin + tensor.size
             if end > self._size:
-                raise self._error(
-                    f"the tensor {name!r} ends at byte {end}, and the file has {self._size}: it is cut off or damaged"
-                )
+                where = f"ends at byte {end}, and the file has {self._size}"
+                raise self._error(f"the tensor {name!r} {where}: it is cut off or damaged")
         return found
 
     def _read_tensor(self, name: str, alignment: int) -> Tensor:
@@ -176,9 +175,8 @@ class GGUF:
         if shape[-1] % numbers:
             raise self._error(f"the tensor {name!r} has rows of {shape[-1]} numbers, in blocks of {numbers}")
         if offset % alignment or offset > self._size:
-            raise self._error(
-                f"the tensor {name!r} is at the offset {offset}, not a multiple of {alignment} within the file"
-            )
+            where = f"the offset {offset}, not a multiple of {alignment} within the file"
+            raise self._error(f"the tensor {name!r} is at {where}")
         return Tensor(label, shape, offset, math.prod(shape) // numbers * size)
 
     def raw(self, name: str) -> Array:
@@ -269,9 +267,8 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     file = GGUF(path)
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"{path} has the architecture {architecture!r:.80}; supported are {', '.join(ARCHITECTURES)}"
-        )
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{path} has the architecture {architecture!r:.80}; supported are {known}")
     kind, names, layers = ARCHITECTURES[architecture]
     entries = Architecture(file, architecture)
     config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
@@ -457,9 +454,7 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
         return
     make = {"gpt2": _byte_level, "llama": _sentencepiece}.get(str(kind))
     if make is None:
-        raise entries.error(
-            f"a tokenizer of kind {kind!r:.80} is not supported; supported are gpt2 and llama"
-        )
+        raise entries.error(f"tokenizers of kind {kind!r:.80} are not supported; gpt2 and llama are")
     library = import_extra("tokenizers", "models")
     if len(entries.ids) < len(tokens):
         twice = next(token for n, token in enumerate(tokens) if entries.ids[token] != n)

@@ -218,9 +218,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
         elif kind != "Dropout":  # which does nothing to embeddings
             known = kind in ("Transformer", "Pooling", "Normalize", "Dense")
             what = f"{module['type']} {'is out of order' if known else 'is not supported'}"
-            raise ValueError(
-                f"{path}: {what}; expected are Transformer, Pooling, and then Dense and Normalize"
-            )
+            raise ValueError(f"{path}: {what}; expected are Transformer, Pooling, then Dense and Normalize")
     if not pooled and not classifies:
         raise ValueError(f"{path} has no Pooling")
     written = [{**module, "path": ""} if n == 0 else module for n, module in enumerate(modules)]

@@ -218,20 +218,19 @@ class Pretrained(Module):
         check_quantization(read)
         read.finish()
         if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
-            raise ValueError(
-                f"{read.where} describes {self.num_layers} layers; there are {len(arrays)} weights"
-            )
+            layers = f"{read.where} describes {self.num_layers} layers"
+            raise ValueError(f"{layers}; there are {len(arrays)} weights")
         shapes, optional = self._with_head(*self._shapes())
         if arrays is None:
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
-            kept: dict[str, Any] = {
-                name: array for name, array in arrays.items() if not name.endswith(self.buffers)
+            stored: dict[str, Any] = {
+                name: arrays[name] for name in arrays if not name.endswith(self.buffers)
             }
-            self.blocks = {name: array for name, array in kept.items() if isinstance(array, Quants)}
+            self.blocks = {name: array for name, array in stored.items() if isinstance(array, Quants)}
             self._check_quants(shapes, where or "the model")
-            kept = {name: array for name, array in kept.items() if name not in self.blocks}
+            kept = {name: array for name, array in stored.items() if name not in self.blocks}
             shapes = {name: shape for name, shape in shapes.items() if name not in self.blocks}
             self.arrays = fit(kept, shapes, optional, ignored, self.prefix, where or "the model")
         self.arrays = {name: self._taken(name, array) for name, array in self.arrays.items()}
@@ -358,9 +357,7 @@ class Pretrained(Module):
                 wanted = wanted[::-1]
             if wanted != quants.shape:
                 says = "the configuration " + ("has no such weight" if wanted is None else f"says {wanted}")
-                raise ValueError(
-                    f"the weights of {where} do not fit: {name} has shape {quants.shape}, {says}"
-                )
+                raise ValueError(f"the weights of {where} do not fit: {name} is {quants.shape}, {says}")
 
     def _taken(self, name: str, array: Array) -> Array:
         """Return an array of Transformers' shape in the shape in which it is held."""

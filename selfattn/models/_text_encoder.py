@@ -49,7 +49,7 @@ class TextEncoder(Pretrained):
     vocab_size: int
     max_positions: int
     tokenizer: Any = None
-    pipeline: Pipeline | None = None
+    pipeline = Pipeline()
     _folder: Path | None = None
     word_table: ClassVar[str]
     type_table: ClassVar[str | None] = None
@@ -115,9 +115,9 @@ class TextEncoder(Pretrained):
         """
         given = Given(sentences)
         parts = list(self._embeddings(given, batch_size, progress, normalize, prompt))
-        given.warn()
+        given.warn(self.tokenizer)
         if not parts:
-            return np.empty((0, self._width()), np.float32)
+            return np.empty((0, self.pipeline.width(self.hidden_size)), np.float32)
         y = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return y[0] if given.alone else y
 
@@ -156,8 +156,8 @@ class TextEncoder(Pretrained):
         if given.alone:
             raise TypeError(f"sentences must be an iterable of sentences, not {quoted(sentences)}")
         parts = self._embeddings(given, batch_size, progress, normalize, prompt)
-        _disk.write_rows(Path(path), parts, self._width(), np.float32)
-        given.warn()
+        _disk.write_rows(Path(path), parts, self.pipeline.width(self.hidden_size), np.float32)
+        given.warn(self.tokenizer)
         y: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return y
 
@@ -165,7 +165,7 @@ class TextEncoder(Pretrained):
         self, given: Given, batch_size: int | None, progress: bool, normalize: bool | None, prompt: str | None
     ) -> Iterator[Array]:
         """Compute the embeddings of sentences, a chunk at a time."""
-        pipeline = self._pipeline()
+        pipeline = self.pipeline
         before = pipeline.prompt(prompt)
         skip = 0 if pipeline.include_prompt or not before else self._prompt_length(before)
 
@@ -196,7 +196,7 @@ class TextEncoder(Pretrained):
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
         with bar(progress, given.total, name) as done:
             for ready in ahead(chunks(given.sentences), prepare):
-                given.add(ready, self._limit())
+                given.add(ready)
                 y: Array | None = None
                 for group in groups([len(ids) for ids in ready.ids], most):
                     ids, cu_seqlens = pack([ready.ids[n] for n in group])
@@ -258,17 +258,6 @@ class TextEncoder(Pretrained):
                 what = f"sentence {n}, {quoted(given)}, has no other tokens"
                 raise ValueError(f"the prompt is left out of pooling, and {what}")
 
-    def _pipeline(self) -> Pipeline:
-        return Pipeline() if self.pipeline is None else self.pipeline
-
-    def _width(self) -> int:
-        """Return the width of an embedding."""
-        return self._pipeline().width(self.hidden_size)
-
-    def _limit(self) -> int | None:
-        """Return how many tokens a text may have."""
-        return None if self.tokenizer is None else (self.tokenizer.truncation or {}).get("max_length")
-
     def _prompt_length(self, prompt: str) -> int:
         """Return how many tokens at the beginning of a text belong to the prompt before it."""
         if self.tokenizer is None:
@@ -317,8 +306,8 @@ class TextEncoder(Pretrained):
 
     def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
         given, ready = Given([sentence]), self._ready(Chunk([sentence], 0), pairs=True)
-        given.add(ready, self._limit())
-        given.warn(depth=4)
+        given.add(ready)
+        given.warn(self.tokenizer, depth=4)
         return ready.ids[0], None if ready.types is None else ready.types[0]
 
     def predict(self, sentences: Any, batch_size: int | None = None, progress: bool = False) -> Array:
@@ -354,9 +343,7 @@ class TextEncoder(Pretrained):
         self._classifier()
         pair = isinstance(sentences, tuple) and is_pair(sentences)
         given = Given([sentences] if pair else sentences)
-        typed = (
-            self.config.get("type_vocab_size", 0) > 1
-        )  # DistilBERT and RoBERTa have no types of a pair's texts
+        typed = self.config.get("type_vocab_size", 0) > 1  # unlike DistilBERT and RoBERTa
 
         def prepare(chunk: Chunk) -> Ready:
             return self._ready(chunk, pairs=True)
@@ -365,7 +352,7 @@ class TextEncoder(Pretrained):
             return self._logits(ids, cu_seqlens, types if typed else None)
 
         parts = list(self._computed(given, batch_size, progress, prepare, compute, "predict"))
-        given.warn()
+        given.warn(self.tokenizer)
         if not parts:
             return np.empty((0, self.num_labels), np.float32)
         y = np.concatenate(parts)
@@ -452,18 +439,17 @@ class TextEncoder(Pretrained):
         UserWarning
             Texts were cut, as for :meth:`encode`.
         """
-        pipeline = self._pipeline()
+        pipeline = self.pipeline
         before = pipeline.prompt(None)
         after = [dense for _, dense in pipeline.after]
         pools = len(pipeline.modes) == 1 and pipeline.modes[0] in IN_CORE
         if not pools or any(after) or pipeline.truncate_dim or (before and not pipeline.include_prompt):
-            raise NotImplementedError(
-                "gradients need a pooling of mean, cls or last token, over the prompt as well, and no Dense after it"
-            )
+            need = "a pooling of mean, cls or last token, over the prompt as well, and no Dense after it"
+            raise NotImplementedError(f"gradients need {need}")
         given = Given(sentences)
         ready = self._ready(Chunk(list(given.sentences), 0), before)
-        given.add(ready, self._limit())
-        given.warn()
+        given.add(ready)
+        given.warn(self.tokenizer)
         ids, cu_seqlens = pack(ready.ids)
         rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
         y = unit = normalized(rows) if after else rows
@@ -496,10 +482,8 @@ class TextEncoder(Pretrained):
 
     def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
         longest = int(np.diff(cu_seqlens).max(initial=0))
-        if longest > self.max_positions:
-            raise ValueError(
-                f"a sequence has {longest} tokens; this model takes {self.max_positions} at most"
-            )
+        if longest > (most := self.max_positions):
+            raise ValueError(f"a sequence has {longest} tokens; this model takes {most} at most")
         check_ids(ids, self.vocab_size, "the vocabulary of this model; one is")
 
     def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
@@ -638,7 +622,7 @@ def attach(model: TextEncoder, folder: Path) -> None:
 
 def text_files(model: TextEncoder) -> dict[str, bytes]:
     """Return the files of a model's tokenizer and pipeline, by their path in the folder that it is saved in."""
-    found = {} if model.pipeline is None else _pipeline.pipeline_files(model.pipeline)
+    found = _pipeline.pipeline_files(model.pipeline)
     if model.tokenizer is not None:
         found[_tokenizer.TOKENIZER] = _tokenizer.without_cutting(model.tokenizer).encode()
     return found

@@ -69,7 +69,6 @@ class Given:
 
     def __init__(self, sentences: Any) -> None:
         self.cut, self.texts = 0, 0
-        self.limit: int | None = None
         self.total: int | None = 1
         if isinstance(sentences, np.ndarray) and sentences.ndim == 0:
             sentences = sentences.item()
@@ -84,25 +83,21 @@ class Given:
             total = None
         rest = iter(sentences)
         first = list(itertools.islice(rest, 1))
-        if (
-            first and hasattr(first[0], "__index__") and not getattr(first[0], "ndim", 0)
-        ):  # ids of one sentence
+        if first and hasattr(first[0], "__index__") and not getattr(first[0], "ndim", 0):  # ids
             self.sentences = iter([[*first, *rest] if total is None else sentences])
         else:
             self.alone, self.sentences, self.total = False, itertools.chain(first, rest), total
 
-    def add(self, ready: Ready, limit: int | None) -> None:
-        """Count the texts of a chunk that were cut at a limit."""
-        self.cut, self.texts, self.limit = self.cut + ready.cut, self.texts + len(ready.ids), limit
+    def add(self, ready: Ready) -> None:
+        """Count the texts of a chunk, and those that were cut."""
+        self.cut, self.texts = self.cut + ready.cut, self.texts + len(ready.ids)
 
-    def warn(self, depth: int = 3) -> None:
-        """Warn of texts that were cut, once a call, where the model was called."""
+    def warn(self, tokenizer: Any, depth: int = 3) -> None:
+        """Warn of texts that the tokenizer has cut, once a call, where the model was called."""
         if self.cut:
             what = "the text was" if self.texts == 1 else f"{self.cut} of {self.texts} texts were"
-            warnings.warn(
-                f"{what} longer than {self.limit} tokens, the most that the model takes, and cut there",
-                stacklevel=depth,
-            )
+            limit = f"{tokenizer.truncation['max_length']} tokens, the most that the model takes"
+            warnings.warn(f"{what} longer than {limit}, and cut there", stacklevel=depth)
 
 
 def is_pair(sentence: Any) -> bool:
@@ -213,15 +208,11 @@ def check_vocabulary(tokenizer: Any, vocab_size: int, folder: Path) -> None:
     """Refuse a tokenizer that has more tokens than the model has rows for."""
     size = tokenizer.get_vocab_size()
     if size > vocab_size:
-        raise ValueError(
-            f"{folder / TOKENIZER} has {size} tokens, and the model's vocab_size is {vocab_size}: "
-            "it belongs to another model"
-        )
+        rows = f"the model's vocab_size is {vocab_size}"
+        raise ValueError(f"{folder / TOKENIZER} has {size} tokens, and {rows}: it belongs to another model")
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest > MOST_IDS:
-        raise ValueError(
-            f"{folder / TOKENIZER} has a token with the id {largest}; the largest allowed is {MOST_IDS}"
-        )
+        raise ValueError(f"{folder / TOKENIZER} has a token with the id {largest}, more than {MOST_IDS}")
 
 
 def missing(folder: Path | None) -> str:
@@ -230,9 +221,7 @@ def missing(folder: Path | None) -> str:
     found = [] if folder is None else [name for name in OTHER_FORMS if (folder / name).exists()]
     convert = "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
     convert = f"; it has {found[0]}, which Transformers can convert: {convert}" if found else ""
-    return (
-        f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given instead of text"
-    )
+    return f"{where} has no {TOKENIZER}, so text cannot be tokenised{convert}; ids can be given instead"
 
 
 def without_cutting(tokenizer: Any) -> str:
