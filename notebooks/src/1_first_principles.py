@@ -1,18 +1,18 @@
 # %% [markdown]
 # # 1. Two banks: self-attention from first principles
 #
-# You have read *Self-Attention from First Principles*. It gives five words four numbers each, puts one of them, *bank*,
+# You have read *Self-Attention from First Principles*, by Henry Dashwood. It gives five words four numbers each, puts one of them, *bank*,
 # into a sentence about a river and into a sentence about money, and asks for a layer that notices the difference.
 #
-# This notebook walks the same way with `selfattn`. Every tensor that the tutorial prints is computed again and held
-# against the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it
+# This notebook does the same with `selfattn`. Every tensor that the tutorial prints is computed again and compared
+# with the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it
 # without saying why.
 
 # %% [markdown]
 # ## What to see
 #
-# The same *bank* goes in twice. Each word takes from all words; a ribbon is as thick as what it takes. Point at *bank* in
-# both sentences: whom does it take from, and what comes out?
+# The same *bank* goes in twice. The thickness of a ribbon is an attention weight. Point at *bank* in both sentences:
+# which words does it attend to, and what comes out?
 
 # %%
 import numpy as np
@@ -46,7 +46,7 @@ steps_page(raw["river"], sentences["river"], compare=(raw["finance"], sentences[
 # ## From words to numbers
 #
 # Now step by step. The vocabulary is a table with one row per word. Look at the columns: *stream* and *mud* are large in the
-# first, *money* and *loan* in the second. *bank* sits between them, 0.8 and 0.8: by itself it does not say which bank it is.
+# first, *money* and *loan* in the second. *bank* has 0.8 in both: by itself it does not say which bank it is.
 
 # %%
 np.set_printoptions(precision=4, suppress=True)
@@ -55,7 +55,7 @@ results = {}
 
 
 def compare(name, computed, decimals=3):
-    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
+    """Print what the tutorial prints next to our result, and stop if they differ."""
     results[name] = computed
     for sentence, ours in computed.items():
         theirs = np.array(data[name]["printed"][sentence])
@@ -69,7 +69,7 @@ def compare(name, computed, decimals=3):
 compare("embed", x)
 
 # %% [markdown]
-# ## A linear layer cannot tell
+# ## A linear layer cannot tell them apart
 #
 # `x @ W` treats every row by itself. The row of *bank* is the same in both sentences, so what comes out is the same,
 # whatever `W` holds. No amount of training helps: the information from the neighbours never arrives.
@@ -97,7 +97,7 @@ print(raw["river"])
 # ## Attention on the raw embeddings
 #
 # A softmax turns each row of scores into weights that are positive and add up to 1; the output of a word is the mean of
-# all words, weighted so. Now *bank* has taken something from its neighbours, and comes out differently:
+# all words with these weights. Now the output of *bank* depends on its neighbours, and differs between the sentences:
 
 # %%
 outputs = {name: sa.scaled_dot_product_attention(x[name], x[name], x[name], scale=1.0) for name in sentences}
@@ -105,19 +105,19 @@ compare("attention_on_raw_embeddings", outputs)
 print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outputs["finance"][BANK])
 
 # %% [markdown]
-# These are the numbers of the page at the top. Point at one there (or move there with the arrow keys): the sum is spelled
-# out. Click on a matrix to open its stage, change an input, and see what moves.
+# These are the numbers of the page at the top. Point at one there (or move there with the arrow keys): the page shows
+# the sum in full. Click on a matrix to open its stage, change an input, and see what moves.
 #
-# *Something to find:* go to the row of *bank* in the weights. Which word does it look at most, in each sentence? Is the
+# *Something to find:* go to the row of *bank* in the weights. Which word does it attend to most, in each sentence? Is the
 # largest weight on *bank* itself? Where in the scores can you see why?
 #
 # ## Projections: what I look for, what I offer, what I say
 #
-# With raw embeddings one row has to play three parts. Three matrices give each part its own numbers: `W_query` and
+# With raw embeddings one row has three roles. Three matrices give each role its own numbers: `W_query` and
 # `W_key` map four columns to two ($d_k = 2$), `W_value` to three ($d_v = 3$). The widths of query and key must agree,
 # since they are multiplied; the width of the values is free, and becomes the width of the output.
 #
-# The scores are divided by $\sqrt{d_k}$, which is what `scaled_dot_product_attention` does unless told otherwise.
+# The scores are divided by $\sqrt{d_k}$, which is the default of `scaled_dot_product_attention`.
 
 # %%
 W_query = np.array([[1.0, 0.0], [0.0, 1.0], [0.2, 0.2], [0.0, 0.0]])
@@ -156,8 +156,8 @@ compare("self_attention_class", {name: layer(x[name]) for name in sentences})
 #
 # A score is a sum of $d_k$ products. If the entries of query and key are independent with mean 0 and variance 1, each
 # product has variance 1, and the sum has variance $d_k$: typical scores have the size $\sqrt{d_k}$. Divided by
-# $\sqrt{d_k}$ their size is 1 at every width. Watch the two columns, and what the softmax makes of the unscaled scores:
-# with eight keys an even share is 0.125.
+# $\sqrt{d_k}$ their size is 1 at every width. Compare the two columns, and the softmax of the unscaled scores: with
+# eight keys, equal weights are 0.125.
 
 # %%
 rng = np.random.default_rng(0)
@@ -170,13 +170,13 @@ for d_k in (1, 4, 16, 64, 256, 1024):
     print(f"{d_k:4}   {scores.std():14.2f}   {scores.std() / d_k**0.5:6.2f}   {largest[0]:24.3f}   {largest[1]:6.3f}")
 
 # %% [markdown]
-# Without the scale, a wide layer starts its training with nearly every token looking at one single token, chosen by
-# chance.
+# Without the scale, a wide layer starts its training with nearly every token attending to one single token, chosen
+# by chance.
 #
 # ## 2. One knob from "all alike" to "winner takes all"
 #
-# The scale is a knob. At 0 every score is 0 and the weights are even: the output is the plain mean, and *who* is being
-# looked at does not matter. The larger it gets, the more the largest score takes, until only the best key is left.
+# The scale is a knob. At 0 every score is 0 and the weights are even: the output is the plain mean, and the
+# scores do not matter. The larger it gets, the larger the weight of the largest score, until only that key is left.
 # For *bank* in the river sentence, with the projections from above:
 
 # %%
@@ -194,9 +194,9 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
 #
 # ## 3. A hard choice does not learn
 #
-# Why not simply leave the scores large? Because of the way back. Where one weight is nearly 1 and the others nearly 0,
+# Why not simply leave the scores large? Because of the gradient. Where one weight is nearly 1 and the others nearly 0,
 # the softmax is flat: a small change of the query changes nothing, so its gradient is nearly zero, and training has
-# nothing to go by. `scaled_dot_product_attention_vjp` returns the output together with the function that computes the
+# no direction to follow. `scaled_dot_product_attention_vjp` returns the output together with the function that computes the
 # gradients:
 
 # %%
@@ -210,7 +210,7 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
     print(f"{scale:7.3f}   {largest:14.3f}   {np.linalg.norm(gradient):.6f}")
 
 # %% [markdown]
-# Small at both ends: at 0 because the query has no say, at 100 because the choice is made and a slightly different query
+# Small at both ends: at 0 because the query has no effect, at 100 because the choice is made and a slightly different query
 # would make the same one. In between lies the range in which a layer can learn. These hand-made scores are small, so a
 # scale of 5 gives a larger gradient than $1/\sqrt 2$. The point of $1/\sqrt{d_k}$ is not that it is the best number. It is
 # that the width of the layer no longer decides at which end training begins.
@@ -224,7 +224,7 @@ steps_page(projected["river"], sentences["river"])
 # **To take away**
 #
 # - A linear layer never sees the neighbours; attention is a mean over them, with weights made from the words themselves.
-# - Query and key decide *where* to look, the value decides *what* is fetched. Only query and key must have one width.
+# - Query and key decide *which* words are attended to, the value decides *what* they contribute. Only query and key must have one width.
 # - The scale keeps the softmax in the range where it can learn. It is not a matter of taste: wide layers need it.
 #
-# Next: [notebook 2](2_sentence_embeddings.ipynb) trains a small model, and looks where its *bank* looks.
+# Next: [notebook 2](2_sentence_embeddings.ipynb) trains a small model, and shows what its *bank* attends to.

@@ -4,11 +4,11 @@
 # You have read *LLMs: Self Attention*. It begins with an interior designer who places a television, a lamp, a recliner
 # and a bed, turns that into a layer, and ends with a model that maps sentences to vectors and is trained on triplets.
 #
-# The tutorial prints no tensors, so there is nothing to hold ours against. Instead, every part is computed twice here:
+# The tutorial prints no tensors, so there is nothing to compare with. Instead, every part is computed twice here:
 # by `selfattn`, and by a few plain lines of NumPy that say what it is. One step past the tutorial, the notebook asks
 #
 # - what is lost when the designer **picks the best** instead of taking the **weighted sum**, and
-# - what a model of 500 numbers learns in a second or two: **where does its *bank* look?**
+# - what a model of 500 numbers learns in a second or two: **what does its *bank* attend to?**
 
 # %%
 import numpy as np
@@ -35,7 +35,7 @@ def compare(name, ours, plain):
 #
 # - its **query**: how much does it look for a picture, for light, for comfort?
 # - its **key**: how much picture, light, comfort does it bring?
-# - its **value**: where to stand for whoever wants what it brings, in metres from the corner of the room.
+# - its **value**: the place for an item that wants what this one brings, in metres from the corner of the room.
 #
 # The recliner looks for a picture, and for some light to read by. The bed would like light, and a bit of a picture.
 
@@ -51,7 +51,7 @@ key = np.array([[3.0, 0.5, 0.0],
                 [0.0, 0.0, 3.0],
                 [0.0, 0.0, 2.0]])
 value = np.array([[1.0, 2.0],   # in front of the television
-                  [4.0, 3.0],   # beside the lamp
+                  [4.0, 3.0],   # next to the lamp
                   [3.0, 1.0],   # by the recliner
                   [5.0, 4.0]])  # by the bed
 
@@ -67,8 +67,8 @@ for item, row in zip(items, mixed.scaled_scores, strict=True):
 # The designer picks, for each item, the highest affinity in its row (`argmax`) and goes where that one says. Attention
 # puts the same affinities through a softmax and goes to the weighted mean of all places.
 #
-# A pick is a weighted sum, too: with one weight 1 and the others 0. `with_weights` goes on from given weights, so both
-# can stand side by side.
+# A pick is a weighted sum, too: with one weight 1 and the others 0. `with_weights` continues from given weights, so we
+# can compare both.
 
 # %%
 best = mixed.weights == mixed.weights.max(axis=-1, keepdims=True)
@@ -79,9 +79,9 @@ for n, item in enumerate(items):
     print(f"{item:10}  {chosen:10}  {picked.output[n]}      {mixed.output[n]}     {mixed.weights[n]}")
 
 # %% [markdown]
-# Where one affinity stands out, as for the television, the two nearly agree. The recliner is the interesting one: it
-# picks the television and stands right in front of it. In the weighted sum the lamp has a say, and the chair is moved a
-# bit towards it.
+# Where one affinity is much larger than the others, as for the television, the two nearly agree. The recliner is the
+# interesting one: it picks the television and is placed right in front of it. In the weighted sum the lamp counts too,
+# and moves the chair a bit towards it.
 #
 # ### A pick jumps, a sum slides
 #
@@ -97,7 +97,7 @@ for light in (0.0, 1.0, 1.5, 1.9, 2.0, 2.1, 2.5, 3.0, 4.0):
     print(f"{light:14.1f}   {items[chosen]:10} {value[chosen]}   {steps.output[2]}")
 
 # %% [markdown]
-# Up to some point the pick does not move at all, and then it jumps across the room. So a pick tells nobody *in which
+# Up to some point the pick does not move at all, and then it jumps across the room. So a pick does not say *in which
 # direction* to change the query: its gradient is zero nearly everywhere. The sum slides all the way, and its slope is
 # what training follows. The gradient of the recliner's place along x (towards the lamp) with respect to its query:
 
@@ -157,14 +157,14 @@ for num_heads in (1, 2):
     compare(f"block, heads: {num_heads}", block(x), plain_block(x, block.parameters(), num_heads))
 
 # %% [markdown]
-# Two heads are two attentions, each on half of the columns and each with a softmax of its own, so one head can look
-# left while the other looks right. [Notebook 3](3_basics.ipynb) takes heads apart.
+# Two heads are two attentions, each on half of the columns and each with a softmax of its own, so one head can attend
+# to the left while the other attends to the right. [Notebook 3](3_basics.ipynb) takes heads apart.
 #
 # ## The model
 #
 # Words become rows of a table; a pattern of sines and cosines is added that differs from place to place, because
 # attention itself does not know the order; then come the blocks, one after the other; the mean over the words is the
-# vector of the sentence. Three blocks with two heads, against plain lines:
+# vector of the sentence. Three blocks with two heads, compared with plain lines:
 
 # %%
 words = "tom chase jerry likes cheese harry killed voldemort is in trouble".split()
@@ -213,10 +213,10 @@ print(f"{task.execute(*triplet):.4f}")
 
 # %% [markdown]
 # ---
-# # One step further: a model of your own, and where its *bank* looks
+# # One step further: a model of your own, and what its *bank* attends to
 #
-# Twelve telling words, six about rivers and six about money, and six patterns of sentences. In each sentence exactly
-# one word tells which bank is meant; all the other words appear with both. Four sentences are kept for the test.
+# Twelve topic words, six about rivers and six about money, and six patterns of sentences. In each sentence exactly
+# one word shows which bank is meant; all the other words appear with both. Four sentences are kept for the test.
 
 # %%
 patterns = [
@@ -241,8 +241,8 @@ print({topic: len(some) for topic, some in corpus.items()}, "sentences,", len(wo
 
 # %% [markdown]
 # A model of one block, eight numbers wide. Similar means: from the same half of the corpus. The training loop is the
-# tutorial's: draw a triplet, compute the confidence and its *pullback*, ask the pullback how the loss (minus the
-# confidence) depends on each parameter, let Adam take a step.
+# tutorial's: draw a triplet, compute the confidence and its *pullback*, compute from it the gradient of the loss (minus
+# the confidence) with respect to each parameter, and make a step of Adam.
 #
 # One parameter is left out. `key.bias` adds the same number to all scores of a row, which the softmax does not notice,
 # so its true gradient is zero. What arrives is rounding noise, and Adam, which divides by the size of the gradient,
@@ -284,7 +284,7 @@ for n in range(0, 600, 100):
     print(f"steps {n + 1:3} to {n + 100}: mean loss {losses[n : n + 100].mean():.3f}")
 
 # %% [markdown]
-# ### Where does *bank* look?
+# ### What does *bank* attend to?
 #
 # The row of *bank* in the weights, before and after, in the four sentences that training never showed:
 
@@ -297,11 +297,11 @@ for sentence, untrained, trained in zip(test, before, after, strict=True):
         print(f"  {name:6}", "  ".join(f"{w:6.2f}" for w in steps.weights[bank]))
 
 # %% [markdown]
-# Nobody told the model that *stream* and *loan* are the words that matter. To get its loss down, it had to make
+# Nothing in the data says that *stream* and *loan* are the words that matter. To lower its loss, the model had to make
 # sentences of one topic alike. A *bank* that stays the same *bank* everywhere does not help with that. So the model
-# learned to fetch the topic from the word that tells it.
+# learned to take the topic from the word that shows it.
 #
-# And what it fetched changes what it is. The vectors of *bank* in the four sentences, before the block and after it,
+# And this changes the vector of *bank* itself. The vectors of *bank* in the four sentences, before the block and after it,
 # by the cosine of the angle between them (1: same direction, −1: opposite):
 
 # %%
@@ -321,7 +321,7 @@ for name, rows in vectors.items():
         print("  ", "  ".join(f"{c:5.2f}" for c in row), "  ", sentence)
 
 # %% [markdown]
-# What goes in is the same word, only at another place in the sentence. What comes out are two words.
+# What goes in is the same word, only at another place in the sentence. Two different words come out.
 #
 # Both sentences on one page, with the learned matrices. Follow *bank* from its query to the weights:
 
@@ -331,11 +331,11 @@ steps_page(after[0], test[0].split(), compare=(after[2], test[2].split()))
 # %% [markdown]
 # ### A word of caution
 #
-# Does every model learn to look at the telling word? The one above was chosen because it does. Here are three that were
+# Does every model learn to attend to the topic word? The one above was chosen because it does. Here are three that were
 # not chosen; they differ from it only in the numbers they start from and in the order of the triplets:
 
 # %%
-print("seed   mean loss of the last 50   weight of bank on the telling word, four test sentences")
+print("seed   mean loss of the last 50   weight of bank on the topic word, four test sentences")
 for seed in (SEED, 0, 1, 2):
     other = new_model(seed)
     losses = train(other, seed)
@@ -347,17 +347,17 @@ for seed in (SEED, 0, 1, 2):
     print(f"{seed:4}   {losses[-50:].mean():24.4f}   {np.array(weights)}")
 
 # %% [markdown]
-# All of them solve the task, but they do not all look where we would. The model with seed 2 looks only for money: when
-# it finds none, *bank* belongs to a river, and that is enough. Nor need it be *bank* that looks: the vector of the
-# sentence is a mean over *all* its words, so *the* and *and* can do it, or the telling word alone if it shouts. Weights
-# show what a step of the computation did, and that is worth seeing; why the model succeeds is another question, and one
-# row of weights does not answer it.
+# All of them solve the task, but they do not all attend to the word that we would choose. In the model with seed 2,
+# *bank* attends to words about money only: if there are none, *bank* belongs to a river, and that is enough. Nor need it
+# be *bank*: the vector of the sentence is a mean over *all* its words, so *the* and *and* can attend to the topic word, or
+# the topic word can have a large vector of its own. Weights show what a step of the computation did; why the model
+# succeeds is another question, and one row of weights does not answer it.
 #
 # *Your turn:*
 #
 # - Give the model two heads (`num_heads=2` in `new_model`; a row of weights is then `steps.weights[head, bank]`). Do
-#   both look at the telling word?
+#   both attend to the topic word?
 # - Set `num_layers=0`: the mean of the words, without any attention. Does its loss go down? What can it not do?
-# - Add a sentence in which two words tell different things, "the loan is near the stream". Which way does *bank* lean?
+# - Add a sentence with two topics, "the loan is near the stream". Which one does *bank* attend to?
 #
 # Next: [notebook 3](3_basics.ipynb) computes one small attention slowly, and takes heads apart.

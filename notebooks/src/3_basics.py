@@ -2,7 +2,7 @@
 # # 3. "sky is blue", slowly, and what heads are
 #
 # You have read *Self Attention - Basics*, a notebook that takes three tokens with two numbers each through every stage
-# of one attention and prints all of them. Here they are again, each beside the printed one. Then one step further:
+# of one attention and prints all of them. Here each number is computed again and shown next to the printed one. Then one step further:
 # **heads**. What changes when the same columns are split between two attentions?
 
 # %%
@@ -19,7 +19,7 @@ results = {}
 
 
 def compare(name, computed, decimals=4):
-    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
+    """Print what the tutorial prints next to our result, and stop if they differ."""
     results[name] = computed
     theirs = np.array(printed[name])
     # Half a unit in the last printed place, and a little for numbers that end exactly on a half.
@@ -33,7 +33,7 @@ def compare(name, computed, decimals=4):
 # ## The sentence
 #
 # A tokenizer has turned the words into the ids 1, 2, 3; an embedding table has one row for each id. Something is odd
-# about this table: *is* and *blue* have the same row. Keep that in mind, it will show all the way down.
+# about this table: *is* and *blue* have the same row. Keep that in mind: it will show at every stage.
 
 # %%
 tokens = ["sky", "is", "blue"]
@@ -72,7 +72,7 @@ compare("row_sums", steps.weights.sum(axis=-1))
 compare("output", steps.output)
 
 # %% [markdown]
-# The tutorial computes the output by two spellings. In `selfattn` there are three; all give the same:
+# The tutorial computes the output in two ways. In `selfattn` there are three; all give the same:
 #
 # - the weights times the values, as one product of matrices,
 # - for every pair (query, key) its weighted value, `steps.weighted_values`, then the sum over the keys,
@@ -92,8 +92,8 @@ steps_page(steps, tokens)
 # %% [markdown]
 # ### Twins
 #
-# Rows 2 and 3 agree in every stage. Attention knows a token by its row alone: equal rows ask the same question and get
-# the same answer, wherever they stand. Turn the sentence around, and the outputs turn around with it, digit by digit:
+# Rows 2 and 3 agree in every stage. Attention knows a token by its row alone: equal rows have the same query and get
+# the same output, at any position. Reverse the sentence, and the outputs are reversed too, digit by digit:
 
 # %%
 turned = layer_steps(x[::-1], WQ, WK, WV)
@@ -104,11 +104,11 @@ print("blue is sky:\n", turned.output)
 # So attention on its own does not know word order. That is why models add something to the rows that differs from place
 # to place, such as the sines and cosines in [notebook 2](2_sentence_embeddings.ipynb).
 #
-# ### The way back
+# ### The gradient
 #
 # In the tutorial `WQ`, `WK` and `WV` *take gradients*. What would that gradient be? Suppose that we want the output of
 # *sky* to be (0, 0), and measure the loss as half its squared length. `scaled_dot_product_attention_vjp` gives the
-# output and a function for the way back; the three projections are plain products, whose way back is one line each.
+# output and a function for the gradients; the three projections are plain products, whose gradients are one line each.
 
 # %%
 def loss_and_gradients(WQ, WK, WV):
@@ -124,7 +124,7 @@ for name, gradient in gradients.items():
     print(name, gradient.round(5).tolist())
 
 # %% [markdown]
-# Never believe a gradient without trying: nudge one number by a millionth, and see how the loss answers.
+# Never believe a gradient untested: change one number by a millionth, and see how the loss changes.
 
 # %%
 tiny = 1e-6
@@ -136,13 +136,13 @@ for name in ("WQ", "WK", "WV"):
     print(f"{name}[1, 1]: by the pullback {gradients[name][1, 1]:9.6f}, by nudging {(up - down) / (2 * tiny):9.6f}")
 
 # %% [markdown]
-# The gradients of `WQ` and `WK` are small beside that of `WV`: with nearly even weights over nearly equal values, it
-# matters little where *sky* looks, and much what it gets there.
+# The gradients of `WQ` and `WK` are small compared with that of `WV`: with nearly equal weights over nearly equal
+# values, the weights matter little, and the values much.
 #
 # ---
 # # One step further: heads
 #
-# One softmax per token means one answer to "where do I look?" per token. But *sky* may want to know two things at once.
+# One softmax per token means one set of weights per token. But *sky* may need two different things at once.
 #
 # **Heads** are several attentions side by side. The columns of Q, K and V are split between them; each head computes
 # its own scores and its own softmax on its own columns; the outputs are put side by side again. Here each of two heads
@@ -170,8 +170,8 @@ for h in range(2):
     print(f"head {h} of 2, sky:", "  ".join(f"{w:6.3f}" for w in two.weights[h, 0]))
 
 # %% [markdown]
-# The two heads disagree: by its first column *sky* looks more at itself, by the second it looks away. In the one head
-# both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the stronger one had its way.
+# The two heads disagree: by its first column *sky* attends more to itself, by the second more to the others. In the one
+# head both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the larger product decided.
 #
 # The page shows both heads at every stage:
 
@@ -181,9 +181,9 @@ steps_page(two, tokens)
 # %% [markdown]
 # ### What one head cannot do
 #
-# Here is a task for which two heads are needed. Every token is a 1 in some column. Token *here* wants both the value of
-# token *a* and the value of token *b*, at full strength. One softmax can only share: half of the one and half of the
-# other. Two heads fetch one each.
+# Here is a task for which two heads are needed. Every token is a 1 in some column. Token *here* needs both the value of
+# token *a* and the value of token *b*, with weight 1 each. One softmax can only give half of the one and half of the
+# other. Each of two heads takes one.
 
 # %%
 names = ["here", "a", "b", "c"]
@@ -208,12 +208,12 @@ print("two heads of width 2:        ", np.concatenate(heads[:, 0]))
 print("weights of head 0 and head 1:", weights[0, 0].round(2), weights[1, 0].round(2))
 
 # %% [markdown]
-# The price is width: a head of 2 columns tells fewer tokens apart than one of 4. That is the trade in every model with
+# The price is width: a head of 2 columns distinguishes fewer tokens than one of 4. That is the trade in every model with
 # several heads, and nothing is gained or lost in the number of parameters.
 #
 # *Your turn:*
 #
-# - On the last page, edit `W_query` so that both heads of *sky* look at the same token.
-# - Give *is* and *blue* different rows. From which stage on do the twins differ?
+# - On the last page, edit `W_query` so that both heads of *sky* attend to the same token.
+# - Give *is* and *blue* different rows. At which stage do the twins begin to differ?
 #
 # Next: [notebook 4](4_illustrated.ipynb) does an example with whole numbers by hand, and tries other ways to score.

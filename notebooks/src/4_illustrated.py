@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 4. Whole numbers, by hand, and other ways to score
 #
-# You have read *Illustrated: Self-Attention*: three inputs of four whole numbers, three matrices of whole numbers, and
-# arrows from each to each. Whole numbers are a gift: every score can be checked by hand, and here is a page that lets
-# you do so. The tutorial then rounds the weights by hand to keep the arithmetic easy. We do the same, and then look at
+# You have read *Illustrated: Self-Attention*, by Raimi Karim: three inputs of four whole numbers, three matrices of whole numbers, and
+# arrows from each to each. With whole numbers every score can be checked by hand, and here is a page for
+# that. The tutorial then rounds the weights by hand to keep the arithmetic easy. We do the same, and then look at
 # what the rounding cost.
 #
 # One step further: the tutorial names **other score functions**. What do they do with these very inputs?
@@ -23,7 +23,7 @@ results = {}
 
 
 def compare(name, computed, digits=5):
-    """Print what the tutorial prints beside what came out here, and stop if they are not the same."""
+    """Print what the tutorial prints next to our result, and stop if they differ."""
     results[name] = computed
     theirs = np.array(printed[name], dtype=float)
     # Half a unit in the last of the printed digits, counted from the first that is not 0.
@@ -71,8 +71,8 @@ compare("attn_scores_softmax", steps.weights)
 # ## The hand-made weights, and a tensor for every pair
 #
 # For the rest the author replaces the weights by round numbers. They are not quite rounded (0.0634 would round to 0.1,
-# and the first row to 0.1, 0.5, 0.5, which adds up to more than 1), so they count as an input. `with_weights` goes on
-# from given weights.
+# and the first row to 0.1, 0.5, 0.5, which adds up to more than 1), so they count as an input. `with_weights`
+# continues from given weights.
 #
 # `weighted_values` holds, for each query and each key, the value of that key times its weight. The tutorial puts the
 # key first; `selfattn` has the query first, as in the scores; `swapaxes` turns one into the other.
@@ -115,7 +115,7 @@ steps_page(rounded, tokens)
 # ## An exercise sheet
 #
 # The same once more with blanks, and with the weights as computed. Fill them in with paper and pencil, then reveal
-# them, or print the page: the answers are on a sheet of their own.
+# them, or print the page: the answers are on a separate sheet.
 
 # %%
 steps_page(steps, tokens, exercise=True)
@@ -124,8 +124,8 @@ steps_page(steps, tokens, exercise=True)
 # ---
 # # One step further: other ways to score
 #
-# A score says how well a key fits a query. The dot product is one way to say it, and the tutorial names others. All that
-# changes is one matrix; softmax and weighted sum stay.
+# A score says how well a key fits a query. The dot product is one way to say it, and the tutorial names others. Only
+# one matrix changes; softmax and weighted sum stay the same.
 #
 # | name | score of query $q$ and key $k$ | learned |
 # | --- | --- | --- |
@@ -179,7 +179,7 @@ for name, s in scores.items():
 #
 # ## Length matters
 #
-# Make the key of input 3 three times as long, direction unchanged. Whom does it take weight from, under each score?
+# Make the key of input 3 three times as long, in the same direction. How does its weight change under each score?
 
 # %%
 longer = k.copy()
@@ -197,8 +197,8 @@ for name in scores:
     print(f"  {name:30} {before:6.3f}   {after:6.3f}")
 
 # %% [markdown]
-# A long key shouts: with dot products, every query that points roughly its way looks at it. That can be useful, since a
-# model can make a token important by making its key long. It can also be a nuisance.
+# With dot products, a long key has a large weight for every query of roughly its direction. That can be useful, since a
+# model can make a token important by making its key long. It can also do harm.
 #
 # ## When the fan-in matters: initialisation
 #
@@ -230,11 +230,11 @@ for name, weight in starts.items():
 # which throws half of it away; attention has none there. With the plain normal distribution the scores of a model this
 # wide start in the hundreds, and every softmax with a single 1. Uniform in [0, 1), as the class of
 # [notebook 1](1_first_principles.ipynb) does it, is worse still, since its numbers have a mean of 1/2 instead of 0. That
-# is fine for three tokens on a page, but no start for training a wide model.
+# is fine for three tokens on a page, but not for training a wide model.
 #
 # *Your turn:*
 #
-# - Find `w_query` such that input 1 looks at itself most. (The first page above computes again what you change.)
+# - Find `w_query` such that input 1 attends most to itself. (The first page above computes again what you change.)
 # - Change one number of `x` on the page. How many of the nine scores can move? Why can it never be all of them?
 #
 # Next: [notebook 5](5_attention_module.ipynb) hides tokens from each other.

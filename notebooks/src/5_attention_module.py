@@ -1,13 +1,13 @@
 # %% [markdown]
-# # 5. The attention module, masks, and rows with nothing to look at
+# # 5. The attention module, masks, and rows without keys
 #
-# You have read about a `ScaledDotProductAttention` module for sentences such as "Hello I love you", in which *love*
-# should look at *I* and *you* more than at *Hello*. It takes tensors of shape (batch, n_heads, len, d), a mask of zeros
+# You have read *Self-Attention*, about a `ScaledDotProductAttention` module for sentences such as "Hello I love you", in which *love*
+# should attend to *I* and *you* more than to *Hello*. It takes tensors of shape (batch, n_heads, len, d), a mask of zeros
 # and ones and a dropout module, and returns the weighted values together with the weights.
 #
-# The tutorial prints no tensors, so ours are held against the five lines it consists of, written in plain NumPy. Then
+# The tutorial prints no tensors, so ours are compared with its five lines, written in plain NumPy. Then
 # one step further: **masks**. What do they do to a row, what happens in a row where *everything* is masked, and why do
-# three well-known ways to mask give three different answers there?
+# three well-known ways to mask give three different results there?
 
 # %%
 import numpy as np
@@ -46,7 +46,7 @@ def compare(name, ours, plain):
 # ## "Hello I love you"
 #
 # Real models learn their queries and keys; ours are made by hand, with three columns that mean *person*, *feeling* and
-# *greeting*. The query says what a word looks for: *love* looks for persons. The key says what it is. The values only
+# *greeting*. The query says what a word attends to: *love* attends to persons. The key says what it is. The values only
 # number the words, so that an output can be read: 10 per cent of word 2 adds 0.1 to column 2.
 #
 # (The text calls $d_k$ "the number of words in a sentence". It is the width of a key: 3 here, with 4 words.)
@@ -78,9 +78,9 @@ print("love looks at", dict(zip(tokens, weights[0, 0, 2].round(3).tolist(), stri
 # %% [markdown]
 # ## A batch with padding
 #
-# Sentences of a batch have to have one length, so shorter ones are filled up with padding, which nobody must look at.
+# Sentences of a batch have to have one length, so shorter ones are filled up with padding, to which no word must attend.
 # The mask has shape (batch, 1, 1, len), a 1 for each token and a 0 for padding, and is stretched over heads and queries.
-# Two heads now: the queries of the second one have their columns in another order, so that it looks for other things.
+# Two heads now: the queries of the second one have their columns in another order, so that it attends to other things.
 
 # %%
 heads = np.stack([query, np.roll(query, 1, axis=1)])  # (n_heads, len, d)
@@ -95,7 +95,7 @@ print(weights[1, 0])
 
 # %% [markdown]
 # The weights on the padding are exactly 0, and each row adds up to 1 without it: the other weights have grown in
-# proportion. That is why the mask acts *before* the softmax. Had we set weights to 0 after it, the rows would add up to
+# proportion. That is why the mask acts *before* the softmax. If we set weights to 0 after it, the rows would add up to
 # less than 1.
 #
 # On the page, cells of the mask can be opened and closed:
@@ -124,12 +124,12 @@ print("after eval():      ", attention(*inputs, dropout=dropout)[1][0, 0, 2])
 
 # %% [markdown]
 # ---
-# # One step further: masks, and rows with nothing to look at
+# # One step further: masks, and rows without keys
 #
-# ## Who may look at whom
+# ## Which pairs are open
 #
-# A mask says for each pair of query (row) and key (column) whether the one may look at the other. The common ones have
-# names and arguments of their own. A `#` is a pair that is open:
+# A mask says for each pair of query (row) and key (column) whether the query may attend to the key. The common ones
+# have names and arguments of their own. A `#` is an open pair:
 
 # %%
 def show(title, **options):
@@ -149,13 +149,13 @@ for lines in zip(*pictures, strict=True):
     print("  ".join(lines))
 
 # %% [markdown]
-# *Causal* is what a model needs that predicts the next word: nobody may look ahead. A *window* keeps the work of long
-# texts in bounds. They combine: a pair is open if all of them allow it.
+# *Causal* is what a model needs that predicts the next word: no word may attend to a later one. A *window* limits
+# the work of long texts. They combine: a pair is open if all of them allow it.
 #
 # ## Dead rows
 #
 # Combine a causal mask with padding *in front*, as it is done when texts are generated in batches. The first row may
-# look at the first token only, and that one is padding. Nothing is left to look at. What should come out?
+# attend to the first token only, and that one is padding. The row has no key. What should come out?
 
 # %%
 padding_in_front = np.array([False, True, True, True])
@@ -179,10 +179,10 @@ for name, found in (("-inf, plain lines", with_infinity), ("-1e9, the module", w
 #
 # 1. **NaN.** The plain softmax divides $e^{-\infty} = 0$ by a sum of 0. And it spreads: one NaN in a batch, and after
 #    the next layer or the next step of training there is little else.
-# 2. **Uniform.** With −1e9 in all places all scores are equal, so each token gets 1/4: the row looks evenly at all it
-#    must not look at, the future and the padding included. No error, no NaN, and a leak.
-# 3. **Zeros.** Nothing to look at, so nothing comes back: `sa.scaled_dot_product_attention` gives weights 0, output 0,
-#    and gradients 0. This is the answer that makes sense: the row has no part in anything.
+# 2. **Uniform.** With −1e9 in all places all scores are equal, so each token gets 1/4: the row attends equally to all
+#    tokens that are closed to it, later ones and padding included. No error, no NaN, and a leak.
+# 3. **Zeros.** No key, so no output: `sa.scaled_dot_product_attention` gives weights 0, output 0,
+#    and gradients 0. This is the result that makes sense: the row contributes nothing.
 #
 # `nn.ScaledDotProductAttention` does the second because the tutorial does, so that its numbers are reproduced. Masks
 # that are arrays of booleans, and all the named ones above, do the third.
@@ -203,8 +203,8 @@ print("the module, in float16:", attention(*(t.astype(np.float16) for t in input
 #
 # ## What is masked must not matter
 #
-# Padding is memory that nobody has filled. Suppose that it holds a NaN. Its weight is 0, so it should not matter; but
-# $0 \cdot \mathrm{NaN} = \mathrm{NaN}$, and the plain lines hand it on to every row:
+# Padding is memory that holds anything. Suppose that it holds a NaN. Its weight is 0, so it should not matter; but
+# $0 \cdot \mathrm{NaN} = \mathrm{NaN}$, and the plain lines spread it to every row:
 
 # %%
 dirty_key, dirty_value = key.copy(), value.copy()
@@ -219,8 +219,8 @@ print("selfattn:")
 print(ours)
 
 # %% [markdown]
-# A closed pair takes no part in any product, forward or backward. A NaN that *is* looked at stays visible, as it should:
-# it is a mistake that wants to be found. On a page, it is shown as what it is:
+# A closed pair takes no part in any product, forward or backward. A NaN in an open pair stays visible, as it should:
+# it is a mistake to be found. A page shows it as NaN:
 
 # %%
 broken = value.copy()
@@ -228,14 +228,14 @@ broken[1, 0] = np.nan
 steps_page(sa.attention_steps(query, key, broken, is_causal=True), tokens)
 
 # %% [markdown]
-# Row *Hello* may only look at itself and stays clean; from *I* on every row looks at *I*, and the first column is lost.
+# Row *Hello* attends only to itself and stays clean; *I* and every later row attend to *I*, and the first column is NaN.
 #
 # *Your turn:*
 #
-# - On the first page, close all cells of one row of the mask. What becomes of the row, and of the other rows?
+# - On the first page, close all cells of one row of the mask. What happens to the row, and to the other rows?
 # - A float mask is added to the scores: `np.log(2)` on a pair doubles its weight before the row is normalised. Build one
-#   that makes *love* look at *you* twice as much as at *I*.
-# - Under `is_causal=True`, does the output of the first word ever depend on the last word? Ask the gradient:
+#   that makes *love* attend to *you* twice as much as to *I*.
+# - Under `is_causal=True`, does the output of the first word ever depend on the last word? The gradient shows it:
 #   `sa.scaled_dot_product_attention_vjp`.
 #
 # This was the last of the five. Back to [the first](1_first_principles.ipynb).

@@ -1,15 +1,15 @@
 # %% [markdown]
-# # 6. A GPT in 40 lines: train it, let it speak, look inside
+# # 6. A GPT in 40 lines: train it, let it write, look inside
 #
 # The five tutorials end where models such as GPT begin. A GPT is the attention that you know, with three additions:
 #
 # - a token sees **only itself and what came before** (a causal mask), so that every place of a text is an exercise:
 #   *what comes next?*
-# - several layers of attention and feed-forward networks, one behind the other, around which the numbers may pass;
+# - several layers of attention and feed-forward networks, one after the other, each added to its input;
 # - a **head**: from the last row, a score for each token that may come next.
 #
 # The text is a nursery rhyme that grows by a line with every verse, *The House That Jack Built*. It is older than any
-# copyright, and it is made for this: who has read a few verses can guess the next word.
+# copyright, and it is made for this: a reader of a few verses can guess the next word.
 
 # %%
 import numpy as np
@@ -42,8 +42,8 @@ print(f"\n{len(words)} words in {len(who)} verses")
 # %% [markdown]
 # ## The 40 lines
 #
-# Words become numbers. A batch is 16 places of the text, 64 words from each, and the word behind every one of them is what
-# should come next: `loss_vjp` shifts them by one. 200 steps of AdamW are a few seconds. (The numbers are float64 so that this
+# Words become numbers. A batch is 16 pieces of 64 words each, and the right answer for every word is the one after it:
+# `loss_vjp` shifts them by one. 200 steps of AdamW are a few seconds. (The numbers are float64 so that this
 # page says the same on every CPU; for a model of your own, leave `dtype` out.)
 
 # %%
@@ -58,7 +58,7 @@ model = nn.GPT(
 optimizer = optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
 rng = np.random.default_rng(0)
 print(f"{sum(p.size for p in model.parameters().values()):,} numbers to learn; {len(vocabulary)} words")
-print(f"who knows nothing has a loss of log {len(vocabulary)} = {np.log(len(vocabulary)):.2f}")
+print(f"the loss of a random guess is log {len(vocabulary)} = {np.log(len(vocabulary)):.2f}")
 losses = []
 for step in range(200):
     places = rng.integers(0, len(ids) - CONTEXT, 16)
@@ -72,18 +72,18 @@ for step in range(200):
 results["losses"] = losses
 
 # %% [markdown]
-# The loss does not become 0, and should not: behind *This is the* any of ten may come, and a piece that begins amid a line
-# lacks what came before.
+# The loss does not become 0, and should not: after *This is the* any of ten may come, and a piece that begins in the middle of a
+# line lacks what came before.
 #
-# ## Let it speak
+# ## Let it write
 #
-# From a beginning, the model gives scores for the next word; the likeliest one is put behind it, and so on. The keys and
-# values of what is there already are kept (`sa.KVCache` does that for attention alone), so a word costs one row.
+# For a beginning, the model gives scores for the next word; the likeliest one is appended, and so on. The keys and values
+# of the words so far are kept (`sa.KVCache` does that for attention alone), so a word costs one row.
 
 
 # %%
 def say(beginning, count, **options):
-    """Let the model go on from a text."""
+    """Let the model continue a text."""
     prompt = [number[word] for word in beginning.split()]
     return " ".join(vocabulary[n] for n in model.generate(prompt, count, **options))
 
@@ -107,8 +107,8 @@ for beginning, own in zip(beginnings, together, strict=True):
 # ### Temperature
 #
 # The scores become probabilities by a softmax, and the next word may be drawn from them. Scores are divided by a
-# **temperature** first: below 1 the likeliest get likelier, above 1 all become more alike. Many things may follow *This is
-# the*:
+# **temperature** first: below 1 the likeliest words become likelier, above 1 all become more alike. Many words may follow
+# *This is the*:
 
 # %%
 scores = model([number[word] for word in "/ / This is the".split()])[-1]
@@ -129,20 +129,20 @@ for seed in range(4):
 # %% [markdown]
 # ## Look inside
 #
-# How does it know what comes next? Behind *killed the* it must say *rat*, and behind *worried the* it must say *cat*: the
-# last word is the same. `model.layers[0].self_attn` is the attention of the first layer, and it shows its weights if asked.
-# What a layer gets is what the layers before it gave.
+# How does it know what comes next? After *killed the* it must say *rat*, and after *worried the* it must say *cat*: the
+# last word is the same. `model.layers[0].self_attn` is the attention of the first layer, and returns its weights too.
+# The input of a layer is the output of the layer before it.
 
 
 # %%
 def weights_of(beginning):
-    """Return the weights (layers, heads, queries, keys) with which a text looks at itself."""
+    """Return the weights (layers, heads, queries, keys) of a text."""
     chosen = [number[word] for word in beginning.split()]
     x = model.token_embedding(chosen) + model.position_embedding(np.arange(len(chosen)))
     found = []
     for layer in model.layers:
         n = layer.norm1(x)
-        look_ahead = ~np.tri(len(chosen), dtype=bool)  # True: may not look
+        look_ahead = ~np.tri(len(chosen), dtype=bool)  # True: closed
         _, weights = layer.self_attn(n, n, n, attn_mask=look_ahead, average_attn_weights=False)
         found.append(weights)
         x = layer(x, is_causal=True)
@@ -162,8 +162,8 @@ for beginning in ("This is the dog that / worried the cat that / killed the", "T
     results[say(beginning, 1)] = weights[:, :, -1]
 
 # %% [markdown]
-# Head 1 of the first layer looks back for the verb, which is the word that tells; nobody told it so. To see every number of
-# one head, take its queries, keys and values:
+# Head 1 of the first layer attends to the verb, which decides what comes next; it learned that from the text alone. To
+# see every number of one head, take its queries, keys and values:
 
 # %%
 tokens = "tossed the dog that / worried the".split()
@@ -181,4 +181,4 @@ steps_page(sa.attention_steps(query, key, value, is_causal=True), tokens)
 # - Use `positions="rotary"`. Does it learn faster?
 # - Give it a text of your own, letter by letter, with `d_model=128`, four layers and 2000 steps.
 #
-# Next: [a classifier that shows where it looks](7_classifier.ipynb).
+# Next: [a classifier that shows what it attends to](7_classifier.ipynb).

@@ -1,11 +1,11 @@
 # %% [markdown]
-# # 7. A classifier that shows where it looks
+# # 7. A classifier that shows what it attends to
 #
 # Is a review kind or unkind? Counting good and bad words is not enough: *not good* is unkind, and *not bad at all* is
-# kind. A model must find out which *not* belongs to which word. This one has a token that reads the whole sentence; its
-# attention is what we look at.
+# kind. A model must find out which *not* belongs to which word. This one has a token that attends to the whole sentence,
+# and we look at its weights.
 #
-# The reviews are made up by a few lines of Python, so the right answer is known, and so is **where one must look**.
+# The reviews are made up by a few lines of Python, so the right answer is known, and so are **the words that decide**.
 
 # %%
 import numpy as np
@@ -28,7 +28,7 @@ def review(rng):
         return f"the {rng.choice(THINGS)} was {'not ' if negated else ''}{word}".split(), verdict
 
     words, verdict = judged()
-    if rng.random() < 0.5:  # what stands behind "but" counts
+    if rng.random() < 0.5:  # what comes after "but" counts
         other, _ = judged()
         words = [*other, "but", *words]
     if rng.random() < 0.5:
@@ -44,9 +44,9 @@ for _ in range(4):
 # %% [markdown]
 # ## The model
 #
-# A class of one's own: embeddings of words and places, two layers of a Transformer, and a linear layer from the first
-# row, that of a token `<review>` which stands before every sentence, to two scores. Shorter reviews are filled up;
-# `key_lengths` says how many tokens exist, and nobody looks at the rest.
+# A class of our own: embeddings of words and places, two layers of a Transformer, and a linear layer from the first
+# row, that of a token `<review>` before every sentence, to two scores. Shorter reviews are filled up; `key_lengths` says
+# how many tokens there are, and the rest is closed.
 
 # %%
 SENTENCES = [review(np.random.default_rng(n))[0] for n in range(500)]
@@ -104,7 +104,7 @@ class Classifier(nn.Module):
 # ## Training
 #
 # Cross-entropy compares the scores with the answers. `loss.vjp` gives the first gradient, and the model's pullback
-# takes it back to every parameter.
+# computes those of all parameters from it.
 
 # %%
 model = Classifier(32, rng=0)
@@ -131,9 +131,9 @@ print(f"\n500 new reviews: {right:.0%} right; counting good and bad words, {(by_
 results["right"] = right
 
 # %% [markdown]
-# ## Where it looks
+# ## What it attends to
 #
-# The attention of both layers, for the token `<review>` and for the word that judges. A bar of ten marks is a weight of 1.
+# The attention of both layers, for the token `<review>` and for the word of praise or blame. A bar of ten marks is a weight of 1.
 
 
 # %%
@@ -167,10 +167,10 @@ print()
 show(words, "lovely")
 
 # %% [markdown]
-# ### Does it matter where it looks?
+# ### Do these weights matter?
 #
-# A weight says where a token *looks*, not what that changes. The honest test is to change the sentence: another word in the
-# place of one, or one left out, and see how far the score moves.
+# A weight says what a token *attends to*, not what that changes. The honest test is to change the sentence: replace a word
+# or leave it out, and see how far the score moves.
 
 # %%
 def kindness(words):
@@ -190,13 +190,13 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
 results["whole"], results["changed"] = whole, changed
 
 # %% [markdown]
-# Without *not*, or with another word behind it, the verdict turns round. What is said of the food moves little, though the
-# first layer looks at it: what stands before *but* does not count.
+# Without *not*, or with another word after it, the verdict is the opposite. The words about the food change little, though
+# the first layer attends to them: what comes before *but* does not count.
 #
 # *Your turn:*
 #
 # - Leave out the places (`self.places`). Which reviews does the model get wrong now, and why?
-# - Let it look with one head, or in one layer. Is that enough for *not*, and for *but*?
+# - Use one head, or one layer. Is that enough for *not*, and for *but*?
 # - Give `review` sentences with two *not*: *not not good*. What must the second layer do?
 #
 # Back to [the GPT](6_gpt.ipynb), or to [the first notebook](1_first_principles.ipynb).
