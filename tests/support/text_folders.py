@@ -69,24 +69,16 @@ def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None,
         for n, kind in enumerate(kinds)
     ]  # fmt: skip
     write_json(folder / "modules.json", modules)
-    write_json(
-        folder / "sentence_bert_config.json", transformer or {"max_seq_length": 16, "do_lower_case": False}
-    )
-    write_json(
-        folder / "config_sentence_transformers.json",
-        sentence or {"__version__": {"sentence_transformers": "2.0.0"}},
-    )
+    lengths = transformer or {"max_seq_length": 16, "do_lower_case": False}
+    write_json(folder / "sentence_bert_config.json", lengths)
+    versions = sentence or {"__version__": {"sentence_transformers": "2.0.0"}}
+    write_json(folder / "config_sentence_transformers.json", versions)
     write_json(folder / "1_Pooling" / "config.json", pooling)
     if dense:
         activation, weight, bias = dense
         arrays = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})
-        write_json(
-            folder / "2_Dense" / "config.json",
-            {
-                "in_features": weight.shape[1], "out_features": weight.shape[0], "bias": bias is not None,
-                "activation_function": activation,
-            },
-        )  # fmt: skip
+        config = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": bias is not None}
+        write_json(folder / "2_Dense" / "config.json", config | {"activation_function": activation})
         safetensors.save_file(arrays, folder / "2_Dense" / "model.safetensors")
     if normalize:
         (folder / f"{len(kinds) - 1}_Normalize").mkdir(exist_ok=True)
@@ -96,31 +88,13 @@ def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None,
 def old_pooling(*modes, width=D, **more):
     """Pooling's config in the spelling of versions 2 to 5."""
     names = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
-    return (
-        {"word_embedding_dimension": width}
-        | {f"pooling_mode_{n}": m in modes for m, n in names.items()}
-        | more
-    )
+    chosen = {f"pooling_mode_{name}": mode in modes for mode, name in names.items()}
+    return {"word_embedding_dimension": width} | chosen | more
 
 
 def random_dense(out, width=D, activation="Tanh", bias=True):
     rng = np.random.default_rng(1)
     weight = (rng.standard_normal((out, width)) / 4).astype(np.float32)
     module = {"Tanh": "torch.nn.modules.activation.Tanh", "Identity": "torch.nn.modules.linear.Identity"}
-    return (
-        module.get(activation, activation),
-        weight,
-        rng.standard_normal(out).astype(np.float32) if bias else None,
-    )
-
-
-def with_drawn_parameters(model):
-    """A model of Transformers, its parameters drawn: those of norms around 1."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
-            parameter.normal_(around, 0.3, generator=generator)
-    return model.eval()
+    biases = rng.standard_normal(out).astype(np.float32) if bias else None
+    return module.get(activation, activation), weight, biases

@@ -16,22 +16,10 @@ from selfattn import files, models
 from selfattn.cli import main
 
 PLACE = Path(sys.argv[1])
-KNOWN = tuple(
-    {
-        str(Path(folder).resolve())
-        for folder in (sys.prefix, sys.base_prefix, selfattn.__path__[0], np.__path__[0])
-    }
-)
-RUNS = {
-    "pickle.find_class",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "subprocess.Popen",
-    "socket.connect",
-}
+PLACES = sys.prefix, sys.base_prefix, selfattn.__path__[0], np.__path__[0]
+KNOWN = tuple({str(Path(folder).resolve()) for folder in PLACES})
+RUNS = {"pickle.find_class", "subprocess.Popen", "socket.connect"}
+RUNS |= {f"os.{name}" for name in ("system", "exec", "posix_spawn", "spawn", "fork")}
 events = []
 watching = []  # not empty: now
 
@@ -45,7 +33,7 @@ def watch(event, arguments):
         note(event, arguments[0].co_filename)
     elif (
         event == "compile" and arguments[1] != "<unknown>"
-    ):  # the name of `ast.parse`, which reads a literal in NumPy's header
+    ):  # which is ast.parse's, of literals in NumPy's headers
         note(event, arguments[1])
     elif event == "import":
         note(event, arguments[1], nothing=None)
@@ -86,9 +74,8 @@ def outcome(path):
 
 
 sys.addaudithook(watch)
-found = {
-    path.stem: outcome(path) for path in sorted(PLACE.iterdir(), key=lambda p: (p.stem[:4] != "good", p.stem))
-}
+paths = sorted(PLACE.iterdir(), key=lambda path: (path.stem[:4] != "good", path.stem))
+found = {path.stem: outcome(path) for path in paths}
 watching.append(PLACE)
 pickle.loads(b"cbuiltins\nlen\n.")
 exec("pass")

@@ -35,16 +35,12 @@ def run(capsys, *arguments):
 
 
 def test_generate(capsys, folder, model):
-    assert run(capsys, "generate", folder, "not the", "--max-new-tokens", "9") == (
-        0,
-        model.generate("not the", 9) + "\n",
-        "",
-    )
+    command = ["generate", folder, "not the", "--max-new-tokens", "9"]
+    assert run(capsys, *command) == (0, model.generate("not the", 9) + "\n", "")
     how = {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2}
     options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
     expected = model.generate("not the", 9, rng=5, **how)
-    found = run(capsys, "generate", folder, "not the", "--max-new-tokens", "9", "--seed", "5", *options)
-    assert found == (0, expected + "\n", "")
+    assert run(capsys, *command, "--seed", "5", *options) == (0, expected + "\n", "")
 
 
 def test_generate_from_standard_input_and_with_stops(folder, model):
@@ -52,20 +48,16 @@ def test_generate_from_standard_input_and_with_stops(folder, model):
     assert (done.returncode, done.stdout, done.stderr) == (0, model.generate("the é\n", 5) + "\n", "")
     whole = model.generate("a", 30)
     at = whole.index(whole[10])
-    done = run_command(
-        "generate", folder, "a", "--max-new-tokens", "30", "--stop", whole[10], "--stop", "zzz"
-    )
+    stops = "--stop", whole[10], "--stop", "zzz"
+    done = run_command("generate", folder, "a", "--max-new-tokens", "30", *stops)
     assert done.stdout == whole[:at] + "\n"
 
 
 def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
     """What comes by a pipe: each line is a message, and the answers before it are part of the chat."""
     first = model.chat("hi", 6)
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": "and?"},
-    ]
+    said = ("user", "hi"), ("assistant", first), ("user", "and?")
+    messages = [{"role": role, "content": content} for role, content in said]
     done = run_command("chat", folder, "--max-new-tokens", "6", given="hi\n\nand?\n")
     assert (done.returncode, done.stdout) == (0, first + "\n" + model.chat(messages, 6) + "\n")
 
@@ -128,40 +120,36 @@ def test_evaluate(capsys, folder, model, tmp_path):
     assert code == 0
     assert out.startswith(f"perplexity {expected['perplexity']:.6g} ")
     assert f"{expected['mean_nll']:.4f} nats   {expected['tokens']} tokens" in out
-    code, out, _ = run(
-        capsys, "evaluate", folder, path, "--tokens", "9", "--window", "6", "--stride", "2", "--json"
-    )
-    found = json.loads(out)
+    windows = "--tokens", "9", "--window", "6", "--stride", "2", "--json"
+    found = json.loads(run(capsys, "evaluate", folder, path, *windows)[1])
     assert found == model.evaluate("the sea was not calm é", window=6, stride=2, most_tokens=9)
     assert math.log(found["perplexity"]) == pytest.approx(found["mean_nll"])
     assert found["tokens"] == 8
 
 
-def test_ctrl_c_prints_what_there_is(tmp_path):
-    """The answer is longer than a pipe holds: the command waits for its reader, or computes."""
-    folder = save_language_model(tmp_path, ends=False, max_position_embeddings=2**18)
-    arguments = ["generate", folder, "a", "--max-new-tokens", "200000", "--temperature", "1"]
-    process = start([*COMMAND, *arguments], stdout=subprocess.PIPE)
-    begun = process.stdout.read(3)
-    process.send_signal(signal.SIGINT)
-    done = finish(process)
-    assert done.returncode == 130
-    assert begun
-    assert "selfattn generate: interrupted" in done.stderr
-
-
-def test_ctrl_c_ends_a_chat_of_lines(tmp_path):
-    """Nobody is there to go on with: each of the lines behind would have to be stopped."""
-    folder = save_language_model(tmp_path, ends=False, max_position_embeddings=2**18)
-    arguments = ["chat", folder, "--max-new-tokens", "200000", "--temperature", "1"]
-    process = start([*COMMAND, *arguments], stdin=subprocess.PIPE)
-    process.stdin.write("one\ntwo\nthree\n")
+def interrupted(folder, *command, given=""):
+    """Press Ctrl-C when there is some output; the answer is longer than a pipe holds, so the command has not ended."""
+    folder = save_language_model(folder, ends=False, max_position_embeddings=2**18)
+    options = ["--max-new-tokens", "200000", "--temperature", "1"]
+    process = start(
+        [*COMMAND, command[0], folder, *command[1:], *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    process.stdin.write(given)
     process.stdin.flush()
     assert process.stdout.read(3)
     process.send_signal(signal.SIGINT)
     done = finish(process)
     assert done.returncode == 130
-    assert done.stderr.count("interrupted") == 1
+    return done.stderr
+
+
+def test_ctrl_c_prints_what_there_is(tmp_path):
+    assert "selfattn generate: interrupted" in interrupted(tmp_path, "generate", "a")
+
+
+def test_ctrl_c_ends_a_chat_of_lines(tmp_path):
+    """Nobody is there to continue: each of the later lines would have to be stopped."""
+    assert interrupted(tmp_path, "chat", given="one\ntwo\nthree\n").count("interrupted") == 1
 
 
 def test_a_chat_without_readline(capsys, folder, monkeypatch):
