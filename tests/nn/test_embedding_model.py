@@ -38,9 +38,8 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
 
 
 def test_a_model_is_its_layers_and_has_their_gradients():
-    model = perturbed(
-        nn.EmbeddingModel(str.split, 5, 4, max_seq_len=4, num_layers=2, num_heads=2, rng=0, dtype=np.float64)
-    )
+    sizes = {"max_seq_len": 4, "num_layers": 2, "num_heads": 2}
+    model = perturbed(nn.EmbeddingModel(str.split, 5, 4, **sizes, rng=0, dtype=np.float64))
     sentences = [[1, 4, 1], [2], [0, 3, 2, 1]]
     for ids in sentences:
         x = model.embedding_layer(ids) + model.positions.table[: len(ids)]
@@ -84,9 +83,8 @@ def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close)
     their_adam = torch.optim.Adam(theirs.parameters(), lr=1e-3)
     our_adam = optim.Adam(task.parameters(), lr=1e-3)
     rng = np.random.default_rng(0)
-    triplets = [
-        [rng.integers(0, VOCABULARY, rng.integers(1, 10)).tolist() for _ in range(3)] for _ in range(20)
-    ]
+    sentences = [rng.integers(0, VOCABULARY, rng.integers(1, 10)).tolist() for _ in range(60)]
+    triplets = [sentences[i : i + 3] for i in range(0, 60, 3)]
     losses = []
     for n in range(300):
         expected = -theirs.confidence(*triplets[n % 20])

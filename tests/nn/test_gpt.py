@@ -20,11 +20,8 @@ KINDS = {
     },
     "rotary, no bias": {"positions": "rotary", "bias": False, "layer_norm_eps": 0.1, "rope_theta": 100.0},
 }  # fmt: skip
-ALONE, BATCH, LISTS = (
-    np.arange(7) % V,
-    np.random.default_rng(0).integers(0, V, (3, 8)),
-    [[3, 1, 4, 1, 5], [9], list(range(9))],
-)
+ALONE, BATCH = np.arange(7) % V, np.random.default_rng(0).integers(0, V, (3, 8))
+LISTS = [[3, 1, 4, 1, 5], [9], list(range(9))]
 
 
 def make(kind="GPT-2", dtype=np.float64, **more):
@@ -58,9 +55,8 @@ def plain_logits(model, ids):
 
     def feed_forward(x, name):
         wide = linear(x, f"{name}.linear1")
-        return linear(
-            np.maximum(wide, 0) if activation == "relu" else reference.gelu(wide), f"{name}.linear2"
-        )
+        active = np.maximum(wide, 0) if activation == "relu" else reference.gelu(wide)
+        return linear(active, f"{name}.linear2")
 
     for i, layer in enumerate(model.layers):
         name, eps, activation = f"layers.{i}", layer.norm1.eps, layer.activation
@@ -117,9 +113,8 @@ def test_gradients_are_finite_differences(kind):
     heads = 1 if KINDS[kind].get("positions") == "rotary" else HEADS
     model = perturbed(nn.GPT(5, 6, 1, heads, 4, **KINDS[kind], dtype=float, rng=0))
     ids = [[1, 4, 0, 1], [2, 3]]
-    loose = SimpleNamespace(
-        parameters=model.parameters, load_state_dict=functools.partial(model.load_state_dict, strict=False)
-    )
+    load = functools.partial(model.load_state_dict, strict=False)
+    loose = SimpleNamespace(parameters=model.parameters, load_state_dict=load)
 
     def loss():
         value, pullback = model.loss_vjp(ids)
@@ -188,9 +183,8 @@ def test_sampling_depends_on_the_seed_alone():
     together = model.generate([[1], [2, 3], [1]], rng=[4, 5, 4], **options)
     np.testing.assert_array_equal(together[0], together[2])
     np.testing.assert_array_equal(model.generate([2, 3], rng=5, **options), together[1])
-    assert any(
-        model.generate([1], rng=seed, **options).tolist() != together[0].tolist() for seed in range(5, 9)
-    )
+    others = [model.generate([1], rng=seed, **options).tolist() for seed in range(5, 9)]
+    assert any(other != together[0].tolist() for other in others)
 
 
 def test_streams_and_stops():

@@ -14,13 +14,9 @@ RNG = np.random.default_rng(0)
 SHAPES = [(4,), (5, 4), (3, 4, 2), (2, 4, 3, 2), (0, 4)]
 WEIGHT = np.array([0.5, 2.0, 0.0, 1.5])
 CASES = covering(
-    shape=SHAPES,
-    kind=["classes", "probabilities"],
-    weight=[None, WEIGHT],
-    label_smoothing=[0.0, 0.3, 1.0],
-    reduction=["mean", "sum", "none"],
-    ignore_index=[-100, 1],
-)
+    shape=SHAPES, kind=["classes", "probabilities"], weight=[None, WEIGHT], label_smoothing=[0.0, 0.3, 1.0],
+    reduction=["mean", "sum", "none"], ignore_index=[-100, 1],
+)  # fmt: skip
 for case in CASES:
     if case["kind"] == "probabilities":
         case["ignore_index"] = -100
@@ -106,9 +102,8 @@ def compare(ours, theirs, x, target):
 
 def test_cross_entropy_of_special_numbers_is_that_of_pytorch():
     torch = pytest.importorskip("torch")
-    x = np.array(
-        [[-np.inf, 1, 2], [np.inf, 0, 1], [np.nan, 0, 1], [1e30, -1e30, 0], [300, -300, 0]], np.float32
-    )
+    inf = np.inf
+    x = np.float32([[-inf, 1, 2], [inf, 0, 1], [np.nan, 0, 1], [1e30, -1e30, 0], [300, -300, 0]])
     target = np.array([1, 1, 0, 1, 1])
     tensor = torch.tensor(x, requires_grad=True)
     expected = torch.nn.CrossEntropyLoss(reduction="none")(tensor, torch.tensor(target))
@@ -139,9 +134,8 @@ def test_a_class_that_should_not_be_adds_nothing_though_its_score_be_minus_infin
         value, pullback = nn.CrossEntropyLoss().vjp(np.array([x], dtype), np.array([[1, 0]], dtype))
         assert value == 0
         np.testing.assert_array_equal(pullback(1.0), 0)
-    assert nn.CrossEntropyLoss(weight=[0, 1])(np.array([[-np.inf, 0], [0, 0]], dtype), [0, 1]) == dtype(
-        np.log(2)
-    )
+    scores = np.array([[-np.inf, 0], [0, 0]], dtype)
+    assert nn.CrossEntropyLoss(weight=[0, 1])(scores, [0, 1]) == dtype(np.log(2))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

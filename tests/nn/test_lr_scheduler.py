@@ -53,8 +53,8 @@ SCHEDULES = {
     "epochs": lambda module, optimizer: module.OneCycleLR(optimizer, 0.4, epochs=8, steps_per_epoch=3),
     "warm-up and cosine": lambda module, optimizer: module.SequentialLR(
         optimizer,
-        [module.LinearLR(optimizer, 0.01, total_iters=4), module.CosineAnnealingLR(optimizer, STEPS - 4)],
-        milestones=[4],
+        [module.LinearLR(optimizer, 0.01, 1.0, 4), module.CosineAnnealingLR(optimizer, STEPS - 4)],
+        [4],
     ),
     "sequence": sequence,
     "two at once": lambda module, optimizer: (linear(module, optimizer), cosine(module, optimizer))[1],
@@ -65,10 +65,7 @@ def sgd(**options):
     return optim.SGD({"w": np.zeros(1)}, **options)
 
 
-OPTIMIZERS = {
-    "SGD": {"lr": 0.3},
-    "Adam": {"lr": 0.3, "betas": (0.8, 0.99)},
-}
+OPTIMIZERS = {"SGD": {"lr": 0.3}, "Adam": {"lr": 0.3, "betas": (0.8, 0.99)}}
 
 
 def course(optimizer, scheduler, momentum, step):

@@ -47,9 +47,8 @@ def test_padding_may_hold_anything(masks):
     query, *others = inputs_for(layer)
     results = []
     for filler in (0.0, np.nan, np.inf):
-        (output, weights), pullback = layer.vjp(
-            query, *(np.where(PADDING[..., None], filler, x) for x in others), **masks
-        )
+        filled = (np.where(PADDING[..., None], filler, x) for x in others)
+        (output, weights), pullback = layer.vjp(query, *filled, **masks)
         (dq, dk, dv), grads = pullback(np.ones_like(output))
         np.testing.assert_array_equal(dv[PADDING], 0)
         results.append([output, weights, dq, dk, dv, *grads.values()])
@@ -76,11 +75,9 @@ def test_two_float_masks_of_the_least_numbers_leave_a_uniform_row():
     layer = make({"batch_first": True}, rng=0)
     inputs = [x.astype(np.float32) for x in inputs_for(layer)]
     least = float(np.finfo(np.float32).min)
-    masks = {
-        "attn_mask": np.full((L, S), least, np.float32),
-        "key_padding_mask": np.full((N, S), least, np.float32),
-    }
-    np.testing.assert_allclose(layer(*inputs, **masks)[1], 1 / S, rtol=4 * np.finfo(np.float32).eps)
+    pairs, padding = (np.full((n, S), least, np.float32) for n in (L, N))
+    weights = layer(*inputs, attn_mask=pairs, key_padding_mask=padding)[1]
+    np.testing.assert_allclose(weights, 1 / S, rtol=4 * np.finfo(np.float32).eps)
 
 
 NAN, INF, MOST = np.nan, np.inf, float(np.finfo(np.float32).max)
@@ -100,11 +97,10 @@ NAN, INF, MOST = np.nan, np.inf, float(np.finfo(np.float32).max)
 )
 def test_a_pair_that_one_mask_closes_is_closed_and_finite_numbers_stay_finite(pair, padding, weights):
     layer = nn.MultiheadAttention(2, 1, rng=0)
-    masks = np.float32([[pair, 0, 0]]), np.float32([padding, padding, 0])
+    pairs, paddings = np.float32([[pair, 0, 0]]), np.float32([padding, padding, 0])
     query, key = np.zeros((1, 2), np.float32), np.zeros((3, 2), np.float32)
-    np.testing.assert_array_equal(
-        layer(query, key, key, attn_mask=masks[0], key_padding_mask=masks[1])[1], [weights]
-    )
+    found = layer(query, key, key, attn_mask=pairs, key_padding_mask=paddings)[1]
+    np.testing.assert_array_equal(found, [weights])
 
 
 def test_numbers_of_a_wide_mask_stay_finite_in_a_narrow_layer():

@@ -13,7 +13,6 @@ X = np.random.default_rng(5).standard_normal((2, 5, 6))
 LENGTHS = [5, 3]
 KINDS = {
     "plain": {},
-    "bias": {"bias": True},
     "other width of values": {"d_v": 3},
     "other width of values, bias": {"d_v": 7, "bias": True},
     "dot": {"score": "dot"},
@@ -41,9 +40,8 @@ def test_scores_have_two_names_for_unscaled():
     same = layer_of("plain")
     np.testing.assert_array_equal(nn.SelfAttention(6, 4, scale=False, rng=0, **F64)(X), layer_of("dot")(X))
     assert (same(X) != layer_of("dot")(X)).any()
-    assert repr(layer_of("other width of values")).startswith(
-        "SelfAttention(d_in=6, d_out=4, d_v=3, score='scaled_dot', W_query=(6, 4)"
-    )
+    text = "SelfAttention(d_in=6, d_out=4, d_v=3, score='scaled_dot', W_query=(6, 4)"
+    assert repr(layer_of("other width of values")).startswith(text)
 
 
 MASK = np.random.default_rng(1).random((2, 5, 5)) < 0.5

@@ -181,10 +181,8 @@ def test_the_state_is_laid_out_as_that_of_pytorch(name, options):
     ours = getattr(optim, name)({"w": np.ones(3)}, **options)
     ours.step({"w": np.arange(3.0)})
     expected, got = optimizer.state_dict(), ours.state_dict()
-    group = got["param_groups"][0]
-    assert {key: expected["param_groups"][0][key] for key in group if key != "params"} == {
-        key: value for key, value in group.items() if key != "params"
-    }
+    group, theirs_group = (each["param_groups"][0] | {"params": None} for each in (got, expected))
+    assert {key: theirs_group[key] for key in group} == group
     their_state = {key: value for key, value in expected["state"].get(0, {}).items() if value is not None}
     our_state = got["state"].get("w", {})
     assert set(our_state) == set(their_state)
@@ -290,9 +288,8 @@ def test_numbers_of_every_kind_are_floats_from_the_call_on(number):
         state = optimizer.state_dict()
         group = state["param_groups"][0]
         assert json.loads(json.dumps(group))["lr"] == float(number)
-        kinds = {
-            type(x) for option in group.values() for x in (option if isinstance(option, tuple) else [option])
-        }
+        options = [option if isinstance(option, tuple) else [option] for option in group.values()]
+        kinds = {type(x) for option in options for x in option}
         assert kinds <= {float, bool, list}
         type(optimizer)({"w": np.ones(2)}).load_state_dict(state)
     assert sa.nn.LayerNorm(2, eps=number).eps == float(number)

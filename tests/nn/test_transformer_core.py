@@ -39,11 +39,8 @@ def test_results_and_gradients(seed, size, isa, threads_restored):
     model, inputs, ends = drawn(seed, dtype, d=width, lengths=lengths, dropout=seed % 3 == 0)
     # The core has the gradient of a mask for each head, where no two heads share a key head.
     heads = {number for layer in model.layers for number in (layer.num_heads, layer.num_key_heads)}
-    shared = (
-        model.mask is not None
-        and model.mask.dtype != bool
-        and {(1, n) for n in heads} == {model.mask.shape[:2]}
-    )
+    has_numbers = model.mask is not None and model.mask.dtype != bool
+    shared = has_numbers and {(1, n) for n in heads} == {model.mask.shape[:2]}
     y, pullback = transformer.vjp(model, inputs, ends, wants_mask=shared)
     truth, true_pullback = reference.transformer_vjp(model, inputs, ends, np.float64)
     close(y, truth, dtype, "y")
