@@ -44,10 +44,9 @@ def layer_norm_bound(x, y, u, axes, weight=None, bias=None):
 
 
 def rotary_bound(x, cos, sin, u, interleaved):
-    pairs = reference.apply_rotary_emb(np.abs(x), np.abs(cos), -np.abs(sin), interleaved)
-    return (
-        2 * u * (np.abs(pairs) + reference.apply_rotary_emb(np.abs(x), np.abs(cos), np.abs(sin), interleaved))
-    )
+    x, cos, sin = map(np.abs, (x, cos, sin))
+    one, other = (reference.apply_rotary_emb(x, cos, side, interleaved) for side in (-sin, sin))
+    return 2 * u * (np.abs(one) + other)
 
 
 def assert_like_reference(name, x, *arguments, bound, **options):
@@ -86,10 +85,8 @@ def test_softmax_along_other_axes(isa, dtype):
         for columns in COLUMNS:
             x = normal(rng, (2, n, columns), dtype)
             for axis in (0, 1, -2):
-                assert_like_reference("softmax", x, axis=axis, bound=partial(softmax_bound, axis=axis))
-                assert_like_reference(
-                    "log_softmax", x, axis=axis, bound=partial(log_softmax_bound, axis=axis)
-                )
+                for name, bound in (("softmax", softmax_bound), ("log_softmax", log_softmax_bound)):
+                    assert_like_reference(name, x, axis=axis, bound=partial(bound, axis=axis))
 
 
 @dtypes
@@ -130,9 +127,8 @@ def test_rotary(isa, dtype, interleaved):
 def test_gelu(isa, dtype):
     x = np.linspace(-9, 9, 4001).astype(dtype)
     for n in (0, 1, 5, 17, 4001):
-        assert_like_reference(
-            "gelu", x[-n:], bound=relative(6 if dtype != np.float64 else 50)
-        )  # truth: x²/2 ulp
+        ulp = 6 if dtype != np.float64 else 50  # the truth has x²/2
+        assert_like_reference("gelu", x[-n:], bound=relative(ulp))
 
         # the reference loses the digits of negative x: 1 + tanh
         def bound(x, y, u):
@@ -215,34 +211,29 @@ def test_eps():
     x = np.full((1, 4), 1e-4, np.float32)
     for eps in (1e-5, 1e-12, 3):
         np.testing.assert_allclose(sa.rms_norm(x, 4, eps=eps), reference.rms_norm(x, 4, eps=eps), rtol=1e-6)
+        rising = x * [[1, 2, 3, 4]]
         np.testing.assert_allclose(
-            sa.layer_norm(x * [[1, 2, 3, 4]], 4, eps=eps),
-            reference.layer_norm(x * [[1, 2, 3, 4]], 4, eps=eps),
+            sa.layer_norm(rising, 4, eps=eps), reference.layer_norm(rising, 4, eps=eps)
         )
     for dtype in FLOATS:
         y = x.astype(dtype)
-        np.testing.assert_allclose(
-            sa.rms_norm(y, 4).astype(float), reference.rms_norm(y, 4).astype(float), rtol=2.0**-7
-        )
+        found, expected = (module.rms_norm(y, 4).astype(float) for module in (sa, reference))
+        np.testing.assert_allclose(found, expected, rtol=2.0**-7)
 
 
 def test_dtypes_promote_as_numpy_has_it():
     x = normal(np.random.default_rng(11), (3, 8), np.float32)
     for dtype in FLOATS:
         for other in FLOATS:
-            if {dtype.name, other.name} == {"float16", "bfloat16"}:
-                expected = np.float32
-            else:
-                expected = np.result_type(dtype, other)
+            mixed = {dtype.name, other.name} == {"float16", "bfloat16"}
+            expected = np.float32 if mixed else np.result_type(dtype, other)
             assert sa.layer_norm(x.astype(dtype), 8, x[0].astype(other)).dtype == expected
             assert sa.layer_norm(x.astype(dtype), 8, bias=x[0].astype(other)).dtype == expected
             assert sa.rms_norm(x.astype(dtype), 8, x[0].astype(other)).dtype == expected
             tables = x[:, :4].astype(other), x[:, 4:].astype(dtype)
             assert sa.apply_rotary_emb(x.astype(dtype), *tables).dtype == expected
-    np.testing.assert_array_equal(
-        sa.layer_norm(x, 8, x[0].astype(np.float64)),
-        sa.layer_norm(x.astype(np.float64), 8, x[0].astype(np.float64)),
-    )
+    wide = x.astype(np.float64)
+    np.testing.assert_array_equal(sa.layer_norm(x, 8, wide[0]), sa.layer_norm(wide, 8, wide[0]))
 
 
 def test_empty_and_scalar():
@@ -277,13 +268,9 @@ def test_any_shape_and_strides(data):
     first = data.draw(st.integers(0, ndim - 1))
     ends = x.shape[first:]
     weight = normal(rng, ends, data.draw(st.sampled_from(FLOATS)))
-    calls = {
-        "softmax": (axis,),
-        "log_softmax": (axis,),
-        "layer_norm": (ends, weight),
-        "rms_norm": (ends, weight),
-        "gelu": (data.draw(st.sampled_from(["none", "tanh"])),),
-    }
+    calls = dict.fromkeys(("softmax", "log_softmax"), (axis,))
+    calls |= dict.fromkeys(("layer_norm", "rms_norm"), (ends, weight))
+    calls["gelu"] = (data.draw(st.sampled_from(["none", "tanh"])),)
     if ndim >= 2 and x.shape[-1] % 2 == 0:
         table = normal(rng, (*x.shape[-2:-1], x.shape[-1] // 2), np.float32)
         calls["apply_rotary_emb"] = (table, table[::-1], data.draw(st.booleans()))
