@@ -115,7 +115,7 @@ typedef struct {
     double dropout_p;
     uint64_t seed;
     sa_watch *watch;
-    /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The diagonal is then
+    /* int64 scalars in 0…L, optional: queries from there on are padding and see nothing. The diagonal is then
      * key_lengths − query_lengths. */
     sa_tensor query_lengths;
 } sa_attention;
@@ -134,7 +134,7 @@ typedef struct {
     size_t partial_bytes;
     bool large;  /* exceeds the cores' caches: fetch ahead */
     bool far;    /* keys and values exceed all caches */
-    int threads; /* that pay, of those asked for */
+    int threads; /* that pay, at most those asked for */
 } sa_attention_plan;
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
@@ -144,8 +144,8 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
 /* A backward call, which reads `out` and `stats` of its forward call. Gradients have their arrays' shapes, the type that
- * computes and contiguous rows, and come zero-filled; data is NULL where not wanted. Additions are ordered by shape and
- * options alone. */
+ * computes and contiguous rows, and come zero-filled; data is NULL if one is not wanted. The order of additions depends on
+ * shape and options alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;
@@ -166,7 +166,7 @@ typedef struct {
     ptrdiff_t key_ranges, row_ranges;   /* of a group */
     ptrdiff_t range_keys, range_blocks; /* the most of a range */
     ptrdiff_t unit_blocks;              /* a row range is a multiple of this */
-    ptrdiff_t sharing, together;        /* groups that share a float mask; those at work together */
+    ptrdiff_t sharing, together;        /* groups that share a float mask; those that work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
     ptrdiff_t delta_count;
     size_t scratch_bytes;
@@ -174,7 +174,7 @@ typedef struct {
     size_t mask_sums_at; /* in scratch: sums of a shared mask gradient */
     size_t done_at;      /* in scratch: counts of finished turns or rows */
     bool follow;         /* groups go through a shared mask one after the other */
-    bool mask_apart;     /* the mask's gradient has a pass of its own */
+    bool mask_apart;     /* the mask's gradient has its own pass */
     bool large;
     int threads;
 } sa_backward_plan;

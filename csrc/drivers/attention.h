@@ -1,4 +1,4 @@
-/* What attention's drivers share: sizes, descriptions of blocks (block.c), tasks. */
+/* For attention's drivers: sizes, descriptions of blocks, tasks. */
 #ifndef SA_ATTENTION_H
 #define SA_ATTENTION_H
 
@@ -10,7 +10,7 @@ bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 /* Keys and values, or a mask, of this many bytes come from memory. */
 #define SA_FAR_BYTES 24e6
 
-/* Whether queries and outputs of this many rows exceed the cores' caches. */
+/* True if queries and outputs of this many rows exceed the cores' caches. */
 bool sa_is_large(const sa_attention *a, ptrdiff_t rows);
 
 /* Query heads with the same keys and values, by GQA or by broadcast trailing leading axes. */
@@ -76,14 +76,7 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
                              const char *partial);
 
-void sa_describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most,
-                                sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b);
-
-/* Narrows a block to keys from … to − 1; if it has gaps, from the first that a row sees. */
-void sa_keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to);
-
-/* The pass of mask_gradient.c. */
-#define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE)
+/* The pass of a mask's gradient by itself. */
 typedef struct {
     ptrdiff_t owners, key_ranges, keys, heads; /* keys of a range */
     ptrdiff_t tasks;
@@ -91,12 +84,10 @@ typedef struct {
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
-/* Whether rows share elements of the mask's gradient, which are summed in scratch. */
-bool sa_sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan);
-
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
+/* ahead: rows that the group before has done, to wait for; done: where this task counts its own; or NULL. */
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
-                            char *scratch);
+                            char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done);
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
                            char *scratch);
 

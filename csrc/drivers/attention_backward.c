@@ -1,5 +1,5 @@
 /* Driver of attention's backward pass: cuts a call so that each gradient has one writer at a time and one order of
- * additions, for any number of threads. mask_gradient.c has mask gradients with a pass of their own.
+ * additions, for any number of threads.
  *
  * A group's keys are cut into N ranges, its rows into R ≥ N. In turn t, task (group, c) works on key range c and row
  * range (c + t) mod R. Tasks of a turn share neither rows nor keys, and R turns cover every pair.
@@ -8,7 +8,7 @@
  * most R groups work at a time. If the mask's gradient is not wanted, the order stays, but groups do not wait.
  *
  * Large groups that share a mask follow one another through their rows, a block apart: a thread stays with one group's
- * keys. Packed sequences may not wait: there rank k has row range t − k in turn t, the same order.
+ * keys. Packed sequences may not wait: in turn t rank k then has row range t − k, which is the same order.
  *
  * Task (group, c) of rank k waits for three tasks of the turn before, which have begun, as tasks are taken in order:
  * itself; (group, c + 1), which had its rows; (rank k + 1, c), which had its mask elements. */
@@ -18,7 +18,7 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* Keys and rows are cut into ranges until there are this many tasks, but none is shorter than this: each task copies its own. */
+/* Keys and rows are cut into ranges until there are this many tasks, but no range is shorter than this: each task copies its own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
@@ -33,6 +33,11 @@
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
+
+/* Blocks of rows that are summed in scratch first, which loses fewer digits. */
+#define SA_BLOCKS_IN_A_SUM 64
+
+#define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE) /* of a task */
 
 static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     const ptrdiff_t few = sa_smaller(sa_ceil_div(SA_FEW_TASKS, groups), length / SA_LEAST_RANGE);
@@ -79,6 +84,11 @@ static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan
     plan->sharing = plan->mask_apart ? 1 : sharing;
     plan->unit_blocks = plan->sharing > 1 ? unit : 1;
     plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->unit_blocks));
+}
+
+/* Whether rows share elements of the mask's gradient, which are summed in scratch. */
+static bool sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    return g->dmask.m.data && plan->mask_apart && g->dmask.m.row_stride == 0;
 }
 
 static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
@@ -163,7 +173,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     take(plan, kernels->backward_scratch(g));
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
-    plan->mask_sums_at = take(plan, sa_sums_mask_apart(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
+    plan->mask_sums_at = take(plan, sums_mask_apart(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
     const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
     const double tasks = g->dmask.m.data && plan->mask_apart ? HUGE_VAL : (double)plan->tasks;
     plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, tasks, max_threads);
@@ -201,6 +211,48 @@ static void move_gathered(const gathered_rows rows[2], ptrdiff_t key, ptrdiff_t 
     }
 }
 
+static void describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from,
+                                    ptrdiff_t most, sa_rows *rows, sa_row_gradients *grads, sa_backward_block *b) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t size = (ptrdiff_t)sa_element_size(a->f64);
+    *b = (sa_backward_block){.g = g, .grads = grads, .with_mask = g->dmask.m.data != NULL};
+    sa_describe_block(a, G, group, from, most, rows, &b->b);
+    b->dkey_stride = g->dkey.m.row_stride / size;
+    b->dvalue_stride = g->dvalue.m.row_stride / size;
+    if (g->dkey.m.data) {
+        b->dkey = g->dkey.m.data + sa_lead_offset(a, &g->dkey, group * G, a->gqa);
+    }
+    if (g->dvalue.m.data) {
+        b->dvalue = g->dvalue.m.data + sa_lead_offset(a, &g->dvalue, group * G, a->gqa);
+    }
+    for (int first = 0; first < rows->count && first < G; ++first) {
+        const ptrdiff_t head = group * G + (from + first) % G;
+        const char *grad_out = sa_at_head(a, &g->grad_out, head), *grad_lse = sa_at_head(a, &g->grad_lse, head);
+        char *dquery = sa_at_head(a, &g->dquery, head), *dmask = sa_at_head(a, &g->dmask, head);
+        char *dslope = sa_at_head(a, &g->dslope_rows, head), *dsink = sa_at_head(a, &g->dsink_rows, head);
+        for (ptrdiff_t r = first; r < rows->count; r += G) {
+            const ptrdiff_t i = rows->index[r];
+            grads->grad_out[r] = grad_out ? grad_out + i * g->grad_out.m.row_stride : NULL;
+            grads->grad_lse[r] = grad_lse ? grad_lse + i * g->grad_lse.m.row_stride : NULL;
+            grads->dquery[r] = dquery ? dquery + i * g->dquery.m.row_stride : NULL;
+            grads->dmask[r] = dmask ? dmask + i * g->dmask.m.row_stride : NULL;
+            grads->dslope[r] = dslope ? dslope + i * g->dslope_rows.m.row_stride : NULL;
+            grads->dsink[r] = dsink ? dsink + i * g->dsink_rows.m.row_stride : NULL;
+            grads->delta[r] = (char *)g->delta + (head * a->L + i) * size;
+        }
+    }
+}
+
+/* Narrows a block to keys from … to − 1; if it has gaps, from the first that a row sees. */
+static void keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
+    b->begin = sa_larger(b->begin, from);
+    b->end = sa_smaller(b->end, to);
+    if (b->rows->gaps > 0) {
+        ptrdiff_t n;
+        b->begin = sa_next_open_tile(b, b->begin, &n);
+    }
+}
+
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch) {
     sa_rows rows;
     sa_row_gradients grads;
@@ -208,8 +260,8 @@ void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_p
     if (sa_cancelled(g->a)) {
         return;
     }
-    sa_describe_backward_block(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows, &rows,
-                               &grads, &b);
+    describe_backward_block(g, plan->group, t / plan->blocks, t % plan->blocks * plan->block_rows, plan->block_rows, &rows,
+                            &grads, &b);
     sa_kernels_for(g->a->f64)->attention_delta(&b, scratch);
 }
 
@@ -217,7 +269,7 @@ static bool wants_rows_or_keys(const sa_attention_gradients *g) {
     return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
 }
 
-/* Where blocks end: at the same rows in all groups that take turns, so that they never meet. */
+/* Blocks end at the same rows in all groups that take turns, so that no two groups add to the same rows of the mask. */
 static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
     bool alike = plan->unit_blocks == 1;
     for (int m = 0; m < g->a->block_mask_count; ++m) {
@@ -248,7 +300,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     for (ptrdiff_t next, key = b->b.begin; key < end && !sa_cancelled(a); key = next) {
         sa_backward_block some = *b;
         next = key + at_once - (key == b->b.begin ? into_tile : 0);
-        sa_keep_keys(&some.b, key, sa_smaller(next, end));
+        keep_keys(&some.b, key, sa_smaller(next, end));
         if (some.b.begin < some.b.end) {
             sa_kernels_for(a->f64)->attention_backward(&some, scratch);
             b->b.cache_holds = true;
@@ -262,10 +314,10 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
     sa_rows rows;
     sa_row_gradients grads;
     sa_backward_block b;
-    sa_describe_backward_block(g, plan->group, at->group, from, until - from, &rows, &grads, &b);
+    describe_backward_block(g, plan->group, at->group, from, until - from, &rows, &grads, &b);
     b.with_mask &= !plan->mask_apart;
     b.mask_only = !wants_rows_or_keys(g);
-    sa_keep_keys(&b.b, at->key, at->end);
+    keep_keys(&b.b, at->key, at->end);
     b.b.cache_from = sa_smaller(sa_larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
     b.b.cache_holds = at->copied_from == b.b.cache_from;
     b.b.fetches = plan->large && fresh && !b.b.cache_holds;
@@ -303,8 +355,8 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
 }
 
 /* Key range c = t mod N of the group of rank k = t / N mod K, K groups working together. */
-static void range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
-                       char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
+void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
+                            char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->key_ranges, k = t / plan->key_ranges % plan->together;
     const ptrdiff_t owner = t / plan->key_ranges / plan->together;
     ptrdiff_t rank = k, begun = turn - (g->only_turns ? k : 0);
@@ -328,14 +380,100 @@ static void range_task(const sa_attention_gradients *g, const sa_backward_plan *
     }
 }
 
-void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
-                            char *scratch) {
-    range_task(g, plan, turn, t, scratch, NULL, NULL);
-}
-
 ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_apart) ? plan->tasks : 0;
 }
+
+/* ---- a mask's gradient by itself ------------------------------------------------------------------------------------ */
+
+sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
+    const sa_attention *a = g->a;
+    if (!g->dmask.m.data || !plan->mask_apart) {
+        return (sa_mask_plan){0};
+    }
+    sa_mask_plan m = {.owners = 1, .key_ranges = 1, .keys = a->S, .heads = 1};
+    for (int axis = 0; axis < a->n_lead; ++axis) {
+        m.heads *= a->lead[axis];
+        m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
+    }
+    if (g->dmask.m.col_stride != 0) {
+        m.keys = SA_MASK_KEYS;
+        m.key_ranges = sa_ceil_div(a->S, m.keys);
+    }
+    m.tasks = m.owners * m.key_ranges;
+    return m;
+}
+
+/* Whether a head adds to the elements of `owner`. */
+static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t head) {
+    const sa_attention *a = g->a;
+    ptrdiff_t own = 0, times = 1;
+    for (int axis = a->n_lead - 1; axis >= 0; --axis) {
+        if (g->dmask.lead_stride[axis] != 0) {
+            own += head % a->lead[axis] * times;
+            times *= a->lead[axis];
+        }
+        head /= a->lead[axis];
+    }
+    return own == owner;
+}
+
+static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_t n) {
+    for (ptrdiff_t i = 0; i < n && a->f64; ++i) {
+        ((double *)(void *)to)[i] += ((const double *)(const void *)from)[i];
+    }
+    for (ptrdiff_t i = 0; i < n && !a->f64; ++i) {
+        ((float *)(void *)to)[i] += ((const float *)(const void *)from)[i];
+    }
+}
+
+/* All rows of one head, for elements from key `key` on. */
+static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head, ptrdiff_t key,
+                         ptrdiff_t end, char *scratch) {
+    const sa_attention *a = g->a;
+    const ptrdiff_t stride = g->dmask.m.col_stride, elements = stride != 0 ? end - key : 1;
+    const bool apart = sums_mask_apart(g, plan);
+    char *sums = scratch + plan->mask_sums_at;
+    bool held = false; /* scratch has copied keys of this head */
+    ptrdiff_t summed = 0;
+    for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
+        sa_rows rows;
+        sa_row_gradients grads;
+        sa_backward_block b;
+        describe_backward_block(g, 1, head, row, plan->block_rows, &rows, &grads, &b);
+        char *to = grads.dmask[0] + key * stride;
+        if (apart && summed == 0) {
+            memset(sums, 0, (size_t)elements * sa_element_size(a->f64));
+        }
+        for (int r = 0; r < rows.count && apart; ++r) {
+            grads.dmask[r] = sums;
+        }
+        b.dmask_key = apart ? key : 0;
+        b.mask_only = true;
+        keep_keys(&b.b, key, end);
+        b.b.cache_from = key;
+        b.b.cache_holds = held;
+        if (b.b.begin < b.b.end) {
+            held = true;
+            sa_kernels_for(a->f64)->attention_backward(&b, scratch);
+        }
+        if (apart && (++summed == SA_BLOCKS_IN_A_SUM || row + plan->block_rows >= a->L)) {
+            add_sums(a, to, sums, elements);
+            summed = 0;
+        }
+    }
+}
+
+void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
+                           char *scratch) {
+    const ptrdiff_t owner = t / m->key_ranges, key = t % m->key_ranges * m->keys, end = sa_smaller(key + m->keys, g->a->S);
+    for (ptrdiff_t head = 0; head < m->heads; ++head) {
+        if (owns(g, owner, head)) {
+            mask_of_head(g, plan, head, key, end, scratch);
+        }
+    }
+}
+/* ---- the run -------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
     const sa_attention_gradients *g;
@@ -373,14 +511,15 @@ static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, 
     const ptrdiff_t N = plan->key_ranges, K = plan->together, c = t % N, k = t / N % K, first = t / N / K * K;
     const bool with_mask = run->g->dmask.m.data != NULL;
     if (plan->follow) {
-        range_task(run->g, plan, turn, t, scratch, with_mask && k > 0 ? done_of(run, t - 1) : NULL, done_of(run, t));
+        sa_backward_range_task(run->g, plan, turn, t, scratch, with_mask && k > 0 ? done_of(run, t - 1) : NULL,
+                               done_of(run, t));
         sa_raise(done_of(run, t), plan->rows); /* not all have keys here */
         return;
     }
     sa_wait_for(done_of(run, t), turn);
     sa_wait_for(done_of(run, (first + k) * N + (c + 1) % N), turn);
     sa_wait_for(done_of(run, (first + (k + 1) % K) * N + c), with_mask ? turn : 0);
-    sa_backward_range_task(run->g, plan, turn, t, scratch);
+    sa_backward_range_task(run->g, plan, turn, t, scratch, NULL, NULL);
     sa_raise(done_of(run, t), turn + 1);
 }
 
@@ -397,7 +536,7 @@ static void run_tasks(void *call, int thread, int team) {
         if (run->plan->threads > 1) {
             task_in_order(run, turn, t, at.scratch);
         } else {
-            sa_backward_range_task(run->g, run->plan, turn, t, at.scratch);
+            sa_backward_range_task(run->g, run->plan, turn, t, at.scratch, NULL, NULL);
         }
     }
     /* Independent: a task owns its elements of the mask. */

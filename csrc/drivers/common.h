@@ -6,13 +6,14 @@
 
 static inline ptrdiff_t sa_smaller(ptrdiff_t a, ptrdiff_t b) { return a < b ? a : b; }
 static inline ptrdiff_t sa_larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+static inline size_t sa_most(size_t a, size_t b) { return a > b ? a : b; }
 static inline ptrdiff_t sa_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (a % b != 0); }
 
 /* With axes no longer than this, diagonals and window bounds cannot overflow. Products are checked one by one. */
 #define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
 #define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
 
-/* A tiny call would feel the division. */
+/* A division would slow a tiny call. */
 static inline ptrdiff_t sa_divide(ptrdiff_t a, ptrdiff_t b, ptrdiff_t *rest) {
     *rest = b == 1 ? 0 : a % b;
     return b == 1 ? a : a / b;

@@ -1,14 +1,14 @@
 /* Driver of products with compact weights: makes panels, rounds rows, and walks over tiles. An element is one exact sum, scaled
- * in one order: its bits depend on nothing but its row and its column. */
+ * in one order: its bits depend on its row and its column alone. */
 #include "drivers/compact.h"
 
 #include <math.h>
 #include <string.h>
 
 /* A matrix unit reads whole tiles: this many bytes after the last panel are zeros, and rows are whole lines. */
-#define SA_BEHIND_PANELS 2048
+#define SA_AFTER_PANELS 2048
 
-/* Panels that stay in L2 while the rows go by. */
+/* Bytes of panels, which stay in L2 while all rows are multiplied. */
 #define SA_PANELS_AT_ONCE ((ptrdiff_t)256 << 10)
 
 static ptrdiff_t numbers_in_word(sa_weights kind) { return kind == SA_WEIGHTS_INT8 ? 4 : 2; }
@@ -18,14 +18,14 @@ static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
     return kind == SA_WEIGHTS_INT8 ? sa_ceil_div(sa_larger(in, 1), SA_GROUP) : 0;
 }
 
-/* At least one, of zeros. */
+/* At least one: without numbers, of zeros. */
 static ptrdiff_t words_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
 
 static ptrdiff_t panel_bytes(ptrdiff_t words) { return words * SA_PANEL_COLUMNS * SA_WORD; }
 
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in) {
     const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), words = words_of(kind, in);
-    return (size_t)(panels * panel_bytes(words) + SA_BEHIND_PANELS) +
+    return (size_t)(panels * panel_bytes(words) + SA_AFTER_PANELS) +
            2 * (size_t)(panels * groups_of(kind, in) * SA_PANEL_COLUMNS) * sizeof(float);
 }
 
@@ -50,7 +50,7 @@ static float sum_of_group(const int8_t *row, ptrdiff_t n) {
 sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory) {
     const ptrdiff_t panels = sa_ceil_div(out, SA_PANEL_COLUMNS), words = words_of(kind, in);
     const ptrdiff_t groups = groups_of(kind, in), bytes = SA_WORD / numbers_in_word(kind);
-    float *scales = (float *)(void *)(memory + panels * panel_bytes(words) + SA_BEHIND_PANELS);
+    float *scales = (float *)(void *)(memory + panels * panel_bytes(words) + SA_AFTER_PANELS);
     float *offset = scales + panels * groups * SA_PANEL_COLUMNS;
     const sa_compact w = {.kind = kind,
                           .out = out,
@@ -79,10 +79,8 @@ static ptrdiff_t stride_of(sa_weights kind, ptrdiff_t in) {
     return (sa_ceil_div(bytes, SA_CACHE_LINE) | 1) * SA_CACHE_LINE;
 }
 
-static ptrdiff_t most_rows(sa_weights kind) { return sa_compact_active(kind)->most_rows; }
-
 /* Rows that a tile may read: those after the last one too. */
-static ptrdiff_t readable(sa_weights kind, ptrdiff_t rows) { return rows + most_rows(kind); }
+static ptrdiff_t readable(sa_weights kind, ptrdiff_t rows) { return rows + sa_compact_active(kind)->most_rows; }
 
 static size_t rounded_bytes(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
     return sa_whole_lines((size_t)(rows * groups_of(kind, in)) * sizeof(sa_rounded));
@@ -127,7 +125,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     return r;
 }
 
-/* Column c of int8 weights times a row that is not rounded. */
+/* Column c of int8 weights times a row that cannot be rounded. */
 static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
     const ptrdiff_t panel = c / SA_PANEL_COLUMNS, column = c % SA_PANEL_COLUMNS;
     const signed char *from = (const signed char *)w->panels + panel * panel_bytes(w->words) + column * SA_WORD;
@@ -139,14 +137,14 @@ static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
     return sum;
 }
 
-/* What follows a product, for rows of y while they are near. */
+/* The activation after a product, while rows of y are in a cache. */
 static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t width, ptrdiff_t out) {
     const ptrdiff_t bytes = at * (ptrdiff_t)sizeof(float);
     const sa_active active = {l->activation, rows, width, out, l->y[0] + bytes, l->gate == NULL ? NULL : l->gate + bytes};
     sa_kernels_active()->f32.activate(&active, l->active + bytes);
 }
 
-/* A row that is not rounded. */
+/* A row that cannot be rounded. */
 static void spoiled_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
     const ptrdiff_t at = row * w->out + column;

@@ -11,10 +11,10 @@
 /* The most rows of a task: each makes panels of the weights. */
 #define SA_PRODUCT_ROWS 240
 
-/* Of compact weights: rounded rows stay in L2. */
+/* With compact weights: rounded rows stay in L2. */
 #define SA_COMPACT_ROWS 128
 
-/* Likewise where operands are split: terms stay in L2. */
+/* With split operands: terms stay in L2. */
 #define SA_SPLIT_ROWS 512
 
 /* With fewer rows for each thread, threads share columns instead. */
@@ -25,8 +25,8 @@
 
 static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return elements * (ptrdiff_t)sa_element_size(l->f64); }
 
-/* Whether sums of n terms, or rows of n columns in matmul_tn, split operands for a matrix unit. Then a task takes many
- * rows and a share of the columns, to split weights once; else one panel of columns. */
+/* True if sums of n terms, or rows of n columns in matmul_tn, split operands for a matrix unit. Then a task takes many
+ * rows and a share of the columns, to split weights once; otherwise one panel of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
 /* Compact weights are in panels already: a task takes all columns, or with few rows a share of them, and rounds its rows. */
@@ -71,7 +71,7 @@ sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_shar
         cut.shares = split ? 1 : 0;
     } else if (split || rows >= SA_FEW_ROWS * threads) { /* with fewer, shares of columns: no weight is copied twice */
         const ptrdiff_t pieces = sa_ceil_div(rows, most), each = split ? 1 : threads;
-        cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* as many for each */
+        cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* the same number for each thread */
         cut.shares = !split ? 0 : pieces >= 2 * threads ? 1 : threads;
     }
     return cut;
@@ -89,12 +89,11 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t panels) {
     return cut->shares > 0 && cut->shares < panels ? cut->shares : panels;
 }
 
-/* Of rows of decoding, in front of what else quants need. */
+/* Scratch for rows of decoding. The other scratch of quants comes after it. */
 static size_t gemv_scratch(const sa_linear *l, ptrdiff_t rows) {
     size_t most = 0;
     for (int which = 0; which < l->count && sa_linear_gemv(l); ++which) {
-        const size_t bytes = sa_gemv_scratch(rows, l->in, compact_of(l, which)->row_bytes);
-        most = bytes > most ? bytes : most;
+        most = sa_most(most, sa_gemv_scratch(rows, l->in, compact_of(l, which)->row_bytes));
     }
     return most;
 }
@@ -110,14 +109,9 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
         return gemv_scratch(l, cut.rows) + sa_whole_lines(most) + sa_quants_scratch(cut.panel, l->in);
     }
     for (int i = 0; i < l->count && backward; ++i) {
-        const size_t input = kernels->matmul_scratch(sa_cut_input(l, threads, by_share).rows, l->out[i]);
-        most = input > most ? input : most;
+        most = sa_most(most, kernels->matmul_scratch(sa_cut_input(l, threads, by_share).rows, l->out[i]));
     }
-    if (backward) {
-        const size_t weights = kernels->matmul_scratch(0, l->in);
-        most = weights > most ? weights : most;
-    }
-    return sa_whole_lines(most);
+    return sa_whole_lines(backward ? sa_most(most, kernels->matmul_scratch(0, l->in)) : most);
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------- */
@@ -145,7 +139,7 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
     sa_kernels_for(l->f64)->drop_rows(&own, x, stride, rows, width, residual);
 }
 
-/* Of a product, after its activation or before the residual joins. */
+/* Dropout of a product, after its activation or before the residual is added. */
 static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows, ptrdiff_t width) {
     const ptrdiff_t at = bytes_of(l, row * l->out[which] + column);
     if (l->dropout.p > 0) {
@@ -370,63 +364,47 @@ int sa_linear_threads(const sa_linear *l, double products, int max_threads) {
 
 typedef struct {
     const sa_linear *l;
-    const sa_linear_gradients *g;
+    const sa_linear_gradients *g; /* NULL: forward */
     sa_cut cut;
     int threads;
+    ptrdiff_t tasks;
     char *scratch;
     size_t scratch_bytes;
 } product_call;
 
-static void forward_task(void *call, ptrdiff_t t) {
+static void run_task(void *call, ptrdiff_t t) {
     const product_call *p = call;
-    if (!sa_stops(p->l->watch)) {
+    const ptrdiff_t inputs = p->g == NULL ? 0 : sa_linear_input_tasks(p->g, &p->cut);
+    if (sa_stops(p->l->watch)) {
+        return;
+    }
+    if (p->g == NULL) {
         sa_linear_task(p->l, &p->cut, t, p->scratch);
+    } else if (t < inputs) {
+        sa_linear_input_task(p->g, &p->cut, t, p->scratch);
+    } else {
+        sa_linear_parameter_task(p->g, p->threads, t - inputs, p->scratch);
     }
 }
 
 /* Independent: a task writes its own rows and columns. */
-static void run_forward(void *call, int thread, int team) {
+static void run_tasks(void *call, int thread, int team) {
     product_call p = *(const product_call *)call;
     p.scratch += (size_t)thread * p.scratch_bytes;
-    sa_share_tasks(team, sa_linear_tasks(p.l, &p.cut), forward_task, &p);
+    sa_share_tasks(team, p.tasks, run_task, &p);
+}
+
+static void run_product(const sa_linear *l, const sa_linear_gradients *g, sa_cut cut, int threads, void *scratch) {
+    product_call call = {.l = l, .g = g, .cut = cut, .threads = threads, .scratch = scratch};
+    call.tasks = g == NULL ? sa_linear_tasks(l, &cut) : sa_linear_input_tasks(g, &cut) + sa_linear_parameter_tasks(g, threads);
+    call.scratch_bytes = sa_linear_scratch(l, threads, false, g != NULL);
+    sa_run_team(threads, run_tasks, &call);
 }
 
 void sa_linear_forward(const sa_linear *l, int threads, void *scratch) {
-    product_call call = {.l = l,
-                         .cut = sa_cut_product(l, l->in, threads, false),
-                         .threads = threads,
-                         .scratch = scratch,
-                         .scratch_bytes = sa_linear_scratch(l, threads, false, false)};
-    sa_run_team(threads, run_forward, &call);
-}
-
-static ptrdiff_t input_tasks(const product_call *p) { return p->g->dx == NULL ? 0 : sa_linear_input_tasks(p->g, &p->cut); }
-
-static void backward_task(void *call, ptrdiff_t t) {
-    const product_call *p = call;
-    if (sa_stops(p->l->watch)) {
-        return;
-    }
-    if (t < input_tasks(p)) {
-        sa_linear_input_task(p->g, &p->cut, t, p->scratch);
-    } else {
-        sa_linear_parameter_task(p->g, p->threads, t - input_tasks(p), p->scratch);
-    }
-}
-
-/* Independent, likewise. */
-static void run_backward(void *call, int thread, int team) {
-    product_call p = *(const product_call *)call;
-    p.scratch += (size_t)thread * p.scratch_bytes;
-    sa_share_tasks(team, input_tasks(&p) + sa_linear_parameter_tasks(p.g, p.threads), backward_task, &p);
+    run_product(l, NULL, sa_cut_product(l, l->in, threads, false), threads, scratch);
 }
 
 void sa_linear_backward(const sa_linear_gradients *g, int threads, void *scratch) {
-    product_call call = {.l = g->l,
-                         .g = g,
-                         .cut = sa_cut_input(g->l, threads, false),
-                         .threads = threads,
-                         .scratch = scratch,
-                         .scratch_bytes = sa_linear_scratch(g->l, threads, false, true)};
-    sa_run_team(threads, run_backward, &call);
+    run_product(g->l, g, sa_cut_input(g->l, threads, false), threads, scratch);
 }

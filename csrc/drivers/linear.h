@@ -22,7 +22,7 @@ typedef struct {
     sa_activation activation; /* of the only weight: active = activation(y), or … */
     const char *gate;         /* … activation(gate)·y, unless NULL */
     char *active;             /* (rows, out), may be y */
-    sa_dropout dropout;       /* p > 0: of active, or without an activation of what joins residual */
+    sa_dropout dropout;       /* p > 0: of active, or without an activation of what is added to residual */
     sa_watch *watch;          /* of sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
@@ -37,7 +37,7 @@ sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_shar
 /* The same for dx, whose sums have as many terms as each y has columns. */
 sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share);
 
-/* Whether the rows are multiplied as those of decoding. */
+/* True if the rows are multiplied as those of decoding. */
 bool sa_linear_gemv(const sa_linear *l);
 
 /* The most scratch of any of a product's tasks, forward or backward. */
@@ -46,7 +46,7 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut);
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch);
 
-/* dx = Σ dy_i·weight_i, or += ; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i. What is NULL is not wanted. */
+/* dx = Σ dy_i·weight_i, or += ; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i of a weight with a bias. */
 typedef struct {
     const sa_linear *l;
     const char *dy[SA_MOST_WEIGHTS];

@@ -1,10 +1,11 @@
-/* Driver of weights in quants, for many rows; decoding multiplies them as they are (kernels/products/gemv.h). Rows are expanded to float32, a few columns at a time, in the thread's scratch, and thrown away. */
+/* Driver of weights in quants. For many rows it expands some numbers of a few columns to float32, in the thread's scratch, and
+ * multiplies those; decoding multiplies quants as they are (kernels/products/gemv.h). */
 #include "drivers/quants.h"
 
 #include <string.h>
 
 /* Numbers of a row that are expanded at once, a multiple of all quants' and of the depth in which matmul_nt adds up: the bits
- * are those of whole rows. Where operands are split, A stays split from one call to the next: whole rows. */
+ * are those of whole rows. Whole rows are expanded if operands are split, since A stays split from one call to the next. */
 #define SA_EXPANDED 512
 
 static const sa_quant_shape shapes[SA_QUANT_TYPES] = {

@@ -30,7 +30,7 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
 
 /* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
 
-/* Whether there is a leaf for these weights: else rows of decoding are multiplied like others. */
+/* True if there is a leaf for these weights: otherwise rows of decoding are multiplied like others. */
 bool sa_quants_have_gemv(const sa_compact *w);
 
 /* A task's rows as digits, place for the last columns' quants, and for sums. */
@@ -46,8 +46,8 @@ size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, ptrdiff_t row_bytes);
 /* `again`: the rows are in scratch already. */
 sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool again, void *scratch);
 
-/* p->c += A·Bᵀ as sa_quants_multiply, with another order of the sums, for rows that are split. Rows with NaN or infinities, which
- * no digits hold, are left out. */
+/* p->c += A·Bᵀ as sa_quants_multiply, with sums in another order, for rows that are split. Rows with NaN or infinities, which no
+ * digits hold, are skipped. */
 void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p);
 
 static inline bool sa_gemv_spoiled(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {

@@ -1,90 +1,233 @@
-/* Driver of the transformer's forward pass: phases of independent tasks. One thread takes a share of the sequences, which
- * fits its core's cache, through all layers. With few sequences threads share out every phase. */
+/* Driver of the transformer's forward pass: the plan, and phases of independent tasks. One thread takes a share of the sequences,
+ * which fits its core's cache, through all layers. With few sequences the threads share every phase. */
 #include <string.h>
 
 #include "drivers/quants.h"
-#include "drivers/transformer_tasks.h"
+#include "drivers/transformer.h"
 #include "runtime/team.h"
 
-/* ---- phases -------------------------------------------------------------------------------------------------------------- */
+/* The most tokens of a share, whose rows stay in caches from phase to phase; and the fewest, as every share makes panels of
+ * the weights again. Compact weights are in panels already: smaller shares keep their rows nearer. */
+#define SA_SHARE_TOKENS 384
+#define SA_LEAST_SHARE_TOKENS 192
+#define SA_COMPACT_SHARE_TOKENS 128
+#define SA_LEAST_COMPACT_SHARE_TOKENS 64
+
+/* Weights of more bytes do not stay in a core's caches from call to call. */
+#define SA_NEAR_BYTES 1e6
+
+/* ---- with a cache: an ordinary call of attention for each sequence (attention.c), whose bits depend on the sequence alone  */
+
+/* Elements before a sequence's keys of a layer, or its values. */
+static ptrdiff_t cache_at(const sa_token_share *p, ptrdiff_t sequence) {
+    return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_keys_of(sa_layer_of(p));
+}
+
+/* data may be NULL while a call is planned. */
+static sa_tensor heads_tensor(const sa_transformer *e, char *data, ptrdiff_t at, ptrdiff_t row, ptrdiff_t group,
+                              ptrdiff_t head) {
+    return (sa_tensor){
+        .m = {data == NULL ? NULL : data + sa_bytes(e, at), sa_bytes(e, row), sa_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false},
+        .lead_stride = {sa_bytes(e, group), sa_bytes(e, head)}};
+}
+
+/* Attention of a sequence's new rows, from row `row` of the frame on: (key heads, heads of each). */
+static void describe_sequence(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
+    const sa_transformer *e = p->e;
+    const sa_layer *l = sa_layer_of(p);
+    const ptrdiff_t group = l->heads / l->key_heads, queries = sa_queries_of(l), past = sa_past_of(e, sequence);
+    const ptrdiff_t at = cache_at(p, sequence), of_head = e->cache.capacity * l->width;
+    *a = (sa_attention){.L = sa_length_of(e, sequence),
+                        .S = past + sa_length_of(e, sequence),
+                        .E = l->width,
+                        .Dv = l->width,
+                        .n_lead = 2,
+                        .lead = {l->key_heads, group},
+                        .gqa = 1,
+                        .f64 = e->f64,
+                        .query = heads_tensor(e, p->f.array[SA_QUERIES], row * queries, queries, group * l->width, l->width),
+                        .out = heads_tensor(e, p->f.array[SA_ATTENDED], row * queries, queries, group * l->width, l->width),
+                        .key = heads_tensor(e, e->cache.keys, at, l->width, of_head, 0),
+                        .value = heads_tensor(e, e->cache.values, at, l->width, of_head, 0),
+                        .scale = l->scale,
+                        .softcap = l->softcap,
+                        .causal = true,
+                        .diagonal = past,
+                        .window_left = l->window_left,
+                        .window_right = l->window_right};
+}
+
+static bool are_alike(const sa_layer *a, const sa_layer *b) {
+    return a->heads == b->heads && a->key_heads == b->key_heads && a->width == b->width;
+}
+
+/* Sizes are the most of any layer and sequence. Returns a thread's scratch. */
+static size_t plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
+    sa_token_share p = {.e = e, .plan = plan};
+    size_t scratch = 0;
+    plan->joined = true;
+    for (; p.layer < e->layers; ++p.layer) {
+        const sa_layer *l = sa_layer_of(&p);
+        if (p.layer > 0 && are_alike(l, l - 1)) {
+            continue;
+        }
+        for (ptrdiff_t sequence = 0; sequence < e->sequences; ++sequence) {
+            sa_attention a;
+            sa_attention_plan own;
+            describe_sequence(&p, sequence, 0, &a);
+            sa_attention_make_plan(&a, 1, &own); /* fits, as the transformer does */
+            const ptrdiff_t merges = own.chunks > 1 ? own.groups * own.blocks : 0;
+            plan->attend_tasks = sa_larger(plan->attend_tasks, own.tasks);
+            plan->merge_tasks = sa_larger(plan->merge_tasks, merges);
+            plan->joined = plan->joined && own.tasks == l->key_heads;
+            plan->partial_bytes = sa_most(plan->partial_bytes, sa_whole_lines(own.partial_bytes));
+            scratch = sa_most(scratch, own.scratch_bytes);
+        }
+    }
+    return sa_whole_lines(scratch);
+}
+
+/* ---- how a call is cut up ------------------------------------------------------------------------------------------- */
+
+static size_t kept_bytes(const sa_transformer *e, const sa_layout *layout) {
+    const size_t array = sa_array_bytes(e, e->tokens, e->d);
+    return (size_t)e->layers * layout->bytes + 3 * array + 2 * sa_array_bytes(e, e->tokens, 1);
+}
+
+static ptrdiff_t most_heads(const sa_transformer *e) {
+    ptrdiff_t most = 1;
+    for (ptrdiff_t i = 0; i < e->layers; ++i) {
+        most = sa_larger(most, e->layer[i].heads);
+    }
+    return most;
+}
+
+static bool all_decode(const sa_transformer *e) {
+    bool decoding = e->tokens == e->sequences;
+    for (ptrdiff_t s = 0; s < e->sequences; ++s) {
+        decoding = decoding && sa_past_of(e, s) > 0;
+    }
+    return decoding;
+}
+
+sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    *plan = (sa_transformer_plan){.keep = keep, .threads = 1};
+    if (!sa_transformer_fits(e)) {
+        return SA_TOO_LARGE;
+    }
+    if (e->sequences == 0) {
+        return SA_OK;
+    }
+    plan->decoding = all_decode(e);
+    plan->far = sa_count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
+    plan->attend_rows = kernels->block_rows;
+    if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
+        4 * e->longest > 3 * kernels->block_rows) {
+        /* Leaves work for a second thread. Still fewer rows would leave the matrix unit: bits would depend on the batch. */
+        plan->attend_rows /= 2;
+    }
+    plan->threads = sa_transformer_threads(e, 1, max_threads);
+    const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
+    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
+    const ptrdiff_t most = compact ? SA_COMPACT_SHARE_TOKENS : SA_SHARE_TOKENS;
+    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
+    plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
+    if (threads > 1) {
+        plan->share_tokens = sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
+    }
+    plan->shares = sa_ceil_div(e->tokens, plan->share_tokens);
+    plan->share_rows = sa_smaller(e->tokens, plan->share_tokens + e->longest);
+    plan->by_shares = plan->threads == 1 || plan->shares >= 2 * plan->threads;
+    plan->layout = sa_layout_of(e, plan->by_shares && !keep ? plan->share_rows : e->tokens, keep);
+    const size_t frame = plan->layout.bytes;
+    if (keep) {
+        plan->saved_bytes = kept_bytes(e, &plan->layout);
+    } else if (plan->by_shares) {
+        plan->scratch_bytes = frame;
+    } else {
+        plan->shared_bytes = frame;
+    }
+    const size_t attention = e->cache.past == NULL ? 0 : plan_cache(e, plan);
+    plan->scratch_bytes += sa_most(sa_transformer_scratch(e, plan, false), attention);
+    plan->shared_bytes += (size_t)e->sequences * plan->partial_bytes;
+    return SA_OK;
+}
+
+/* ---- phases --------------------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t rows_of(const sa_token_share *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
 
-static ptrdiff_t first_row(const sa_token_share *p) { return p->e->starts[p->from] - p->origin; }
+/* Of the frame. */
+static ptrdiff_t row_of(const sa_token_share *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
 
 static ptrdiff_t row_tasks(const sa_token_share *p) { return sa_ceil_div(rows_of(p), SA_NORM_ROWS); }
 
 /* Rows of task t of row_tasks, from the frame's row *row on. */
 static ptrdiff_t task_rows(const sa_token_share *p, ptrdiff_t t, ptrdiff_t *row) {
-    *row = first_row(p) + t * SA_NORM_ROWS;
+    *row = row_of(p, p->from) + t * SA_NORM_ROWS;
     return sa_smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS);
+}
+
+/* y = norm(x + added), for rows from row `row` of the frame on. */
+static void add_norm(const sa_token_share *p, const sa_norm *norm, ptrdiff_t row, ptrdiff_t rows, const char *x,
+                     const char *added, char *unit, char *scale, char *y) {
+    const sa_transformer *e = p->e;
+    const ptrdiff_t at = sa_bytes(e, row * e->d);
+    const sa_norm_rows n = {.rows = rows,
+                            .d = e->d,
+                            .rms = norm->rms,
+                            .eps = norm->eps,
+                            .weight = norm->weight,
+                            .bias = norm->bias,
+                            .x = x + at,
+                            .added = added == NULL ? NULL : added + at,
+                            .unit = unit + at,
+                            .scale = scale + sa_bytes(e, row),
+                            .y = y + at};
+    sa_kernels_for(e->f64)->add_norm(&n);
 }
 
 /* x = table[ids] + always + positions, or given rows; and the first norm. */
 static void enter(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    const ptrdiff_t start = e->starts[p->from + t], length = e->starts[p->from + t + 1] - start, row = start - p->origin;
-    const ptrdiff_t at = sa_bytes(e, row * e->d), before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
+    const ptrdiff_t start = e->starts[p->from + t], length = sa_length_of(e, p->from + t), row = start - p->origin;
+    const ptrdiff_t before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
     const char *positions = e->positions == NULL ? NULL : (const char *)e->positions + before;
-    char *scale, *unit = sa_outer_unit(p, 0, &scale), *x = p->f.array[SA_X] + at;
-    char *entered = e->first_norm.weight == NULL ? x : unit + at;
-    if (e->table != NULL) {
-        if (e->table_kind == SA_WEIGHTS_QUANTS) {
-            sa_quants_look_up(e->table, e->always, (const float *)(const void *)positions, e->ids + start, length,
-                              (float *)(void *)entered);
-        } else if (e->table_kind != SA_WEIGHTS_WHOLE) {
-            sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, (const float *)(const void *)positions,
-                                                 e->ids + start, length, e->d, (float *)(void *)entered);
-        } else {
-            kernels->look_up(e->table, e->always, positions, e->ids + start, length, e->d, entered);
-        }
-    } else {
+    char *scale, *unit = sa_outer_unit(p, 0, &scale);
+    char *entered = (e->first_norm.weight == NULL ? p->f.array[SA_X] : unit) + sa_bytes(e, row * e->d);
+    if (e->table == NULL) {
         memcpy(entered, (const char *)e->rows + sa_bytes(e, start * e->d), (size_t)sa_bytes(e, length * e->d));
+    } else if (e->table_kind == SA_WEIGHTS_QUANTS) {
+        sa_quants_look_up(e->table, e->always, (const float *)(const void *)positions, e->ids + start, length,
+                          (float *)(void *)entered);
+    } else if (e->table_kind != SA_WEIGHTS_WHOLE) {
+        sa_kernels_active()->look_up_compact(e->table, e->table_scale, e->always, (const float *)(const void *)positions,
+                                             e->ids + start, length, e->d, (float *)(void *)entered);
+    } else {
+        sa_kernels_for(e->f64)->look_up(e->table, e->always, positions, e->ids + start, length, e->d, entered);
     }
     if (e->first_norm.weight != NULL) {
-        const sa_norm_rows n = {length,
-                                e->d,
-                                e->first_norm.rms,
-                                e->first_norm.eps,
-                                e->first_norm.weight,
-                                e->first_norm.bias,
-                                entered,
-                                NULL,
-                                entered,
-                                scale + sa_bytes(e, row),
-                                x};
-        kernels->add_norm(&n);
+        add_norm(p, &e->first_norm, row, length, unit, NULL, unit, scale, p->f.array[SA_X]);
     }
 }
 
 static void product_task(const sa_token_share *p, ptrdiff_t t) { sa_linear_task(&p->product, &p->cut, t, p->scratch); }
 
 static void multiply(sa_token_share *p, sa_product_kind kind, sa_order order) {
-    p->product = sa_product_of(p, kind, first_row(p), rows_of(p));
+    p->product = sa_product_of(p, kind, row_of(p, p->from), rows_of(p));
     p->cut = sa_cut_product(&p->product, p->product.in, p->plan->threads, p->plan->by_shares);
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
 /* Of a layer's norm: y = norm(x + added). */
 static void norm_rows(const sa_token_share *p, ptrdiff_t t, int which, const char *x, const char *added, int unit, char *y) {
-    const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;
+    const sa_norm norm = {l->weight[parameter], l->bias[parameter], l->eps[which], l->rms[which]};
     ptrdiff_t row;
-    const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(e, row * e->d);
-    const sa_norm_rows n = {.rows = rows,
-                            .d = e->d,
-                            .rms = l->rms[which],
-                            .eps = l->eps[which],
-                            .weight = l->weight[parameter],
-                            .bias = l->bias[parameter],
-                            .x = x + at,
-                            .added = added == NULL ? NULL : added + at,
-                            .unit = p->f.array[unit] + at,
-                            .scale = p->f.array[unit + 1] + sa_bytes(e, row),
-                            .y = y + at};
-    sa_kernels_for(e->f64)->add_norm(&n);
+    const ptrdiff_t rows = task_rows(p, t, &row);
+    add_norm(p, &norm, row, rows, x, added, p->f.array[unit], p->f.array[unit + 1], y);
 }
 
 static void norm_x(const sa_token_share *p, ptrdiff_t t) {
@@ -113,7 +256,7 @@ static void norm_last(const sa_token_share *p, ptrdiff_t t) {
 static void rotate(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t start = e->starts[p->from + t], length = e->starts[p->from + t + 1] - start, row = start - p->origin;
+    const ptrdiff_t row = row_of(p, p->from + t), length = sa_length_of(e, p->from + t);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_queries_of(l)), length, l->heads, l->width,
                           false);
@@ -126,15 +269,14 @@ static ptrdiff_t pieces_of(const sa_token_share *p) { return sa_ceil_div(p->e->l
 static void attend(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t pieces = pieces_of(p), heads = sa_layer_of(p)->heads, sequence = p->from + t / pieces / heads;
-    const ptrdiff_t start = e->starts[sequence], length = e->starts[sequence + 1] - start;
-    const ptrdiff_t from = t % pieces * p->plan->attend_rows;
+    const ptrdiff_t length = sa_length_of(e, sequence), from = t % pieces * p->plan->attend_rows;
     if (from >= length) {
         return;
     }
     sa_attention a;
     sa_rows rows;
     sa_block b;
-    sa_describe_head(p, sequence, start - p->origin, length, t / pieces % heads, &a);
+    sa_describe_head(p, sequence, row_of(p, sequence), length, t / pieces % heads, &a);
     sa_describe_block(&a, 1, 0, from, p->plan->attend_rows, &rows, &b);
     sa_kernels_for(e->f64)->attention_forward(&b, p->scratch);
 }
@@ -145,6 +287,77 @@ static void attend_to_own(const sa_token_share *p) {
         sa_run_phase(p, p->to - p->from, rotate, SA_BY_ROWS);
     }
     sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_TURNS);
+}
+
+/* Turns the queries and the keys of a key head, and appends its keys and values. */
+static void append_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+    const sa_transformer *e = p->e;
+    const sa_layer *l = sa_layer_of(p);
+    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
+    const ptrdiff_t group = l->heads / l->key_heads, row = row_of(p, sequence);
+    const ptrdiff_t past = sa_past_of(e, sequence), half = l->rotary.rotated / 2, bytes = sa_bytes(e, l->width);
+    const ptrdiff_t to = sa_bytes(e, cache_at(p, sequence)) + (key_head * e->cache.capacity + past) * bytes;
+    for (ptrdiff_t r = 0; r < sa_length_of(e, sequence); ++r) {
+        const ptrdiff_t key = sa_bytes(e, (row + r) * sa_keys_of(l)) + key_head * bytes;
+        if (half > 0) {
+            const ptrdiff_t angle = sa_bytes(e, (past + r) * half);
+            const sa_rotary turn = {(const char *)l->rotary.cos + angle, (const char *)l->rotary.sin + angle, l->rotary.rotated,
+                                    l->rotary.interleaved};
+            const ptrdiff_t query = sa_bytes(e, (row + r) * sa_queries_of(l)) + key_head * group * bytes;
+            kernels->rotate_heads(&turn, p->f.array[SA_QUERIES] + query, 1, group, l->width, false);
+            kernels->rotate_heads(&turn, p->f.array[SA_KEYS] + key, 1, 1, l->width, false);
+        }
+        memcpy(e->cache.keys + to + r * bytes, p->f.array[SA_KEYS] + key, (size_t)bytes);
+        memcpy(e->cache.values + to + r * bytes, p->f.array[SA_VALUES] + key, (size_t)bytes);
+    }
+}
+
+static void append(const sa_token_share *p, ptrdiff_t t) {
+    const ptrdiff_t heads = sa_layer_of(p)->key_heads;
+    append_head(p, p->from + t / heads, t % heads);
+}
+
+static char *partial_of(const sa_token_share *p, ptrdiff_t sequence) {
+    return p->partial + (size_t)sequence * p->plan->partial_bytes;
+}
+
+static void attend_cached(const sa_token_share *p, ptrdiff_t t) {
+    const ptrdiff_t sequence = p->from + t / p->plan->attend_tasks, task = t % p->plan->attend_tasks;
+    sa_attention a;
+    sa_attention_plan plan;
+    describe_sequence(p, sequence, row_of(p, sequence), &a);
+    sa_attention_make_plan(&a, 1, &plan);
+    if (task >= plan.tasks) {
+        return;
+    }
+    if (p->plan->joined) { /* a task for each key head */
+        append_head(p, sequence, task);
+    }
+    sa_held held = {.keys = -1};
+    sa_attention_task(&a, &plan, task, p->scratch, partial_of(p, sequence), &held);
+}
+
+static void merge(const sa_token_share *p, ptrdiff_t t) {
+    const ptrdiff_t sequence = p->from + t / p->plan->merge_tasks, task = t % p->plan->merge_tasks;
+    sa_attention a;
+    sa_attention_plan plan;
+    describe_sequence(p, sequence, row_of(p, sequence), &a);
+    sa_attention_make_plan(&a, 1, &plan);
+    if (plan.chunks > 1 && task < plan.groups * plan.blocks) {
+        sa_attention_merge_task(&a, &plan, task, p->scratch, partial_of(p, sequence));
+    }
+}
+
+/* Independent: tasks append and attend for rows of a key head, or for a chunk of its keys; merges wait for all chunks. */
+static void attend_with_cache(const sa_token_share *p) {
+    const ptrdiff_t sequences = p->to - p->from;
+    if (!p->plan->joined) {
+        sa_run_phase(p, sequences * sa_layer_of(p)->key_heads, append, SA_BY_ROWS);
+    }
+    sa_run_phase(p, sequences * p->plan->attend_tasks, attend_cached, SA_BY_TURNS);
+    if (p->plan->merge_tasks > 0) {
+        sa_run_phase(p, sequences * p->plan->merge_tasks, merge, SA_BY_ROWS);
+    }
 }
 
 static void copy_unit(const sa_token_share *p, ptrdiff_t t) {
@@ -162,7 +375,7 @@ static void run_layer(sa_token_share *p) {
     }
     multiply(p, SA_PROJECT, SA_BY_ROWS);
     if (p->e->cache.past != NULL) {
-        sa_attend_with_cache(p);
+        attend_with_cache(p);
     } else {
         attend_to_own(p);
     }
@@ -196,29 +409,18 @@ static void run_layer(sa_token_share *p) {
 static void norm_final(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     ptrdiff_t row;
-    const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(e, row * e->d);
-    char *scale, *unit = sa_outer_unit(p, 1, &scale), *x = p->f.array[SA_X] + at;
-    char *y = e->pooling == SA_EACH_ROW ? p->out + sa_bytes(e, (p->origin + row) * e->d) : x;
-    const sa_norm_rows n = {rows,
-                            e->d,
-                            e->final_norm.rms,
-                            e->final_norm.eps,
-                            e->final_norm.weight,
-                            e->final_norm.bias,
-                            x,
-                            NULL,
-                            unit + at,
-                            scale + sa_bytes(e, row),
-                            y};
-    sa_kernels_for(e->f64)->add_norm(&n);
+    const ptrdiff_t rows = task_rows(p, t, &row);
+    char *scale, *unit = sa_outer_unit(p, 1, &scale), *x = p->f.array[SA_X];
+    char *y = e->pooling == SA_EACH_ROW ? p->out + sa_bytes(e, p->origin * e->d) : x;
+    add_norm(p, &e->final_norm, row, rows, x, NULL, unit, scale, y);
 }
 
 /* A sequence's rows, or the one that represents it. */
 static void leave(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const ptrdiff_t sequence = p->from + t, start = e->starts[sequence], length = e->starts[sequence + 1] - start;
-    const char *x = p->f.array[SA_X] + sa_bytes(e, (start - p->origin) * e->d);
-    char *to = p->out + sa_bytes(e, (e->pooling == SA_EACH_ROW ? start : sequence) * e->d);
+    const ptrdiff_t sequence = p->from + t, length = sa_length_of(e, sequence);
+    const char *x = p->f.array[SA_X] + sa_bytes(e, row_of(p, sequence) * e->d);
+    char *to = p->out + sa_bytes(e, (e->pooling == SA_EACH_ROW ? (ptrdiff_t)e->starts[sequence] : sequence) * e->d);
     if (e->pooling == SA_MEAN_ROW) {
         sa_kernels_for(e->f64)->column_sums(x, NULL, length, e->d, e->d, 1 / (double)length, to);
         return;

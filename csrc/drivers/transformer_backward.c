@@ -2,24 +2,18 @@
  * parameter's gradient is one task's sum in the order of tokens. */
 #include <string.h>
 
-#include "drivers/transformer_tasks.h"
+#include "drivers/transformer.h"
 #include "runtime/team.h"
 
-#define SA_TABLE_PARTS 16
+#define SA_TABLE_TASKS 16
 
 static ptrdiff_t row_tasks(const sa_token_share *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
-
-static void swap(char **a, char **b) {
-    char *before = *a;
-    *a = *b;
-    *b = before;
-}
 
 /* ---- what leaves is every row of a sequence, or their mean, or one of them ------------------------------------------------- */
 
 static void spread(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start, row_bytes = sa_bytes(e, e->d);
+    const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t), row_bytes = sa_bytes(e, e->d);
     const bool each = e->pooling == SA_EACH_ROW;
     const char *from = (const char *)p->g->grad_out + (each ? start : t) * row_bytes;
     char *to = p->dy + start * row_bytes;
@@ -73,22 +67,16 @@ static sa_norm_pullback layer_norm(const sa_token_share *p, int which, const cha
                               g->weight[parameter], g->bias[parameter]};
 }
 
-static sa_norm_pullback outer_norm(const sa_token_share *p, int which) {
-    const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
-    void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
-    char *scale, *unit = sa_outer_unit(p, which, &scale);
-    return (sa_norm_pullback){norm->weight, norm->rms, unit, scale, p->dy, p->other, false, g[0], g[1]};
-}
-
-/* dy becomes the gradient of what entered. Its parameters wait: their sums leave no thread idle while others multiply. */
+/* dy becomes the gradient of what entered. The sums of its parameters wait for the next product: no thread is then idle. */
 static void back_through_norm(sa_token_share *p, sa_norm_pullback norm) {
     p->norm = norm;
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
     p->norm_waits = true;
-    swap(&p->dy, &p->other);
+    p->other = p->dy;
+    p->dy = norm.ds;
 }
 
-/* dy += the gradient of what entered a norm before a sum: dn is that of what left it. */
+/* dy += the gradient of what entered a norm before a sum; dn is the gradient of what left the norm. */
 static void add_through_norm(sa_token_share *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
@@ -112,7 +100,7 @@ static void parameter_task(const sa_token_share *p, ptrdiff_t t) {
     }
 }
 
-/* Of a product whose result was dropped from: dn = the gradient of what it gave. Otherwise that is dy. */
+/* dn = the gradient of a product's result before dropout. */
 static void drop_task(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d), rows = sa_smaller(e->tokens - row, SA_NORM_ROWS);
@@ -131,7 +119,7 @@ static const char *back_through_dropout(sa_token_share *p, int kind) {
     return p->dn;
 }
 
-/* parameters: of the layer, in the order of the product's. */
+/* parameters: those of the layer, in the product's order. */
 static void back_through_product(sa_token_share *p, sa_product_kind kind, const int *parameters,
                                  const sa_linear_gradients *to) {
     const sa_layer_gradients *g = &p->g->layer[p->layer];
@@ -151,7 +139,7 @@ static void back_through_product(sa_token_share *p, sa_product_kind kind, const 
 /* ---- the table's gradient begins with zeros -------------------------------------------------------------------------------- */
 
 static ptrdiff_t count_table(const sa_token_share *p) {
-    return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_PARTS, p->e->vocabulary);
+    return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_TASKS, p->e->vocabulary);
 }
 
 static ptrdiff_t first_id(const sa_token_share *p, ptrdiff_t t) {
@@ -168,8 +156,8 @@ static void clear_table(const sa_token_share *p, ptrdiff_t t) {
 static void head_gradients(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = e->starts[sequence + 1] - start;
-    const ptrdiff_t width = l->width, queries = l->heads * width, keys = l->key_heads * width;
+    const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = sa_length_of(e, sequence);
+    const ptrdiff_t width = l->width, queries = sa_queries_of(l), keys = sa_keys_of(l);
     const size_t row_bytes = (size_t)sa_bytes(e, width), taken = sa_array_bytes(e, length, width);
     char *dkey = p->scratch, *dvalue = dkey + taken; /* the kernel adds to contiguous rows */
     memset(dkey, 0, (size_t)length * row_bytes);
@@ -224,14 +212,14 @@ static void attention(const sa_token_share *p, ptrdiff_t t) {
 static void rotate_back(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t start = e->starts[t], length = e->starts[t + 1] - start;
-    const ptrdiff_t query = sa_bytes(e, start * l->heads * l->width), key = sa_bytes(e, start * l->key_heads * l->width);
+    const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t);
+    const ptrdiff_t query = sa_bytes(e, start * sa_queries_of(l)), key = sa_bytes(e, start * sa_keys_of(l));
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_QUERY] + query, length, l->heads, l->width, true);
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_KEY] + key, length, l->key_heads, l->width, true);
 }
 
-/* ---- layers: dy is the gradient of what leaves each step, then of what entered ---------------------------------------------- */
+/* ---- layers: dy is the gradient of what leaves each phase, then of what entered ---------------------------------------------- */
 
 static void back_through_feed_forward(sa_token_share *p) {
     const sa_layer *l = sa_layer_of(p);
@@ -268,7 +256,7 @@ static void back_through_attention(sa_token_share *p) {
     } else {
         p->dattended = p->dy;
     }
-    /* Few sequences leave threads idle, which clear the table meanwhile. */
+    /* With few sequences some threads are idle: they clear the table. */
     sa_run_phase(p, head_tasks(p) + (p->layer == 0 ? count_table(p) : 0), attention, SA_BY_TURNS);
     p->dattended = own;
     if (l->rotary.rotated > 0) {
@@ -298,12 +286,17 @@ static void table(const sa_token_share *p, ptrdiff_t t) {
 
 static void copy_rows(const sa_token_share *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const ptrdiff_t start = sa_bytes(e, e->starts[t] * e->d), end = sa_bytes(e, e->starts[t + 1] * e->d);
-    memcpy((char *)p->g->rows + start, p->dy + start, (size_t)(end - start));
+    const ptrdiff_t at = sa_bytes(e, e->starts[t] * e->d);
+    memcpy((char *)p->g->rows + at, p->dy + at, (size_t)sa_bytes(e, sa_length_of(e, t) * e->d));
 }
 
+/* The first norm (which 0) or the final one (1). */
 static void run_outer_norm(sa_token_share *p, int which) {
-    back_through_norm(p, outer_norm(p, which));
+    const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
+    void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
+    char *scale, *unit = sa_outer_unit(p, which, &scale);
+    const sa_norm_pullback n = {norm->weight, norm->rms, unit, scale, p->dy, p->other, false, g[0], g[1]};
+    back_through_norm(p, n);
     sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
     p->norm_waits = false;
 }

@@ -1,5 +1,5 @@
 /* Driver of attention over ragged batches. A thread's copy of the call is set to one sequence at a time: an ordinary
- * call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, the dearest first. */
+ * call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, the longest first. */
 #include "drivers/varlen.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ static void move_rows(sa_tensor *t, const sa_tensor *packed, ptrdiff_t rows) {
     }
 }
 
-/* Turns *a, a copy of v->packed, into sequence s. */
+/* Makes of *a, a copy of v->packed, the call of sequence s. */
 static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
     const sa_attention *p = v->packed;
     const ptrdiff_t row = begin(v->begin_q, s), key = begin(v->begin_k, s);
@@ -63,7 +63,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_turns = true;
 }
 
-/* Most turns first, so that each turn's sequences come first; then the dearest tasks. */
+/* Most turns first, so that each turn's sequences come first; then the longest tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};
@@ -116,7 +116,7 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
                                     .before = {own.tasks, merges, 0},
                                     .partial = sa_whole_lines(own.partial_bytes),
                                     .cost = rows * fmin((double)a.S, (double)own.chunk_keys)};
-        plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
+        plan->scratch_bytes = sa_most(plan->scratch_bytes, own.scratch_bytes);
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(a.E + a.Dv + 16);
         all_rows += own.groups * own.rows;
     }
@@ -147,7 +147,7 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
             .before = {own.groups * own.blocks, sa_backward_range_tasks(&g, &own), sa_plan_mask(&g, &own).tasks},
             .cost = rows * fmin((double)a.S, (double)own.range_keys)};
         plan->turns = sa_larger(plan->turns, own.turns);
-        plan->scratch_bytes = own.scratch_bytes > plan->scratch_bytes ? own.scratch_bytes : plan->scratch_bytes;
+        plan->scratch_bytes = sa_most(plan->scratch_bytes, own.scratch_bytes);
         work += (double)own.groups * (double)own.rows * (double)a.S * (double)(3 * a.E + 2 * a.Dv + 32);
         all_rows += own.groups * own.rows;
     }
@@ -161,7 +161,7 @@ typedef struct {
     char *scratch, *partial;
 } varlen_run;
 
-/* A thread's copy, seldom set anew: tasks of a sequence follow one another. */
+/* A thread's copy. It seldom changes, since tasks of a sequence follow one another. */
 typedef struct {
     const varlen_run *run;
     char *scratch;
@@ -203,7 +203,7 @@ static void forward_task(varlen_thread *at, ptrdiff_t t, char *partial) {
 static void backward_task(const varlen_thread *at, ptrdiff_t t) {
     switch (at->kind) {
     case DELTAS: sa_backward_delta_task(&at->g, &at->backward, t, at->scratch); break;
-    case RANGES: sa_backward_range_task(&at->g, &at->backward, at->turn, t, at->scratch); break;
+    case RANGES: sa_backward_range_task(&at->g, &at->backward, at->turn, t, at->scratch, NULL, NULL); break;
     default: sa_backward_mask_task(&at->g, &at->backward, &at->mask, t, at->scratch); break;
     }
 }

@@ -15,12 +15,12 @@ typedef struct {
     bool lower_right;       /* the diagonal ends in each sequence's last corner */
 } sa_varlen;
 
-/* In the order of work: tasks of each kind before a sequence's. */
+/* A sequence, in the order of work; `before` counts the tasks of each kind that come before its own. */
 typedef struct {
     ptrdiff_t sequence, turns;
     ptrdiff_t before[3];
     size_t partial; /* bytes of partial results before its own */
-    double cost;    /* of the dearest task */
+    double cost;    /* of the longest task */
 } sa_varlen_item;
 
 /* Sequences are cut as their own calls would be, for the same bits. */

@@ -29,12 +29,12 @@ static int check_overlaps(const sa_call *c) {
             return -1;
         }
     }
-    return check_given(c, c->given.alibi_slopes, "alibi_slopes") < 0 || check_given(c, c->given.sinks, "sinks") < 0 ||
-                   check_given(c, c->given.key_lengths, "key_lengths") < 0 ||
-                   check_given(c, c->given.cu_seqlens_q, "cu_seqlens_q") < 0 ||
-                   check_given(c, c->given.cu_seqlens_k, "cu_seqlens_k") < 0
-               ? -1
-               : 0;
+    const bool fits = check_given(c, c->given.alibi_slopes, "alibi_slopes") == 0 &&
+                      check_given(c, c->given.sinks, "sinks") == 0 &&
+                      check_given(c, c->given.key_lengths, "key_lengths") == 0 &&
+                      check_given(c, c->given.cu_seqlens_q, "cu_seqlens_q") == 0 &&
+                      check_given(c, c->given.cu_seqlens_k, "cu_seqlens_k") == 0;
+    return fits ? 0 : -1;
 }
 
 bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
@@ -73,7 +73,7 @@ static PyArrayObject *make(sa_call *c, int which, int ndim, const npy_intp *shap
     return c->results[which] = sa_new_array(ndim, shape, dtype, like, zeros);
 }
 
-/* Makes out or takes the caller's. What is computed goes into UNROUNDED, where that is wanted. */
+/* Makes out or takes the caller's. If UNROUNDED is wanted, the kernels write to it. */
 static int make_out(sa_call *c) {
     npy_intp shape[NPY_MAXDIMS + 2];
     const int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
@@ -159,7 +159,7 @@ static int run(sa_call *c, PyObject *module) {
     return sa_run_job(module, &job);
 }
 
-/* Made before anything is written: what returns has all, and what raises left `out` as it was. */
+/* Made before anything is written, so that a call that raises leaves `out` as it was. */
 static PyObject *make_result(const sa_call *c) {
     Py_ssize_t n = 0;
     for (int i = 0; i < SA_RESULTS; ++i) {
@@ -229,8 +229,7 @@ static const char doc_attention[] =
     "softcap : float, optional\n"
     "    Scaled scores s become softcap * tanh(s / softcap); > 0.\n"
     "alibi_slopes : array_like, optional\n"
-    "    (H,) or broadcastable to the leading dimensions; adds -slope * abs(i + o - j), with the o\n"
-    "    of `window`.\n"
+    "    (H,) or broadcastable to the leading dimensions; adds -slope * abs(i + o - j), with the o of `window`.\n"
     "sinks : array_like, optional\n"
     "    (H,) or broadcastable likewise: a logit per head that takes part in the denominator only.\n"
     "key_lengths : array_like of int, optional\n"
@@ -261,17 +260,14 @@ static const char doc_attention[] =
     "Raises\n------\nValueError\n"
     "    Shapes that do not fit, or an argument out of its range.\n"
     "TypeError\n"
-    "    A dtype or a type that is not taken: boolean, complex and object arrays, masked arrays, integer\n"
-    "    masks.\n"
+    "    A dtype or type that is refused: boolean, complex and object arrays, masked arrays, integer masks.\n"
     "MemoryError\n"
-    "    The output or the scratch cannot be had.\n"
+    "    There is no memory for the output or the scratch.\n"
     "KeyboardInterrupt\n"
     "    Ctrl-C during the call, in Python's main thread. What `out` holds is then undefined.\n\n"
-    "Notes\n-----\nA score is ``scale * q @ k``, then softcap, ALiBi, float mask, boolean mask, causal, "
-    "window, key\n"
-    "lengths and block mask, softmax (with sinks), dropout. A closed pair contributes exactly nothing, "
-    "whatever its key or\n"
-    "value holds, NaN included; NaN or inf in what is attended propagates.\n\n"
+    "Notes\n-----\nA score is ``scale * q @ k``, then softcap, ALiBi, float mask, boolean mask, causal, window, key\n"
+    "lengths and block mask, softmax (with sinks), dropout. A closed pair contributes exactly nothing, whatever its\n"
+    "key or value holds, NaN included; NaN or inf in an open pair propagates.\n\n"
     "References\n----------\n.. [1] A. Vaswani et al., \"Attention is all you need\", 2017, equation 1.\n"
     ".. [2] M. Milakov and N. Gimelshein, \"Online normalizer calculation for softmax\", 2018, algorithm 3.\n"
     ".. [3] T. Dao et al., \"FlashAttention\", 2022, algorithm 1.\n\n"

@@ -108,7 +108,7 @@ static int read_results(backward_call *b, const char *function) {
 
 /* ---- the gradients -------------------------------------------------------------------------------------------------- */
 
-/* Whether it can serve as the new array. Leading 1s may be missing. */
+/* True if it can serve as the new array. Leading 1s may be missing. */
 static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
     if (!PyArray_CheckExact(object)) {
         return false;
@@ -180,7 +180,7 @@ static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *s
     }
 }
 
-/* The mask's shape with 1s in front. */
+/* The gradient has the mask's shape, after leading 1s. */
 static int make_mask(backward_call *b, bool wanted) {
     const sa_call *c = &b->c;
     if (wanted && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
@@ -199,7 +199,7 @@ static int make_mask(backward_call *b, bool wanted) {
     if (wanted && place(b, D_MASK, ndim, shape) == NULL) {
         return -1;
     }
-    b->g.dmask.m.data = wanted ? PyArray_BYTES((PyArrayObject *)b->gradients[D_MASK]) : NULL;
+    b->g.dmask.m.data = wanted ? sa_data(b->gradients[D_MASK]) : NULL;
     return 0;
 }
 
@@ -223,7 +223,7 @@ static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
             Py_XDECREF(gradient);
             return -1;
         }
-        b->dmasks[s].m.data = PyArray_BYTES((PyArrayObject *)gradient);
+        b->dmasks[s].m.data = sa_data(gradient);
         Py_DECREF(gradient);
         return 0;
     }

@@ -2,7 +2,7 @@
 #ifndef SA_PYTHON_ATTENTION_CALL_H
 #define SA_PYTHON_ATTENTION_CALL_H
 
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include "drivers/varlen.h"
 
@@ -24,11 +24,53 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 
 #define SA_MAX_OWNED 32
 
-/* What was given: borrowed, or NULL. */
+/* Groups of functions. */
+#define SA_CACHED (1 << SA_FN_CACHED)
+#define SA_DENSE_BACKWARD (1 << SA_FN_BACKWARD)
+#define SA_DENSE (1 << SA_FN_ATTENTION | SA_CACHED | 1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)
+#define SA_PACKED (1 << SA_FN_PACKED | 1 << SA_FN_PACKED_FORWARD | 1 << SA_FN_PACKED_BACKWARD)
+#define SA_BOTH_HALVES (1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)
+#define SA_ALL (SA_DENSE | SA_PACKED)
+#define SA_FORWARD (1 << SA_FN_FORWARD | 1 << SA_FN_PACKED_FORWARD)
+#define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
+
+/* Every parameter of attention, in the order of the signatures. Columns as in sa_parameter, `to` a field of sa_call. */
+#define SA_ATTENTION_PARAMETERS(P)                                                                                             \
+    P(query, "", SA_ALL, NULL, given)                                                                                          \
+    P(key, "", SA_ALL, NULL, given)                                                                                            \
+    P(value, "", SA_ALL, NULL, given)                                                                                          \
+    P(cu_seqlens_q, "", SA_PACKED, NULL, given)                                                                                \
+    P(cu_seqlens_k, "", SA_PACKED, NULL, given)                                                                                \
+    P(attn_mask, "=None", SA_ALL, read_mask, a.mask)                                                                           \
+    P(dropout_p, "=0.0", SA_ALL, read_dropout, a.dropout_p)                                                                    \
+    P(is_causal, "=False", SA_ALL, sa_read_flag, a.causal)                                                                     \
+    P(scale, "=None", SA_ALL, sa_read_real, a.scale)                                                                           \
+    P(enable_gqa, "=False", SA_ALL, NULL, given)                                                                               \
+    P(causal, "=None", SA_ALL, read_causal, a.causal)                                                                          \
+    P(window, "=None", SA_ALL, read_window, a.window_left)                                                                     \
+    P(softcap, "=None", SA_ALL, read_softcap, a.softcap)                                                                       \
+    P(alibi_slopes, "=None", SA_ALL, read_per_head, a.alibi)                                                                   \
+    P(sinks, "=None", SA_ALL, read_per_head, a.sinks)                                                                          \
+    P(key_lengths, "=None", SA_DENSE, read_lengths, a.key_lengths)                                                             \
+    P(block_mask, "=None", SA_DENSE, sa_call_read_block_mask, block_masks)                                                     \
+    P(rng, "=None", SA_ALL, NULL, given)                                                                                       \
+    P(return_lse, "=False", SA_ALL, sa_read_flag, want_lse)                                                                    \
+    P(return_weights, "=False", SA_DENSE, sa_read_flag, want_weights)                                                          \
+    P(out, "=None", SA_ALL, NULL, given)                                                                                       \
+    P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                                  \
+    P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                             \
+    P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                            \
+    P(unrounded, "=False", SA_FORWARD, NULL, given)                                                                            \
+    P(grad_out, "=None", SA_BACKWARD, NULL, given)                                                                             \
+    P(statistics, "=None", SA_BACKWARD, NULL, given)                                                                           \
+    P(grad_lse, "=None", SA_BACKWARD, NULL, given)                                                                             \
+    P(wrt, "=7", SA_BACKWARD, NULL, given)                                                                                     \
+    P(gradients, "=None", SA_DENSE_BACKWARD, NULL, given)
+
+/* The arguments that were given: borrowed, or NULL. */
+#define SA_ARGUMENT(name, otherwise, functions, read, to) PyObject *name;
 typedef struct {
-#define SA_PARAMETER(name, otherwise, functions, read, to) PyObject *name;
-#include "python/attention_parameters.h"
-#undef SA_PARAMETER
+    SA_ATTENTION_PARAMETERS(SA_ARGUMENT)
 } sa_attention_arguments;
 
 /* A call under way: its references, and the core's structs that point into them. */
@@ -63,13 +105,14 @@ typedef struct {
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void sa_call_release(sa_call *c);
 
-/* Last of all, since drawing changes a generator. Halves of a vjp must agree, so they take no generator. */
+/* Call it last, since drawing changes a generator. Both halves of a vjp must drop the same, so they take no generator. */
 int sa_call_read_seed(sa_call *c);
 
 /* Takes over a reference. */
 void sa_call_own(sa_call *c, PyArrayObject *array, const char *name);
 
-int sa_call_read_block_mask(sa_call *c, PyObject *value);
+/* The reader of `block_mask` (block_mask.c). */
+int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void *to);
 
 /* Whether the axes before the last `core` broadcast to the leading dims without enlarging them. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);

@@ -111,7 +111,9 @@ static PyObject *make_tables(const sa_call *c, PyObject *value) {
     return tables;
 }
 
-int sa_call_read_block_mask(sa_call *c, PyObject *value) {
+int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void *to) {
+    (void)name, (void)to;
+    sa_call *c = call;
     PyObject *tables = make_tables(c, value);
     int status = tables == NULL                                                                 ? -1
                  : !PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) > SA_MAX_BLOCK_MASKS ? not_tables()

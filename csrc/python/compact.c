@@ -1,6 +1,6 @@
-/* Makes panels of weights of 8 or 16 bits, and points to those in quants of a file, for selfattn/engine/weights.py. Python holds
+/* Copies weights of 8 or 16 bits to panels, and points to the quants of a file, for selfattn/engine/weights.py. Python holds
  * them as capsules. */
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include <stdlib.h>
 
@@ -17,6 +17,12 @@ typedef struct {
 
 const sa_compact *sa_compact_of(PyObject *x) {
     return PyCapsule_IsValid(x, capsule_name) ? &((held *)PyCapsule_GetPointer(x, capsule_name))->weights : NULL;
+}
+
+int sa_compact_check(const sa_compact *weights) {
+    return weights->kind != SA_WEIGHTS_BF16 || sa_compact_active(weights->kind) != NULL
+               ? 0
+               : sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
 }
 
 static void release(PyObject *capsule) {
@@ -61,15 +67,14 @@ static PyObject *int8_panels(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OO:_int8_panels", &weight, &scale)) {
         return NULL;
     }
-    if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) ||
-        PyArray_DIM((PyArrayObject *)scale, 0) != PyArray_DIM((PyArrayObject *)weight, 0) ||
-        PyArray_DIM((PyArrayObject *)scale, 1) != sa_ceil_div(PyArray_DIM((PyArrayObject *)weight, 1), SA_GROUP)) {
+    if (!sa_is_plain(weight, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) || sa_dim(scale, 0) != sa_dim(weight, 0) ||
+        sa_dim(scale, 1) != sa_ceil_div(sa_dim(weight, 1), SA_GROUP)) {
         return PyErr_Format(PyExc_TypeError,
                             "weight must be a contiguous 2-D array of int8, and scale one of float32 with an element for each "
                             "%d numbers of a row",
                             SA_GROUP);
     }
-    return make_panels(SA_WEIGHTS_INT8, (PyArrayObject *)weight, PyArray_DATA((PyArrayObject *)scale));
+    return make_panels(SA_WEIGHTS_INT8, (PyArrayObject *)weight, sa_data(scale));
 }
 
 static PyObject *bfloat16_panels(PyObject *module, PyObject *weight) {
@@ -80,7 +85,6 @@ static PyObject *bfloat16_panels(PyObject *module, PyObject *weight) {
     return make_panels(SA_WEIGHTS_BF16, (PyArrayObject *)weight, NULL);
 }
 
-/* The instructions that multiply int8 (True) or bfloat16 (False) here, or None. */
 static PyObject *compact_unit(PyObject *module, PyObject *int8) {
     (void)module;
     const sa_compact_unit *p = sa_compact_active(int8 == Py_True ? SA_WEIGHTS_INT8 : SA_WEIGHTS_BF16);
@@ -98,7 +102,6 @@ static sa_quant_type type_of(const char *name) {
     return type;
 }
 
-/* The numbers and the bytes of a quant of each kind. */
 static PyObject *quant_shapes(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *shapes = PyDict_New();
@@ -123,7 +126,7 @@ static PyObject *quants_at(PyObject *module, PyObject *args) {
     }
     const sa_quant_type type = type_of(name);
     if (type == SA_QUANT_TYPES || columns < 0 || columns > SA_MAX_WIDTH || columns % sa_quant_shape_of(type)->numbers != 0) {
-        return PyErr_Format(PyExc_ValueError, "there are no rows of %zd columns in blocks of %s", columns, name);
+        return PyErr_Format(PyExc_ValueError, "there are no rows of %zd columns in quants of %s", columns, name);
     }
     const sa_quant_shape *shape = sa_quant_shape_of(type);
     const npy_intp bytes = columns / shape->numbers * shape->bytes;
@@ -135,7 +138,6 @@ static PyObject *quants_at(PyObject *module, PyObject *args) {
     return hold(sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array)), NULL, rows);
 }
 
-/* Rows of what _quants made, by an array of int64, as float32. */
 static PyObject *expand_quants(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *weights, *rows;
@@ -146,14 +148,14 @@ static PyObject *expand_quants(PyObject *module, PyObject *args) {
     if (w == NULL || w->kind != SA_WEIGHTS_QUANTS || !sa_is_plain(rows, NPY_INT64, 1)) {
         return PyErr_Format(PyExc_TypeError, "takes what _quants made and a contiguous 1-D array of int64");
     }
-    const npy_intp shape[2] = {PyArray_DIM((PyArrayObject *)rows, 0), w->in};
+    const npy_intp shape[2] = {sa_dim(rows, 0), w->in};
     PyObject *result = PyArray_SimpleNew(2, shape, NPY_FLOAT);
     if (result == NULL) {
         return NULL;
     }
-    float *to = PyArray_DATA((PyArrayObject *)result);
+    float *to = sa_data(result);
     for (npy_intp i = 0; i < shape[0]; ++i) {
-        const int64_t row = ((const int64_t *)PyArray_DATA((PyArrayObject *)rows))[i];
+        const int64_t row = ((const int64_t *)sa_data(rows))[i];
         if (row < 0 || row >= w->out) {
             Py_DECREF(result);
             return PyErr_Format(PyExc_IndexError, "row %lld is out of bounds for %zd rows", (long long)row, w->out);
@@ -167,10 +169,10 @@ PyMethodDef sa_compact_methods[] = {
     {"_quant_shapes", quant_shapes, METH_NOARGS,
      "The numbers and the bytes of a quant of each kind that a GGUF file may hold."},
     {"_quants", quants_at, METH_VARARGS, "Weights in quants, from rows of bytes, the kind, and the number of columns."},
-    {"_expand_quants", expand_quants, METH_VARARGS, "Rows of weights in quants as float32."},
+    {"_expand_quants", expand_quants, METH_VARARGS, "Rows of what _quants made, by an array of int64, as float32."},
     {"_int8_panels", int8_panels, METH_VARARGS,
-     "Weights of int8 with a scale for each 128 numbers of a row, packed for their products."},
-    {"_bfloat16_panels", bfloat16_panels, METH_O, "Weights of bfloat16, packed for their products."},
-    {"_compact_unit", compact_unit, METH_O, "What multiplies int8 (True) or bfloat16 (False) here, or None."},
+     "Weights of int8 with a scale for each 128 numbers of a row, in panels for their products."},
+    {"_bfloat16_panels", bfloat16_panels, METH_O, "Weights of bfloat16, in panels for their products."},
+    {"_compact_unit", compact_unit, METH_O, "The instructions that multiply int8 (True) or bfloat16 (False) here, or None."},
     {NULL, NULL, 0, NULL},
 };

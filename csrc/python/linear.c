@@ -1,5 +1,5 @@
 /* Products with weights, for nn.Linear and all layers that project. */
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include "drivers/attention.h"
 #include "drivers/linear.h"
@@ -16,37 +16,36 @@ typedef struct {
 
 /* Panels, or quants. */
 static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
-    if (!sa_is_plain(x, NPY_FLOAT, 2) || PyArray_DIM((PyArrayObject *)x, 1) != weight->in) {
+    if (!sa_is_plain(x, NPY_FLOAT, 2) || sa_dim(x, 1) != weight->in) {
         return sa_error(PyExc_TypeError, "x must be a contiguous 2-D array of float32 with %zd columns", weight->in);
     }
-    if (weight->kind == SA_WEIGHTS_BF16 && sa_compact_active(weight->kind) == NULL) {
-        return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
+    if (sa_compact_check(weight) < 0) {
+        return -1;
     }
     c->l = (sa_linear){.weights = weight->kind,
-                       .rows = PyArray_DIM((PyArrayObject *)x, 0),
+                       .rows = sa_dim(x, 0),
                        .in = weight->in,
                        .count = 1,
                        .out = {weight->out},
                        .weight = {(const char *)weight},
-                       .x = PyArray_BYTES((PyArrayObject *)x)};
+                       .x = sa_data(x)};
     return 0;
 }
 
 /* x (rows, in), weight (out, in), both contiguous and of one type. */
 static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
     const int type = PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_DOUBLE ? NPY_DOUBLE : NPY_FLOAT;
-    if (!sa_is_plain(x, type, 2) || !sa_is_plain(weight, type, 2) ||
-        PyArray_DIM((PyArrayObject *)x, 1) != PyArray_DIM((PyArrayObject *)weight, 1)) {
+    if (!sa_is_plain(x, type, 2) || !sa_is_plain(weight, type, 2) || sa_dim(x, 1) != sa_dim(weight, 1)) {
         return sa_error(PyExc_TypeError,
                         "x and weight must be contiguous 2-D arrays of float32 or float64, with as many columns");
     }
     c->l = (sa_linear){.f64 = type == NPY_DOUBLE,
-                       .rows = PyArray_DIM((PyArrayObject *)x, 0),
-                       .in = PyArray_DIM((PyArrayObject *)x, 1),
+                       .rows = sa_dim(x, 0),
+                       .in = sa_dim(x, 1),
                        .count = 1,
-                       .out = {PyArray_DIM((PyArrayObject *)weight, 0)},
-                       .weight = {PyArray_BYTES((PyArrayObject *)weight)},
-                       .x = PyArray_BYTES((PyArrayObject *)x)};
+                       .out = {sa_dim(weight, 0)},
+                       .weight = {sa_data(weight)},
+                       .x = sa_data(x)};
     return 0;
 }
 
@@ -88,17 +87,17 @@ static PyObject *linear_forward(PyObject *module, PyObject *args) {
     }
     c.l.decoding = decoding;
     if (bias != Py_None) {
-        if (!sa_is_plain(bias, type_of(&c), 1) || PyArray_DIM((PyArrayObject *)bias, 0) != c.l.out[0]) {
+        if (!sa_is_plain(bias, type_of(&c), 1) || sa_dim(bias, 0) != c.l.out[0]) {
             return PyErr_Format(PyExc_TypeError, "bias must be a contiguous array of the type of weight, and as long");
         }
-        c.l.bias[0] = PyArray_BYTES((PyArrayObject *)bias);
+        c.l.bias[0] = sa_data(bias);
     }
     const npy_intp shape[2] = {c.l.rows, c.l.out[0]};
     PyObject *y = PyArray_SimpleNew(2, shape, type_of(&c));
     if (y == NULL) {
         return NULL;
     }
-    c.l.y[0] = PyArray_BYTES((PyArrayObject *)y);
+    c.l.y[0] = sa_data(y);
     if (run(&c, module, 1, false, forward) < 0) {
         Py_CLEAR(y);
     }
@@ -119,18 +118,17 @@ static PyObject *linear_backward(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOO:_linear_backward", &dy, &x, &weight) || take_product(&c, x, weight) < 0) {
         return NULL;
     }
-    if (!sa_is_plain(dy, type_of(&c), 2) || PyArray_DIM((PyArrayObject *)dy, 0) != c.l.rows ||
-        PyArray_DIM((PyArrayObject *)dy, 1) != c.l.out[0]) {
+    if (!sa_is_plain(dy, type_of(&c), 2) || sa_dim(dy, 0) != c.l.rows || sa_dim(dy, 1) != c.l.out[0]) {
         return PyErr_Format(PyExc_TypeError, "dy must be a contiguous array of the type of x, with a row for each row of x");
     }
     const npy_intp in[2] = {c.l.rows, c.l.in}, out[2] = {c.l.out[0], c.l.in};
     PyObject *dx = PyArray_SimpleNew(2, in, type_of(&c)), *dweight = PyArray_SimpleNew(2, out, type_of(&c));
     PyObject *dbias = PyArray_SimpleNew(1, out, type_of(&c)), *result = NULL;
     if (dx != NULL && dweight != NULL && dbias != NULL) {
-        c.g.dy[0] = PyArray_BYTES((PyArrayObject *)dy);
-        c.g.dx = PyArray_BYTES((PyArrayObject *)dx);
-        c.g.dweight[0] = PyArray_BYTES((PyArrayObject *)dweight);
-        c.g.dbias[0] = PyArray_BYTES((PyArrayObject *)dbias);
+        c.g.dy[0] = sa_data(dy);
+        c.g.dx = sa_data(dx);
+        c.g.dweight[0] = sa_data(dweight);
+        c.g.dbias[0] = sa_data(dbias);
         c.l.bias[0] = c.g.dbias[0]; /* never read: it says that there is a bias */
         result = run(&c, module, 2, true, backward) < 0 ? NULL : PyTuple_Pack(3, dx, dweight, dbias);
     }

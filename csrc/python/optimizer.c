@@ -1,6 +1,6 @@
 /* One step of an optimiser over lists of arrays, and gradients made shorter. selfattn/optim owns names, shapes and conversions.
  * Nothing is written before all is checked and nothing can fail any more. */
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include <math.h>
 
@@ -105,7 +105,7 @@ static sa_status compute(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-/* What is computed of a parameter of another layout or of 16 bits is a copy; its target is the parameter. */
+/* A parameter of another layout or of 16 bits is updated in a copy, and is the target of that. */
 static int read_target(PyObject *module, sa_elements *target, Py_ssize_t i, PyObject *const *lists) {
     PyObject *parameter = PyTuple_GET_ITEM(lists[PARAMETERS], i);
     PyObject *value = i < PyTuple_GET_SIZE(lists[TARGETS]) ? PyTuple_GET_ITEM(lists[TARGETS], i) : Py_None;
@@ -219,7 +219,6 @@ static sa_status scale_all(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-/* Multiplies all arrays, each by its factor, or none. */
 static PyObject *scale(PyObject *module, PyObject *args) {
     PyObject *values, *factors, *result = NULL;
     scale_call c = {.arrays = NULL};
@@ -257,7 +256,6 @@ fail:
     return result;
 }
 
-/* Whether a step takes these arrays as they are. */
 static PyObject *are_plain(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *lists[2];
@@ -282,9 +280,10 @@ static PyObject *are_plain(PyObject *module, PyObject *args) {
 }
 
 PyMethodDef sa_update_methods[] = {
-    {"_are_plain", are_plain, METH_VARARGS, "Whether nothing has to be checked or converted before a step."},
+    {"_are_plain", are_plain, METH_VARARGS, "True if a step takes these parameters and gradients as they are."},
     {"_sgd_step", sgd_step, METH_VARARGS, "One step of SGD over all parameters; optim.SGD calls it."},
-    {"_scale", scale, METH_VARARGS, "Multiply arrays, in place, by a factor each; optim.clip_grad_norm_ calls it."},
+    {"_scale", scale, METH_VARARGS,
+     "Multiply all arrays in place, each by its factor, or none; optim.clip_grad_norm_ calls it."},
     {"_adam_step", adam_step, METH_VARARGS, "One step of Adam or AdamW over all parameters; optim.Adam calls it."},
     {NULL, NULL, 0, NULL},
 };

@@ -3,7 +3,7 @@
  *     confidence = log σ(near) + log σ(−far),  near = main·similar,  far = main·other
  *
  * Keeps the GIL: the work is small next to the model's. */
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include <math.h>
 
@@ -15,8 +15,10 @@ static double sigmoid(double x) {
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* Four independent sums. */
-#define DOT_PRODUCT(type)                                                                                                      \
+/* For rows of each type: a dot product, in four independent sums; main·similar and main·other of triplet i; and
+ *
+ *     dmain = dnear·similar + dfar·other,  dsimilar = dnear·main,  dother = dfar·main */
+#define FUNCTIONS_OF(type)                                                                                                     \
     static double dot_product_of_##type(const type *a, const type *b, npy_intp n) {                                            \
         double sum[4] = {0};                                                                                                   \
         npy_intp i = 0;                                                                                                        \
@@ -29,15 +31,30 @@ static double sigmoid(double x) {
             sum[0] += (double)a[i] * (double)b[i];                                                                             \
         }                                                                                                                      \
         return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                                          \
+    }                                                                                                                          \
+    static void products_of_##type(const void *y, npy_intp n, npy_intp d, npy_intp i, double product[2]) {                     \
+        const type *main = (const type *)y + i * d;                                                                            \
+        product[0] = dot_product_of_##type(main, main + n * d, d);                                                             \
+        product[1] = dot_product_of_##type(main, main + 2 * n * d, d);                                                         \
+    }                                                                                                                          \
+    static void gradients_of_##type(const void *y, const void *products, npy_intp n, npy_intp d, void *dy) {                   \
+        for (npy_intp i = 0; i < n; ++i) {                                                                                     \
+            const type near = ((const type *)products)[i], far = ((const type *)products)[n + i];                              \
+            const type *main = (const type *)y + i * d, *similar = main + n * d, *other = similar + n * d;                     \
+            type *dmain = (type *)dy + i * d, *dsimilar = dmain + n * d, *dother = dsimilar + n * d;                           \
+            for (npy_intp k = 0; k < d; ++k) {                                                                                 \
+                dmain[k] = near * similar[k] + far * other[k];                                                                 \
+                dsimilar[k] = near * main[k];                                                                                  \
+                dother[k] = far * main[k];                                                                                     \
+            }                                                                                                                  \
+        }                                                                                                                      \
     }
-DOT_PRODUCT(float)
-DOT_PRODUCT(double)
-#undef DOT_PRODUCT
+FUNCTIONS_OF(float)
+FUNCTIONS_OF(double)
 
 /* Borrowed. */
 static PyArrayObject *as_triplets(PyObject *value) {
-    if ((!sa_is_plain(value, NPY_FLOAT, 3) && !sa_is_plain(value, NPY_DOUBLE, 3)) ||
-        PyArray_DIM((PyArrayObject *)value, 0) != 3) {
+    if ((!sa_is_plain(value, NPY_FLOAT, 3) && !sa_is_plain(value, NPY_DOUBLE, 3)) || sa_dim(value, 0) != 3) {
         sa_error(PyExc_TypeError, "y must be a contiguous, aligned array (3, n, d) of float32 or float64");
         return NULL;
     }
@@ -52,7 +69,6 @@ static void put(PyArrayObject *array, npy_intp i, double x) {
     }
 }
 
-/* The confidences (n,) and their derivatives in near and far (2, n). */
 static PyObject *proxy_confidences(PyObject *module, PyObject *value) {
     (void)module;
     PyArrayObject *y = as_triplets(value);
@@ -68,16 +84,7 @@ static PyObject *proxy_confidences(PyObject *module, PyObject *value) {
     }
     for (npy_intp i = 0; i < n; ++i) {
         double product[2];
-        for (int other = 0; other < 2; ++other) {
-            const npy_intp to = ((other + 1) * n + i) * d;
-            if (PyArray_TYPE(y) == NPY_DOUBLE) {
-                const double *rows = PyArray_DATA(y);
-                product[other] = dot_product_of_double(rows + i * d, rows + to, d);
-            } else {
-                const float *rows = PyArray_DATA(y);
-                product[other] = dot_product_of_float(rows + i * d, rows + to, d);
-            }
-        }
+        (PyArray_TYPE(y) == NPY_DOUBLE ? products_of_double : products_of_float)(PyArray_DATA(y), n, d, i, product);
         put((PyArrayObject *)confidences, i, log_sigmoid(product[0]) + log_sigmoid(-product[1]));
         put((PyArrayObject *)slopes, i, sigmoid(-product[0]));
         put((PyArrayObject *)slopes, n + i, -sigmoid(product[1]));
@@ -88,24 +95,6 @@ done:
     Py_XDECREF(slopes);
     return result;
 }
-
-/* dmain = dnear·similar + dfar·other, dsimilar = dnear·main, dother = dfar·main */
-#define GRADIENTS(type)                                                                                                        \
-    static void gradients_of_##type(const type *y, const type *products, npy_intp n, npy_intp d, type *dy) {                   \
-        for (npy_intp i = 0; i < n; ++i) {                                                                                     \
-            const type near = products[i], far = products[n + i];                                                              \
-            const type *main = y + i * d, *similar = main + n * d, *other = similar + n * d;                                   \
-            type *dmain = dy + i * d, *dsimilar = dmain + n * d, *dother = dsimilar + n * d;                                   \
-            for (npy_intp k = 0; k < d; ++k) {                                                                                 \
-                dmain[k] = near * similar[k] + far * other[k];                                                                 \
-                dsimilar[k] = near * main[k];                                                                                  \
-                dother[k] = far * main[k];                                                                                     \
-            }                                                                                                                  \
-        }                                                                                                                      \
-    }
-GRADIENTS(float)
-GRADIENTS(double)
-#undef GRADIENTS
 
 static PyObject *proxy_gradients(PyObject *module, PyObject *args) {
     (void)module;
@@ -126,18 +115,14 @@ static PyObject *proxy_gradients(PyObject *module, PyObject *args) {
     if (dy == NULL) {
         return NULL;
     }
-    if (PyArray_TYPE(y) == NPY_DOUBLE) {
-        gradients_of_double(PyArray_DATA(y), PyArray_DATA(products), PyArray_DIM(y, 1), PyArray_DIM(y, 2),
-                            PyArray_DATA((PyArrayObject *)dy));
-    } else {
-        gradients_of_float(PyArray_DATA(y), PyArray_DATA(products), PyArray_DIM(y, 1), PyArray_DIM(y, 2),
-                           PyArray_DATA((PyArrayObject *)dy));
-    }
+    (PyArray_TYPE(y) == NPY_DOUBLE ? gradients_of_double : gradients_of_float)(
+        PyArray_DATA(y), PyArray_DATA(products), PyArray_DIM(y, 1), PyArray_DIM(y, 2), sa_data(dy));
     return dy;
 }
 
 PyMethodDef sa_proxy_methods[] = {
-    {"_proxy_confidences", proxy_confidences, METH_O, "The confidences of triplets of embeddings, and their slopes."},
+    {"_proxy_confidences", proxy_confidences, METH_O,
+     "The confidences of triplets of embeddings (n,), and their derivatives in near and far (2, n)."},
     {"_proxy_gradients", proxy_gradients, METH_VARARGS, "The gradients of triplets of embeddings."},
     {NULL, NULL, 0, NULL},
 };

@@ -1,12 +1,11 @@
-/* The row operations and their gradients: parameters, outputs, run. Nothing is computed
- * before all is checked. */
-#include "python/arrays.h"
+/* The row operations and their gradients: parameters, outputs, run. Nothing is computed before all is checked. Two
+ * functions over whole arrays too: rounding to 16 bits, for selfattn/functional/_gradients.py, and the checksum of arrays. */
+#include "python/binding.h"
 
 #include <float.h>
 
-#include "drivers/rowops.h"
+#include "drivers/common.h"
 #include "python/run.h"
-#include "python/scalars.h"
 
 typedef struct {
     const sa_state *state;
@@ -355,18 +354,68 @@ fail:
     return result;
 }
 
+/* ---- whole arrays --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyArrayObject *from, *to;
+    Py_ssize_t threads; /* 0: as set */
+} narrow_call;
+
+static sa_status compute_narrow(void *call, char *scratch, char *shared) {
+    (void)scratch, (void)shared;
+    const narrow_call *n = call;
+    const int threads = n->threads < 1 ? sa_get_num_threads() : n->threads < INT_MAX ? (int)n->threads : INT_MAX;
+    sa_narrow(PyArray_DATA(n->from), PyArray_SIZE(n->from), PyArray_TYPE(n->to) == NPY_FLOAT16 ? SA_F16 : SA_BF16,
+              PyArray_DATA(n->to), threads);
+    return SA_OK;
+}
+
+static PyObject *narrow(PyObject *module, PyObject *args) {
+    narrow_call n;
+    if (!PyArg_ParseTuple(args, "O!O!n", &PyArray_Type, &n.from, &PyArray_Type, &n.to, &n.threads)) {
+        return NULL;
+    }
+    if (!sa_is_plain((PyObject *)n.from, NPY_FLOAT32, -1) || !PyArray_ISCARRAY(n.to) || PyArray_ITEMSIZE(n.to) != 2 ||
+        PyArray_SIZE(n.from) != PyArray_SIZE(n.to)) {
+        return PyErr_Format(PyExc_TypeError, "expected float32 and an array of 16 bits of as many elements, both contiguous");
+    }
+    return sa_run_job(module, &(sa_job){.compute = compute_narrow, .call = &n}) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* Keeps the GIL: the caller does far more with the parameters. */
+static PyObject *checksum(PyObject *module, PyObject *arrays) {
+    (void)module;
+    if (!PyTuple_Check(arrays)) {
+        return PyErr_Format(PyExc_TypeError, "expected a tuple of arrays, not %s", sa_type_name(arrays));
+    }
+    uint64_t h = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arrays); ++i) {
+        PyObject *item = PyTuple_GET_ITEM(arrays, i);
+        if (!PyArray_Check(item) || PyDataType_REFCHK(PyArray_DESCR((PyArrayObject *)item))) {
+            return PyErr_Format(PyExc_TypeError, "expected arrays of numbers, not %s", sa_type_name(item));
+        }
+        PyArrayObject *array = (PyArrayObject *)item;
+        if (PyArray_IS_C_CONTIGUOUS(array) || PyArray_IS_F_CONTIGUOUS(array)) {
+            Py_INCREF(item);
+        } else if ((array = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER)) == NULL) {
+            return NULL;
+        }
+        h = sa_kernels_active()->checksum(h + 1, PyArray_DATA(array), (size_t)PyArray_NBYTES(array));
+        Py_DECREF(array);
+    }
+    return PyLong_FromUnsignedLongLong(h);
+}
+
 /* ---- the functions -------------------------------------------------------------------------------------------------- */
 
 static const char doc_softmax[] =
     "softmax($module, /, x, axis=-1)\n--\n\n"
     "Turn numbers into positive ones with sum 1 along an axis: ``exp(x) / sum(exp(x))``.\n\n"
     "Parameters\n----------\nx : array_like\n"
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"
-    "    and byte order.\n"
+    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
     "axis : int, default -1\n\n"
     "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype of `x`.\n"
-    "    16-bit inputs are computed in float32.\n"
+    "    New and C-contiguous, in the dtype of `x`; 16 bits are computed in float32.\n"
     "    A slice that is -inf throughout gives NaN, 0/0; attention makes such rows zeros.\n\n"
     "Raises\n------\nValueError\n"
     "    ``numpy.exceptions.AxisError``: no such axis.\n"
@@ -374,8 +423,7 @@ static const char doc_softmax[] =
     "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
     "See Also\n--------\nlog_softmax\n\n"
     "References\n----------\n.. [1] J. S. Bridle, \"Probabilistic interpretation of feedforward "
-    "classification network outputs\",\n"
-    "       1990.\n\n"
+    "classification network outputs\",\n       1990.\n\n"
     "Examples\n--------\n>>> import selfattn as sa\n"
     ">>> sa.softmax([2, 4, 4]).round(5)\n"
     "array([0.06338, 0.46831, 0.46831])\n";
@@ -384,12 +432,10 @@ static const char doc_log_softmax[] =
     "log_softmax($module, /, x, axis=-1)\n--\n\n"
     "Take the log of `softmax`, ``x - log(sum(exp(x)))``, accurate where softmax itself underflows.\n\n"
     "Parameters\n----------\nx : array_like\n"
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"
-    "    and byte order.\n"
+    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
     "axis : int, default -1\n\n"
     "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype of `x`.\n"
-    "    16-bit inputs are computed in float32.\n"
+    "    New and C-contiguous, in the dtype of `x`; 16 bits are computed in float32.\n"
     "    A slice that is -inf throughout gives NaN.\n\n"
     "Raises\n------\nValueError\n"
     "    ``numpy.exceptions.AxisError``: no such axis.\n"
@@ -405,8 +451,7 @@ static const char doc_layer_norm[] =
     "Shift and scale to mean 0 and variance 1 over the last axes.\n\n"
     "``(x - mean) / sqrt(variance + eps) * weight + bias``, the variance being the biased one.\n\n"
     "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n"
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"
-    "    and byte order.\n"
+    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
     "normalized_shape : int or tuple of int\n"
     "    The last axes of `x`, over which mean and variance are taken.\n"
     "weight, bias : array_like, shape normalized_shape, optional\n"
@@ -430,15 +475,13 @@ static const char doc_rms_norm[] =
     "rms_norm($module, /, x, normalized_shape, weight=None, eps=None)\n--\n\n"
     "Scale to mean square 1 over the last axes: ``x / sqrt(mean(x**2) + eps) * weight``.\n\n"
     "Parameters\n----------\nx : array_like, shape (..., *normalized_shape)\n"
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"
-    "    and byte order.\n"
+    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
     "normalized_shape : int or tuple of int\n"
     "    The last axes of `x`, over which the mean is taken.\n"
     "weight : array_like, shape normalized_shape, optional\n"
     "    1 by default.\n"
     "eps : float, optional\n"
-    "    By default the machine epsilon of the precision that is computed in: float64's for\n"
-    "    float64, else float32's.\n\n"
+    "    By default the machine epsilon of float64 for float64, else of float32.\n\n"
     "Returns\n-------\nout : ndarray, the shape of `x`\n"
     "    New and C-contiguous, in the dtype to which `x` and `weight` promote.\n"
     "    16-bit inputs are computed in float32.\n\n"
@@ -457,13 +500,11 @@ static const char doc_gelu[] =
     "gelu($module, /, x, approximate='none')\n--\n\n"
     "Multiply x by Phi(x), the distribution function of the standard normal: a smooth ``max(x, 0)``.\n\n"
     "Parameters\n----------\nx : array_like\n"
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"
-    "    and byte order.\n"
+    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
     "approximate : {'none', 'tanh'}\n"
     "    'tanh': ``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``.\n\n"
     "Returns\n-------\nout : ndarray, the shape of `x`\n"
-    "    New and C-contiguous, in the dtype of `x`.\n"
-    "    16-bit inputs are computed in float32.\n"
+    "    New and C-contiguous, in the dtype of `x`; 16 bits are computed in float32.\n"
     "    Both tails keep their relative accuracy.\n\n"
     "Raises\n------\nValueError\n"
     "    Another `approximate`.\n"
@@ -477,12 +518,11 @@ static const char doc_gelu[] =
 
 static const char doc_rotary[] =
     "apply_rotary_emb($module, /, x, cos, sin, interleaved=False)\n--\n\n"
-    "Rotate pairs of columns by angles that grow with the position, so that dot products tell distances.\n\n"
+    "Rotate pairs of columns by angles that grow with the position, so that dot products depend on distances.\n\n"
     "The pair (a, b) becomes ``(a * cos - b * sin, a * sin + b * cos)``.\n\n"
     "Parameters\n----------\nx : array_like, shape (..., L, D), D even\n"
     "    Queries or keys, heads last among the leading dims: (B, H, L, D) for instance.\n"
-    "    float16, bfloat16, float32, float64 or integers (which count as float64); any strides, alignment\n"
-    "    and byte order.\n"
+    "    Floats of 16 to 64 bits, or integers, which count as float64; any strides, alignment and byte order.\n"
     "cos, sin : array_like, shape (L, D / 2) or (..., L, D / 2)\n"
     "    Tables of the angles. With one axis less than `x`, and three or more, they have no head axis,\n"
     "    (B, L, D / 2), and are the same for every head. Else they broadcast to (..., L, D / 2).\n"
@@ -496,8 +536,7 @@ static const char doc_rotary[] =
     "TypeError\n"
     "    A boolean, complex, object or long double array, a masked array or a matrix.\n\n"
     "References\n----------\n.. [1] J. Su et al., \"RoFormer: enhanced transformer with rotary position "
-    "embedding\", 2021,\n"
-    "       equation 34 (interleaved pairs).\n\n"
+    "embedding\", 2021,\n       equation 34 (interleaved pairs).\n\n"
     "Examples\n--------\nA quarter turn takes (1, 0) to (0, 1):\n\n"
     ">>> import selfattn as sa\n"
     ">>> sa.apply_rotary_emb([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])\n"
@@ -522,4 +561,8 @@ static const char doc_rotary[] =
 
 FUNCTIONS(ENTRY)
 const sa_family sa_row_family = {parameters, {FUNCTIONS(SIGNATURE)}};
-PyMethodDef sa_rows_methods[] = {FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
+PyMethodDef sa_rows_methods[] = {
+    FUNCTIONS(METHOD){"_narrow", narrow, METH_VARARGS, NULL},
+    {"_checksum", checksum, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,14 +1,14 @@
-/* Runs operations (run.c) and keeps their memory (arena.c). */
+/* Runs operations, and keeps the memory that they work in. */
 #ifndef SA_PYTHON_RUN_H
 #define SA_PYTHON_RUN_H
 
-#include "python/state.h"
+#include "python/binding.h"
 
 #define SA_SMALL_ELEMENTS 2048 /* below: too little work to let go of the GIL */
 
 /* Planned: arguments are checked, outputs made. */
 typedef struct {
-    sa_status planned; /* the rest counts only if SA_OK */
+    sa_status planned; /* the other fields count only if SA_OK */
     int threads;
     size_t scratch_bytes;                                          /* of each thread */
     size_t shared_bytes;                                           /* after all scratch */
@@ -18,10 +18,10 @@ typedef struct {
     void *call;
 } sa_job;
 
-/* Fails before it computes, or because a signal's handler raised. */
+/* It fails before it computes, or because a signal's handler raised. */
 int sa_run_job(PyObject *module, const sa_job *job);
 
-/* 64-byte aligned. Calls reuse memory, since fresh pages are dear (docs/decisions/0003-fused-training.md). A piece
+/* 64-byte aligned. Calls reuse memory, since fresh pages take time (docs/decisions/0003-fused-training.md). A piece
  * holds a reference to the module. */
 void *sa_arena_take(PyObject *module, size_t bytes);
 
@@ -30,7 +30,7 @@ void sa_arena_give(void *piece);
 
 void sa_arena_clear(sa_state *state);
 
-/* Without, each call takes fresh memory and frees it. */
+/* If keep is false, each call takes fresh memory and frees it. */
 void sa_arena_keep(sa_state *state, bool keep);
 
 #endif

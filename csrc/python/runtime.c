@@ -1,8 +1,7 @@
 /* Owns what the library reports and lets be set: instruction set, threads, build, limits of the machine. */
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include "python/run.h"
-#include "python/scalars.h"
 
 #include "runtime/team.h"
 

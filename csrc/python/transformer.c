@@ -11,7 +11,7 @@ static void release_capsule(PyObject *capsule) { sa_transformer_release(PyCapsul
 
 /* ---- ids ----------------------------------------------------------------------------------------------------------------- */
 
-/* Whether all n elements are ids, and no other thread has made the list shorter. Its lock is held. */
+/* True if all n elements are ids, and no other thread has made the list shorter. Its lock is held. */
 static bool copy_locked(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t *to) {
     if (PyList_GET_SIZE(list) < n) {
         return false;
@@ -49,7 +49,7 @@ static npy_intp count_ids(PyObject *lists, int64_t *starts) {
     return (npy_intp)starts[PyTuple_GET_SIZE(lists)];
 }
 
-/* None where a list is empty or something is no id: the caller says what. */
+/* None if a list is empty or holds something that is no id: the caller finds out what. */
 static PyObject *pack_ids(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *given, *ids = NULL, *result = NULL;
@@ -63,7 +63,7 @@ static PyObject *pack_ids(PyObject *module, PyObject *args) {
     if (starts == NULL) {
         goto done;
     }
-    int64_t *start = PyArray_DATA((PyArrayObject *)starts);
+    int64_t *start = sa_data(starts);
     const npy_intp tokens = count_ids(lists, start);
     if (tokens < 0) {
         result = Py_NewRef(Py_None);
@@ -72,7 +72,7 @@ static PyObject *pack_ids(PyObject *module, PyObject *args) {
     if ((ids = PyArray_SimpleNew(1, &tokens, NPY_INT64)) == NULL) {
         goto done;
     }
-    int64_t *to = PyArray_DATA((PyArrayObject *)ids);
+    int64_t *to = sa_data(ids);
     for (npy_intp s = 0; s + 1 < offsets; ++s) {
         if (!copy_ids(PyTuple_GET_ITEM(lists, s), (npy_intp)(start[s + 1] - start[s]), vocabulary, to + start[s])) {
             result = Py_NewRef(Py_None);
@@ -135,7 +135,7 @@ static PyObject *run_forward(sa_transformer_call *c, PyObject *module, bool keep
     if (result == NULL) {
         return NULL;
     }
-    c->out = PyArray_DATA((PyArrayObject *)result);
+    c->out = sa_data(result);
     if (run(c, module, planned, forward) < 0) {
         Py_CLEAR(result);
     }
@@ -195,7 +195,7 @@ static size_t gradient_bytes(const sa_transformer_call *c, Py_ssize_t i) {
     return ((size_t)PyArray_NBYTES(c->array[i]) + 63) / 64 * 64;
 }
 
-/* Where the core writes the gradient of array i. */
+/* The core writes the gradient of array i to `data`. */
 static void point_to(sa_transformer_call *c, sa_layer_gradients *of_layer, Py_ssize_t i, char *data) {
     if (i == TABLE) {
         c->g.table = data;
@@ -210,7 +210,7 @@ static void point_to(sa_transformer_call *c, sa_layer_gradients *of_layer, Py_ss
     }
 }
 
-/* Where query's array holds key and value, its gradient does. */
+/* If query's array holds key and value, its gradient does too. */
 static void point_into_query(const sa_transformer_call *c, sa_layer_gradients *of_layer) {
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->e.f64);
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
@@ -269,11 +269,11 @@ static sa_status backward(void *call, char *scratch, char *shared) {
     return status_of(c);
 }
 
-/* The gradients of the input rows and of the mask, or None where not wanted. */
+/* The gradients of the input rows and of the mask, or None if not wanted. */
 static PyObject *make_rows_gradient(sa_transformer_call *c, bool wanted) {
     const npy_intp shape[2] = {c->e.tokens, c->e.d};
     PyObject *rows = wanted ? PyArray_SimpleNew(2, shape, sa_transformer_type(c)) : Py_NewRef(Py_None);
-    c->g.rows = rows == NULL || rows == Py_None ? NULL : PyArray_DATA((PyArrayObject *)rows);
+    c->g.rows = rows == NULL || rows == Py_None ? NULL : sa_data(rows);
     return rows;
 }
 
@@ -291,7 +291,7 @@ static PyObject *make_mask_gradient(sa_transformer_call *c, bool wanted) {
     }
     const npy_intp shape[3] = {PyArray_DIM(c->array[MASK], 1), c->e.longest, c->e.longest};
     PyObject *mask = PyArray_ZEROS(3, (npy_intp *)(uintptr_t)shape, sa_transformer_type(c), 0);
-    c->g.mask = mask == NULL ? NULL : PyArray_DATA((PyArrayObject *)mask);
+    c->g.mask = mask == NULL ? NULL : sa_data(mask);
     return mask;
 }
 
@@ -334,7 +334,7 @@ static PyObject *transformer_backward(PyObject *module, PyObject *args) {
 PyMethodDef sa_transformer_methods[] = {
     {"_pack_ids", pack_ids, METH_VARARGS, "The ids of lists one after the other, and where each list begins."},
     {"_transformer_forward", transformer_forward, METH_VARARGS,
-     "The rows of packed sequences, and what the backward pass needs where that is wanted."},
+     "The rows of packed sequences, and if wanted what the backward pass needs."},
     {"_transformer_backward", transformer_backward, METH_VARARGS,
      "The gradients of all parameters, of the input rows and of the mask, from that of the output."},
     {NULL, NULL, 0, NULL},

@@ -2,14 +2,14 @@
 #ifndef SA_PYTHON_TRANSFORMER_H
 #define SA_PYTHON_TRANSFORMER_H
 
-#include "python/arrays.h"
+#include "python/binding.h"
 
 #include "drivers/attention.h"
 #include "drivers/transformer.h"
 
-/* Of a model: the table, what is always added, positions, mask, bias of keys, weight and bias of the first norm; then of each
- * layer weight and bias of each part in the core's order, cosines and sines; then weight and bias of the final norm. Absent ones
- * are NULL. */
+/* The arrays of a model: table, row that is always added, positions, mask, bias of keys, weight and bias of the first norm; then
+ * for each layer the weight and bias of each parameter in the core's order, cosines and sines; then weight and bias of the final
+ * norm. Absent ones are NULL. */
 enum {
     TABLE,
     ALWAYS,

@@ -57,25 +57,24 @@ static npy_intp rows_of(const sa_transformer_call *c, Py_ssize_t i) {
     return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0);
 }
 
-/* What is missing at the end is None. */
+/* None after the end. */
 static PyObject *item(PyObject *tuple, Py_ssize_t i) {
     return i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : Py_None;
 }
 
 static bool is_projection(int which) { return which != SA_ATTENTION_NORM && which != SA_LAST_NORM; }
 
-/* Keeps packed weights. All projections of a layer have one kind. */
+/* Keeps panels or quants. All projections of a layer have one kind. */
 static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact *w, int which, npy_intp rows, npy_intp columns,
                        sa_layer *l) {
     if (!is_projection(which) || c->e.f64 || (which != SA_QUERY && l->weights != w->kind) || (rows >= 0 && w->out != rows) ||
         w->in != columns) {
         const npy_intp wanted[2] = {rows, columns}, shape[2] = {w->out, w->in};
-        return sa_error(PyExc_ValueError,
-                        "%s must have shape %s and be packed as all projections of its layer are, not shape %s",
+        return sa_error(PyExc_ValueError, "%s must have shape %s and the kind of all projections of its layer, not shape %s",
                         parameter_names[which], sa_shape_text(2, wanted), sa_shape_text(2, shape));
     }
-    if (w->kind == SA_WEIGHTS_BF16 && sa_compact_active(w->kind) == NULL) {
-        return sa_error(PyExc_RuntimeError, "the instruction set in use, %s, does not multiply bfloat16", sa_isa_name());
+    if (sa_compact_check(w) < 0) {
+        return -1;
     }
     c->compact[(l - c->layer) * SA_LAYER_PARAMETERS + which] = Py_NewRef(value);
     l->weight[which] = w;
@@ -83,7 +82,7 @@ static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact
     return 0;
 }
 
-/* Weight and bias of a part of a layer: (rows, columns) and (rows,), or both (rows,). */
+/* A weight and its bias: (rows, columns) and (rows,), or both (rows,). */
 static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int which, npy_intp rows,
                           npy_intp columns, sa_layer *l) {
     const Py_ssize_t i = first + 2 * which;
@@ -95,7 +94,7 @@ static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *ar
                    : take_array(c, i + 1, bias, compact->out, 0, "a bias", &l->bias[which]);
     }
     if (l->weights != SA_WEIGHTS_WHOLE && is_projection(which) && weight != Py_None) {
-        return sa_error(PyExc_TypeError, "%s must be packed as query is", parameter_names[which]);
+        return sa_error(PyExc_TypeError, "%s must have the kind of query", parameter_names[which]);
     }
     if (take_array(c, i, weight, rows, columns, parameter_names[which], &l->weight[which]) < 0) {
         return -1;
@@ -115,35 +114,29 @@ static void parameter_from_query(const sa_transformer_call *c, sa_layer *l, int 
 
 static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
     const npy_intp d = c->e.d;
-    npy_intp queries = 0, keys = 0;
     if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 ||
         l->width > PY_SSIZE_T_MAX / 4 / l->heads) {
         return sa_error(PyExc_ValueError,
                         "num_key_heads must divide num_heads, and heads have at least one element; not %zd, %zd and %zd",
                         l->key_heads, l->heads, l->width);
     }
-    queries = l->heads * l->width;
-    keys = l->key_heads * l->width;
+    const npy_intp queries = l->heads * l->width, keys = l->key_heads * l->width;
     const bool together = item(arrays, 2 * SA_KEY) == Py_None;
-    if (take_parameter(c, first, arrays, SA_QUERY, together ? queries + 2 * keys : queries, d, l) < 0 ||
-        take_parameter(c, first, arrays, SA_KEY, keys, d, l) < 0 ||
-        take_parameter(c, first, arrays, SA_VALUE, keys, d, l) < 0 ||
-        take_parameter(c, first, arrays, SA_OUTPUT, d, queries, l) < 0 ||
-        take_parameter(c, first, arrays, SA_ATTENTION_NORM, d, 0, l) < 0 ||
-        take_parameter(c, first, arrays, SA_UP, -1, d, l) < 0) {
-        return -1;
-    }
-    l->hidden = l->weight[SA_UP] == NULL         ? 0
-                : l->weights == SA_WEIGHTS_WHOLE ? rows_of(c, first + 2 * SA_UP)
-                                                 : ((const sa_compact *)l->weight[SA_UP])->out;
-    if (take_parameter(c, first, arrays, SA_GATE, l->hidden, d, l) < 0 ||
-        take_parameter(c, first, arrays, SA_DOWN, d, l->hidden, l) < 0 ||
-        take_parameter(c, first, arrays, SA_LAST_NORM, d, 0, l) < 0) {
-        return -1;
+    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+        const npy_intp h = l->hidden, up = which == SA_UP ? -1 : h; /* up gives h */
+        const npy_intp rows[] = {together ? queries + 2 * keys : queries, keys, keys, d, d, up, h, d, d};
+        const npy_intp columns[] = {d, d, d, queries, 0, d, d, h, 0};
+        if (take_parameter(c, first, arrays, which, rows[which], columns[which], l) < 0) {
+            return -1;
+        }
+        if (which == SA_UP && l->weight[which] != NULL) {
+            l->hidden =
+                l->weights == SA_WEIGHTS_WHOLE ? rows_of(c, first + 2 * which) : ((const sa_compact *)l->weight[which])->out;
+        }
     }
     const bool own_value = l->weight[SA_VALUE] != NULL;
     if (together && l->weights != SA_WEIGHTS_WHOLE) {
-        return sa_error(PyExc_ValueError, "packed weights of query, key and value must be apart");
+        return sa_error(PyExc_ValueError, "compact weights of query, key and value must be apart");
     }
     if (together && l->weight[SA_QUERY] != NULL) {
         parameter_from_query(c, l, SA_KEY, queries);
@@ -158,8 +151,8 @@ static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *a
                                            l->weight[SA_LAST_NORM] == NULL;
     if (l->weight[SA_QUERY] == NULL || together == own_value || !sums || !whole) {
         return sa_error(PyExc_ValueError,
-                        "a layer has query, key and value, or a query that holds all three; an output or a norm behind "
-                        "the sum; and up and down, or nothing of a feed-forward network");
+                        "a layer has query, key and value, or a query that holds all three; an output or a norm after "
+                        "the sum; and up and down, or no feed-forward network");
     }
     return 0;
 }
@@ -169,8 +162,7 @@ static int take_angles(sa_transformer_call *c, Py_ssize_t first, PyObject *array
     if (cosines == Py_None) {
         return 0;
     }
-    const npy_intp half =
-        PyArray_Check(cosines) && PyArray_NDIM((PyArrayObject *)cosines) == 2 ? PyArray_DIM((PyArrayObject *)cosines, 1) : 0;
+    const npy_intp half = PyArray_Check(cosines) && PyArray_NDIM((PyArrayObject *)cosines) == 2 ? sa_dim(cosines, 1) : 0;
     if (half < 1 || half > l->width / 2) {
         return sa_error(PyExc_ValueError, "angles must have shape (positions, rotated / 2) with 2 to %zd rotated elements",
                         l->width);
@@ -180,7 +172,7 @@ static int take_angles(sa_transformer_call *c, Py_ssize_t first, PyObject *array
         return -1;
     }
     l->rotary.rotated = 2 * half;
-    c->most = rows_of(c, first + COSINES) < c->most ? rows_of(c, first + COSINES) : c->most;
+    c->most = sa_smaller(c->most, rows_of(c, first + COSINES));
     return l->rotary.sin == NULL ? sa_error(PyExc_TypeError, "cosines need sines") : 0;
 }
 
@@ -255,14 +247,14 @@ static int take_mask(sa_transformer_call *c, const sa_state *state, PyObject *va
                         sa_shape_of(array), sa_dtype_name(dtype));
     }
     sa_fill_tensor(&c->e.mask, array, dtype, 2, 2);
-    c->most = shape[2] < c->most ? shape[2] : c->most;
+    c->most = sa_smaller(c->most, shape[2]);
     return 0;
 }
 
 /* (sequences or 1, longest). */
 static int take_key_bias(sa_transformer_call *c, PyObject *value) {
     const bool wide = PyArray_Check(value) && PyArray_NDIM((PyArrayObject *)value) == 2;
-    const npy_intp columns = wide ? PyArray_DIM((PyArrayObject *)value, 1) : 1;
+    const npy_intp columns = wide ? sa_dim(value, 1) : 1;
     const void *data = NULL;
     if (take_array(c, KEY_BIAS, value, -1, columns > 0 ? columns : 1, "key_bias", &data) < 0) {
         return -1;
@@ -271,7 +263,7 @@ static int take_key_bias(sa_transformer_call *c, PyObject *value) {
         sa_tensor *bias = &c->e.key_bias;
         bias->m.data = PyArray_BYTES(c->array[KEY_BIAS]);
         bias->lead_stride[0] = rows_of(c, KEY_BIAS) == 1 ? 0 : PyArray_STRIDE(c->array[KEY_BIAS], 0);
-        c->most = columns < c->most ? columns : c->most;
+        c->most = sa_smaller(c->most, columns);
     }
     return 0;
 }
@@ -299,7 +291,7 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     const sa_compact *quants = sa_compact_of(value);
     if (quants != NULL) {
         if (c->e.f64 || quants->kind != SA_WEIGHTS_QUANTS || quants->in != c->e.d) {
-            return sa_error(PyExc_ValueError, "a table of blocks must have %zd columns, not %zd; all else must be float32",
+            return sa_error(PyExc_ValueError, "a table of quants must have %zd columns, not %zd; all else must be float32",
                             c->e.d, quants->in);
         }
         c->table_owner = Py_NewRef(value);
@@ -308,9 +300,9 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
         c->e.vocabulary = quants->out;
         return 0;
     }
-    if (!c->e.f64 && sa_is_plain(value, NPY_UINT16, 2) && PyArray_DIM((PyArrayObject *)value, 1) == c->e.d) {
+    if (!c->e.f64 && sa_is_plain(value, NPY_UINT16, 2) && sa_dim(value, 1) == c->e.d) {
         c->array[TABLE] = (PyArrayObject *)Py_NewRef(value);
-        c->e.table = PyArray_DATA((PyArrayObject *)value);
+        c->e.table = sa_data(value);
         c->e.table_kind = SA_WEIGHTS_BF16;
         return 0;
     }
@@ -321,10 +313,8 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     if (!PyArg_ParseTuple(value, "OO", &table, &scale)) {
         return -1;
     }
-    if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) ||
-        PyArray_DIM((PyArrayObject *)table, 1) != c->e.d ||
-        PyArray_DIM((PyArrayObject *)scale, 1) != sa_ceil_div(c->e.d, SA_GROUP) ||
-        PyArray_DIM((PyArrayObject *)table, 0) != PyArray_DIM((PyArrayObject *)scale, 0)) {
+    if (c->e.f64 || !sa_is_plain(table, NPY_INT8, 2) || !sa_is_plain(scale, NPY_FLOAT, 2) || sa_dim(table, 1) != c->e.d ||
+        sa_dim(scale, 1) != sa_ceil_div(c->e.d, SA_GROUP) || sa_dim(table, 0) != sa_dim(scale, 0)) {
         return sa_error(PyExc_ValueError,
                         "a table of int8 must be contiguous and have %zd columns, and scales of float32 for each %d numbers of "
                         "a row; all else must be float32",
@@ -332,9 +322,9 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     }
     c->array[TABLE] = (PyArrayObject *)Py_NewRef(table);
     c->table_owner = Py_NewRef(scale);
-    c->e.table = PyArray_DATA((PyArrayObject *)table);
+    c->e.table = sa_data(table);
     c->e.table_kind = SA_WEIGHTS_INT8;
-    c->e.table_scale = PyArray_DATA((PyArrayObject *)scale);
+    c->e.table_scale = sa_data(scale);
     return 0;
 }
 
@@ -377,7 +367,7 @@ static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *m
         return sa_error(PyExc_ValueError, "what is always added and positions need a table");
     }
     c->e.vocabulary = c->e.table_kind == SA_WEIGHTS_QUANTS ? c->e.vocabulary : rows_of(c, TABLE);
-    c->most = c->e.positions != NULL && rows_of(c, POSITIONS) < c->most ? rows_of(c, POSITIONS) : c->most;
+    c->most = c->e.positions == NULL ? c->most : sa_smaller(c->most, rows_of(c, POSITIONS));
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
         if (take_layer(c, i, PyTuple_GET_ITEM(layers, i)) < 0) {
             return -1;
@@ -407,9 +397,9 @@ static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp 
                             c->most, (long long)starts[s], (long long)starts[s + 1]);
         }
         if (past != NULL && (past[s] < 0 || past[s] > c->most - length || past[s] > c->e.cache.capacity - length)) {
-            return sa_error(
-                PyExc_ValueError, "sequence %zd has %lld tokens in the cache and %lld new ones; there is room for %zd", s,
-                (long long)past[s], (long long)length, c->most < c->e.cache.capacity ? c->most : c->e.cache.capacity);
+            return sa_error(PyExc_ValueError,
+                            "sequence %zd has %lld tokens in the cache and %lld new ones; there is room for %zd", s,
+                            (long long)past[s], (long long)length, sa_smaller(c->most, c->e.cache.capacity));
         }
         c->e.longest = length > c->e.longest ? (ptrdiff_t)length : c->e.longest;
     }
@@ -422,7 +412,7 @@ static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequence
         return sa_error(PyExc_TypeError, "a cache must be a tuple (keys, values, past)");
     }
     *past = PyTuple_GET_ITEM(cache, 2);
-    if (!are_int64(*past) || PyArray_DIM((PyArrayObject *)*past, 0) != sequences) {
+    if (!are_int64(*past) || sa_dim(*past, 0) != sequences) {
         return sa_error(PyExc_ValueError, "past must be a contiguous array of int64 with an element for each of %zd sequences",
                         sequences);
     }
@@ -450,7 +440,7 @@ static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequence
         }
         c->e.cache.capacity = shape[3];
         c->cached[i] = Py_NewRef(array);
-        data[i] = PyArray_DATA((PyArrayObject *)array);
+        data[i] = sa_data(array);
     }
     c->e.cache.keys = data[0];
     c->e.cache.values = data[1];
@@ -469,8 +459,8 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
     if (!are_int64(starts)) {
         return sa_error(PyExc_TypeError, "cu_seqlens must be a contiguous 1-D array of int64");
     }
-    const npy_intp tokens = PyArray_DIM((PyArrayObject *)inputs, 0), offsets = PyArray_SIZE((PyArrayObject *)starts);
-    if (!by_ids && PyArray_DIM((PyArrayObject *)inputs, 1) != c->e.d) {
+    const npy_intp tokens = sa_dim(inputs, 0), offsets = PyArray_SIZE((PyArrayObject *)starts);
+    if (!by_ids && sa_dim(inputs, 1) != c->e.d) {
         return sa_error(PyExc_ValueError, "rows must have %zd columns, not shape %s", c->e.d,
                         sa_shape_of((PyArrayObject *)inputs));
     }
@@ -485,11 +475,11 @@ static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *input
     }
     int64_t *own_ids = c->numbers, *own_starts = c->numbers + ids, *own_past = past == NULL ? NULL : own_starts + offsets;
     if (past != NULL) {
-        memcpy(own_past, PyArray_DATA((PyArrayObject *)past), (size_t)(offsets - 1) * sizeof *own_past);
+        memcpy(own_past, sa_data(past), (size_t)(offsets - 1) * sizeof *own_past);
     }
-    memcpy(own_starts, PyArray_DATA((PyArrayObject *)starts), (size_t)offsets * sizeof *own_starts);
+    memcpy(own_starts, sa_data(starts), (size_t)offsets * sizeof *own_starts);
     if (by_ids) {
-        memcpy(own_ids, PyArray_DATA((PyArrayObject *)inputs), (size_t)ids * sizeof *own_ids);
+        memcpy(own_ids, sa_data(inputs), (size_t)ids * sizeof *own_ids);
     } else {
         c->rows = (PyArrayObject *)Py_NewRef(inputs);
         c->e.rows = PyArray_DATA(c->rows);

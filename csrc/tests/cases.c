@@ -128,7 +128,7 @@ static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, i
     }
 }
 
-/* Rows that nobody sees or that see nothing. A broadcast row counts as seen where any head sees it. */
+/* Rows that nobody sees or that see nothing. A broadcast row counts as seen if any head sees it. */
 static void poison_closed(live_case *c, int which, random_source *r) {
     const array *a = &c->arrays[which];
     const bool of_keys = which == KEY || which == VALUE;
@@ -161,7 +161,7 @@ static void poison(live_case *c, random_source *r) {
     }
     for (ptrdiff_t head = 0; head < c->heads && c->spec.query <= SA_F64; ++head) {
         for (ptrdiff_t row = 0; row < n; ++row) {
-            if (kind == POISON_BEHIND && c->spec.E > 0) {
+            if (kind == POISON_WEIGHTLESS && c->spec.E > 0) {
                 for (ptrdiff_t i = 0; i < c->spec.L; ++i) {
                     case_set(c, QUERY, head, i, 0, 1);
                 }
@@ -171,7 +171,7 @@ static void poison(live_case *c, random_source *r) {
                 }
             } else if (kind == POISON_QUERIES && row % 3 == 0) {
                 poison_row(c, QUERY, head, row, 2, r);
-            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys: POISON_BEHIND */
+            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys: POISON_WEIGHTLESS */
                 poison_row(c, random_chance(r, 0.5) ? KEY : VALUE, head, row, 2, r);
             }
         }
@@ -241,7 +241,7 @@ static void attach(live_case *c) {
     for (int which = 0; which < ARRAYS; ++which) {
         *tensors[which] = c->arrays[which].tensor;
     }
-    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides count all the same */
+    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides are read all the same */
         make(c, D_MASK, c->spec.L, c->spec.S, 1, a->f64 ? SA_F64 : SA_F32, 0, c->spec.mask_broadcast);
         g->dmask = c->arrays[D_MASK].tensor;
         g->dmask.m.data = NULL;

@@ -1,5 +1,5 @@
-/* That ThreadSanitizer sees the teams of runtime/team.h: `race` has two threads add to one number and must be reported,
- * `race ordered` has them do it in turn and must not. */
+/* ThreadSanitizer must see the teams of runtime/team.h: it reports `race`, where two threads add to one number, and does not
+ * report `race ordered`, where they add in turn. */
 #include <stdio.h>
 #include <string.h>
 

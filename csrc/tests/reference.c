@@ -162,7 +162,7 @@ static double rounding_of_weights(const live_case *c) {
 static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, const row_state *r, expected_array *all) {
     const sa_attention *a = &c->call;
     const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
-    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* at most so many share a key */
+    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* the most that share a key */
     wide *dp = zero_memory((size_t)(a->S + 1) * sizeof *dp);
     double *dp_error = zero_memory((size_t)(a->S + 1) * sizeof *dp_error);
     const wide grad_lse = c->spec.grad_lse ? (wide)case_get(c, GRAD_LSE, head, i, 0) : 0;

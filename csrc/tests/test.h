@@ -43,7 +43,7 @@ void *dirty_memory(size_t size); /* 64-byte aligned; floats are NaN */
 void *zero_memory(size_t size);
 void *draw_reals(ptrdiff_t n, bool f64, random_source *r); /* from −1 to 1 */
 
-/* In a block: memory that these take from here on, arrays and cases too, is freed where the block ends.
+/* In a block: memory that these functions take from here on, for arrays and cases too, is freed at the end of the block.
  * Threads take none. */
 #define FREES_AT_END __attribute__((cleanup(memory_free), unused)) const size_t memory_before = memory_count()
 size_t memory_count(void);
@@ -95,9 +95,9 @@ double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, p
 
 /* ---- cases (cases.c) ----------------------------------------------------------------------------------------------- */
 
-/* NaN and infinities: in rows that nobody sees or that see nothing; in some keys and values; behind scores of −inf; in
- * queries. */
-enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_BEHIND, POISON_QUERIES };
+/* NaN and infinities: in rows that nobody sees or that see nothing; in some keys and values; in values with scores of −inf;
+ * in queries. */
+enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_WEIGHTLESS, POISON_QUERIES };
 
 /* Block masks; flags combine. */
 enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
@@ -106,7 +106,7 @@ enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
 enum { QUERY, KEY, VALUE, MASK, KEY_BIAS, ALIBI, SINKS, LENGTHS, GRAD_OUT, GRAD_LSE, INPUTS };
 enum { OUT = INPUTS, LSE, WEIGHTS, STATS, D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, ARRAYS };
 
-/* Zero is the plain thing, unless said. */
+/* Zero means plain or none, unless said otherwise. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
@@ -126,7 +126,7 @@ typedef struct {
     double mask_finite; /* INFINITY: finfo.min, at times 0.5 */
     int block_masks;
     int poison;
-    int threads; /* 0: what the plan wants of 2 */
+    int threads; /* 0: those of the plan, at most 2 */
     bool unsplit;
 } test_case;
 
@@ -152,8 +152,8 @@ typedef struct {
 test_case plain_case(sa_dtype dtype, ptrdiff_t L, ptrdiff_t S, ptrdiff_t E, ptrdiff_t Dv);
 void case_make(live_case *c, const test_case *spec, uint64_t seed);
 sa_status case_run(live_case *c);
-void case_verify(live_case *c, const char *title);                                  /* against the reference, one CHECK */
-void case_try(const test_case *spec, uint64_t seed, const char *title);             /* makes, runs, verifies */
+void case_verify(live_case *c, const char *title);                      /* compares with the reference, in one CHECK */
+void case_try(const test_case *spec, uint64_t seed, const char *title); /* makes, runs, verifies */
 void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors); /* in order of the arrays */
 char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
 size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* position in memory */

@@ -72,7 +72,7 @@ static void poisoned(void) {
     }
 }
 
-/* Keys with a bias, alone and beside each kind of mask; the ways of few rows keep nothing for a backward pass. */
+/* Keys with a bias, alone and with each kind of mask; few rows run otherwise if nothing is kept for a backward pass. */
 static void biased_keys(void) {
     static const ptrdiff_t queries[] = {1, 2, 7, 20, 70};
     for (int n = 0; n < 5; ++n) {

@@ -10,10 +10,10 @@
 #define U 0x1p-24 /* what a rounding to float32 adds, relatively */
 #define LINE 64
 
-/* What GELU behind int8 may lose, where it needs no gate. */
+/* The error of GELU after int8, without a gate. */
 #define ROUGH_GELU 3e-5
 
-/* Rounded are rows where each group's range is 0 or between these: kernels/transformer/compact_rows.h. */
+/* Rows are rounded if each group's range is 0 or between these: kernels/transformer/compact_rows.h. */
 #define LEAST_RANGE 1e-30f
 #define MOST_RANGE 1e30f
 
@@ -35,9 +35,9 @@ static uint16_t to_bfloat16(float x) {
 
 /* ---- leaves -------------------------------------------------------------------------------------------------------------- */
 
-/* What drivers/compact.c lets a leaf touch: most_rows rows, a panel and so many bytes behind it, and most_rows rows of sums,
- * here between guards. Behind a row are zeros, behind the panel is what another may have. */
-#define BEHIND_PANELS 2048
+/* drivers/compact.c lets a leaf touch most_rows rows, a panel and these bytes after it, and most_rows rows of sums, here between
+ * guards. Zeros follow a row; anything may follow the panel. */
+#define AFTER_PANELS 2048
 
 typedef struct {
     sa_compact_tile t;
@@ -50,7 +50,7 @@ static void tile_make(tile *m, const sa_compact_unit *p, ptrdiff_t rows, ptrdiff
     const ptrdiff_t each = SA_PANEL_COLUMNS * SA_WORD;
     m->guarded = (size_t)(p->most_rows * each) + 2 * LINE;
     m->x = dirty_memory((size_t)(p->most_rows * stride));
-    m->panel = dirty_memory((size_t)(words * each) + BEHIND_PANELS);
+    m->panel = dirty_memory((size_t)(words * each) + AFTER_PANELS);
     m->sums = dirty_memory(m->guarded);
     memset(m->x, 0, (size_t)(rows * stride));
     m->t = (sa_compact_tile){rows, words, m->x, stride, m->panel, m->sums + LINE};
@@ -66,10 +66,10 @@ static void tile_run(tile *m, const sa_compact_unit *p) {
         p->end();
     }
     CHECK(memcmp(m->sums, untouched, LINE) == 0 && memcmp(m->sums + m->guarded - LINE, untouched, LINE) == 0,
-          "%s, %td rows, %td words: writes beside its sums", p->name, m->t.rows, m->t.words);
+          "%s, %td rows, %td words: writes outside its sums", p->name, m->t.rows, m->t.words);
 }
 
-/* Of both factors: anything, always the most or the least, or one of these. */
+/* Numbers of a factor: any, always the most or the least, or one of these two. */
 enum { ANY, MOST, LEAST, ENDS };
 
 static int number_of(int kind, int least, int most, random_source *random) {
@@ -81,127 +81,95 @@ static int number_of(int kind, int least, int most, random_source *random) {
     }
 }
 
-/* Number i of a row, which may come as int16. */
-static void put_number(const sa_compact_unit *p, char *row, ptrdiff_t i, int x) {
-    if (p->widened) {
-        ((int16_t *)(void *)row)[i] = (int16_t)x;
-    } else {
+/* Number i of a row, which may hold int8 as int16. */
+static void put_x(const sa_compact_unit *p, bool int8, char *row, ptrdiff_t i, double x) {
+    if (int8 && !p->widened) {
         ((uint8_t *)row)[i] = (uint8_t)x;
+    } else {
+        ((uint16_t *)(void *)row)[i] = int8 ? (uint16_t)x : to_bfloat16((float)x);
     }
 }
 
-static int get_number(const sa_compact_unit *p, const char *row, ptrdiff_t i) {
-    return p->widened ? ((const int16_t *)(const void *)row)[i] : ((const uint8_t *)row)[i];
+static double get_x(const sa_compact_unit *p, bool int8, const char *row, ptrdiff_t i) {
+    const uint16_t *halves = (const uint16_t *)(const void *)row;
+    return !int8 ? (double)of_bfloat16(halves[i]) : p->widened ? halves[i] : ((const uint8_t *)row)[i];
 }
 
-static void try_int8_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words, int x_kind, int w_kind) {
+static double get_weight(bool int8, const void *panel, ptrdiff_t at) {
+    return int8 ? ((const int8_t *)panel)[at] : (double)of_bfloat16(((const uint16_t *)panel)[at]);
+}
+
+/* Sums of int8 are exact. In bfloat16 the number `odd`, unless 0, is in the middle row and must not reach another. */
+static void try_leaf(const sa_compact_unit *p, bool int8, ptrdiff_t rows, ptrdiff_t words, const int kinds[2], double odd) {
     FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + words)};
+    const ptrdiff_t each = int8 ? SA_WORD : SA_WORD / 2, n = words * each, odd_row = odd == 0 ? -1 : rows / 2;
     tile m;
     tile_make(&m, p, rows, words);
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        for (ptrdiff_t i = 0; i < words * SA_WORD; ++i) {
-            put_number(p, m.x + r * m.t.stride, i, number_of(x_kind, 0, 255, &random));
-        }
-    }
-    for (ptrdiff_t i = 0; i < words * SA_PANEL_COLUMNS * SA_WORD + BEHIND_PANELS; ++i) {
-        m.panel[i] = (char)number_of(w_kind, -128, 127, &random);
-    }
-    tile_run(&m, p);
-    ptrdiff_t wrong = 0;
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; ++c) {
-            int64_t sum = 0;
-            for (ptrdiff_t k = 0; k < words; ++k) {
-                for (ptrdiff_t i = 0; i < SA_WORD; ++i) {
-                    sum += get_number(p, m.x + r * m.t.stride, k * SA_WORD + i) *
-                           (signed char)m.panel[(k * SA_PANEL_COLUMNS + c) * SA_WORD + i];
-                }
-            }
-            wrong += sum != ((const int32_t *)m.t.sums)[r * SA_PANEL_COLUMNS + c];
-        }
-    }
-    CHECK(wrong == 0, "int8 by %s, %td rows, %td words, numbers %d and %d: %td wrong sums", p->name, rows, words, x_kind,
-          w_kind, wrong);
-}
-
-/* `odd` in the middle row must not reach another. */
-static void try_bf16_leaf(const sa_compact_unit *p, ptrdiff_t rows, ptrdiff_t words, double odd) {
-    FREES_AT_END;
-    random_source random = {(uint64_t)(rows * 1000 + words)};
-    const ptrdiff_t n = 2 * words, odd_row = odd == 0 ? -1 : rows / 2;
-    tile m;
-    tile_make(&m, p, rows, words);
-    uint16_t *x = (uint16_t *)(void *)m.x, *w = (uint16_t *)(void *)m.panel;
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t i = 0; i < n; ++i) {
-            x[r * m.t.stride / 2 + i] = to_bfloat16((float)(r == odd_row && i == n / 2 ? odd : random_between(&random, -1, 1)));
+            put_x(p, int8, m.x + r * m.t.stride, i,
+                  int8                         ? number_of(kinds[0], 0, 255, &random)
+                  : r == odd_row && i == n / 2 ? odd
+                                               : random_between(&random, -1, 1));
         }
     }
-    for (ptrdiff_t i = 0; i < words * SA_PANEL_COLUMNS * 2 + BEHIND_PANELS / 2; ++i) {
-        w[i] = to_bfloat16((float)random_between(&random, -1, 1));
+    for (ptrdiff_t i = 0; i < n * SA_PANEL_COLUMNS + AFTER_PANELS * each / SA_WORD; ++i) {
+        if (int8) {
+            m.panel[i] = (char)number_of(kinds[1], -128, 127, &random);
+        } else {
+            ((uint16_t *)(void *)m.panel)[i] = to_bfloat16((float)random_between(&random, -1, 1));
+        }
     }
     tile_run(&m, p);
     double worst = 0;
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        for (ptrdiff_t c = 0; c < SA_PANEL_COLUMNS; ++c) {
-            const double got = (double)((const float *)m.t.sums)[r * SA_PANEL_COLUMNS + c];
-            double sum = 0, size = 0x1p-100;
-            for (ptrdiff_t i = 0; i < n; ++i) {
-                const double term = (double)of_bfloat16(x[r * m.t.stride / 2 + i]) *
-                                    (double)of_bfloat16(w[(i / 2 * SA_PANEL_COLUMNS + c) * 2 + i % 2]);
-                sum += term;
-                size += fabs(term);
-            }
-            const double error = fabs(got - sum) / ((double)(n + 2) * U * size);
-            if (r != odd_row) {
-                worst = error <= worst ? worst : error; /* NaN counts */
-            } else if (isfinite(got)) {
-                worst = INFINITY;
-            }
+    for (ptrdiff_t at = 0; at < rows * SA_PANEL_COLUMNS; ++at) {
+        const ptrdiff_t r = at / SA_PANEL_COLUMNS, c = at % SA_PANEL_COLUMNS;
+        const double got = int8 ? ((const int32_t *)m.t.sums)[at] : (double)((const float *)m.t.sums)[at];
+        double sum = 0, size = 0x1p-100;
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            const double term = get_x(p, int8, m.x + r * m.t.stride, i) *
+                                get_weight(int8, m.panel, (i / each * SA_PANEL_COLUMNS + c) * each + i % each);
+            sum += term;
+            size += fabs(term);
+        }
+        const double error = fabs(got - sum) / (int8 ? 0x1p-100 : (double)(n + 2) * U * size);
+        if (r != odd_row) {
+            worst = error <= worst ? worst : error; /* NaN counts */
+        } else if (isfinite(got)) {
+            worst = INFINITY;
         }
     }
-    CHECK(worst <= 1, "bfloat16 by %s, %td rows, %td words, %g in a row: off by %g bounds", p->name, rows, words, odd, worst);
+    CHECK(worst <= 1, "%d bits by %s, %td rows, %td words, numbers %d and %d, %g in a row: off by %g bounds", int8 ? 8 : 16,
+          p->name, rows, words, kinds[0], kinds[1], odd, worst);
 }
 
-static void try_leaves(void) {
+static void try_leaves(bool int8) {
     static const ptrdiff_t words[] = {0, 1, 2, 15, 16, 17, 96, 130, 300};
-    const sa_kernels *kernels = sa_kernels_active();
+    static const int kinds[][2] = {{ANY, ANY}, {MOST, LEAST}, {ENDS, ENDS}, {MOST, MOST}};
     int leaves = 0;
-    for (const sa_compact_unit *const *p = kernels->int8; *p != NULL; ++p) {
-        if (p[1] == NULL) {
-            CHECK(sa_cpu_runs((*p)->name), "int8: the last leaf, %s, does not run", (*p)->name);
-        }
-        if (!sa_cpu_runs((*p)->name)) {
-            continue;
-        }
-        ++leaves;
-        CHECK((*p)->most_rows <= SA_MOST_TILE_ROWS, "int8 by %s: more rows than there are sums", (*p)->name);
-        for (ptrdiff_t rows = 1; rows <= (*p)->most_rows; ++rows) {
+    for (const sa_compact_unit *const *p = int8 ? sa_kernels_active()->int8 : sa_kernels_active()->bf16; *p != NULL; ++p) {
+        const bool runs = sa_cpu_runs((*p)->name);
+        leaves += runs;
+        CHECK(runs || !int8 || p[1] != NULL, "int8: the last leaf, %s, does not run", (*p)->name);
+        CHECK((*p)->most_rows <= SA_MOST_TILE_ROWS, "%s: more rows than there are sums", (*p)->name);
+        for (ptrdiff_t rows = 1; runs && rows <= (*p)->most_rows; ++rows) {
             for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
-                static const int kinds[][2] = {{ANY, ANY}, {MOST, LEAST}, {ENDS, ENDS}, {MOST, MOST}};
-                for (size_t kind = quick ? (size_t)rows % 2 : 0; kind < 4; kind += quick ? 2 : 1) {
-                    try_int8_leaf(*p, rows, words[i], kinds[kind][0], kinds[kind][1]);
+                for (int kind = quick ? (int)rows % 2 : 0; int8 && kind < 4; kind += quick ? 2 : 1) {
+                    try_leaf(*p, true, rows, words[i], kinds[kind], 0);
+                }
+                for (int odd = 0; !int8 && odd < (words[i] > 0 ? 2 : 1); ++odd) {
+                    try_leaf(*p, false, rows, words[i], kinds[0], odd == 0 ? 0 : i % 2 == 0 ? (double)NAN : (double)INFINITY);
                 }
             }
         }
     }
-    CHECK(leaves > 0 && sa_compact_active(SA_WEIGHTS_INT8) != NULL, "int8 is not multiplied");
-    for (const sa_compact_unit *const *p = kernels->bf16; *p != NULL; ++p) {
-        for (ptrdiff_t rows = 1; sa_cpu_runs((*p)->name) && rows <= (*p)->most_rows; ++rows) {
-            for (size_t i = 0; i < sizeof words / sizeof *words; ++i) {
-                try_bf16_leaf(*p, rows, words[i], 0);
-                if (words[i] > 0) {
-                    try_bf16_leaf(*p, rows, words[i], i % 2 == 0 ? (double)NAN : (double)INFINITY);
-                }
-            }
-        }
-    }
+    CHECK(!int8 || (leaves > 0 && sa_compact_active(SA_WEIGHTS_INT8) != NULL), "int8 is not multiplied");
 }
 
 /* ---- rounding ------------------------------------------------------------------------------------------------------------ */
 
-/* As the kernels must, to the bit. A row that is multiplied as it is has a first scale of NaN, and zeros. */
+/* Rounds as the kernels must, to the bit. A row that cannot be rounded has a first scale of NaN, and zeros. */
 static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group) {
     bool spoiled = false;
     group[0] = (sa_rounded){0, 0};
@@ -296,7 +264,7 @@ static void try_rounding(ptrdiff_t n) {
 
 /* ---- tables -------------------------------------------------------------------------------------------------------------- */
 
-/* What is looked up has the bits of the same numbers in float32. */
+/* Rows that are looked up have the bits of the same numbers in float32. */
 static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
     FREES_AT_END;
     enum { ROWS = 5, VOCABULARY = 9 };
@@ -342,7 +310,7 @@ typedef struct {
     sa_compact compact[SA_MOST_WEIGHTS];
     void *weight[SA_MOST_WEIGHTS];
     float *scale[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS], *x, *residual, *gate;
-    ptrdiff_t results; /* of all parts, one behind the other */
+    ptrdiff_t results; /* of all weights, one after the other */
 } product;
 
 static void draw_weight(product *m, int which, random_source *random) {
@@ -392,7 +360,7 @@ static void product_make(product *m, const product_shape *s) {
     m->l.gate = (const char *)m->gate;
 }
 
-/* One thread takes all rows, as a part of the transformer does. */
+/* One thread takes all rows, as for a share of the transformer. */
 static void run_by_share(const sa_linear *l) {
     FREES_AT_END;
     const sa_cut cut = sa_cut_product(l, l->in, 2, true);
@@ -419,7 +387,7 @@ static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int thre
     sa_linear_forward(&some, threads, scratch);
 }
 
-/* `piece` rows at a time; 0: by part. The results of all parts, behind which nothing is written. */
+/* `piece` rows at a time; 0: by share. Returns the results of all weights, after which nothing is written. */
 static float *product_run(const product *m, ptrdiff_t piece, int threads) {
     static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
     const size_t bytes = (size_t)m->results * sizeof(float);
@@ -442,7 +410,7 @@ static float *product_run(const product *m, ptrdiff_t piece, int threads) {
     for (ptrdiff_t row = 0; piece > 0 && row < l.rows; row += piece) {
         run_rows(&l, row, sa_smaller(l.rows - row, piece), threads);
     }
-    CHECK(memcmp(results + bytes, untouched, LINE) == 0, "a product of %td x %td writes behind its results", l.out[0], l.in);
+    CHECK(memcmp(results + bytes, untouched, LINE) == 0, "a product of %td x %td writes after its results", l.out[0], l.in);
     return (float *)(void *)results;
 }
 
@@ -466,15 +434,15 @@ static float weight_at(const product *m, int which, ptrdiff_t c, ptrdiff_t k) {
                                             : of_bfloat16(((const uint16_t *)m->weight[which])[at]);
 }
 
-/* x·w of a row as it is rounded, beside what else is added, and its error in roundings: of each group those of two products and
+/* x·w of a rounded row, to which `added` is added, and its error in roundings: of each group those of two products and
  * their sums, of two each where nothing is fused, and those of its sum, its offset and the product of both scales. */
 static double sum_at(const product *m, int which, ptrdiff_t r, ptrdiff_t c, const sa_rounded *row, const uint8_t *q,
-                     double beside, double *error) {
+                     double added, double *error) {
     const ptrdiff_t in = m->shape.in, groups = groups_of(in);
     const float *x = m->x + r * in;
     if (m->shape.kind == SA_WEIGHTS_INT8 && !isnan(row->scale)) {
         const int8_t *w = (const int8_t *)m->weight[which] + c * in;
-        double y = 0, size = fabs(beside);
+        double y = 0, size = fabs(added);
         for (ptrdiff_t g = 0; g < groups; ++g) {
             int64_t sum = 0, weights = 0;
             for (ptrdiff_t k = g * SA_GROUP; k < sa_smaller(in, (g + 1) * SA_GROUP); ++k) {
@@ -496,7 +464,7 @@ static double sum_at(const product *m, int which, ptrdiff_t r, ptrdiff_t c, cons
         sum += term;
         size += fabs(term);
     }
-    *error = (double)(in + 3) * (size + fabs(beside));
+    *error = (double)(in + 3) * (size + fabs(added));
     return sum;
 }
 
@@ -554,7 +522,7 @@ static void compare(const product *m, const float *results) {
         results += s->rows * out;
     }
     CHECK(wrong == 0,
-          "product of %d bits, %td rows of %td to %d parts of %td…, bias %d, activation %d, dropout %g: %td wrong, "
+          "product of %d bits, %td rows of %td to %d weights of %td…, bias %d, activation %d, dropout %g: %td wrong, "
           "element %td is %g",
           s->kind == SA_WEIGHTS_INT8 ? 8 : 16, s->rows, s->in, s->count, s->out[0], s->bias, s->activation, s->dropout, wrong,
           first, kept_first);
@@ -604,7 +572,7 @@ static void try_product(sa_weights kind, ptrdiff_t in) {
     try_shape(&s);
 }
 
-/* Nothing to multiply, or nothing to write; and long sums. */
+/* Nothing to multiply, or nothing to write; long sums. */
 static void try_extremes(sa_weights kind) {
     for (int i = 0; i < 9; ++i) {
         const product_shape shape = {.kind = kind,
@@ -620,7 +588,7 @@ static void try_extremes(sa_weights kind) {
     }
 }
 
-/* GELU behind int8, of −8 to 8 and of what is far beyond: x is 0, so these are the bias. */
+/* GELU after int8, of −8 to 8 and of far larger numbers: x is 0, so these are the bias. */
 static void try_gelu(void) {
     FREES_AT_END;
     const product_shape shape = {
@@ -636,7 +604,7 @@ static void try_gelu(void) {
     try_ways(&m);
 }
 
-/* Rows of all kinds side by side. What is odd keeps to its own row. */
+/* Rows of all kinds. Odd numbers change no other row. */
 static void try_odd_rows(const product_shape *shape) {
     FREES_AT_END;
     product m;
@@ -700,7 +668,8 @@ static void try_bits(void) {
 }
 
 void test_compact(void) {
-    try_leaves();
+    try_leaves(true);
+    try_leaves(false);
     static const ptrdiff_t more[] = {127, 128, 129, 255, 384, 385, 512, 513, 700, 1025};
     for (ptrdiff_t i = 0; i < 81; ++i) {
         const ptrdiff_t n = i <= 70 ? i : more[i - 71];

@@ -16,7 +16,7 @@ static void make_conversion(live_case *c, sa_dtype value, sa_dtype out, unsigned
     case_make(c, &t, 1);
 }
 
-/* element_set rounds `right`. */
+/* `right` is not rounded yet. */
 static void verify_conversion(live_case *c, const double *right, const char *title) {
     long wrong = 0;
     double first[2] = {0, 0};

@@ -47,7 +47,7 @@ static array_function kernel_of(const sa_real_kernels *k, int which) {
     return which == 0 ? k->exp2_array : which == 1 ? k->exp_array : k->tanh_array;
 }
 
-/* Outside the range, y may be f(x); inside, worst takes the error. */
+/* Outside the range y may also be f(x). Inside, worst becomes the largest error. */
 static bool good(const function *f, bool f64, double x, double y, double *worst) {
     if (isnan(x)) {
         return isnan(y);

@@ -33,7 +33,7 @@ static void try_step(const sa_update *u, ptrdiff_t n, bool f64, int64_t step, in
     CHECK(sa_isa_set(isa) == SA_OK, "and back");
     for (int part = 0; part < PARTS; ++part) {
         CHECK(array_margins_intact(&got[part]) && memcmp(got[part].memory, expected[part].memory, got[part].bytes) == 0,
-              "kind %d, n %td, float%d, step %ld, %d threads: other bits in part %d, or written beside it", u->kind, n,
+              "kind %d, n %td, float%d, step %ld, %d threads: other bits in array %d, or written outside it", u->kind, n,
               f64 ? 64 : 32, (long)step, threads, part);
     }
 }

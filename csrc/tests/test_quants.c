@@ -1,5 +1,5 @@
-/* Weights in the quants of a GGUF file: what they stand for, element by element from the bits; products and rows of decoding
- * against double, in any cut. Weights have exactly their bytes; quants may hold any bits. */
+/* Weights in the quants of a GGUF file: their numbers, one by one from the bits; products and rows of decoding against double, in
+ * any cut. Weights have exactly their bytes; quants may hold any bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +117,7 @@ static float *multiply(const sa_linear *l, int threads) {
     return y;
 }
 
-/* Of decoding: numbers are off by two units of 2^−22 of the largest of 32 (kernels/transformer/quants.h). */
+/* In decoding, numbers are off by two units of 2^−22 of the largest of 32 (kernels/transformer/quants.h). */
 static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, bool decoding, bool hostile) {
     FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + out + type)};

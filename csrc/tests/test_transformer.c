@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "drivers/compact.h"
-#include "drivers/transformer_tasks.h"
+#include "drivers/transformer.h"
 #include "tests/test.h"
 
 /* ---- products ----------------------------------------------------------------------------------------------------------- */
@@ -65,7 +65,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
           worst, bound);
 }
 
-/* An operand still split in the scratch gives the same bits. Numbers that cannot be split spoil no other row or column. */
+/* An operand that is still split in the scratch gives the same bits. Numbers that cannot be split change no other row or column. */
 static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
     FREES_AT_END;
     const sa_real_kernels *kernels = sa_kernels_for(false);
@@ -111,7 +111,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
                     CHECK(!isfinite(now), "product %d at %td, %td: %g, not %g", kind, i, j, (double)now, sum);
                 }
             } else if (kind != TN && j / SA_SPLIT_COLUMNS != column / SA_SPLIT_COLUMNS) {
-                CHECK(memcmp(&before, &now, sizeof now) == 0, "product %d: %td, %td beside an odd number", kind, i, j);
+                CHECK(memcmp(&before, &now, sizeof now) == 0, "product %d: %td, %td away from an odd number", kind, i, j);
             } else {
                 CHECK(fabsf(before - now) <= (float)bound, "product %d: %td, %td in the panel of an odd number", kind, i, j);
             }
@@ -315,22 +315,26 @@ static void run_both(const model *m, const void *grad, int threads, results *r) 
     run_backward(m, saved, grad, threads, r->array + 1);
 }
 
+/* The largest error of n numbers, where NaN counts, and in *most the largest of those expected. */
+static double worst_of(const void *got, const void *expected, bool f64, bool expected_f64, ptrdiff_t n, double *most) {
+    double worst = *most = 0;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const double right = real_get(expected, expected_f64, i), error = fabs(real_get(got, f64, i) - right);
+        worst = error <= worst ? worst : error;
+        *most = fmax(*most, fabs(right));
+    }
+    return worst;
+}
+
 /* Sums of d terms, a softmax and a feed-forward network per layer; norms keep size 1. Gradients are sums of all tokens. That
  * of the keys' bias is 0 but for rounding, of the size of the weights' gradient. */
 static void compare(const model *m, const results *got, const results *expected, int threads) {
     const bool f64 = m->e.f64;
-    double size = 1, before;
+    double size = 1, most;
     for (int i = 0; i <= m->parameters; ++i) {
         const ptrdiff_t n = i == 0 ? transformer_outputs(&m->e) : m->size[i - 1];
-        double worst = 0, most = 0;
-        before = size;
-        for (ptrdiff_t j = 0; j < n; ++j) {
-            const double right = real_get(expected->array[i], true, j), error = fabs(real_get(got->array[i], f64, j) - right);
-            worst = error <= worst ? worst : error; /* NaN counts */
-            most = fmax(most, fabs(right));
-        }
-        size = fmax(1, most);
-        size = i > 3 && (i - 4) % OF_LAYER == 2 * SA_KEY + 1 ? before : size;
+        const double worst = worst_of(got->array[i], expected->array[i], f64, true, n, &most);
+        size = i > 3 && (i - 4) % OF_LAYER == 2 * SA_KEY + 1 ? size : fmax(1, most);
         const double bound = (i == 0 ? 256 : 512) * (f64 ? 2.3e-16 : 1.2e-7) * size;
         CHECK(worst <= bound, "model of width %td, float%d, %d threads, array %d: off by %g, more than %g", m->e.d,
               f64 ? 64 : 32, threads, i, worst, bound);
@@ -375,7 +379,7 @@ static void try_model(const model_shape *shape) {
 
 /* ---- with a cache -------------------------------------------------------------------------------------------------------- */
 
-/* Runs a model of the sequences `first` … first + count − 1 in pieces, with a cache: all but a third, all but one, the last.
+/* Runs a model of the sequences `first` … first + count − 1 in pieces, with a cache: all tokens but a third, all but one, the last.
  * out: the rows of all sequences. */
 static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_shares, void *out) {
     model part = *m;
@@ -407,7 +411,7 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
     }
 }
 
-/* The rows are those of a call without a cache but for rounding, with the same bits in any company and on any threads. */
+/* Up to rounding, the rows are those of a call without a cache. Bits depend neither on other sequences nor on threads. */
 static void try_cache(const model_shape *shape, bool f64) {
     FREES_AT_END;
     model m;
@@ -424,19 +428,15 @@ static void try_cache(const model_shape *shape, bool f64) {
         CHECK(memcmp(got[0], got[way], bytes) == 0, "a cache, width %td, float%d: the bits of way %d differ", shape->d,
               f64 ? 64 : 32, way);
     }
-    double worst = 0, most = 1;
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        const double right = real_get(expected, f64, i), error = fabs(real_get(got[0], f64, i) - right);
-        worst = error <= worst ? worst : error;
-        most = fmax(most, fabs(right));
-    }
-    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7) * most; /* as in compare */
+    double most;
+    const double worst = worst_of(got[0], expected, f64, f64, n, &most);
+    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7) * fmax(1, most); /* as in compare */
     CHECK(worst <= bound, "a cache, width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
 }
 
 /* ---- with compact weights ------------------------------------------------------------------------------------------------ */
 
-/* A model's twin with compact weights, whose own weights become what these stand for. */
+/* A model's twin with compact weights; the model's own weights become the same numbers. */
 typedef struct {
     sa_transformer e;
     sa_layer layer[MOST_LAYERS];
@@ -535,9 +535,9 @@ static float *run_alone(const sa_transformer *e, ptrdiff_t sequence) {
     return transformer_run(&one, 1, true, NULL);
 }
 
-/* Close to the same with these weights in float32, and the same bits of any way to run it and for each sequence alone. A product
- * rounds its rows: to 1/255 of a range that is some 8 times the size of a number, or to 8 bits. Up to 7 products of a layer add
- * what they lost. */
+/* Close to the results with these weights in float32; the same bits however it runs, and for each sequence alone. A product
+ * rounds its rows: to 1/255 of a range that is some 8 times the size of a number, or to 8 bits. The errors of up to 7 products
+ * of a layer add up. */
 static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
     FREES_AT_END;
     model m;

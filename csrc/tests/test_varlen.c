@@ -8,7 +8,7 @@
 
 enum { MOST = 8, HEADS = 4 };
 
-/* Alone, and packed: (rows, heads, cols), or (heads, rows, cols) for numbers of rows. */
+/* The sequences alone, and packed: (rows, heads, cols), or (heads, rows, cols) for numbers of rows. */
 typedef struct {
     int n;
     bool masks, lower_right;
@@ -139,7 +139,8 @@ static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const 
         run_packed(c, threads);
         for (int which = OUT; which < ARRAYS; ++which) {
             CHECK(copy_or_compare(c, which, false), "%s: array %d has other bits with %d threads", title, which, threads);
-            CHECK(!c->arrays[which].memory || array_margins_intact(&c->arrays[which]), "%s: beside array %d", title, which);
+            CHECK(!c->arrays[which].memory || array_margins_intact(&c->arrays[which]), "%s: written outside array %d", title,
+                  which);
         }
         for (int s = 0; s < n; ++s) {
             const array *own = &c->alone[s].arrays[D_MASK];

@@ -56,10 +56,10 @@ test_weights_that_are_packed = refusals(
     ),
     *cases(
         _core._quants, ValueError,
-        (BYTES, "Q8_0", 33, "no rows of 33 columns in blocks of Q8_0"),
+        (BYTES, "Q8_0", 33, "no rows of 33 columns in quants of Q8_0"),
         (BYTES, "Q8_0", -32, "no rows of -32 columns"),
         (BYTES, "Q8_0", 2**60, "no rows of"),
-        (BYTES, "Q9", 32, "in blocks of Q9"),
+        (BYTES, "Q9", 32, "in quants of Q9"),
     ),
     *cases(
         _core._quants, TypeError,

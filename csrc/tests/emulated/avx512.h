@@ -1,7 +1,7 @@
 /* The instructions of AVX-512, its products of bfloat16 and int8, AVX-VNNI and AMX that the kernels use, in AVX2
  * (make -C csrc emulate).
- * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile includes it in front
- * of an ISA file. */
+ * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile includes it before an
+ * ISA file. */
 #define SA_EMULATED
 #pragma GCC target("avx2,fma,f16c")
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -153,7 +153,7 @@ EMU void _mm512_store_si512(void *p, __m512i a) {
     memcpy(p, &a, sizeof a);
 }
 
-/* ---- masked lanes: the memory behind the others is not touched -------------------------------------------------------- */
+/* ---- masked lanes: the memory of the others is not touched -------------------------------------------------------- */
 
 #define EMU_LANES(count, body)                                                                                                 \
     for (int i = 0; i < (count); ++i) {                                                                                        \
@@ -184,17 +184,11 @@ EMU __m256i _mm256_maskz_loadu_epi16(__mmask16 m, const void *p) {
     return ((emu_bits){.si = _mm512_maskz_loadu_epi16(m, p)}).half_si[0];
 }
 
-#define _mm512_cmp_ps_mask(a, b, how)                                                                                          \
-    ((__mmask16)(_mm256_movemask_ps(                                                                                           \
-                     _mm256_cmp_ps(((emu_bits){.ps = (a)}).half_ps[0], ((emu_bits){.ps = (b)}).half_ps[0], how)) |             \
-                 _mm256_movemask_ps(                                                                                           \
-                     _mm256_cmp_ps(((emu_bits){.ps = (a)}).half_ps[1], ((emu_bits){.ps = (b)}).half_ps[1], how))               \
-                     << 8))
-#define _mm512_cmp_pd_mask(a, b, how)                                                                                          \
-    ((__mmask8)(_mm256_movemask_pd(                                                                                            \
-                    _mm256_cmp_pd(((emu_bits){.pd = (a)}).half_pd[0], ((emu_bits){.pd = (b)}).half_pd[0], how)) |              \
-                _mm256_movemask_pd(_mm256_cmp_pd(((emu_bits){.pd = (a)}).half_pd[1], ((emu_bits){.pd = (b)}).half_pd[1], how)) \
-                    << 4))
+#define EMU_CMP(member, a, b, how, half)                                                                                       \
+    _mm256_movemask_##member(_mm256_cmp_##member(((emu_bits){.member = (a)}).half_##member[half],                              \
+                                                 ((emu_bits){.member = (b)}).half_##member[half], how))
+#define _mm512_cmp_ps_mask(a, b, how) ((__mmask16)(EMU_CMP(ps, a, b, how, 0) | EMU_CMP(ps, a, b, how, 1) << 8))
+#define _mm512_cmp_pd_mask(a, b, how) ((__mmask8)(EMU_CMP(pd, a, b, how, 0) | EMU_CMP(pd, a, b, how, 1) << 4))
 #define _mm512_mask_cmp_ps_mask(m, a, b, how) ((__mmask16)((m) & _mm512_cmp_ps_mask(a, b, how)))
 #define EMU_TEST(mask, name, array, count, holds)                                                                              \
     EMU mask _mm512_##name(__m512i a, __m512i b) {                                                                             \
@@ -231,7 +225,7 @@ EMU __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
 EMU __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int order) {
     return (__m512d)_mm512_shuffle_f32x4((__m512)a, (__m512)b, order);
 }
-/* What lies above is undefined: ones on the bits, which are NaN. */
+/* Higher bits are undefined: ones, which are NaN. */
 EMU __m512 _mm512_castps128_ps512(__m128 a) {
     emu_bits r;
     memset(&r, 0xff, sizeof r);

@@ -1,22 +1,10 @@
-/* Sizes of the transformer's calls: the places of activations, what each product of a layer multiplies, and how a call is cut up. */
+/* For all passes of the transformer: sizes and places of activations, descriptions of a layer's products and heads, and the run
+ * of a phase. */
 #include <math.h>
 #include <string.h>
 
-#include "drivers/transformer_tasks.h"
+#include "drivers/transformer.h"
 #include "runtime/team.h"
-
-/* The most tokens of a share: its rows stay in caches between the steps of a layer. */
-#define SA_SHARE_TOKENS 384
-
-/* The fewest: every share makes panels of the weights again. */
-#define SA_LEAST_SHARE_TOKENS 192
-
-/* Compact weights are in panels already: smaller shares keep their rows nearer. */
-#define SA_COMPACT_SHARE_TOKENS 128
-#define SA_LEAST_COMPACT_SHARE_TOKENS 64
-
-/* Weights of more bytes do not stay in a core's caches from call to call. */
-#define SA_NEAR_BYTES 1e6
 
 /* ---- sizes --------------------------------------------------------------------------------------------------------------- */
 
@@ -32,8 +20,7 @@ bool sa_transformer_fits(const sa_transformer *e) {
         size_t width;
         fits = fits && sa_multiply((size_t)l->heads, (size_t)l->width, &width) && width <= SA_MAX_WIDTH &&
                l->hidden <= SA_MAX_WIDTH;
-        most = fits && width > most ? width : most;
-        most = fits && (size_t)l->hidden > most ? (size_t)l->hidden : most;
+        most = fits ? sa_most(most, sa_most(width, (size_t)l->hidden)) : most;
     }
     return fits && sa_multiply((size_t)e->tokens + 1, most, &bytes) && sa_multiply(bytes, 64 * sizeof(double), &bytes) &&
            sa_multiply(bytes, (size_t)e->layers + 1, &bytes) && bytes <= PTRDIFF_MAX / 1024;
@@ -107,13 +94,7 @@ char *sa_outer_unit(const sa_token_share *p, int which, char **scale) {
     return unit;
 }
 
-static size_t kept_bytes(const sa_transformer *e, const sa_layout *layout) {
-    const size_t array = sa_array_bytes(e, e->tokens, e->d);
-    return (size_t)e->layers * layout->bytes + 3 * array + 2 * sa_array_bytes(e, e->tokens, 1);
-}
-
-/* Of all layers' projections. */
-static double count_weights(const sa_transformer *e) {
+double sa_count_weights(const sa_transformer *e) {
     double weights = 0;
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
         const sa_layer *l = &e->layer[i];
@@ -126,7 +107,7 @@ static double count_weights(const sa_transformer *e) {
 
 int sa_transformer_threads(const sa_transformer *e, double products, int max_threads) {
     const double rows = (double)e->tokens;
-    double each = count_weights(e);
+    double each = sa_count_weights(e);
     double keys = rows;
     for (ptrdiff_t s = 0; s < e->sequences; ++s) {
         keys += (double)sa_past_of(e, s);
@@ -146,7 +127,7 @@ static void add_weight(sa_linear *product, const sa_layer *l, int which, ptrdiff
     product->y[product->count++] = y;
 }
 
-/* Each kind has a seed of its own. */
+/* Each kind has its own seed. */
 sa_dropout sa_dropout_of(const sa_token_share *p, int kind, ptrdiff_t row) {
     const sa_layer *l = sa_layer_of(p);
     return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
@@ -265,8 +246,7 @@ size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan
                 continue;
             }
             const sa_linear product = sa_product_of(&p, kind, 0, plan->by_shares ? plan->share_rows : e->tokens);
-            const size_t bytes = sa_linear_scratch(&product, plan->threads, plan->by_shares, backward);
-            most = bytes > most ? bytes : most;
+            most = sa_most(most, sa_linear_scratch(&product, plan->threads, plan->by_shares, backward));
         }
         if (e->cache.past != NULL) {
             continue;
@@ -275,71 +255,38 @@ size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan
         sa_describe_head(&p, 0, 0, e->longest, 0, &a);
         const sa_attention_gradients g = {.a = &a};
         const size_t copies = 2 * sa_array_bytes(e, e->longest, a.E) + sa_array_bytes(e, e->longest, 1);
-        const size_t bytes = backward ? kernels->backward_scratch(&g) + copies : kernels->attention_scratch(&a);
-        most = bytes > most ? bytes : most;
+        most = sa_most(most, backward ? kernels->backward_scratch(&g) + copies : kernels->attention_scratch(&a));
     }
     return sa_whole_lines(most);
 }
 
-/* ---- how a call is cut up ------------------------------------------------------------------------------------------------- */
+/* ---- phases --------------------------------------------------------------------------------------------------------- */
 
-static ptrdiff_t most_heads(const sa_transformer *e) {
-    ptrdiff_t most = 1;
-    for (ptrdiff_t i = 0; i < e->layers; ++i) {
-        most = sa_larger(most, e->layer[i].heads);
+typedef struct {
+    const sa_token_share *p;
+    sa_share_task *task;
+} phase;
+
+static void run_task(void *call, ptrdiff_t t) {
+    const phase *run = call;
+    if (!sa_stops(run->p->e->watch)) {
+        run->task(run->p, t);
     }
-    return most;
 }
 
-static bool all_decode(const sa_transformer *e) {
-    bool decoding = e->tokens == e->sequences;
-    for (ptrdiff_t s = 0; s < e->sequences; ++s) {
-        decoding = decoding && sa_past_of(e, s) > 0;
-    }
-    return decoding;
-}
-
-sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
-    const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    *plan = (sa_transformer_plan){.keep = keep, .threads = 1};
-    if (!sa_transformer_fits(e)) {
-        return SA_TOO_LARGE;
-    }
-    if (e->sequences == 0) {
-        return SA_OK;
-    }
-    plan->decoding = all_decode(e);
-    plan->far = count_weights(e) * (double)sa_element_size(e->f64) > SA_NEAR_BYTES;
-    plan->attend_rows = kernels->block_rows;
-    if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
-        4 * e->longest > 3 * kernels->block_rows) {
-        /* Leaves work for a second thread. Still fewer rows would leave the matrix unit: bits would depend on the batch. */
-        plan->attend_rows /= 2;
-    }
-    plan->threads = sa_transformer_threads(e, 1, max_threads);
-    const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
-    const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
-    const ptrdiff_t most = compact ? SA_COMPACT_SHARE_TOKENS : SA_SHARE_TOKENS;
-    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
-    plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
-    if (threads > 1) {
-        plan->share_tokens = sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
-    }
-    plan->shares = sa_ceil_div(e->tokens, plan->share_tokens);
-    plan->share_rows = sa_smaller(e->tokens, plan->share_tokens + e->longest);
-    plan->by_shares = plan->threads == 1 || plan->shares >= 2 * plan->threads;
-    plan->layout = sa_layout_of(e, plan->by_shares && !keep ? plan->share_rows : e->tokens, keep);
-    const size_t frame = plan->layout.bytes;
-    if (keep) {
-        plan->saved_bytes = kept_bytes(e, &plan->layout);
-    } else if (plan->by_shares) {
-        plan->scratch_bytes = frame;
+/* Independent: a task writes its own rows or columns. A cancelled call skips its remaining tasks; its threads still wait for
+ * each other and reach the end. */
+void sa_run_phase(const sa_token_share *p, ptrdiff_t tasks, sa_share_task *task, sa_order order) {
+    phase run = {p, task};
+    if (order == SA_BY_TURNS) {
+        sa_share_tasks(p->team, tasks, run_task, &run);
     } else {
-        plan->shared_bytes = frame;
+        const sa_share share = sa_share_of(tasks, p->thread, p->team);
+        for (ptrdiff_t t = share.from; t < share.end && !sa_stops(p->e->watch); ++t) {
+            task(p, t);
+        }
     }
-    const size_t attention = e->cache.past == NULL ? 0 : sa_plan_cache(e, plan);
-    const size_t tasks = sa_transformer_scratch(e, plan, false);
-    plan->scratch_bytes += tasks > attention ? tasks : attention;
-    plan->shared_bytes += (size_t)e->sequences * plan->partial_bytes;
-    return SA_OK;
+    if (order != SA_BY_ROWS_AND_ON) {
+        sa_wait_for_team(p->team);
+    }
 }

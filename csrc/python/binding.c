@@ -1,5 +1,216 @@
-/* Owns the way from Python objects to the core's tensors. */
-#include "python/arrays.h"
+/* Owns what all of the binding uses: NumPy's C API, the module's state, messages; and the way from Python's arguments to
+ * parameters, numbers and the core's tensors. */
+#define SA_IMPORTS_NUMPY
+#include "python/binding.h"
+
+#include "runtime/team.h"
+
+int sa_error(PyObject *type, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    PyErr_FormatV(type, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+const char *sa_type_name(PyObject *value) {
+    static _Thread_local char text[200];
+    PyErr_Clear();
+    PyObject *type = (PyObject *)Py_TYPE(value), *name = PyObject_GetAttrString(type, "__qualname__");
+    PyObject *module = name ? PyObject_GetAttrString(type, "__module__") : NULL;
+    PyObject *whole = module == NULL ? NULL
+                      : PyUnicode_Check(module) && PyUnicode_CompareWithASCIIString(module, "builtins") != 0
+                          ? PyUnicode_FromFormat("%U.%S", module, name)
+                          : PyObject_Str(name);
+    const char *found = whole ? PyUnicode_AsUTF8AndSize(whole, NULL) : NULL;
+    PyErr_Clear();
+    PyOS_snprintf(text, sizeof text, "%s", found ? found : "an object of a type without a name");
+    Py_XDECREF(whole);
+    Py_XDECREF(module);
+    Py_XDECREF(name);
+    return text;
+}
+
+int sa_state_start(sa_state *state) {
+    static const char *const of_numpy[SA_FROM_NUMPY][2] = {[SA_MASKED_ARRAY] = {"numpy.ma", "MaskedArray"},
+                                                           [SA_MATRIX] = {"numpy", "matrix"},
+                                                           [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
+                                                           [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
+                                                           [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
+    if (_import_array() < 0) { /* import_array() would make an ImportError of whatever comes up, of Ctrl-C too */
+        return -1;
+    }
+    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
+        PyObject *from = PyImport_ImportModule(of_numpy[i][0]);
+        state->numpy[i] = from ? PyObject_GetAttrString(from, of_numpy[i][1]) : NULL;
+        Py_XDECREF(from);
+        if (state->numpy[i] == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- parameters: loops run over given arguments only, so plain calls stay cheap -------------------------------------- */
+
+int sa_family_start(sa_family_state *state, const sa_family *family) {
+    state->family = family;
+    for (int i = 0; family->parameters[i].name != NULL; ++i) {
+        const sa_parameter *parameter = &family->parameters[i];
+        if ((state->names[i] = PyUnicode_InternFromString(parameter->name)) == NULL) {
+            return -1;
+        }
+        const uint32_t bit = (uint32_t)1 << i;
+        state->count = i + 1;
+        state->optional |= strcmp(parameter->otherwise, "=None") == 0 ? bit : 0;
+        state->readable |= parameter->read != NULL ? bit : 0;
+        for (int function = 0; function < SA_MAX_FUNCTIONS; ++function) {
+            const bool taken = parameter->functions >> function & 1;
+            state->takes[function] |= taken ? bit : 0;
+            state->needs[function] |= taken && parameter->otherwise[0] == 0 ? bit : 0;
+        }
+    }
+    return 0;
+}
+
+void sa_family_clear(sa_family_state *state) {
+    for (int i = 0; i < SA_MAX_PARAMETERS; ++i) {
+        Py_CLEAR(state->names[i]);
+    }
+}
+
+/* −1: none. Identity first: names in source code are interned. */
+static int find_name(const sa_family_state *state, uint32_t takes, PyObject *keyword) {
+    for (int i = 0; i < state->count; ++i) {
+        if (state->names[i] == keyword && takes >> i & 1) {
+            return i;
+        }
+    }
+    for (int i = 0; i < state->count; ++i) {
+        if (takes >> i & 1 && PyUnicode_Compare(state->names[i], keyword) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+                      PyObject **values, uint32_t *given) {
+    const char *const name = state->family->functions[function].name;
+    const int positional = state->family->functions[function].positional;
+    if (nargs > positional) {
+        return sa_error(PyExc_TypeError, "%s() takes at most %d positional arguments (%zd given)", name, positional, nargs);
+    }
+    const uint32_t takes = state->takes[function];
+    uint32_t found = 0, left = takes;
+    memset(values, 0, (size_t)state->count * sizeof *values);
+    for (Py_ssize_t n = 0; n < nargs; ++n, left &= left - 1) {
+        values[__builtin_ctz(left)] = args[n];
+    }
+    found = takes & ~left;
+    const Py_ssize_t keywords = kwnames ? PyTuple_GET_SIZE(kwnames) : 0;
+    for (Py_ssize_t k = 0; k < keywords; ++k) {
+        PyObject *keyword = PyTuple_GET_ITEM(kwnames, k);
+        const int i = find_name(state, takes, keyword);
+        if (i < 0) {
+            return sa_error(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", name, keyword);
+        }
+        if (found >> i & 1) {
+            return sa_error(PyExc_TypeError, "%s() got multiple values for argument '%U'", name, keyword);
+        }
+        values[i] = args[nargs + k];
+        found |= (uint32_t)1 << i;
+    }
+    const uint32_t missing = state->needs[function] & ~found;
+    if (missing != 0) {
+        return sa_error(PyExc_TypeError, "%s() missing required argument: '%U'", name, state->names[__builtin_ctz(missing)]);
+    }
+    for (left = found & state->optional; left != 0; left &= left - 1) {
+        const int i = __builtin_ctz(left);
+        if (values[i] == Py_None) {
+            values[i] = NULL;
+            found &= ~((uint32_t)1 << i);
+        }
+    }
+    *given = found;
+    return 0;
+}
+
+int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given) {
+    for (uint32_t left = given & state->readable; left != 0; left &= left - 1) {
+        const int i = __builtin_ctz(left);
+        const sa_parameter *parameter = &state->family->parameters[i];
+        if (parameter->read(call, values[i], parameter->name, (char *)call + parameter->to) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+
+PyObject *sa_as_index(PyObject *value) {
+    PyObject *index = PyBool_Check(value) ? NULL : PyNumber_Index(value);
+    if (index == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+    }
+    return index;
+}
+
+int sa_read_real(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
+    const int type = PyArray_Check(value) ? PyArray_TYPE((PyArrayObject *)value) : NPY_NOTYPE;
+    if (PyBool_Check(value) || PyArray_IsScalar(value, Bool) || type == NPY_BOOL) {
+        return sa_error(PyExc_TypeError, "%s must be a real number, got a bool", name);
+    }
+    /* NumPy makes floats of these: it leaves out imaginary parts, and reads texts. */
+    if (PyArray_IsScalar(value, ComplexFloating) || PyTypeNum_ISCOMPLEX(type) || PyTypeNum_ISDATETIME(type) ||
+        type == NPY_OBJECT || type == NPY_STRING || type == NPY_UNICODE || type == NPY_VSTRING) {
+        return sa_error(PyExc_TypeError, "%s must be a real number, not %R", name, value);
+    }
+    const double x = PyFloat_AsDouble(value);
+    if (x == -1 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            sa_error(PyExc_TypeError, "%s must be a real number, got %s", name, sa_type_name(value));
+        } else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            sa_error(PyExc_ValueError, "%s is an integer too large for a float", name);
+        }
+        return -1;
+    }
+    *(double *)to = x;
+    return 0;
+}
+
+int sa_read_threads(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
+    PyObject *index = sa_as_index(value);
+    int overflow = 0;
+    const long n = index ? PyLong_AsLongAndOverflow(index, &overflow) : 0;
+    if (index == NULL && PyErr_Occurred()) {
+        return -1;
+    }
+    if (index == NULL || overflow != 0 || n < 1 || n > SA_MOST_THREADS) {
+        PyObject *type = index == NULL ? PyExc_TypeError : PyExc_ValueError;
+        Py_XDECREF(index);
+        return sa_error(type, "%s must be an int from 1 to 1024 or None, got %R", name, value);
+    }
+    Py_DECREF(index);
+    *(int *)to = (int)n;
+    return 0;
+}
+
+int sa_read_flag(void *call, PyObject *value, const char *name, void *to) {
+    (void)call;
+    if (PyUnicode_Check(value) || PyBytes_Check(value) || PyFloat_CheckExact(value)) {
+        return sa_error(PyExc_TypeError, "%s must be a bool, got %R%s", name, value,
+                        strcmp(name, "is_causal") == 0 ? " (which diagonal it is, causal='lower_right' says)" : "");
+    }
+    const int truth = PyObject_IsTrue(value);
+    *(bool *)to = truth > 0;
+    return truth < 0 ? -1 : 0;
+}
+
+/* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
 const char *sa_dtype_name(sa_dtype dtype) {
     static const char *const names[SA_DTYPES] = {"float16", "bfloat16", "float32", "float64", "bool",  "int8",  "uint8",
@@ -22,7 +233,7 @@ static bool is_bfloat16(PyArray_Descr *descr) {
     return same;
 }
 
-/* SA_DTYPES for one that is not known, or without memory to tell: then an exception is set. */
+/* SA_DTYPES for an unknown one, or if memory fails: then an exception is set. */
 static sa_dtype dtype_of(PyArray_Descr *descr) {
     static const sa_dtype integers[9][2] = {
         [1] = {SA_U8, SA_I8}, [2] = {SA_U16, SA_I16}, [4] = {SA_U32, SA_I32}, [8] = {SA_U64, SA_I64}};
