@@ -29,7 +29,7 @@ class _Log:
 
 
 def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
-    """Return a bar of tqdm, of which errors in writing do not end the work; on terminals and in notebooks tqdm handles them."""
+    """Return a bar of tqdm that ignores errors in writing; on terminals and in notebooks tqdm handles them."""
     tqdm = import_extra("tqdm.auto", extra).tqdm
     return tqdm(*args, **settings, **({} if seen() else {"file": _Log()}))
 

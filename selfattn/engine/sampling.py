@@ -23,7 +23,7 @@ class Generates(Protocol):
     """What :func:`generate` needs of a decoder."""
 
     def new_cache(self, sequences: int) -> Any:
-        """Return a cache for that number of sequences; its ``keep(indices)`` keeps these alone, in this order."""
+        """Return a cache for that number of sequences; its ``keep(indices)`` keeps only these, in this order."""
 
     def next_logits(self, ids: list[Array], cache: Any) -> Array:
         """Append tokens to each sequence, and return the logits (n, vocabulary) after the last of each."""

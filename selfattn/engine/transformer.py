@@ -208,7 +208,7 @@ def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 def attention_layer(
     arrays: Sequence[Array | None], num_heads: int, eps: float
 ) -> tuple[tuple[Array | None, ...], tuple[Any, ...]]:
-    """Describe a layer of attention and a norm alone; the core takes arrays that are missing at the end as None.
+    """Describe a layer of only attention and a norm; the core takes missing arrays at the end as None.
 
     ``arrays`` are weight and bias of query, key, value and the norm.
     """

@@ -47,7 +47,7 @@ def plain(x: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def as_rows(x: Array) -> Array:
-    """See (..., d) as (n, d), also where d is 0."""
+    """View (..., d) as (n, d), also if d is 0."""
     return x.reshape(int(np.prod(x.shape[:-1])), x.shape[-1])
 
 

@@ -52,7 +52,7 @@ class BlockMask:
 
     Examples
     --------
-    Two documents, of three tokens and of two, in one sequence; each attends to itself alone:
+    Two documents, of three tokens and of two, in one sequence; each attends only to itself:
 
     >>> import numpy as np
     >>> import selfattn as sa
@@ -318,7 +318,7 @@ class _Runs(NamedTuple):
 
 
 class _InRuns:
-    """The base of the kinds of which the open keys are runs."""
+    """The base of the kinds whose open keys are runs."""
 
     def __init__(self, found: _Runs) -> None:
         self.found = found

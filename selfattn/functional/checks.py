@@ -36,9 +36,9 @@ def check_vjp(
         arrays and of lists of them.
     *args : array_like
         Arrays of floats or integers; ``f`` gets them in float64. A lambda gives other arguments:
-        ``lambda x: layer_norm_vjp(x, 64)``. If there are as many gradients that are not None as arguments, they belong to
-        the arguments in order; else a gradient belongs to the argument at its place, and an argument whose gradient is
-        None is not checked.
+        ``lambda x: layer_norm_vjp(x, 64)``. If the number of gradients that are not None is that of the arguments, they
+        belong to the arguments in order; else a gradient belongs to the argument at its place, and an argument whose
+        gradient is None is not checked.
     rng : int or numpy.random.Generator, default 0
         Chooses ``dy`` and the directions.
     eps : float, optional

@@ -23,7 +23,7 @@ class KVCache:
     ``cache.attend(query, key, value)`` appends the new keys and values in place and attends from the new
     queries to all keys of their sequence so far: each query has the position of its own key, and sees
     the keys up to it (the lower-right diagonal). The sequences of a batch may differ in length. The arrays
-    double when they are full; all other appends copy the new keys and values alone.
+    double when they are full; all other appends copy only the new keys and values.
 
     Parameters
     ----------
@@ -155,8 +155,7 @@ class KVCache:
         ----------
         key : array_like, shape (batch_size, num_kv_heads, n, E)
         value : array_like, shape (batch_size, num_kv_heads, n, Ev)
-            In dtypes that the cache's dtype holds without loss; float64 also takes 64-bit integers, of which it holds those up to
-            2**53.
+            In dtypes that the cache's dtype holds without loss; float64 also takes 64-bit integers, and holds those up to 2**53.
         lengths : array_like of int, shape (batch_size,) or (), optional
             Each sequence gets that number of the n tokens, the first ones; all if not given.
 

@@ -1,7 +1,7 @@
 """The gradients of the row operations.
 
-The formulas are those of `selfattn.reference.rows_vjp`. A pullback keeps references to the inputs alone: it computes again the
-values of the forward pass that it needs, in float64 if an input is float64, else in float32. The gradients of softmax, norms
+The docstrings have the formulas. A pullback keeps only references to the inputs: it computes again the values of the forward
+pass that it needs, in float64 if an input is float64, else in float32. The gradients of softmax, norms
 and gelu are in C. The forward function of rotary embeddings also turns gradients back; NumPy computes those of its tables.
 """
 

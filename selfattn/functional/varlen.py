@@ -36,7 +36,7 @@ def varlen_attention(
     out: Array | None = None,
     **options: Unpack[VarlenOptions],
 ) -> Any:
-    """Compute attention over n packed sequences of any lengths; each attends to itself alone.
+    """Compute attention over n packed sequences of any lengths; each attends only to itself.
 
     There is no padding. The threads share the tasks of all sequences, the costliest first. Without dropout, every sequence's
     result has the bits that :func:`scaled_dot_product_attention` gives for it alone.

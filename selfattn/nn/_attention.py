@@ -145,7 +145,7 @@ def _allowed(mask: Array) -> Array:
 
 
 def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a bias of -inf for ignored keys, or the given floats, of which finite ones stay finite in fewer bits."""
+    """Return a bias of -inf for ignored keys, or the given floats, clipped so that finite ones stay finite in fewer bits."""
     bias: Array
     if ignored.dtype == np.bool_:
         bias = np.where(ignored, dtype.type(-np.inf), dtype.type(0))

@@ -211,7 +211,7 @@ class Module:
         for module in self.modules():
             if module._floats_alone:
                 raise ValueError(
-                    f"{type(module).__name__} computes with float weights alone, not with {dtype}"
+                    f"{type(module).__name__} computes only with float weights, not with {dtype}"
                 )
             for name in module._rounds:
                 array = module.__dict__[name]

@@ -42,7 +42,7 @@ class SelfAttention(Module):
     bias : bool, default False
         Add ``b_query``, ``b_key`` and ``b_value`` to the projections.
     scale : bool, default True
-        False leaves the scores as they are, without 1/√d_out: the same as ``score="dot"``.
+        False leaves out the factor 1/√d_out of the scores: the same as ``score="dot"``.
     d_v : int, optional
         The width of the values, and so of the output, if not d_out.
     score : {"scaled_dot", "dot", "additive"}, default "scaled_dot"

@@ -19,7 +19,7 @@ from selfattn.reference.dropout import Array
 def softmax(x: npt.ArrayLike, axis: int = -1, *, compute_dtype: npt.DTypeLike | None = None) -> Array:
     """Compute ``exp(x) / sum(exp(x))`` along ``axis``: positive numbers with sum 1.
 
-    A slice of -inf alone becomes NaN, 0/0. (In attention, rows without keys are zeros.)
+    A slice in which all numbers are -inf becomes NaN, 0/0. (In attention, rows without keys are zeros.)
 
     References
     ----------

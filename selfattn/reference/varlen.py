@@ -26,7 +26,7 @@ def varlen_attention(
     compute_dtype: npt.DTypeLike | None = None,
     **options: Any,
 ) -> Any:
-    """Let each of n packed sequences attend to itself alone.
+    """Compute attention within each of n packed sequences.
 
     Sequence s has the rows ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1`` of ``query`` (total_q, H, E), and those of
     key and value likewise. ``options`` are those of :func:`~selfattn.reference.scaled_dot_product_attention`: of

@@ -238,7 +238,7 @@ def one_number(value: Any) -> float:
 
 
 def gradients_in(result: Any) -> Gradients:
-    """Return the gradients in a pullback's result, of which the inputs' may be the first, as arrays in a new dict."""
+    """Return the gradients in a pullback's result, where those of inputs may come first, as arrays in a new dict."""
     grads = result[-1] if isinstance(result, tuple) else result
     if not isinstance(grads, Mapping):
         raise TypeError(
@@ -342,7 +342,7 @@ class Training:
                 step = self.advance()
                 ends = step.average_loss is not None or self.finished
                 step = self.validated(step, ends)
-                # True alone, not 1 or an array, which a callback may happen to return.
+                # Only True counts, not 1 or an array, which a callback may happen to return.
                 answers = [callback(step) for callback in self.callbacks]
                 stop = any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
                 progress.show(step)

@@ -144,7 +144,7 @@ ENCODER = nn.TransformerEncoderLayer(8, 2, 16, rng=0).eval().quantize("int8")
 test_what_is_refused = refusals(
     (lambda: nn.Linear(4, 2).quantize("int4"), ValueError, "'bfloat16' or 'int8', not 'int4'"),
     (lambda: nn.LayerNorm(4).quantize("int8"), ValueError, "no weights that are rounded"),
-    (lambda: TASK.quantize("int8"), ValueError, "EmbeddingModel computes with float weights alone"),
+    (lambda: TASK.quantize("int8"), ValueError, "EmbeddingModel computes only with float weights"),
     (lambda: nn.Linear(4, 2, dtype=np.float64).quantize("int8"), ValueError, r"float64; only float32"),
     (lambda: LINEAR.quantize("int8"), ValueError, "is int8"),
     (lambda: LINEAR.vjp(np.ones((1, 4), np.float32)), ValueError, "no gradients"),
