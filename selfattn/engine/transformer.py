@@ -206,14 +206,13 @@ def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def attention_layer(
-    arrays: Sequence[Array | None], num_heads: int, eps: float
+    arrays: tuple[Any, ...], num_heads: int, eps: float
 ) -> tuple[tuple[Array | None, ...], tuple[Any, ...]]:
     """Describe a layer of only attention and a norm; the core takes missing arrays at the end as None.
 
     ``arrays`` are weight and bias of query, key, value and the norm.
     """
-    width = len(arrays[0]) // num_heads  # type: ignore[arg-type]
-    return (*arrays[:6], *NONE, *arrays[6:]), _attention_numbers(num_heads, width, eps)
+    return arrays[:6] + NONE + arrays[6:], _attention_numbers(num_heads, len(arrays[0]) // num_heads, eps)
 
 
 @functools.cache

@@ -367,10 +367,10 @@ def _first(ids: Any, most: int) -> Any:
     return ids[:most] if sliced else list(itertools.islice(ids, most))
 
 
-def _parameters(layer: Any) -> list[Array]:
+def _parameters(layer: Any) -> tuple[Any, ...]:
     """Return weight and bias of query, key, value and the norm of a layer."""
     query, key, value, ln = layer.query, layer.key, layer.value, layer.ln
-    return [query.weight, query.bias, key.weight, key.bias, value.weight, value.bias, ln.weight, ln.bias]
+    return query.weight, query.bias, key.weight, key.bias, value.weight, value.bias, ln.weight, ln.bias
 
 
 @functools.cache

@@ -283,11 +283,6 @@ def evaluating(model: Any) -> Iterator[None]:
             module.training = mode
 
 
-def scaled(grads: Gradients, factor: float) -> Gradients:
-    """Multiply gradients by a number, in new arrays."""
-    return {name: np.asarray(array * array.dtype.type(factor)) for name, array in grads.items()}
-
-
 # -------------------------------------------------------------------------------------------------------- the loop
 
 
@@ -397,7 +392,8 @@ class Training:
             add_gradients(grads, more_grads)
             items, count, total = items + batch.items, count + 1, total + more * batch.items
         if count > 1:
-            loss, grads = total / items, scaled(grads, 1 / count)
+            loss = total / items
+            grads = {name: np.asarray(x * x.dtype.type(1 / count)) for name, x in grads.items()}
         elif self.max_norm is not None:  # clipping is in place, and the arrays may be the user's
             grads = {name: array.copy() for name, array in grads.items()}
         return loss, grads, items
