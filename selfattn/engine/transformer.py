@@ -78,7 +78,7 @@ class Layer(NamedTuple):
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)
     softcap: float = 0.0
-    # Probabilities to drop weights of attention, what output gives, what goes down, and what down gives.
+    # The probabilities of dropout: of attention weights, of the output projection, of the input of `down`, and of its output.
     dropout: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     seed: int = 0  # 64 bits, of dropout
 
@@ -95,7 +95,7 @@ class Transformer(NamedTuple):
     positions: Array | None = None  # (longest, d), added to the rows of the table
     embedding_norm: Norm | None = None
     final_norm: Norm | None = None
-    # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query may look.
+    # Added to the scores, (1 or sequences, 1 or heads, longest, longest), any strides; or boolean, True where a query may attend.
     mask: Array | None = None
     # Added to all scores of a key, (1 or sequences, longest), contiguous.
     key_bias: Array | None = None

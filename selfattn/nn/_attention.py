@@ -116,7 +116,7 @@ def _warn_of_inverted(mask: Array) -> None:
         return
     one = mask.reshape(-1, length, length)[0]
     closed = one[0, 0]
-    if closed not in (1, -np.inf) or one[-1, 0] != closed or one[0, -1] != 0:  # a quick look
+    if closed not in (1, -np.inf) or one[-1, 0] != closed or one[0, -1] != 0:  # a quick check
         return
     if not (one == np.where(np.tri(length, dtype=np.bool_), closed, 0)).all():
         return

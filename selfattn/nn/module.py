@@ -376,7 +376,7 @@ class Module:
             raise ValueError(f"the state does not fit {type(self).__name__}:\n  " + "\n  ".join(problems))
         for name, value in fitting.items():
             if is_compact(parameters[name]) or name in scales:
-                parameters[name].flags.writeable = True  # packed weights are made anew
+                parameters[name].flags.writeable = True  # packed weights are then made again
             parameters[name][...] = value
         return IncompatibleKeys(missing, unexpected)
 

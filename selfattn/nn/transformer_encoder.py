@@ -471,7 +471,7 @@ class Description:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
-        # By the id of an array that the core reads: that array, and the parameter that it comes from.
+        # By the id of an array that the core reads: that array, and its parameter.
         self.origins: dict[int, tuple[Array, Array]] = {}
 
     def array(self, parameter: Any) -> Any:
