@@ -17,66 +17,51 @@ static const sa_kernels *const built[] = {
 };
 enum { BUILT = sizeof built / sizeof built[0] };
 
-static _Atomic(const sa_kernels *) active;
+static atomic_int active; /* 1 + the place in `built`; 0: not chosen yet */
 
-static const sa_kernels *sa_kernels_find(const char *name) {
-    for (size_t i = 0; i < BUILT; ++i) {
+/* The same number for a name, or for the best that runs if it is NULL; 0: there is none. */
+static int find(const char *name) {
+    for (int i = 0; i < BUILT; ++i) {
         if ((name == NULL || strcmp(built[i]->name, name) == 0) && sa_cpu_runs(built[i]->name)) {
-            return built[i];
+            return i + 1;
         }
     }
-    return NULL;
+    return 0;
 }
 
-const sa_kernels *sa_kernels_active(void) {
-    const sa_kernels *k = atomic_load_explicit(&active, memory_order_relaxed);
-    if (k == NULL) {
-        k = sa_kernels_find(NULL);
-        atomic_store(&active, k);
+static int place_in_use(void) {
+    int place = atomic_load_explicit(&active, memory_order_relaxed);
+    if (place == 0) {
+        place = find(NULL);
+        atomic_store(&active, place);
     }
-    return k;
+    return place - 1;
 }
 
-static size_t number_in_use(void) {
-    const sa_kernels *k = sa_kernels_active();
-    size_t table = 0;
-    while (built[table] != k) {
-        ++table;
-    }
-    return table;
-}
+const sa_kernels *sa_kernels_active(void) { return built[place_in_use()]; }
 
-/* Found once for each table: asking the CPU is slow where it is a virtual one. */
-const sa_compact_unit *sa_compact_active(sa_weights kind) {
-    static _Atomic(const sa_compact_unit *) found[BUILT][2];
-    static atomic_bool known[BUILT][2];
-    const bool int8 = kind == SA_WEIGHTS_INT8;
-    const size_t table = number_in_use();
-    if (!atomic_load(&known[table][int8])) {
-        const sa_compact_unit *const *p = int8 ? built[table]->int8 : built[table]->bf16;
-        while (*p != NULL && !sa_cpu_runs((*p)->name)) {
-            ++p;
-        }
-        atomic_store(&found[table][int8], *p);
-        atomic_store(&known[table][int8], true);
+/* A function that returns the first unit of a table's list that this CPU runs. It is found once for each table: asking the CPU is
+ * slow where it is a virtual one. */
+#define FIRST_THAT_RUNS(linkage, function, type, list)                                                                         \
+    linkage const type *function(void) {                                                                                       \
+        static _Atomic(const type *) found[BUILT];                                                                             \
+        static atomic_bool known[BUILT];                                                                                       \
+        const int table = place_in_use();                                                                                      \
+        if (!atomic_load(&known[table])) {                                                                                     \
+            const type *const *p = built[table]->list;                                                                         \
+            while (*p != NULL && !sa_cpu_runs((*p)->name)) {                                                                   \
+                ++p;                                                                                                           \
+            }                                                                                                                  \
+            atomic_store(&found[table], *p);                                                                                   \
+            atomic_store(&known[table], true);                                                                                 \
+        }                                                                                                                      \
+        return atomic_load(&found[table]);                                                                                     \
     }
-    return atomic_load(&found[table][int8]);
-}
+FIRST_THAT_RUNS(static, int8_in_use, sa_compact_unit, int8)
+FIRST_THAT_RUNS(static, bf16_in_use, sa_compact_unit, bf16)
+FIRST_THAT_RUNS(, sa_gemv_active, sa_gemv_unit, gemv)
 
-const sa_gemv_unit *sa_gemv_active(void) {
-    static _Atomic(const sa_gemv_unit *) found[BUILT];
-    static atomic_bool known[BUILT];
-    const size_t table = number_in_use();
-    if (!atomic_load(&known[table])) {
-        const sa_gemv_unit *const *p = built[table]->gemv;
-        while (*p != NULL && !sa_cpu_runs((*p)->name)) {
-            ++p;
-        }
-        atomic_store(&found[table], *p);
-        atomic_store(&known[table], true);
-    }
-    return atomic_load(&found[table]);
-}
+const sa_compact_unit *sa_compact_active(sa_weights kind) { return kind == SA_WEIGHTS_INT8 ? int8_in_use() : bf16_in_use(); }
 
 const char *sa_isa_name(void) { return sa_kernels_active()->name; }
 
@@ -93,10 +78,10 @@ const char *const *sa_isa_available(void) {
 }
 
 sa_status sa_isa_set(const char *name) {
-    const sa_kernels *k = sa_kernels_find(name);
-    if (k == NULL) {
+    const int place = find(name);
+    if (place == 0) {
         return SA_BAD_ISA;
     }
-    atomic_store(&active, k);
+    atomic_store(&active, place);
     return SA_OK;
 }

@@ -6,8 +6,6 @@
 
 #include "selfattn.h"
 
-/* ------------------------------------------------------------------------------------------------------ how many */
-
 static int first_number; /* when the library was loaded */
 static atomic_int chosen_number;
 
@@ -23,8 +21,6 @@ int sa_get_num_threads(void) {
 }
 
 void sa_set_num_threads(int n) { atomic_store_explicit(&chosen_number, n, memory_order_relaxed); }
-
-/* ------------------------------------------------------------------------------------------------------- waiting */
 
 enum { NAP = 50000 /* ns */ };
 
@@ -53,8 +49,6 @@ void sa_wait_for(const ptrdiff_t *count, ptrdiff_t least) {
 }
 
 void sa_raise(ptrdiff_t *count, ptrdiff_t to) { __atomic_store_n(count, to, __ATOMIC_RELEASE); }
-
-/* ------------------------------------------------------------------------------------------------------- members */
 
 pthread_key_t sa_mine;
 bool sa_has_key;

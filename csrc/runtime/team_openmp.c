@@ -23,8 +23,6 @@ int sa_team_threads(void) {
     return omp_get_max_threads() < most ? omp_get_max_threads() : most;
 }
 
-/* ------------------------------------------------------------------------------------------- a calling thread's pool */
-
 /* The threads that libgomp keeps for the calling thread, which is one of them. A smaller region would end the others, and the next
  * large one start new ones. So regions keep their size for a while, and the threads that a team does not need do nothing in them. */
 typedef struct {
@@ -93,8 +91,6 @@ static int threads_that_start(int wanted) {
     return n == wanted && enough ? n : n > 0 ? n - 1 : 0;
 }
 
-/* -------------------------------------------------------------------------------------------------------- a region */
-
 static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
     int size = region_for(p, threads);
     const bool grows = size > p->size;
@@ -154,8 +150,6 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     }
     atomic_fetch_sub_explicit(&computing, n, memory_order_relaxed);
 }
-
-/* ---------------------------------------------------------------------------------------------------------- fork */
 
 /* A child has none of the pool's threads, and libgomp would wait for them: the forking thread ends its own before. Other threads'
  * continue. */

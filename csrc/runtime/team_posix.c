@@ -48,8 +48,6 @@ int sa_team_threads(void) {
     return number;
 }
 
-/* ------------------------------------------------------------------------------------------------------- workers */
-
 /* Threads that help any thread that computes. They stay, and fall asleep if there is no work for a while. */
 typedef struct worker {
     _Alignas(
@@ -208,8 +206,6 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     }
     give_back(taken);
 }
-
-/* ---------------------------------------------------------------------------------------------------------- fork */
 
 /* A child has the forking thread alone and starts workers of its own. The parent's continue. */
 static void before_fork(void) { pthread_mutex_lock(&pool_lock); }
