@@ -5,7 +5,7 @@ What is shown is in `heads`; `explorer.js` draws it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -26,7 +26,7 @@ from selfattn.views.heads import (
 )
 from selfattn.views.texts import EXPLORER, fill
 from selfattn.views.writing import text as escaped
-from selfattn.views.writing import visible
+from selfattn.views.writing import token_list, visible
 
 __all__ = ["Explorer", "explorer"]
 
@@ -144,8 +144,8 @@ def _read(
     source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens: int, store: Store
 ) -> TextHeads:
     if not hasattr(source, "steps"):
-        tokens = _strings(text, "text")
-        keys = tokens if key_tokens is None else _strings(key_tokens, "key_tokens")
+        tokens = token_list("text", text)
+        keys = tokens if key_tokens is None else token_list("key_tokens", key_tokens)
         return read_steps(source, tokens, keys)
     if not hasattr(source, "logits"):
         if new_tokens:
@@ -159,13 +159,6 @@ def _read(
     tokens = _spelled(source, ids)
     expected = next_tokens(np.asarray(source.logits(ids)), lambda some: _spelled(source, some), store)
     return read_steps(source.steps(ids), tokens, tokens, prompt=prompt, next=expected)
-
-
-def _strings(tokens: Any, name: str) -> list[str]:
-    listed = list(tokens) if isinstance(tokens, Iterable) and not isinstance(tokens, str) else None
-    if listed is None or not all(isinstance(token, str) for token in listed):
-        raise TypeError(f"{name} is a sequence of strings, one for each row of the steps, not {tokens!r:.80}")
-    return [visible(token) for token in listed]
 
 
 def _pieces(source: Any, text: Text) -> Sequence[Any]:

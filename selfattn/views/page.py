@@ -16,7 +16,7 @@ from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop, tour_data
-from selfattn.views.writing import as_whole, storable, text, visible
+from selfattn.views.writing import as_whole, storable, text, token_list
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
 _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
@@ -188,13 +188,10 @@ def check_tokens(
         if given is None:
             labels.append([str(n) for n in range(count)])
             continue
-        several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
-        each = list(given) if several else []
-        if not several or not all(isinstance(token, str) for token in each):
-            raise TypeError(f"{where}{name} is a sequence of strings, one for each row, not {given!r:.80}")
+        each = token_list(where + name, given)
         if len(each) != count:
             raise ValueError(f"{where}{len(each)} {name} do not fit the {count} rows of the steps")
-        labels.append([visible(token) for token in each])
+        labels.append(each)
     return labels[0], labels[1]
 
 

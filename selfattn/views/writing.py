@@ -9,6 +9,7 @@ import json
 import math
 import operator
 import unicodedata
+from collections.abc import Iterable
 from html import escape
 from typing import Any, TypeAlias
 
@@ -84,6 +85,15 @@ def visible(token: str) -> str:
     spelled = "".join(map(_escape, inner)) if unseen else storable(inner)
     before = len(token) - len(token.lstrip(" "))
     return "␣" * before + spelled + "␣" * (len(token) - before - len(inner))
+
+
+def token_list(name: str, tokens: Any) -> list[str]:
+    """Return a sequence of tokens as they are shown; anything else is a TypeError."""
+    several = isinstance(tokens, Iterable) and not isinstance(tokens, str | bytes)
+    each = list(tokens) if several else []
+    if not several or not all(isinstance(token, str) for token in each):
+        raise TypeError(f"{name} is a sequence of strings, one for each row, not {tokens!r:.80}")
+    return [visible(token) for token in each]
 
 
 def short(token: str, most: int) -> str:

@@ -197,7 +197,7 @@ def test_bad_calls():
             (steps, "abc"),
             {},
             TypeError,
-            "text is a sequence of strings, one for each row of the .*, not 'abc'",
+            "text is a sequence of strings, one for each row, not 'abc'",
         ),
         ((steps, None), {}, TypeError, "text is a sequence of strings, .*, not None"),
         ((steps, ["a"]), {}, ValueError, "1 tokens do not fit the 3 rows"),
