@@ -25,10 +25,7 @@ function write(value, decimals, precision) {
   return fixed(rounded === 0 ? size : value, decimals);
 }
 
-/**
- * How many decimals show every number exactly, at most `precision`.
- * @type {(data: Float64Array, precision: number) => number}
- */
+/** @type {(data: Float64Array, precision: number) => number} how many decimals show all numbers exactly, at most `precision` */
 function decimalsOf(data, precision) {
   for (let decimals = 0; decimals < precision; decimals++) {
     const unit = 10 ** decimals;
@@ -118,29 +115,18 @@ function normalise(row) {
   for (let j = 0; j < row.length; j++) row[j] /= total;
 }
 
-/**
- * The weights of scores: 0 for masked keys, and in a row in which all are masked.
- * @param {Matrix} scores
- * @param {Matrix} mask
- * @param {number} [sink]
- */
+/** @param {Matrix} scores @param {Matrix} mask @param {number} [sink] @returns weights: 0 for masked keys, and where all are masked */
 function softmax(scores, mask, sink) {
   const lines = range(scores.rows).map((i) => exponentials(scores, mask, sink, i));
   return Matrix.of(scores.rows, scores.columns, (i, j) => (lines[i][1] === 0 ? 0 : lines[i][0][j] / lines[i][1]));
 }
 
-/**
- * Whether two numbers are equal within a tolerance; NaN equals NaN.
- * @type {(x: number, y: number, tolerance: number) => boolean}
- */
+/** @type {(x: number, y: number, tolerance: number) => boolean} whether two numbers are equal; NaN equals NaN */
 function same(x, y, tolerance) {
   return Object.is(x, y) || x === y || Math.abs(x - y) <= tolerance;
 }
 
-/**
- * As in draw.py: p1 to p8 for positive numbers, n1 to n8 for negative ones, x for what is not finite.
- * @type {(value: number, size: number) => string}
- */
+/** @type {(value: number, size: number) => string} as in draw.py: p1 to p8 above zero, n1 to n8 below, x if not finite */
 function shade(value, size) {
   if (!Number.isFinite(value)) return "x";
   const level = size ? Math.min(LEVELS, Math.round((Math.abs(value) / size) * LEVELS)) : 0;

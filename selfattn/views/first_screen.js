@@ -317,10 +317,7 @@ class FirstScreen {
     this.ribbons[side].caption.replaceChildren(...this.caption(side, selected, weights, node));
   }
 
-  /**
-   * The weights of a word, as a sentence.
-   * @type {(side: number, chosen: Chosen, weights: Matrix, node: NodeOfPage | null) => Child[]}
-   */
+  /** @type {(side: number, chosen: Chosen, weights: Matrix, node: NodeOfPage | null) => Child[]} a word's weights, as a sentence */
   caption(side, { kind, index }, weights, node) {
     const { texts, view } = this;
     const queries = view.labels[`t${side}`], keys = node ? view.labels[`k${side}`] : queries;

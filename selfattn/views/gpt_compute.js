@@ -127,10 +127,7 @@ class Pass {
     return trace;
   }
 
-  /**
-   * The weights of a layer's heads for the letter at a place, and their outputs, 0 for heads that are off.
-   * @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }}
-   */
+  /** @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }} 0 is found by heads that are off */
   attend(layer, place) {
     const { width, heads } = this.model.settings, each = width / heads, joined = this.joined[layer];
     const found = new Float64Array(width), weights = range(heads).map(() => new Float64Array(place + 1));
@@ -146,11 +143,8 @@ class Pass {
 }
 
 /**
- * Probabilities of all letters, or of the top-k alone if it is not 0, the largest first.
- * @param {Float64Array} logits
- * @param {number} temperature 0: the likeliest letter has all
- * @param {number} topK
- * @returns {{ id: number, probability: number }[]}
+ * Probabilities of all letters, or of the top-k alone if it is not 0, the largest first. Temperature 0 gives all to the likeliest.
+ * @type {(logits: Float64Array, temperature: number, topK: number) => { id: number, probability: number }[]}
  */
 function choices(logits, temperature, topK) {
   const order = range(logits.length).sort((a, b) => logits[b] - logits[a]).slice(0, topK || logits.length);

@@ -92,10 +92,7 @@ class Numbers {
     return !same(node.now.at(i, j), node.kernel.at(i, j), 0);
   }
 
-  /**
-   * Second minus first; a difference by rounding alone is 0, as in draw.py.
-   * @type {(difference: Difference, i: number, j: number) => number}
-   */
+  /** @type {(difference: Difference, i: number, j: number) => number} second minus first; 0 if they differ by rounding alone */
   minus({ a, b }, i, j) {
     const value = b.now.at(i, j) - a.now.at(i, j);
     return Math.abs(value) <= 1e-12 * a.size ? 0 : value;

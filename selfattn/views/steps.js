@@ -214,13 +214,7 @@ class View {
     });
   }
 
-  /**
-   * @param {NodeOfPage} node
-   * @param {number} i
-   * @param {number} j
-   * @param {number} value
-   * @param {Element} [td] whose stage says what changed
-   */
+  /** @type {(node: NodeOfPage, i: number, j: number, value: number, td?: Element) => void} the stage of td says what changed */
   change(node, i, j, value, td = this.tables.get(node)) {
     node.edits.set(i * node.shape[1] + j, value);
     this.compute();

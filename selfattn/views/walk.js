@@ -53,10 +53,7 @@ class Walk {
     return found.length ? found.map((td) => ({ stage, td })) : [{ stage, td: null }];
   }
 
-  /**
-   * Whether a number belongs to a token: its row, or the query of a table of weighted values.
-   * @type {(td: HTMLTableCellElement, token: string) => boolean}
-   */
+  /** @type {(td: HTMLTableCellElement, token: string) => boolean} whether a number is in a token's row or table */
   concerns(td, token) {
     const { node, i } = this.view.cellOf(td);
     if (!node || token === "" || !TOKENS.test(node.rows)) return true;

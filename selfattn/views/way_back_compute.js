@@ -35,10 +35,7 @@ class WayBackModel {
     return [...(this.projections ? /** @type {Stage[]} */ (["x"]) : []), "Q", "K", "V", "S", "P", "O"];
   }
 
-  /**
-   * All stages; a given one replaces the computed one.
-   * @type {(given?: Stages) => Record<string, Matrix>}
-   */
+  /** @type {(given?: Stages) => Record<string, Matrix>} all stages; a given one replaces the computed one */
   forward(given = {}) {
     const x = given.x ?? this.inputs.x;
     const projected = (/** @type {"Q" | "K" | "V"} */ name) => {
@@ -78,10 +75,7 @@ class WayBackModel {
     return dot(O.rows, (i) => dot(O.columns, (j) => O.at(i, j) * this.wish.at(i, j)));
   }
 
-  /**
-   * The finite difference of the value at one number.
-   * @type {(f: Record<string, Matrix>, stage: Stage, i: number, j: number, step: number) => number}
-   */
+  /** @type {(f: Record<string, Matrix>, stage: Stage, i: number, j: number, step: number) => number} the finite difference */
   slope(f, stage, i, j, step) {
     const moved = (/** @type {number} */ by) => this.value(this.forward({ [stage]: Matrix.of(f[stage].rows, f[stage].columns, (r, c) => f[stage].at(r, c) + (r === i && c === j ? by : 0)) }));
     return (moved(step) - moved(-step)) / (2 * step);

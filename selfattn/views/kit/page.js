@@ -79,10 +79,7 @@ function destination(key, i, j, rows, columns) {
   return [clamp(moves[key][0], 0, rows - 1), clamp(moves[key][1], 0, columns - 1)];
 }
 
-/**
- * Give the group's stop to one of its elements, and focus it.
- * @type {(group: Iterable<HTMLElement>, target: HTMLElement) => void}
- */
+/** @type {(group: Iterable<HTMLElement>, target: HTMLElement) => void} focus the target, which becomes the group's stop for Tab */
 function moveFocus(group, target) {
   for (const other of group) other.tabIndex = -1;
   target.tabIndex = 0;
@@ -134,30 +131,20 @@ function typeInto(td, value, name, done) {
   field.select();
 }
 
-/**
- * The number of a picture at which a pointer is.
- * @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place}
- */
+/** @type {(event: MouseEvent, picture: HTMLElement, rows: number, columns: number) => Place} the number at the pointer */
 function placeIn({ clientX, clientY }, picture, rows, columns) {
   const box = picture.getBoundingClientRect();
   const along = (/** @type {number} */ part, /** @type {number} */ n) => clamp(Math.floor(part * n), 0, n - 1);
   return { i: along((clientY - box.top) / box.height, rows), j: along((clientX - box.left) / box.width, columns) };
 }
 
-/**
- * A list to choose from, with its name before it.
- * @type {(name: string, options: string[], first: number, choose: (n: number) => void) => HTMLLabelElement}
- */
+/** @type {(name: string, options: string[], first: number, choose: (n: number) => void) => HTMLLabelElement} a named list */
 function chooser(name, options, first, choose) {
   const list = element("select", { onchange: () => choose(list.selectedIndex) }, ...options.map((text, n) => element("option", { selected: n === first }, text)));
   return element("label", {}, `${name} `, list);
 }
 
-/**
- * @param {HTMLElement} root an element of class sa-view
- * @param {Record<string, string>} texts
- * @param {() => void} changed colours or sizes have changed
- */
+/** @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void) => HTMLElement} buttons for colours and sizes */
 function tools(root, texts, changed) {
   const theme = button({ data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
     root.dataset.theme = getComputedStyle(root).getPropertyValue("--dark").trim() === "1" ? "light" : "dark";
@@ -172,11 +159,7 @@ function tools(root, texts, changed) {
 
 /**
  * The first line of a page that its script draws: its title, with `more` in small letters after it, what to look for, and tools.
- * @param {HTMLElement} root
- * @param {Record<string, string>} texts
- * @param {HTMLElement} look
- * @param {string} more
- * @param {() => void} changed colours or sizes have changed
+ * @type {(root: HTMLElement, texts: Record<string, string>, look: HTMLElement, more: string, changed: () => void) => HTMLElement}
  */
 function topOf(root, texts, look, more, changed) {
   const title = element("h1", {}, ...root.querySelector("h1")?.childNodes ?? []);

@@ -7,10 +7,7 @@
 
 /** @typedef {"signed" | "share" | "mask"} Kind */
 
-/**
- * Colour an element by a number: the whole hue at `size`.
- * @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void}
- */
+/** @type {(target: HTMLElement, value: number, size: number, kind: Kind) => void} the colour of a number: the whole hue at `size` */
 function tint(target, value, size, kind) {
   target.style.setProperty("--strength", strengthOf(value, size).toFixed(3));
   target.dataset.tone = toneOf(value, kind);
@@ -169,10 +166,7 @@ class NumberLines {
     this.node = shape("svg", { class: "sa-lines", role: "img" });
   }
 
-  /**
-   * @param {{ name: string, marks: Mark[] }[]} lines
-   * @param {string} description for screen readers
-   */
+  /** @param {{ name: string, marks: Mark[] }[]} lines @param {string} description for screen readers */
   update(lines, description) {
     const values = lines.flatMap(({ marks }) => marks.map(({ value }) => value)).filter(Number.isFinite);
     const low = Math.min(0, ...values), high = Math.max(low + 0.5, ...values);

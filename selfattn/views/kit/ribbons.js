@@ -37,12 +37,8 @@ const THIN = 0.25; // ribbons that are thinner are not drawn, in pixels
 const TRANSITION = 260; // milliseconds
 
 /**
- * Where every ribbon starts and ends.
- * @param {Matrix} weights
- * @param {number} unit thickness of weight 1
- * @param {number} gap
- * @param {number} least height for a word
- * @returns {Layout}
+ * Where every ribbon starts and ends. A weight of 1 is `unit` thick, a word at least `least` high.
+ * @type {(weights: Matrix, unit: number, gap: number, least: number) => Layout}
  */
 function layout(weights, unit, gap, least) {
   const { rows, columns } = weights;
