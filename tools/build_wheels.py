@@ -34,7 +34,7 @@ CROSS = {
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    """Run a module of this Python, which may run programs beside it; its failure is this script's."""
+    """Run a module of this Python, which may run programs of its environment. If it fails, this script fails."""
     path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run([sys.executable, "-m", *command], env=os.environ | path | environment, check=True)
 

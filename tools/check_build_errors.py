@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# A compiler that fails as one does that does not find a header.
+# A compiler that fails like one that does not find a header.
 LACKING = """#!/bin/sh
 case "$*" in *--version*) echo "gcc (Debian) 9.4.0"; exit 0 ;; esac
 for last in "$@"; do

@@ -49,7 +49,7 @@ if has disassemble clang-14 objdump; then
     targets="$targets disassemble"
 fi
 
-# Build first: a compiler beside tests of threads would slow them down.
+# Build first: a compiler that runs at the same time would slow down the tests of threads.
 # shellcheck disable=SC2086 # names of targets
 run $builds
 # shellcheck disable=SC2086 # side by side: most of their time one thread works

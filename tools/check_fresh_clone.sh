@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a newcomer does: clones, runs the README's commands, imports inside and outside of the clone. Checks the sdist; a wheel is
-# what tools/check_wheel.py checks.
+# Does what a newcomer does: clones, runs the README's commands, imports inside and outside of the clone. Checks the sdist;
+# tools/check_wheel.py checks a wheel.
 #
 #   tools/check_fresh_clone.sh               the last commit
 #   tools/check_fresh_clone.sh --worktree    the files here, committed or not
@@ -86,4 +86,4 @@ if [ "$worktree" = no ] && [ -n "$(git status --porcelain)" ]; then
     git status --short >&2
     exit 1
 fi
-step "fresh clone: all is well"
+step "fresh clone: all checks passed"

@@ -110,7 +110,7 @@ def install(wheel: Path, python: str, directory: Path) -> tuple[list[str], dict[
 
 
 def try_out(command: list[str], clean: dict[str, str], directory: Path) -> None:
-    """Run the README's Python, the main job and the smoke test, where no checkout is near."""
+    """Run the README's Python, the main job and the smoke test, in a folder without a checkout."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     assert blocks, "the README has no Python"

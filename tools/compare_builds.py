@@ -10,7 +10,7 @@ extension built in place, used with their own. Bits are compared over cases that
 whose arguments are float32 or float64; when one build fails where the other does not, or with another message; and
 when no case of a dtype was computed. Other differences in cases of float16 and bfloat16 are only reported.
 
-This file owns loading, comparing and timing; what is computed is in the catalogue.
+This file owns loading, comparing and timing; the catalogue has the computations.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Build:
 
 def is_package(name: str) -> bool:
     """Tell whether a module belongs to the package, or calls it."""
-    return name in ("selfattn", "operations") or name.startswith("selfattn.")
+    return name in ("selfattn", "operations", "inputs") or name.startswith("selfattn.")
 
 
 # ------------------------------------------------------------------------------------------------- bits
@@ -143,7 +143,7 @@ def difference(old: Results | str, new: Results | str) -> dict[str, float]:
 
 
 def compare_bits(builds: list[Build], isa: str, cases: list[int | str], seed: int, show: int) -> bool:
-    """Compare all cases on one instruction set, print what came of it, and return whether it is well."""
+    """Compare all cases on one instruction set, print the result, and return whether it is good."""
     equal: Counter[str] = Counter()
     refused: Counter[str] = Counter()  # by both, with the same message
     differing: dict[str, list[tuple[float, str]]] = {}
@@ -218,15 +218,11 @@ def timed_cases() -> dict[str, Timed]:
             "f(*a)",
             names | {"f": getattr(sa, function)},
         )
-    sentence = rng.integers(0, 50, 24).tolist()
+    inputs = {"s": rng.integers(0, 50, 24).tolist(), "dy": x[0, :64]}
     for name, statement in (("model 24 x 64", "m(s)"), ("model's gradients 24 x 64", "m.vjp(s)[1](dy)")):
         found[name] = lambda sa, _, statement=statement: (
             statement,
-            {
-                "m": sa.nn.EmbeddingModel(str.split, 50, 64, max_seq_len=64, rng=0),
-                "s": sentence,
-                "dy": x[0, :64],
-            },
+            inputs | {"m": sa.nn.EmbeddingModel(str.split, 50, 64, max_seq_len=64, rng=0)},
         )
     return found
 
@@ -244,7 +240,7 @@ def spelled(suite: Any, case: Any) -> Timed:
 
 
 def ratio_of(builds: list[Build], timers: list[timeit.Timer], seconds: float) -> tuple[float, float, int]:
-    """Time old, new, new, old, in turn, and return the median of new / old, the old time, and how often."""
+    """Time old, new, new, old, in turn, and return the median of new / old, the old time, and the number of pairs."""
 
     def sample(which: int) -> float:
         with builds[which].imported():
@@ -272,7 +268,7 @@ def compare_speed(builds: list[Build], isa: str, seconds: float, only: str, thre
     if not cases:
         raise SystemExit(f"no timed case has {only!r} in its name")
     for build in builds:
-        build.package.set_num_threads(threads)  # of what takes no num_threads
+        build.package.set_num_threads(threads)  # for functions without num_threads
     for name in list(cases):
         make = cases.pop(name)  # free its arrays afterwards
         timers = []
@@ -308,12 +304,12 @@ def main() -> int:
     parser.add_argument("--cases", metavar="N or A:B or A,B", help="how many cases, or which")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--show", type=int, default=5, metavar="N", help="of each dtype so many differing cases"
+        "--show", type=int, default=5, metavar="N", help="print N differing cases of each dtype"
     )
     parser.add_argument("--speed", action="store_true", help="compare times")
     parser.add_argument("--seconds", type=float, default=1.0, metavar="T", help="for each timed case")
-    parser.add_argument("--only", default="", metavar="TEXT", help="timed cases whose name has it")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of timed calls")
+    parser.add_argument("--only", default="", metavar="TEXT", help="timed cases with TEXT in their names")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of timed calls")
     options = parser.parse_args()
 
     builds = [Build(options.old), Build(options.new)]
@@ -329,11 +325,8 @@ def main() -> int:
             compare_speed(builds, isa, options.seconds, options.only, options.threads)
         else:
             numbers = numbers_of(options.cases or ("1500" if options.quick else "8000"))
-            named = (
-                []
-                if options.cases
-                else [n for n, each in builds[1].operations.OPERATIONS.items() if not each.random]
-            )
+            every = builds[1].operations.OPERATIONS.items()
+            named = [] if options.cases else [name for name, each in every if not each.random]
             well &= compare_bits(builds, isa, [*numbers, *named], options.seed, options.show)
     return 0 if well else 1
 

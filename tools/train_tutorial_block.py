@@ -4,7 +4,7 @@
     python tools/train_tutorial_block.py
 
 The corpus and the loop are those of notebooks/src/2_sentence_embeddings.py. The seeds were chosen, out of forty, for models in
-which *bank* looks at the word that tells which bank is meant; others solve the task in other ways, as the notebook shows.
+which *bank* attends to the word that shows which bank is meant; others solve the task in other ways, as the notebook shows.
 """
 
 import json
