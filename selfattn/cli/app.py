@@ -40,7 +40,7 @@ examples:
   selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
   selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
-  selfattn bench --quick        a short benchmark against whatever is installed
+  selfattn bench --quick        a short benchmark against the peers that are installed
   selfattn bench --help         the options of the benchmark
   SELFATTN_ISA=avx2 selfattn    the same on another instruction set
 

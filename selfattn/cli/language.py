@@ -38,7 +38,7 @@ examples:
   selfattn evaluate gpt2 book.txt --window 512 --stride 256 --tokens 10000 --json
 {EXIT_CODES}"""
 MODEL = (
-    "a .gguf file, or the folder of a language model: what Transformers wrote (GPT-2, Llama, Mistral, Qwen2), or selfattn train gpt; "
+    "a .gguf file, or the folder of a language model, from Transformers (GPT-2, Llama, Mistral, Qwen2) or from selfattn train gpt; "
     "needs selfattn[models]"
 )
 

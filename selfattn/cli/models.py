@@ -53,8 +53,8 @@ examples:
   selfattn train gpt book.txt --out mine               a small GPT; selfattn train gpt --help
 {EXIT_CODES}"""
 FOLDER = (
-    "the folder of a model: what sentence-transformers or Transformers wrote (MiniLM, BGE, E5 and others; needs "
-    "selfattn[models]), or selfattn train"
+    "the folder of a model, from sentence-transformers or Transformers (MiniLM, BGE, E5 and others; needs selfattn[models]) or "
+    "from selfattn train"
 )
 EMBED_EPILOG = f"""\
 examples:
@@ -285,7 +285,7 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Pa
 
 def _add_embed(parser: Parser) -> None:
     parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
-    without = "without any, the lines of standard input"
+    without = "a sentence; without any, the lines of standard input"
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", type=streams.sentence, help=without)
     parser.add_argument("--file", metavar="FILE", help="use the lines of a file; - is standard input")
     add_dtype(parser, " of a pretrained model")

@@ -45,7 +45,7 @@ def _add(parser: Parser) -> None:
     sizes = {
         "--dim": (count, 128, "width"),
         "--layers": (count, 4, "layers"),
-        "--heads": (count, 4, "heads; the width must be a multiple"),
+        "--heads": (count, 4, "heads, a divisor of the width"),
         "--context": (count, 128, "characters that each prediction depends on"),
     }
     add_numbers(model, sizes)

@@ -363,10 +363,9 @@ class CausalModel(Pretrained):
             return answers[i].add(new, new in stop_ids)
 
         longest = max(map(len, ids)) + max(max_new_tokens, 0) if isinstance(max_new_tokens, int) else 1
-        steps = generate(
-            self._decoder(min(longest, self.max_positions)), ids, max_new_tokens=max_new_tokens,
-            context=self.max_positions, ends=ends, **how,
-        )  # fmt: skip
+        decoder = self._decoder(min(longest, self.max_positions))
+        how |= {"max_new_tokens": max_new_tokens, "context": self.max_positions, "ends": ends}
+        steps = generate(decoder, ids, **how)
 
         def taken() -> list[Any]:
             both = zip(answers, texts, strict=True)
@@ -535,7 +534,7 @@ class Answer:
             self.found, self.stopped = self.found[: min(places)], True
 
     def finish(self) -> None:
-        """Take what was held back: there will be no more."""
+        """Take the text that was held back: the answer ends."""
         if self.decode is not None and not self.stopped:
             self._append(self.decode(self.spoken[self.begin :]))
         self.stopped = True
@@ -575,7 +574,7 @@ def stops_of(stop: Any) -> tuple[str, ...]:
 
 def collected(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Any:
     """Return the whole answers: a text, or an array of ids."""
-    steps = list(pieces)  # not spread itself: CPython 3.11 loses memory where an iterator raises there
+    steps = list(pieces)  # CPython 3.11 leaks memory if an iterator raises while it is spread
     whole = [list(parts) for parts in zip(*steps, strict=True)]
     results = [
         "".join(parts) if text else np.array(list(chain.from_iterable(parts)), np.int64)

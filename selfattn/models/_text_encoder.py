@@ -221,10 +221,7 @@ class TextEncoder(Pretrained):
         if places:
             if self.tokenizer is None:
                 raise ValueError(_tokenizer.missing(self._folder))
-            texts = [
-                before + each if isinstance(each, str) else tuple(each)
-                for each in map(given.__getitem__, places)
-            ]
+            texts = [before + x if isinstance(x, str) else tuple(x) for x in (given[n] for n in places)]
             found, of_pairs, cut = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, pairs)
             for n, of_text in zip(places, found, strict=True):
                 ids[n] = of_text
@@ -247,16 +244,14 @@ class TextEncoder(Pretrained):
         if min(map(len, ids), default=1) > skip and max(map(max, ids), default=0) < self.vocab_size:
             return
         for n, (own, given) in enumerate(zip(ids, chunk.sentences, strict=True), chunk.first):
+            where = f"sentence {n}, {quoted(given)}"
             if not own:
-                raise ValueError(f"sentence {n}, {quoted(given)}, has no tokens")
+                raise ValueError(f"{where}, has no tokens")
             if max(own) >= self.vocab_size:
-                raise ValueError(
-                    f"the tokenizer made the id {max(own)} of sentence {n}, {quoted(given)}; the model's vocab_size is "
-                    f"{self.vocab_size}: the tokenizer belongs to another model"
-                )
+                made = f"the tokenizer made the id {max(own)} of {where}; vocab_size is {self.vocab_size}"
+                raise ValueError(f"{made}: the tokenizer belongs to another model")
             if isinstance(given, str) and len(own) <= skip:
-                what = f"sentence {n}, {quoted(given)}, has no other tokens"
-                raise ValueError(f"the prompt is left out of pooling, and {what}")
+                raise ValueError(f"the prompt is left out of pooling, and {where}, has no other tokens")
 
     def _prompt_length(self, prompt: str) -> int:
         """Return how many tokens at the beginning of a text belong to the prompt before it."""
