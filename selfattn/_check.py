@@ -97,6 +97,14 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     return size
 
 
+def check_divisor(name: str, value: Any, of: str, size: int) -> int:
+    """Check a number that must divide a size, such as that of heads a width."""
+    number = check_size(name, value)
+    if size % number:
+        raise ValueError(f"{name} must divide {of}; {number} does not divide {size}")
+    return number
+
+
 def seed_from_rng(rng: Any) -> int:
     """Return the 64-bit seed of dropout: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None."""
     if rng is None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, check_size, quoted
+from selfattn._check import Array, check_divisor, check_size, quoted
 from selfattn._extras import progress_bar
 from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
 from selfattn.functional._products import widened
@@ -120,15 +120,11 @@ class EmbeddingModel(Module):
         self.embedding_dim = embedding_dim = check_size("embedding_dim", embedding_dim)
         self.max_seq_len = max_seq_len = check_size("max_seq_len", max_seq_len)
         self.num_layers = num_layers = check_size("num_layers", num_layers, 0)
-        self.num_heads = num_heads = check_size("num_heads", num_heads)
         if embedding_dim % 2:
             raise ValueError(
                 f"embedding_dim must be even, as sines and cosines come in pairs, not {embedding_dim}"
             )
-        if embedding_dim % num_heads:
-            raise ValueError(
-                f"num_heads must divide embedding_dim; {num_heads} does not divide {embedding_dim}"
-            )
+        self.num_heads = num_heads = check_divisor("num_heads", num_heads, "embedding_dim", embedding_dim)
         self.tokenizer = tokenizer
         self._tokenize = as_tokenizer(tokenizer)
         generator = init.as_generator(rng)

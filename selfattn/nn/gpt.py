@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_gradient, as_integers, check_number, check_size
+from selfattn._check import Array, as_gradient, as_integers, check_divisor, check_number, check_size
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.sampling import generate
@@ -137,10 +137,8 @@ class GPT(Module):
         self.vocab_size = vocab_size = check_size("vocab_size", vocab_size)
         self.d_model = d_model = check_size("d_model", d_model)
         self.num_layers = num_layers = check_size("num_layers", num_layers, 0)
-        self.num_heads = num_heads = check_size("num_heads", num_heads)
+        self.num_heads = num_heads = check_divisor("num_heads", num_heads, "d_model", d_model)
         self.max_seq_len = max_seq_len = check_size("max_seq_len", max_seq_len)
-        if d_model % num_heads:
-            raise ValueError(f"num_heads must divide d_model; {num_heads} does not divide {d_model}")
         if positions not in ("learned", "rotary"):
             raise ValueError(f'positions must be "learned" or "rotary", not {positions!r}')
         if positions == "rotary" and d_model // num_heads % 2:

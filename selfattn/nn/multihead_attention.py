@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_features, check_probability, check_size, layer_dtype, seed_from_rng
+from selfattn._check import Array, as_features, check_divisor, check_probability, check_size, seed_from_rng
 from selfattn.engine.weights import float_type, refuse_gradients
 from selfattn.functional._gradients import WRT, take_gradients
 from selfattn.functional._products import widened, widest
@@ -125,17 +125,15 @@ class MultiheadAttention(Module):
             if asked:
                 raise NotImplementedError(f"{name}={asked!r} is not supported; only {name}=False is")
         self.embed_dim = embed_dim = check_size("embed_dim", embed_dim)
-        self.num_heads = num_heads = check_size("num_heads", num_heads)
-        if embed_dim % num_heads:
-            raise ValueError(f"num_heads must divide embed_dim; {num_heads} does not divide {embed_dim}")
+        self.num_heads = check_divisor("num_heads", num_heads, "embed_dim", embed_dim)
         self.kdim = embed_dim if kdim is None else check_size("kdim", kdim)
         self.vdim = embed_dim if vdim is None else check_size("vdim", vdim)
-        self.head_dim = embed_dim // num_heads
+        self.head_dim = embed_dim // self.num_heads
         self.dropout = check_probability("dropout", dropout)
         self.batch_first = batch_first
         self.rng = init.as_generator(rng)
         self.out_proj = Linear(embed_dim, embed_dim, bias=bias, dtype=dtype, rng=self.rng)
-        kind, widths = layer_dtype(dtype), (embed_dim, self.kdim, self.vdim)
+        kind, widths = self.out_proj.weight.dtype, (embed_dim, self.kdim, self.vdim)
         one = widths == (embed_dim,) * 3
         # PyTorch has drawn out_proj before these.
         columns = [embed_dim, None, None, None] if one else [None, *widths]
@@ -194,9 +192,8 @@ class MultiheadAttention(Module):
             (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence; after dropout. A row that
             ignores all keys has weights of 0 and an output of ``out_proj.bias``, where PyTorch gives NaN.
         """
-        inputs = self._inputs(query, key, value)
-        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
-        return self._run(False, inputs, options, need_weights, average_attn_weights)[0]
+        masks = key_padding_mask, attn_mask, is_causal, key_lengths
+        return self._run(False, (query, key, value), masks, need_weights, average_attn_weights)[0]
 
     def vjp(
         self,
@@ -228,13 +225,14 @@ class MultiheadAttention(Module):
             ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says.
         """
         refuse_gradients(self.out_proj.weight)
-        inputs = self._inputs(query, key, value)
-        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
-        return self._run(True, inputs, options, need_weights, average_attn_weights)
+        masks = key_padding_mask, attn_mask, is_causal, key_lengths
+        return self._run(True, (query, key, value), masks, need_weights, average_attn_weights)
 
     def _run(
-        self, keep: bool, inputs: Inputs, options: dict[str, Any], need_weights: bool, average: bool
+        self, keep: bool, given: tuple[Any, ...], masks: tuple[Any, ...], need_weights: bool, average: bool
     ) -> tuple[tuple[Array, Array | None], Any]:
+        inputs = self._inputs(*given)
+        options = self._options(inputs, *masks)
         q, k, v = self._project(inputs)
         attended, statistics, *weights = _core._attention_forward(
             q, k, v, **options, return_weights=bool(need_weights)

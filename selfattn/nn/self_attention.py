@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import Array, as_sequence, check_size, layer_dtype
+from selfattn._check import Array, as_sequence, check_divisor, check_size, layer_dtype
 from selfattn.nn import init
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
@@ -306,9 +306,7 @@ class SelfAttentionBlock(Module):
         rng: init.Rng = None,
     ) -> None:
         self.d_model = d_model = check_size("d_model", d_model)
-        self.num_heads = num_heads = check_size("num_heads", num_heads)
-        if d_model % num_heads:
-            raise ValueError(f"num_heads must divide d_model; {num_heads} does not divide {d_model}")
+        self.num_heads = check_divisor("num_heads", num_heads, "d_model", d_model)
         generator = init.as_generator(rng)
         self.query = Linear(d_model, d_model, dtype=dtype, rng=generator)
         self.key = Linear(d_model, d_model, dtype=dtype, rng=generator)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_features, as_integers, check_size, seed_from_rng
+from selfattn._check import Array, as_features, as_integers, check_divisor, check_size, seed_from_rng
 from selfattn.engine import transformer
 from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
 from selfattn.functional._products import plain, widest
@@ -58,8 +58,7 @@ class ResidualLayer(Module):
         self.activation, self.norm_first = activation, norm_first
         dim_feedforward = check_size("dim_feedforward", dim_feedforward)
         drawn: dict[str, Any] = {"dtype": dtype, "rng": init.as_generator(rng)}
-        if d_model % check_size("nhead", nhead):
-            raise ValueError(f"nhead must divide d_model; {nhead} does not divide {d_model}")
+        nhead = check_divisor("nhead", nhead, "d_model", d_model)
         for name in self._attentions:  # PyTorch's order of drawing
             attention = MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **drawn)
             setattr(self, name, attention)
