@@ -13,7 +13,7 @@
 
 static ptrdiff_t numbers_in_word(sa_weights kind) { return kind == SA_WEIGHTS_INT8 ? 4 : 2; }
 
-/* Of int8; bfloat16 has no scales. */
+/* Groups of int8; bfloat16 has no scales. */
 static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
     return kind == SA_WEIGHTS_INT8 ? sa_ceil_div(sa_larger(in, 1), SA_GROUP) : 0;
 }

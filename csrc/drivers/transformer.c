@@ -158,7 +158,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
 
 static ptrdiff_t rows_of(const sa_token_share *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
 
-/* Of the frame. */
+/* A sequence's first row in the frame. */
 static ptrdiff_t row_of(const sa_token_share *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
 
 static ptrdiff_t row_tasks(const sa_token_share *p) { return sa_ceil_div(rows_of(p), SA_NORM_ROWS); }
@@ -220,7 +220,7 @@ static void multiply(sa_token_share *p, sa_product_kind kind, sa_order order) {
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
-/* Of a layer's norm: y = norm(x + added). */
+/* A layer's norm: y = norm(x + added). */
 static void norm_rows(const sa_token_share *p, ptrdiff_t t, int which, const char *x, const char *added, int unit, char *y) {
     const sa_layer *l = sa_layer_of(p);
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;

@@ -223,7 +223,7 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
  * and of the final norm. */
 sa_frame sa_frame_of(const sa_token_share *p);
 
-/* Of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
+/* Unit and scale of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
 char *sa_outer_unit(const sa_token_share *p, int which, char **scale);
 
 /* The products of a layer, for `rows` rows from row `row` of the frame on. */

@@ -519,7 +519,7 @@ static int read_per_head(void *call, PyObject *value, const char *name, void *to
     return read_numbers(call, value, name, false, to);
 }
 
-/* Of keys or of queries. */
+/* Lengths of keys or of queries. */
 static int read_lengths(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     const bool of_keys = to == &c->a.key_lengths;

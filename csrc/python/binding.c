@@ -218,7 +218,7 @@ const char *sa_dtype_name(sa_dtype dtype) {
     return names[dtype];
 }
 
-/* Of ml_dtypes: unless that is imported, no such array exists. */
+/* The bfloat16 of ml_dtypes: unless that is imported, no such array exists. */
 static bool is_bfloat16(PyArray_Descr *descr) {
     PyObject *name = PyUnicode_FromString("ml_dtypes");
     PyObject *module = name ? PyImport_GetModule(name) : NULL;

@@ -163,7 +163,7 @@ static inline bool sa_is_plain(PyObject *x, int type, int ndim) {
            (ndim < 0 || PyArray_NDIM((PyArrayObject *)x) == ndim);
 }
 
-/* Of an object that is an array. */
+/* x is an array. */
 static inline npy_intp sa_dim(PyObject *x, int axis) { return PyArray_DIM((PyArrayObject *)x, axis); }
 static inline void *sa_data(PyObject *x) { return PyArray_DATA((PyArrayObject *)x); }
 

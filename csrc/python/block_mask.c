@@ -29,11 +29,11 @@ static bool within(PyArrayObject *array, int64_t least, int64_t most) {
 }
 
 /* (lengths, diagonal, share) */
-static int read_prefix(sa_call *c, PyObject *part, sa_block_mask *mask) {
+static int read_prefix(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given;
     Py_ssize_t diagonal;
     PyArrayObject *lengths;
-    if (!PyArg_ParseTuple(part, "Ond", &given, &diagonal, &mask->share) || (lengths = take_table(c, given)) == NULL) {
+    if (!PyArg_ParseTuple(tuple, "Ond", &given, &diagonal, &mask->share) || (lengths = take_table(c, given)) == NULL) {
         return -1;
     }
     const Py_ssize_t far = (Py_ssize_t)1 << 60;
@@ -68,11 +68,11 @@ static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
 }
 
 /* (classes, class_rows, starts, runs, share) */
-static int read_runs(sa_call *c, PyObject *part, sa_block_mask *mask) {
+static int read_runs(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given[3];
     Py_ssize_t rows;
     PyArrayObject *classes, *starts, *runs;
-    if (!PyArg_ParseTuple(part, "OnOOd", &given[0], &rows, &given[1], &given[2], &mask->share) ||
+    if (!PyArg_ParseTuple(tuple, "OnOOd", &given[0], &rows, &given[1], &given[2], &mask->share) ||
         (classes = take_table(c, given[0])) == NULL || (starts = take_table(c, given[1])) == NULL ||
         (runs = take_table(c, given[2])) == NULL) {
         return -1;
@@ -119,12 +119,12 @@ int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void 
                  : !PyTuple_CheckExact(tables) || PyTuple_GET_SIZE(tables) > SA_MAX_BLOCK_MASKS ? not_tables()
                                                                                                 : 0;
     for (Py_ssize_t n = 0; status == 0 && n < PyTuple_GET_SIZE(tables); ++n) {
-        PyObject *part = PyTuple_GET_ITEM(tables, n);
+        PyObject *tuple = PyTuple_GET_ITEM(tables, n);
         sa_block_mask *mask = &c->block_masks[n];
         mask->prefix.m.data = mask->classes.m.data = NULL;
         mask->gaps = false;
-        status =
-            !PyTuple_CheckExact(part) ? not_tables() : (PyTuple_GET_SIZE(part) == 3 ? read_prefix : read_runs)(c, part, mask);
+        status = !PyTuple_CheckExact(tuple) ? not_tables()
+                                            : (PyTuple_GET_SIZE(tuple) == 3 ? read_prefix : read_runs)(c, tuple, mask);
         c->a.block_mask_count = (int)n + 1;
     }
     Py_XDECREF(tables);

@@ -51,7 +51,7 @@ static void read_16_bits(sa_dtype dtype, unsigned layout) {
 }
 
 /* float32 at every 16-bit number, at the next tie, on either side of it. */
-static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
+static void write_16_bits(sa_dtype dtype, int place, unsigned layout) {
     FREES_AT_END;
     static double right[65536];
     live_case c;
@@ -61,10 +61,10 @@ static void write_16_bits(sa_dtype dtype, int part, unsigned layout) {
         const double here = element_get((const char *)&code, dtype, false);
         const double there = element_get((const char *)&next, dtype, false);
         float x = (float)here;
-        if (part > 0 && isfinite(here)) {
+        if (place > 0 && isfinite(here)) {
             const double width = dtype == SA_F16 ? 32 : 0x1p120; /* of the step to infinity */
             x = (float)(isfinite(there) ? (here + there) / 2 : here + copysign(width / 2, here));
-            x = part == 2 ? nextafterf(x, INFINITY) : part == 3 ? nextafterf(x, -INFINITY) : x;
+            x = place == 2 ? nextafterf(x, INFINITY) : place == 3 ? nextafterf(x, -INFINITY) : x;
         }
         right[n] = (double)x;
         case_set(&c, VALUE, n / 4096, 0, n % 4096, (double)x);
@@ -91,8 +91,8 @@ void test_convert(void) {
     for (int n = 0; n < 5; ++n) {
         for (sa_dtype dtype = SA_F16; dtype <= SA_BF16; ++dtype) {
             read_16_bits(dtype, layouts[n]);
-            for (int part = quick ? n % 4 : 0; part < 4; part += quick ? 4 : 1) {
-                write_16_bits(dtype, part, layouts[n] & ~(unsigned)SWAPPED);
+            for (int place = quick ? n % 4 : 0; place < 4; place += quick ? 4 : 1) {
+                write_16_bits(dtype, place, layouts[n] & ~(unsigned)SWAPPED);
             }
         }
         for (sa_dtype dtype = SA_I8; dtype <= SA_U64; ++dtype) {

@@ -3,17 +3,17 @@
 
 #include "tests/test.h"
 
-enum { PARAMETER, GRADIENT, MEAN, SQUARE, PARTS };
+enum { PARAMETER, GRADIENT, MEAN, SQUARE, UPDATE_ARRAYS };
 
-static void take_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int threads, array *parts) {
+static void take_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int threads, array *arrays) {
     random_source random = {(uint64_t)n * 7 + (uint64_t)step};
     const array_shape shape = {.rows = 1, .cols = n};
     const sa_dtype dtype = f64 ? SA_F64 : SA_F32;
-    void *data[PARTS];
-    for (int part = 0; part < PARTS; ++part) {
-        array_make(&parts[part], &shape, dtype, 0, 0, true);
-        array_draw(&parts[part], part == SQUARE ? 0 : -1, 1, &random);
-        data[part] = parts[part].tensor.m.data;
+    void *data[UPDATE_ARRAYS];
+    for (int which = 0; which < UPDATE_ARRAYS; ++which) {
+        array_make(&arrays[which], &shape, dtype, 0, 0, true);
+        array_draw(&arrays[which], which == SQUARE ? 0 : -1, 1, &random);
+        data[which] = arrays[which].tensor.m.data;
     }
     const bool has_mean = u.kind == SA_ADAM || u.momentum > 0, has_square = u.kind == SA_ADAM;
     sa_update_array one = {
@@ -26,15 +26,15 @@ static void take_step(sa_update u, ptrdiff_t n, bool f64, int64_t step, int thre
 static void try_step(const sa_update *u, ptrdiff_t n, bool f64, int64_t step, int threads) {
     FREES_AT_END;
     const char *isa = sa_isa_name();
-    array expected[PARTS], got[PARTS];
+    array expected[UPDATE_ARRAYS], got[UPDATE_ARRAYS];
     take_step(*u, n, f64, step, threads, got);
     CHECK(sa_isa_set("generic") == SA_OK, "plain C");
     take_step(*u, n, f64, step, 1, expected);
     CHECK(sa_isa_set(isa) == SA_OK, "and back");
-    for (int part = 0; part < PARTS; ++part) {
-        CHECK(array_margins_intact(&got[part]) && memcmp(got[part].memory, expected[part].memory, got[part].bytes) == 0,
+    for (int which = 0; which < UPDATE_ARRAYS; ++which) {
+        CHECK(array_margins_intact(&got[which]) && memcmp(got[which].memory, expected[which].memory, got[which].bytes) == 0,
               "kind %d, n %td, float%d, step %ld, %d threads: other bits in array %d, or written outside it", u->kind, n,
-              f64 ? 64 : 32, (long)step, threads, part);
+              f64 ? 64 : 32, (long)step, threads, which);
     }
 }
 

@@ -382,27 +382,27 @@ static void try_model(const model_shape *shape) {
 /* Runs a model of the sequences `first` … first + count − 1 in pieces, with a cache: all tokens but a third, all but one, the last.
  * out: the rows of all sequences. */
 static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_shares, void *out) {
-    model part = *m;
+    model some = *m;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(m->e.f64), keys = m->layer[0].key_heads * m->layer[0].width;
     const ptrdiff_t capacity = m->e.longest + 2;
     const size_t bytes = (size_t)(m->e.layers * count * keys * capacity * size);
     int64_t past[8] = {0}, starts[9] = {0}, *ids = zero_memory((size_t)m->e.tokens * sizeof *ids);
-    part.e.cache = (sa_cache){dirty_memory(bytes), dirty_memory(bytes), past, capacity};
-    part.e.sequences = count;
-    part.e.layer = part.layer;
-    part.e.ids = ids;
-    part.e.starts = starts;
+    some.e.cache = (sa_cache){dirty_memory(bytes), dirty_memory(bytes), past, capacity};
+    some.e.sequences = count;
+    some.e.layer = some.layer;
+    some.e.ids = ids;
+    some.e.starts = starts;
     for (int piece = 0; piece < 3; ++piece) {
-        part.e.longest = 0;
+        some.e.longest = 0;
         for (ptrdiff_t s = 0; s < count; ++s) {
             const ptrdiff_t begin = m->starts[first + s], n = m->starts[first + s + 1] - begin;
             const ptrdiff_t until = piece == 0 ? n - n / 3 - 1 : piece == 1 ? n - 1 : n, length = until - past[s];
             memcpy(ids + starts[s], m->ids + begin + past[s], (size_t)length * sizeof *ids);
             starts[s + 1] = starts[s] + length;
-            part.e.longest = length > part.e.longest ? length : part.e.longest;
+            some.e.longest = length > some.e.longest ? length : some.e.longest;
         }
-        part.e.tokens = starts[count];
-        char *rows = transformer_run(&part.e, threads, by_shares, NULL);
+        some.e.tokens = starts[count];
+        char *rows = transformer_run(&some.e, threads, by_shares, NULL);
         for (ptrdiff_t s = 0; s < count; ++s) {
             memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,
                    (size_t)((starts[s + 1] - starts[s]) * m->e.d * size));
@@ -523,7 +523,7 @@ static void compact_make(compact_model *c, model *m, sa_weights kind, bool alone
     }
 }
 
-/* Of a sequence alone. */
+/* Runs one sequence alone. */
 static float *run_alone(const sa_transformer *e, ptrdiff_t sequence) {
     const int64_t start = e->starts[sequence], starts[2] = {0, e->starts[sequence + 1] - start};
     sa_transformer one = *e;

@@ -152,7 +152,7 @@ static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const 
 
 void test_varlen(void) {
     static const ptrdiff_t few_q[MOST] = {5, 0, 70, 1, 64, 3, 33}, few_k[MOST] = {7, 9, 0, 40, 130, 3, 65};
-    static const ptrdiff_t mixed_q[MOST] = {2, 20, 600}, mixed_k[MOST] = {2200, 20, 600}; /* chunks; parts in turns */
+    static const ptrdiff_t mixed_q[MOST] = {2, 20, 600}, mixed_k[MOST] = {2200, 20, 600}; /* chunks; ranges in turns */
     for (int way = 0; way < 12; ++way) {
         test_case t = plain_case(way % 2 ? SA_F64 : SA_F32, 1, 1, 20, 33);
         t.n_lead = 2;
