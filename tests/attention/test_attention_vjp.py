@@ -178,9 +178,9 @@ def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
 def test_a_closed_pair_whose_score_is_nan_from_finite_numbers(rows):
     """Infinity minus infinity within a product of finite numbers: neither its score nor softcap's slope reaches a gradient."""
     q, k, v = random_inputs((1, 2, 70, 16), 90)
-    q, bad, closed = np.abs(q) + 1, k.copy(), np.arange(90) % 9 == 3
+    q, bad, closed = np.abs(q) + 2, k.copy(), np.arange(90) % 9 == 3
     bad[..., closed, ::2], bad[..., closed, 1::2] = 3e38, -3e38
-    options = {"attn_mask": np.broadcast_to(~closed, (rows, 90)).copy(), "softcap": 5.0}
+    options = {"attn_mask": np.broadcast_to(~closed, (rows, 90)).copy(), "softcap": 5.0, "scale": 1.0}
     check((q, bad, v), options, clean=(q, k, v))
 
 

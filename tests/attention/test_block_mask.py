@@ -16,6 +16,7 @@ from covering import covering
 from inputs import BLOCK_MASKS, FLOAT_IDS, FLOATS, random_inputs
 from instruction_sets import check
 from leaks import peak_memory
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import BlockMask, reference
@@ -199,10 +200,7 @@ BAD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=range(len(BAD)))
-def test_bad_input(call, error, message):
-    with pytest.raises(error, match=re.escape(message)):
-        call()
+test_bad_input = refusals(*((call, error, re.escape(message)) for call, error, message in BAD))
 
 
 def test_the_reference_refuses_the_same():

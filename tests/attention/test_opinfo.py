@@ -21,20 +21,9 @@ invocations = pytest.importorskip(
     exc_type=ImportError,
 )
 
-OPS = {
-    op.name: op
-    for op in invocations.op_db
-    if op.variant_test_name == ""
-    and op.name
-    in (
-        "softmax",
-        "log_softmax",
-        "nn.functional.layer_norm",
-        "nn.functional.rms_norm",
-        "nn.functional.gelu",
-        "nn.functional.scaled_dot_product_attention",
-    )
-}
+OF_NN = ("layer_norm", "rms_norm", "gelu", "scaled_dot_product_attention")
+NAMES = {"softmax", "log_softmax", *(f"nn.functional.{name}" for name in OF_NN)}
+OPS = {op.name: op for op in invocations.op_db if op.variant_test_name == "" and op.name in NAMES}
 TORCH_DTYPES = dict(zip(FLOATS, (torch.float16, torch.bfloat16, torch.float32, torch.float64), strict=True))
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 

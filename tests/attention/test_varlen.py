@@ -3,6 +3,7 @@
 import warnings
 from itertools import pairwise
 
+import inputs
 import numpy as np
 import pytest
 from bad_calls import BAD_PACKED, PACKED
@@ -48,21 +49,14 @@ def masks(kind):
 
 
 RNG = np.random.default_rng(2)
-OPTIONS = {
-    "plain": {},
+OF_EACH = {"bool_mask", "float_mask", "key_lengths"}  # what differs from sequence to sequence
+OPTIONS = {name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.items() if name not in OF_EACH} | {
     "bool_mask": {"attn_mask": masks(np.bool_)},
     "float_mask": {"attn_mask": masks(np.float32)},
-    "is_causal": {"is_causal": True},
-    "lower_right": {"causal": "lower_right"},
-    "window": {"window": (3, 2)},
-    "left_window": {"window": (17, None), "causal": "lower_right"},
-    "softcap": {"softcap": 1.5},
-    "alibi_slopes": {"alibi_slopes": RNG.random(HEADS) / 4, "causal": "lower_right"},
+    "left_window, lower_right": {"window": (17, None), "causal": "lower_right"},
+    "alibi_slopes, lower_right": {"alibi_slopes": RNG.random(HEADS) / 4, "causal": "lower_right"},
     "alibi_of_sequences": {"alibi_slopes": RNG.random((len(LENGTHS_Q), HEADS)) / 4},
-    "sinks": {"sinks": RNG.standard_normal(HEADS)},
     "sinks_of_sequences": {"sinks": RNG.standard_normal((len(LENGTHS_Q), 1))},
-    "scale": {"scale": -0.7},
-    "dropout": {"dropout_p": 0.3, "rng": 12345678901234567890},
     "gqa": {"enable_gqa": True},
     "everything": {
         "attn_mask": masks(np.float32), "causal": "lower_right", "window": (60, 30), "softcap": 2.0,

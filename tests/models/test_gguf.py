@@ -375,12 +375,7 @@ def test_tokenizers_that_do_not_fit(tmp_path):
                 "merges": ["a b"],
             } | entries
             for name, value in values.items():
-                if isinstance(value, list):
-                    writer.add_array(f"tokenizer.ggml.{name}", value)
-                elif isinstance(value, int):
-                    writer.add_uint32(f"tokenizer.ggml.{name}", value)
-                else:
-                    writer.add_string(f"tokenizer.ggml.{name}", value)
+                writer.add_key_value(f"tokenizer.ggml.{name}", value, gguf.GGUFValueType.get_type(value))
 
         return add
 

@@ -64,14 +64,7 @@ def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=No
         }  # fmt: skip
     for name, value in (entries | (more or {})).items():
         if value is not None:
-            add = {
-                int: writer.add_uint32,
-                float: writer.add_float32,
-                str: writer.add_string,
-                bool: writer.add_bool,
-                list: writer.add_array,
-            }
-            add[type(value)](f"{arch}.{name}", value)
+            writer.add_key_value(f"{arch}.{name}", value, gguf.GGUFValueType.get_type(value))
     if tokenizer is not None:
         tokenizer(writer)
     meant = {}
