@@ -13,22 +13,9 @@ from selfattn.training import checkpoint
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 pytest.importorskip("safetensors", reason="the extra 'models' is not installed")
 
-TINY = ["--dim", "8", "--heads", "1", "--layers", "1", "--context", "8", "--steps", "1", "--quiet"]
+TINY = "--dim 8 --heads 1 --layers 1 --context 8 --steps 1 --quiet"
 TEXT = "the sea was calm.\nthe ship sailed on.\n" * 40
-SMALL = [
-    "--dim",
-    "32",
-    "--layers",
-    "2",
-    "--heads",
-    "2",
-    "--context",
-    "24",
-    "--batch-size",
-    "8",
-    "--lr",
-    "0.01",
-]
+SMALL = "--dim 32 --layers 2 --heads 2 --context 24 --batch-size 8 --lr 0.01 --steps 150"
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +23,7 @@ def folder(tmp_path_factory):
     """A text, and a GPT that the command has trained on it."""
     folder = tmp_path_factory.mktemp("gpt")
     (folder / "text.txt").write_text(TEXT)
-    done = run_command("train", "gpt", "text.txt", "--out", "model", "--steps", "150", *SMALL, cwd=folder)
+    done = run_command("train", "gpt", "text.txt", "--out", "model", *SMALL.split(), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{len(TEXT)} characters, {len(set(TEXT))} different; ")
     assert "saved in model after" in done.stdout.splitlines()[-1]
@@ -76,7 +63,7 @@ def test_transformers_loads_the_folder(folder):
 
 
 def test_training_again_gives_the_same_weights_and_replaces_only_by_force(here, folder, capsys):
-    command = ["train", "gpt", "text.txt", "--out", "model", "--steps", "150", *SMALL, "--quiet"]
+    command = ["train", "gpt", "text.txt", "--out", "model", *SMALL.split(), "--quiet"]
     before = (folder / "model" / "model.safetensors").read_bytes()
     assert cli.main(command) == 1
     assert "holds a model: --force replaces it" in capsys.readouterr().err
@@ -102,7 +89,7 @@ def test_force_begins_anew_only_with_a_text(here, tmp_path, capsys):
     for text in ("nothing.txt", "."):
         assert cli.main(["train", "gpt", text, "--out", str(tmp_path), "--force"]) == 1
     assert unfinished.exists()
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), "--force", *TINY]) == 0
+    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), "--force", *TINY.split()]) == 0
     assert not unfinished.exists()
 
 

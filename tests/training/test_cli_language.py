@@ -130,10 +130,8 @@ def test_evaluate(capsys, folder, model, tmp_path):
 def interrupted(folder, *command, given=""):
     """Press Ctrl-C when there is some output; the answer is longer than a pipe holds, so the command has not ended."""
     folder = save_language_model(folder, ends=False, max_position_embeddings=2**18)
-    options = ["--max-new-tokens", "200000", "--temperature", "1"]
-    process = start(
-        [*COMMAND, command[0], folder, *command[1:], *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command = [*COMMAND, command[0], folder, *command[1:], "--max-new-tokens", "200000", "--temperature", "1"]
+    process = start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(given)
     process.stdin.flush()
     assert process.stdout.read(3)

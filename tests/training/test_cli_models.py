@@ -29,9 +29,8 @@ VERBS = ["met", "saw", "left", "found", "lost", "kept"]
 def make_text():
     rng = np.random.default_rng(0)
     blocks = [list(TOPICS.values())[i % 2] for i in range(24)]
-    return [
-        f"{rng.choice(block)} {rng.choice(VERBS)} {rng.choice(block)}" for block in blocks for _ in range(5)
-    ]
+    each = [block for block in blocks for _ in range(5)]
+    return [f"{rng.choice(block)} {rng.choice(VERBS)} {rng.choice(block)}" for block in each]
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +87,8 @@ def test_search_finds_the_topic(here, run):
 def test_search_as_json_with_several_queries(here, run):
     lines = run("search", "model", "text.txt", "the ship", "the rose", "-k", "2", "--json").out.splitlines()
     found = [json.loads(line) for line in lines]
-    assert [(each["query"], set(each)) for each in found] == [
-        (query, {"query", "score", "number", "text"})
-        for query in ("the ship", "the ship", "the rose", "the rose")
-    ]
+    assert [each["query"] for each in found] == ["the ship"] * 2 + ["the rose"] * 2
+    assert all(set(each) == {"query", "score", "number", "text"} for each in found)
     lines = run("search", "model", "text.txt", "the ship", "the rose", "-k", "1").out.splitlines()
     assert (lines[0], lines[2], len(lines)) == ("the ship:", "the rose:", 4)
 
@@ -169,21 +166,8 @@ def test_running_text(tmp_path, monkeypatch, run):
     error = run("train", "t.txt", "--out", "m", code=1).err
     assert "a text of 1 sentence is too short" in error
     assert "--split sentences" in error
-    options = [
-        "--split",
-        "sentences",
-        "--tokenizer",
-        "whitespace",
-        "--dim",
-        "8",
-        "--epochs",
-        "1",
-        "--layers",
-        "2",
-        "--heads",
-        "2",
-    ]
-    assert run("train", "t.txt", "--out", "m", *options).out.startswith("120 triplets")
+    options = "--split sentences --tokenizer whitespace --dim 8 --epochs 1 --layers 2 --heads 2"
+    assert run("train", "t.txt", "--out", "m", *options.split()).out.startswith("120 triplets")
     found = run("search", "m", "t.txt", sentences[3], "--split", "sentences", "-k", "1").out
     assert found.startswith("1.000\t")
 
@@ -337,9 +321,7 @@ def test_the_sign_of_standard_output_and_endings_in_capitals(here, tmp_path, run
     run("embed", "model", "the ship", "--out", tmp_path / "v.NPY")
     np.testing.assert_array_equal(np.load(tmp_path / "v.NPY"), files.load_model("model").encode(["the ship"]))
     (tmp_path / "T.TSV").write_text("the ship\ta wave\tthe rose\n" * 3)
-    found = run(
-        "train", tmp_path / "T.TSV", "--out", tmp_path / "m", "--tokenizer", "whitespace", "--epochs", 1
-    )
+    found = run("train", tmp_path / "T.TSV", "--out", tmp_path / "m", *SMALL[:2], "--epochs", 1)
     assert found.out.startswith("3 triplets, ")
 
 
@@ -364,23 +346,8 @@ def everything(folder):
 
 
 TRAIN = {
-    "train": ["train", "text.txt", *SMALL, "1"],
-    "train gpt": [
-        "train",
-        "gpt",
-        "text.txt",
-        "--dim",
-        "8",
-        "--heads",
-        "1",
-        "--layers",
-        "1",
-        "--context",
-        "8",
-        "--steps",
-        "1",
-        "--quiet",
-    ],
+    "train": f"train text.txt {' '.join(SMALL)} 1",
+    "train gpt": "train gpt text.txt --dim 8 --heads 1 --layers 1 --context 8 --steps 1 --quiet",
 }
 
 
@@ -399,7 +366,7 @@ def test_other_files_stay_where_a_model_is_trained(here, tmp_path, run, command,
     for name in mine:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"mine")
-    run(*TRAIN[command], "--out", tmp_path, *force)
+    run(*TRAIN[command].split(), "--out", tmp_path, *force)
     found = everything(tmp_path)
     assert [found.pop(name) for name in mine] == [b"mine"] * len(mine)
     assert set(found) == set(made)
@@ -420,7 +387,7 @@ def test_other_files_stay_where_a_model_is_trained(here, tmp_path, run, command,
 def test_files_of_others_are_replaced_only_by_force_or_never(here, tmp_path, run, command, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_bytes(b"mine")
-    arguments = [*TRAIN[command], "--out", tmp_path]
+    arguments = [*TRAIN[command].split(), "--out", tmp_path]
     assert message in run(*arguments, code=1).err
     assert everything(tmp_path) == {file: b"mine"}
     replaces = "--force" in message
@@ -430,9 +397,8 @@ def test_files_of_others_are_replaced_only_by_force_or_never(here, tmp_path, run
 
 def test_lengths_of_vectors_of_any_size():
     for size in (1e-310, 1e-200, 1.0, 1e200, 1.7e308):
-        np.testing.assert_allclose(
-            cli_models._unit(np.array([[size, size], [0, size]])), [[0.5**0.5] * 2, [0, 1]]
-        )
+        vectors = cli_models._unit(np.array([[size, size], [0, size]]))
+        np.testing.assert_allclose(vectors, [[0.5**0.5] * 2, [0, 1]])
     assert cli_models._unit(np.zeros((1, 2))).tolist() == [[0, 0]]
     for dtype in (np.float16, np.float32):
         most = np.finfo(dtype).max

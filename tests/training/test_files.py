@@ -84,10 +84,10 @@ def test_models_load_opens_it_too(tmp_path):
         models.load(tmp_path, dtype="int8")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "layers", "heads"),
-    [("float16", 0, 1), ("bfloat16", 1, 1), ("float32", 3, 4), ("float64", 1, 2)],
-)
+SIZES = [("float16", 0, 1), ("bfloat16", 1, 1), ("float32", 3, 4), ("float64", 1, 2)]
+
+
+@pytest.mark.parametrize(("dtype", "layers", "heads"), SIZES)
 def test_sizes_and_dtypes_come_back(dtype, layers, heads, tmp_path):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
@@ -128,9 +128,8 @@ def test_pytorch_reads_the_weights_and_writes_them(tmp_path):
     theirs = load_file(tmp_path / "model.safetensors")
     for name, array in model.state_dict().items():
         np.testing.assert_array_equal(theirs[name].numpy(), array)
-    save_file(
-        {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}, tmp_path / "model.safetensors"
-    )
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}
+    save_file(zeros, tmp_path / "model.safetensors")
     assert not files.load_model(tmp_path).embedding_layer.weight.any()
 
 
@@ -236,11 +235,7 @@ def test_hostile_configs(saved, changes, message):
         ("vocabulary.json", b'{"tom": 1}', "must be a list of words"),
         ("vocabulary.json", b"[1, 2]", "must be a list of words"),
         ("vocabulary.json", b'["tom", "tom"]', "vocabulary.json: vocabulary has words twice"),
-        (
-            "vocabulary.json",
-            json.dumps([*map(str, range(10))]).encode(),
-            "has 10 tokens, more than vocab_size 9",
-        ),
+        ("vocabulary.json", json.dumps([*"0123456789"]).encode(), "has 10 tokens, more than vocab_size 9"),
         *(("model.safetensors", content, r"model\.safetensors") for content in HOSTILE),
         ("model.safetensors", hostile({"x": entry(0, 0, (2**62, 4))}, b""), r"model\.safetensors"),
         ("model.safetensors", hostile({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8), r"model\.safetensors"),
