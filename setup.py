@@ -94,7 +94,7 @@ NEEDS = [
 
 
 class BuildExt(build_ext):
-    """Compiles files side by side, and leaves the built extension beside the sources too: Python started in a checkout
+    """Compiles files at the same time, and copies the built extension next to the sources: Python started in a checkout
     imports the package from there."""
 
     def build_extensions(self) -> None:

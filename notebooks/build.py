@@ -1,8 +1,8 @@
 """Make the notebooks from ``src/*.py``, execute them, and save them so that the same input gives the same bytes.
 
-python notebooks/build.py                 all of them, saved beside this file
-python notebooks/build.py 3 4             those whose names start so
-python notebooks/build.py --check         change nothing; say what would differ
+python notebooks/build.py                 all of them, saved next to this file
+python notebooks/build.py 3 4             those whose names begin with 3 or 4
+python notebooks/build.py --check         change nothing; print what would differ
 
 A source is Python in the percent format, which editors know as cells: ``# %%`` starts a cell of code and
 ``# %% [markdown]`` one of text, every line of which starts with ``# ``. Needs nbformat, nbclient and ipykernel.
@@ -33,7 +33,7 @@ def read_source(path: Path) -> Any:
     notebook = nbformat.v4.new_notebook(metadata=METADATA)
     parts = re.split(r"^# %%(.*)\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     if parts[0].strip():
-        raise ValueError(f"{path.name}: something stands before the first '# %%'")
+        raise ValueError(f"{path.name}: there is text before the first '# %%'")
     for n, (kind, text) in enumerate(zip(parts[1::2], parts[2::2], strict=True)):
         if kind.strip() == "[markdown]":
             cell = nbformat.v4.new_markdown_cell(re.sub(r"^# ?", "", text, flags=re.MULTILINE).strip())
