@@ -107,6 +107,9 @@ function exponentials(scores, mask, sink, i) {
   return [exps, exps.reduce((a, b) => a + b, 0) + (sink === undefined ? 0 : Math.exp(sink - top))];
 }
 
+/** @type {(data: Float64Array) => number} the largest finite size of a number; 0 if there is none */
+const largest = (data) => data.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
+
 /** @param {Float64Array} row scores, which become their softmax */
 function normalise(row) {
   const top = Math.max(...row);

@@ -345,7 +345,7 @@ class FirstScreen {
     const docked = this.dock.hasAttribute("data-shown");
     for (const role of ROLES) {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
-      const size = role === "weights" ? 1 : largest(nodes);
+      const size = role === "weights" ? 1 : Math.max(0, ...nodes.map(({ now }) => largest(now.data))) || 1;
       for (const side of this.sides) {
         const node = this.nodeOf(side, role), made = this.matrices?.get(`${side} ${role}`);
         if (!node || !made) continue;
@@ -476,13 +476,6 @@ class FirstScreen {
 
 /** @type {(role: string) => Kind} */
 const kindOf = (role) => (role === "weights" ? "share" : role === "mask" ? "mask" : "signed");
-
-/** @type {(nodes: NodeOfPage[]) => number} the largest finite number of matrices, or 1 if all are 0 */
-function largest(nodes) {
-  let most = 0;
-  for (const { now } of nodes) for (const x of now.data) if (Number.isFinite(x) && Math.abs(x) > most) most = Math.abs(x);
-  return most || 1;
-}
 
 /** @type {(x: number, decimals: number) => string} a short number: no -0.00 */
 function brief(x, decimals) {

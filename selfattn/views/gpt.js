@@ -204,7 +204,7 @@ class GPTView {
   drawWay() {
     const { captions, place, pass, colours, chosen, data } = this, trace = pass.traces[place];
     const strip = (/** @type {HTMLCanvasElement} */ canvas, /** @type {Float64Array} */ row, /** @type {string} */ name) => {
-      const size = Math.max(...row.map(Math.abs), Number.MIN_VALUE);
+      const size = largest(row) || 1;
       paint(canvas, 1, row.length, (_, j) => colours.difference(-row[j] / size));
       canvas.ariaLabel = name;
     };
@@ -296,7 +296,7 @@ class WeightEditor {
 
   show() {
     const { shape: [rows, columns], data } = this.model.get(this.name), colours = pixelColours(/** @type {HTMLElement} */ (this.node.closest(".sa-view") ?? this.node));
-    const size = Math.max(...range(rows).map((i) => Math.max(...data.subarray(i * columns, (i + 1) * columns).map(Math.abs))), Number.MIN_VALUE);
+    const size = largest(data) || 1;
     paint(this.canvas, rows, columns, (i, j) => colours.difference(-data[i * columns + j] / size));
     this.canvas.ariaLabel = filled(this.captions["weight map"], { name: this.name, rows, columns });
     const row = Math.floor(this.at / columns), column = this.at % columns;

@@ -132,7 +132,7 @@ class Numbers {
     const sizes = new Map();
     for (const { name, now } of this.edited ? this.nodes : []) {
       const all = family(name);
-      sizes.set(all, now.data.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), sizes.get(all) ?? 0));
+      sizes.set(all, Math.max(sizes.get(all) ?? 0, largest(now.data)));
     }
     for (const node of this.nodes) node.range = sizes.get(family(node.name)) ?? node.size;
   }

@@ -145,13 +145,13 @@ class WayBackPage {
   draw() {
     this.forward = this.model.forward();
     this.back = this.model.backward(this.forward);
-    const { forward, back, model } = this, finite = (/** @type {Matrix} */ m) => [...m.data].filter(Number.isFinite).map(Math.abs);
-    const size = Math.max(...model.stages.filter((stage) => !"SP".includes(stage)).flatMap((stage) => finite(forward[stage])), 0);
+    const { forward, back, model } = this;
+    const size = Math.max(0, ...model.stages.filter((stage) => !"SP".includes(stage)).map((stage) => largest(forward[stage].data)));
     for (const stage of model.stages) {
       const row = stage === "K" || stage === "V" ? -1 : this.row;
-      this.above[stage].update({ matrix: forward[stage], size: stage === "P" ? 1 : stage === "S" ? Math.max(...finite(forward.S), 0) : size, row, write: (x) => (Number.isFinite(x) ? figure(x, 2) : this.captions.closed) });
+      this.above[stage].update({ matrix: forward[stage], size: stage === "P" ? 1 : stage === "S" ? largest(forward.S.data) : size, row, write: (x) => (Number.isFinite(x) ? figure(x, 2) : this.captions.closed) });
       const gradient = back.gradients[stage];
-      this.below[stage].update({ matrix: gradient, size: Math.max(...finite(gradient), 0), row, write: (x) => (x === 0 ? "0" : stage === "O" ? figure(x, 1) : signedFigure(x, 3)) });
+      this.below[stage].update({ matrix: gradient, size: largest(gradient.data), row, write: (x) => (x === 0 ? "0" : stage === "O" ? figure(x, 1) : signedFigure(x, 3)) });
       const at = WAY.findIndex((some) => some.includes(stage));
       this.below[stage].node.closest(".sa-gradient")?.toggleAttribute("data-later", at >= this.shown);
       this.heads[stage].classList.toggle("sa-now", at === this.now);
