@@ -7,11 +7,7 @@ class Exercise {
   constructor(view) {
     this.view = view;
     for (const node of view.numbers.nodes) if (node.blanks !== null) this.addFields(node);
-    if (this.there) this.addButtons();
-  }
-
-  get there() {
-    return this.view.root.querySelector(".sa-answers") !== null;
+    if (view.root.querySelector(".sa-answers")) this.addButtons();
   }
 
   /** @param {NodeOfPage} node */

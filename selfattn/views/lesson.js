@@ -32,7 +32,8 @@ class Lesson {
     /** @type {(Stop & LessonStop)[]} */
     const stops = data ? JSON.parse(data) : [];
     this.tour = stops.length ? new Tour({ stops, texts: this.texts, show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open) }) : null;
-    this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) => this.tab(view, n)));
+    this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) =>
+      button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) }, this.views.length > 1 ? `${n + 1} ` : "", view.texts.tab || view.texts.title)));
     this.tabs.hidden = this.views.length < 2;
     const tabs = /** @type {HTMLElement[]} */ ([...this.tabs.children]);
     moveAlong(this.tabs, () => tabs, (n) => {
@@ -54,12 +55,6 @@ class Lesson {
   /** The view that is shown first. */
   get first() {
     return this.views[Number(this.root.dataset.opens ?? 0)] ?? this.views[0];
-  }
-
-  /** @type {(view: View, n: number) => HTMLButtonElement} */
-  tab(view, n) {
-    const name = view.texts.tab || view.texts.title;
-    return button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) }, this.views.length > 1 ? `${n + 1} ` : "", name);
   }
 
   /** @param {View} view */
