@@ -19,7 +19,7 @@
 /* ---- with a cache: an ordinary call of attention for each sequence (attention.c), whose bits depend on the sequence alone  */
 
 /* Elements before a sequence's keys of a layer, or its values. */
-static ptrdiff_t cache_at(const sa_token_share *p, ptrdiff_t sequence) {
+static ptrdiff_t cache_at(const sa_pass *p, ptrdiff_t sequence) {
     return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_keys_of(sa_layer_of(p));
 }
 
@@ -32,7 +32,7 @@ static sa_tensor heads_tensor(const sa_transformer *e, char *data, ptrdiff_t at,
 }
 
 /* Attention of a sequence's new rows, from row `row` of the frame on: (key heads, heads of each). */
-static void describe_sequence(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
+static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t group = l->heads / l->key_heads, queries = sa_queries_of(l), past = sa_past_of(e, sequence);
@@ -63,7 +63,7 @@ static bool are_alike(const sa_layer *a, const sa_layer *b) {
 
 /* Sizes are the most of any layer and sequence. Returns a thread's scratch. */
 static size_t plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
-    sa_token_share p = {.e = e, .plan = plan};
+    sa_pass p = {.e = e, .plan = plan};
     size_t scratch = 0;
     plan->joined = true;
     for (; p.layer < e->layers; ++p.layer) {
@@ -156,22 +156,22 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
 
 /* ---- phases --------------------------------------------------------------------------------------------------------- */
 
-static ptrdiff_t rows_of(const sa_token_share *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
+static ptrdiff_t rows_of(const sa_pass *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
 
 /* A sequence's first row in the frame. */
-static ptrdiff_t row_of(const sa_token_share *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
+static ptrdiff_t row_of(const sa_pass *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
 
-static ptrdiff_t row_tasks(const sa_token_share *p) { return sa_ceil_div(rows_of(p), SA_NORM_ROWS); }
+static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(rows_of(p), SA_NORM_ROWS); }
 
 /* Rows of task t of row_tasks, from the frame's row *row on. */
-static ptrdiff_t task_rows(const sa_token_share *p, ptrdiff_t t, ptrdiff_t *row) {
+static ptrdiff_t task_rows(const sa_pass *p, ptrdiff_t t, ptrdiff_t *row) {
     *row = row_of(p, p->from) + t * SA_NORM_ROWS;
     return sa_smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS);
 }
 
 /* y = norm(x + added), for rows from row `row` of the frame on. */
-static void add_norm(const sa_token_share *p, const sa_norm *norm, ptrdiff_t row, ptrdiff_t rows, const char *x,
-                     const char *added, char *unit, char *scale, char *y) {
+static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdiff_t rows, const char *x, const char *added,
+                     char *unit, char *scale, char *y) {
     const sa_transformer *e = p->e;
     const ptrdiff_t at = sa_bytes(e, row * e->d);
     const sa_norm_rows n = {.rows = rows,
@@ -189,7 +189,7 @@ static void add_norm(const sa_token_share *p, const sa_norm *norm, ptrdiff_t row
 }
 
 /* x = table[ids] + always + positions, or given rows; and the first norm. */
-static void enter(const sa_token_share *p, ptrdiff_t t) {
+static void enter(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = e->starts[p->from + t], length = sa_length_of(e, p->from + t), row = start - p->origin;
     const ptrdiff_t before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
@@ -212,16 +212,16 @@ static void enter(const sa_token_share *p, ptrdiff_t t) {
     }
 }
 
-static void product_task(const sa_token_share *p, ptrdiff_t t) { sa_linear_task(&p->product, &p->cut, t, p->scratch); }
+static void product_task(const sa_pass *p, ptrdiff_t t) { sa_linear_task(&p->product, &p->cut, t, p->scratch); }
 
-static void multiply(sa_token_share *p, sa_product_kind kind, sa_order order) {
+static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
     p->product = sa_product_of(p, kind, row_of(p, p->from), rows_of(p));
     p->cut = sa_cut_product(&p->product, p->product.in, p->plan->threads, p->plan->by_shares);
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
 /* A layer's norm: y = norm(x + added). */
-static void norm_rows(const sa_token_share *p, ptrdiff_t t, int which, const char *x, const char *added, int unit, char *y) {
+static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, const char *x, const char *added, int unit, char *y) {
     const sa_layer *l = sa_layer_of(p);
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;
     const sa_norm norm = {l->weight[parameter], l->bias[parameter], l->eps[which], l->rms[which]};
@@ -230,16 +230,16 @@ static void norm_rows(const sa_token_share *p, ptrdiff_t t, int which, const cha
     add_norm(p, &norm, row, rows, x, added, p->f.array[unit], p->f.array[unit + 1], y);
 }
 
-static void norm_x(const sa_token_share *p, ptrdiff_t t) {
+static void norm_x(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, 0, p->f.array[SA_X], NULL, SA_UNIT, p->f.array[SA_NORMED]);
 }
 
-static void norm_s(const sa_token_share *p, ptrdiff_t t) {
+static void norm_s(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, 1, p->f.array[SA_S], NULL, SA_LAST_UNIT, p->f.array[SA_NORMED_S]);
 }
 
 /* The product has left x + output(…) in the unit; without a product the heads are added here. */
-static void norm_attended(const sa_token_share *p, ptrdiff_t t) {
+static void norm_attended(const sa_pass *p, ptrdiff_t t) {
     const sa_layer *l = sa_layer_of(p);
     char *s = sa_has_feed_forward(l) ? p->f.array[SA_S] : p->f.y;
     if (l->weight[SA_OUTPUT] == NULL) {
@@ -249,11 +249,11 @@ static void norm_attended(const sa_token_share *p, ptrdiff_t t) {
     }
 }
 
-static void norm_last(const sa_token_share *p, ptrdiff_t t) {
+static void norm_last(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, 1, p->f.array[SA_LAST_UNIT], NULL, SA_LAST_UNIT, p->f.y);
 }
 
-static void rotate(const sa_token_share *p, ptrdiff_t t) {
+static void rotate(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t row = row_of(p, p->from + t), length = sa_length_of(e, p->from + t);
@@ -264,9 +264,9 @@ static void rotate(const sa_token_share *p, ptrdiff_t t) {
                           false);
 }
 
-static ptrdiff_t pieces_of(const sa_token_share *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
+static ptrdiff_t pieces_of(const sa_pass *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
 
-static void attend(const sa_token_share *p, ptrdiff_t t) {
+static void attend(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t pieces = pieces_of(p), heads = sa_layer_of(p)->heads, sequence = p->from + t / pieces / heads;
     const ptrdiff_t length = sa_length_of(e, sequence), from = t % pieces * p->plan->attend_rows;
@@ -281,7 +281,7 @@ static void attend(const sa_token_share *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->attention_forward(&b, p->scratch);
 }
 
-static void attend_to_own(const sa_token_share *p) {
+static void attend_to_own(const sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     if (l->rotary.rotated > 0) {
         sa_run_phase(p, p->to - p->from, rotate, SA_BY_ROWS);
@@ -290,7 +290,7 @@ static void attend_to_own(const sa_token_share *p) {
 }
 
 /* Turns the queries and the keys of a key head, and appends its keys and values. */
-static void append_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -312,16 +312,14 @@ static void append_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t k
     }
 }
 
-static void append(const sa_token_share *p, ptrdiff_t t) {
+static void append(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t heads = sa_layer_of(p)->key_heads;
     append_head(p, p->from + t / heads, t % heads);
 }
 
-static char *partial_of(const sa_token_share *p, ptrdiff_t sequence) {
-    return p->partial + (size_t)sequence * p->plan->partial_bytes;
-}
+static char *partial_of(const sa_pass *p, ptrdiff_t sequence) { return p->partial + (size_t)sequence * p->plan->partial_bytes; }
 
-static void attend_cached(const sa_token_share *p, ptrdiff_t t) {
+static void attend_cached(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t sequence = p->from + t / p->plan->attend_tasks, task = t % p->plan->attend_tasks;
     sa_attention a;
     sa_attention_plan plan;
@@ -337,7 +335,7 @@ static void attend_cached(const sa_token_share *p, ptrdiff_t t) {
     sa_attention_task(&a, &plan, task, p->scratch, partial_of(p, sequence), &held);
 }
 
-static void merge(const sa_token_share *p, ptrdiff_t t) {
+static void merge(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t sequence = p->from + t / p->plan->merge_tasks, task = t % p->plan->merge_tasks;
     sa_attention a;
     sa_attention_plan plan;
@@ -349,7 +347,7 @@ static void merge(const sa_token_share *p, ptrdiff_t t) {
 }
 
 /* Independent: tasks append and attend for rows of a key head, or for a chunk of its keys; merges wait for all chunks. */
-static void attend_with_cache(const sa_token_share *p) {
+static void attend_with_cache(const sa_pass *p) {
     const ptrdiff_t sequences = p->to - p->from;
     if (!p->plan->joined) {
         sa_run_phase(p, sequences * sa_layer_of(p)->key_heads, append, SA_BY_ROWS);
@@ -360,13 +358,13 @@ static void attend_with_cache(const sa_token_share *p) {
     }
 }
 
-static void copy_unit(const sa_token_share *p, ptrdiff_t t) {
+static void copy_unit(const sa_pass *p, ptrdiff_t t) {
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(p->e, row * p->e->d);
     memcpy(p->f.y + at, p->f.array[SA_UNIT] + at, (size_t)sa_bytes(p->e, rows * p->e->d));
 }
 
-static void run_layer(sa_token_share *p) {
+static void run_layer(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t norms = row_tasks(p);
     p->f = sa_frame_of(p);
@@ -406,7 +404,7 @@ static void run_layer(sa_token_share *p) {
 }
 
 /* The final norm, to the output if every row leaves, else in place. */
-static void norm_final(const sa_token_share *p, ptrdiff_t t) {
+static void norm_final(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row);
@@ -416,7 +414,7 @@ static void norm_final(const sa_token_share *p, ptrdiff_t t) {
 }
 
 /* A sequence's rows, or the one that represents it. */
-static void leave(const sa_token_share *p, ptrdiff_t t) {
+static void leave(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t sequence = p->from + t, length = sa_length_of(e, sequence);
     const char *x = p->f.array[SA_X] + sa_bytes(e, row_of(p, sequence) * e->d);
@@ -429,7 +427,7 @@ static void leave(const sa_token_share *p, ptrdiff_t t) {
     memcpy(to, x, (size_t)sa_bytes(e, (e->pooling == SA_EACH_ROW ? length : 1) * e->d));
 }
 
-static void run_share(sa_token_share p) {
+static void run_share(sa_pass p) {
     const ptrdiff_t sequences = p.to - p.from;
     p.layer = 0;
     p.f = sa_frame_of(&p);
@@ -464,7 +462,7 @@ static ptrdiff_t sequence_from(const sa_transformer *e, ptrdiff_t token) {
 
 /* Independent: a share writes only its own sequences. */
 static void run_share_number(void *call, ptrdiff_t number) {
-    sa_token_share p = *(const sa_token_share *)call;
+    sa_pass p = *(const sa_pass *)call;
     p.thread = 0;
     p.team = 1;
     p.from = sequence_from(p.e, number * p.plan->share_tokens);
@@ -482,7 +480,7 @@ static void run_share_number(void *call, ptrdiff_t number) {
 }
 
 static void run(void *call, int thread, int team) {
-    sa_token_share p = *(const sa_token_share *)call;
+    sa_pass p = *(const sa_pass *)call;
     p.thread = thread;
     p.team = team;
     p.scratch += (size_t)thread * p.plan->scratch_bytes;
@@ -497,13 +495,13 @@ void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *
     if (e->sequences == 0) {
         return;
     }
-    sa_token_share all = {.e = e,
-                          .plan = plan,
-                          .out = out,
-                          .to = e->sequences,
-                          .frames = plan->keep ? saved : scratch,
-                          .capacity = e->tokens,
-                          .partial = (char *)scratch + plan->shared_bytes - (size_t)e->sequences * plan->partial_bytes,
-                          .scratch = (char *)scratch + plan->shared_bytes};
+    sa_pass all = {.e = e,
+                   .plan = plan,
+                   .out = out,
+                   .to = e->sequences,
+                   .frames = plan->keep ? saved : scratch,
+                   .capacity = e->tokens,
+                   .partial = (char *)scratch + plan->shared_bytes - (size_t)e->sequences * plan->partial_bytes,
+                   .scratch = (char *)scratch + plan->shared_bytes};
     sa_run_team(plan->threads, run, &all);
 }

@@ -166,6 +166,7 @@ typedef struct {
     void *dweight, *dbias;
 } sa_norm_pullback;
 
+/* A thread's pass through the layers: its sequences, where it is, and the product of the phase. */
 typedef struct {
     const sa_transformer *e;
     const sa_transformer_plan *plan;
@@ -188,18 +189,18 @@ typedef struct {
     char *scratch;
     char *partial; /* of all sequences, with a cache */
     int thread, team;
-} sa_token_share;
+} sa_pass;
 
-typedef void sa_share_task(const sa_token_share *p, ptrdiff_t t);
+typedef void sa_pass_task(const sa_pass *p, ptrdiff_t t);
 
 /* The thread that takes a task: any that is free, or the one that has these rows in its cache. Threads wait at the end of a
  * phase, unless the next needs none of its results. */
 typedef enum { SA_BY_TURNS, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
 
 /* A phase of independent tasks; all threads of the team call it. */
-void sa_run_phase(const sa_token_share *p, ptrdiff_t tasks, sa_share_task *task, sa_order order);
+void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order);
 
-static inline const sa_layer *sa_layer_of(const sa_token_share *p) { return &p->e->layer[p->layer]; }
+static inline const sa_layer *sa_layer_of(const sa_pass *p) { return &p->e->layer[p->layer]; }
 
 /* Columns of queries, and of keys and values. */
 static inline ptrdiff_t sa_queries_of(const sa_layer *l) { return l->heads * l->width; }
@@ -221,10 +222,10 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
 /* With keep every layer has its own, and after the last one are the rows that leave it, and unit and scale of the first
  * and of the final norm. */
-sa_frame sa_frame_of(const sa_token_share *p);
+sa_frame sa_frame_of(const sa_pass *p);
 
 /* Unit and scale of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
-char *sa_outer_unit(const sa_token_share *p, int which, char **scale);
+char *sa_outer_unit(const sa_pass *p, int which, char **scale);
 
 /* The products of a layer, for `rows` rows from row `row` of the frame on. */
 typedef enum {
@@ -237,20 +238,19 @@ typedef enum {
     SA_PRODUCTS
 } sa_product_kind;
 
-sa_linear sa_product_of(const sa_token_share *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
+sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
 
 /* True if output's result would replace x, which is added after dropout: then the result goes to the unit first. */
-bool sa_needs_detour(const sa_token_share *p);
+bool sa_needs_detour(const sa_pass *p);
 
 /* Dropout of one kind, for rows from row `row` of the frame on. */
-sa_dropout sa_dropout_of(const sa_token_share *p, int kind, ptrdiff_t row);
+sa_dropout sa_dropout_of(const sa_pass *p, int kind, ptrdiff_t row);
 
 /* True if the layer has more than attention. */
 static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }
 
 /* Describes one head's attention in the sequence at row `row` of the frame. */
-void sa_describe_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
-                      sa_attention *a);
+void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 
 /* New tokens of a sequence, and those that came before. */
 static inline ptrdiff_t sa_length_of(const sa_transformer *e, ptrdiff_t sequence) {

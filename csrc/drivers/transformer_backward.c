@@ -7,11 +7,11 @@
 
 #define SA_TABLE_TASKS 16
 
-static ptrdiff_t row_tasks(const sa_token_share *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
+static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
 
 /* ---- what leaves is every row of a sequence, or their mean, or one of them ------------------------------------------------- */
 
-static void spread(const sa_token_share *p, ptrdiff_t t) {
+static void spread(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t), row_bytes = sa_bytes(e, e->d);
     const bool each = e->pooling == SA_EACH_ROW;
@@ -30,7 +30,7 @@ static void spread(const sa_token_share *p, ptrdiff_t t) {
 
 /* ---- y = norm(s):  ds, d weight = Σ dy·unit, d bias = Σ dy ---------------------------------------------------------------- */
 
-static void norm_rows(const sa_token_share *p, ptrdiff_t t) {
+static void norm_rows(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_norm_pullback *n = &p->norm;
     const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d);
@@ -44,7 +44,7 @@ static void norm_rows(const sa_token_share *p, ptrdiff_t t) {
 }
 
 /* One panel of columns. */
-static void norm_parameters(const sa_token_share *p, ptrdiff_t t) {
+static void norm_parameters(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_norm_pullback *n = &p->norm;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
@@ -56,10 +56,10 @@ static void norm_parameters(const sa_token_share *p, ptrdiff_t t) {
     }
 }
 
-static ptrdiff_t norm_panels(const sa_token_share *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
+static ptrdiff_t norm_panels(const sa_pass *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
 
 /* The norm at the attention (which 0) or after the feed-forward network (1). */
-static sa_norm_pullback layer_norm(const sa_token_share *p, int which, const char *dy, char *ds, bool adds) {
+static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, char *ds, bool adds) {
     const sa_layer *l = sa_layer_of(p);
     const sa_layer_gradients *g = &p->g->layer[p->layer];
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, unit = which == 0 ? SA_UNIT : SA_LAST_UNIT;
@@ -68,7 +68,7 @@ static sa_norm_pullback layer_norm(const sa_token_share *p, int which, const cha
 }
 
 /* dy becomes the gradient of what entered. The sums of its parameters wait for the next product: no thread is then idle. */
-static void back_through_norm(sa_token_share *p, sa_norm_pullback norm) {
+static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
     p->norm = norm;
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
     p->norm_waits = true;
@@ -77,7 +77,7 @@ static void back_through_norm(sa_token_share *p, sa_norm_pullback norm) {
 }
 
 /* dy += the gradient of what entered a norm before a sum; dn is the gradient of what left the norm. */
-static void add_through_norm(sa_token_share *p, int which) {
+static void add_through_norm(sa_pass *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
     sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
@@ -85,13 +85,11 @@ static void add_through_norm(sa_token_share *p, int which) {
 
 /* ---- y = x·weightᵀ + bias ------------------------------------------------------------------------------------------------ */
 
-static void input_task(const sa_token_share *p, ptrdiff_t t) { sa_linear_input_task(&p->gradients, &p->cut, t, p->scratch); }
+static void input_task(const sa_pass *p, ptrdiff_t t) { sa_linear_input_task(&p->gradients, &p->cut, t, p->scratch); }
 
-static ptrdiff_t product_parameters(const sa_token_share *p) {
-    return sa_linear_parameter_tasks(&p->gradients, p->plan->threads);
-}
+static ptrdiff_t product_parameters(const sa_pass *p) { return sa_linear_parameter_tasks(&p->gradients, p->plan->threads); }
 
-static void parameter_task(const sa_token_share *p, ptrdiff_t t) {
+static void parameter_task(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t own = product_parameters(p);
     if (t < own) {
         sa_linear_parameter_task(&p->gradients, p->plan->threads, t, p->scratch);
@@ -101,7 +99,7 @@ static void parameter_task(const sa_token_share *p, ptrdiff_t t) {
 }
 
 /* dn = the gradient of a product's result before dropout. */
-static void drop_task(const sa_token_share *p, ptrdiff_t t) {
+static void drop_task(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d), rows = sa_smaller(e->tokens - row, SA_NORM_ROWS);
     sa_dropout own = p->dropout;
@@ -110,7 +108,7 @@ static void drop_task(const sa_token_share *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->drop_rows(&own, p->dn + at, e->d, rows, e->d, NULL);
 }
 
-static const char *back_through_dropout(sa_token_share *p, int kind) {
+static const char *back_through_dropout(sa_pass *p, int kind) {
     p->dropout = sa_dropout_of(p, kind, 0);
     if (p->dropout.p == 0) {
         return p->dy;
@@ -120,8 +118,7 @@ static const char *back_through_dropout(sa_token_share *p, int kind) {
 }
 
 /* parameters: those of the layer, in the product's order. */
-static void back_through_product(sa_token_share *p, sa_product_kind kind, const int *parameters,
-                                 const sa_linear_gradients *to) {
+static void back_through_product(sa_pass *p, sa_product_kind kind, const int *parameters, const sa_linear_gradients *to) {
     const sa_layer_gradients *g = &p->g->layer[p->layer];
     p->product = sa_product_of(p, kind, 0, p->e->tokens);
     p->gradients = *to;
@@ -138,22 +135,22 @@ static void back_through_product(sa_token_share *p, sa_product_kind kind, const 
 
 /* ---- the table's gradient begins with zeros -------------------------------------------------------------------------------- */
 
-static ptrdiff_t count_table(const sa_token_share *p) {
+static ptrdiff_t count_table(const sa_pass *p) {
     return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_TASKS, p->e->vocabulary);
 }
 
-static ptrdiff_t first_id(const sa_token_share *p, ptrdiff_t t) {
+static ptrdiff_t first_id(const sa_pass *p, ptrdiff_t t) {
     return sa_smaller(t * sa_ceil_div(p->e->vocabulary, count_table(p)), p->e->vocabulary);
 }
 
-static void clear_table(const sa_token_share *p, ptrdiff_t t) {
+static void clear_table(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t row_bytes = sa_bytes(p->e, p->e->d), from = first_id(p, t), to = first_id(p, t + 1);
     memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
 /* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ------------------------------------------ */
 
-static void head_gradients(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = sa_length_of(e, sequence);
@@ -192,11 +189,9 @@ static void head_gradients(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_
 }
 
 /* A mask's gradient has one writer: a task is then a head in all sequences. */
-static ptrdiff_t head_tasks(const sa_token_share *p) {
-    return (p->g->mask == NULL ? p->e->sequences : 1) * sa_layer_of(p)->key_heads;
-}
+static ptrdiff_t head_tasks(const sa_pass *p) { return (p->g->mask == NULL ? p->e->sequences : 1) * sa_layer_of(p)->key_heads; }
 
-static void attention(const sa_token_share *p, ptrdiff_t t) {
+static void attention(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t heads = sa_layer_of(p)->key_heads;
     if (t >= head_tasks(p)) {
         clear_table(p, t - head_tasks(p));
@@ -209,7 +204,7 @@ static void attention(const sa_token_share *p, ptrdiff_t t) {
     }
 }
 
-static void rotate_back(const sa_token_share *p, ptrdiff_t t) {
+static void rotate_back(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t);
@@ -221,7 +216,7 @@ static void rotate_back(const sa_token_share *p, ptrdiff_t t) {
 
 /* ---- layers: dy is the gradient of what leaves each phase, then of what entered ---------------------------------------------- */
 
-static void back_through_feed_forward(sa_token_share *p) {
+static void back_through_feed_forward(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool normed = l->weight[SA_LAST_NORM] != NULL, before = normed && l->norm_first, gated = l->weight[SA_GATE] != NULL;
     if (normed && !before) {
@@ -243,7 +238,7 @@ static void back_through_feed_forward(sa_token_share *p) {
     }
 }
 
-static void back_through_attention(sa_token_share *p) {
+static void back_through_attention(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool normed = l->weight[SA_ATTENTION_NORM] != NULL, before = normed && l->norm_first;
     if (normed && !before) {
@@ -273,7 +268,7 @@ static void back_through_attention(sa_token_share *p) {
 
 /* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids ------------------------------------------------- */
 
-static void table(const sa_token_share *p, ptrdiff_t t) {
+static void table(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t from = first_id(p, t), to = first_id(p, t + 1), row_bytes = sa_bytes(e, e->d);
@@ -284,14 +279,14 @@ static void table(const sa_token_share *p, ptrdiff_t t) {
     }
 }
 
-static void copy_rows(const sa_token_share *p, ptrdiff_t t) {
+static void copy_rows(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t at = sa_bytes(e, e->starts[t] * e->d);
     memcpy((char *)p->g->rows + at, p->dy + at, (size_t)sa_bytes(e, sa_length_of(e, t) * e->d));
 }
 
 /* The first norm (which 0) or the final one (1). */
-static void run_outer_norm(sa_token_share *p, int which) {
+static void run_outer_norm(sa_pass *p, int which) {
     const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
     void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
     char *scale, *unit = sa_outer_unit(p, which, &scale);
@@ -302,7 +297,7 @@ static void run_outer_norm(sa_token_share *p, int which) {
 }
 
 static void run(void *call, int thread, int team) {
-    sa_token_share p = *(const sa_token_share *)call;
+    sa_pass p = *(const sa_pass *)call;
     const sa_transformer *e = p.e;
     p.thread = thread;
     p.team = team;
@@ -331,7 +326,7 @@ static void run(void *call, int thread, int team) {
 }
 
 /* Buffers of gradients of rows: three (rows, d), then those of a layer's other arrays. */
-static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_token_share *p, char *base) {
+static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_pass *p, char *base) {
     const size_t rows = sa_array_bytes(e, e->tokens, e->d);
     size_t used = 3 * rows;
     const int like[] = {SA_QUERIES, SA_KEYS, SA_VALUES, SA_ATTENDED, SA_WIDE, SA_GATES};
@@ -348,7 +343,7 @@ static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_token
 }
 
 sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads, sa_transformer_plan *plan) {
-    sa_token_share unused;
+    sa_pass unused;
     *plan = (sa_transformer_plan){.keep = true, .threads = 1};
     if (!sa_transformer_fits(e)) {
         return SA_TOO_LARGE;
@@ -362,13 +357,13 @@ sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads,
 
 void sa_transformer_backward(const sa_transformer *e, const sa_transformer_gradients *g, const sa_transformer_plan *plan,
                              const void *saved, void *scratch) {
-    sa_token_share p = {.e = e,
-                        .plan = plan,
-                        .g = g,
-                        .to = e->sequences,
-                        .frames = (char *)(uintptr_t)saved, /* read only */
-                        .capacity = e->tokens,
-                        .scratch = (char *)scratch + plan->shared_bytes};
+    sa_pass p = {.e = e,
+                 .plan = plan,
+                 .g = g,
+                 .to = e->sequences,
+                 .frames = (char *)(uintptr_t)saved, /* read only */
+                 .capacity = e->tokens,
+                 .scratch = (char *)scratch + plan->shared_bytes};
     lay_out(e, &plan->layout, &p, scratch);
     sa_run_team(plan->threads, run, &p);
 }

@@ -70,7 +70,7 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
     return layout;
 }
 
-sa_frame sa_frame_of(const sa_token_share *p) {
+sa_frame sa_frame_of(const sa_pass *p) {
     const bool keep = p->plan->keep;
     char *base = p->frames + (keep ? (size_t)p->layer * p->plan->layout.bytes : 0);
     sa_frame f;
@@ -82,7 +82,7 @@ sa_frame sa_frame_of(const sa_token_share *p) {
     return f;
 }
 
-char *sa_outer_unit(const sa_token_share *p, int which, char **scale) {
+char *sa_outer_unit(const sa_pass *p, int which, char **scale) {
     const sa_transformer *e = p->e;
     if (!p->plan->keep) {
         *scale = p->frames + p->plan->layout.at[SA_SCALE];
@@ -128,18 +128,18 @@ static void add_weight(sa_linear *product, const sa_layer *l, int which, ptrdiff
 }
 
 /* Each kind has its own seed. */
-sa_dropout sa_dropout_of(const sa_token_share *p, int kind, ptrdiff_t row) {
+sa_dropout sa_dropout_of(const sa_pass *p, int kind, ptrdiff_t row) {
     const sa_layer *l = sa_layer_of(p);
     return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
 }
 
-bool sa_needs_detour(const sa_token_share *p) {
+bool sa_needs_detour(const sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     return !p->plan->keep && !norm_after && !sa_has_feed_forward(l) && l->dropout[SA_DROP_OUTPUT] > 0;
 }
 
-sa_linear sa_product_of(const sa_token_share *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
+sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), queries = sa_queries_of(l), keys = sa_keys_of(l), hidden = l->hidden;
     char *const *array = p->f.array;
@@ -198,8 +198,7 @@ static sa_tensor matrix(const sa_transformer *e, char *data, ptrdiff_t stride) {
     return (sa_tensor){.m = {data, sa_bytes(e, stride), sa_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false}};
 }
 
-void sa_describe_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head,
-                      sa_attention *a) {
+void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t queries = sa_queries_of(l), keys = sa_keys_of(l), key_head = head / (l->heads / l->key_heads);
@@ -238,7 +237,7 @@ void sa_describe_head(const sa_token_share *p, ptrdiff_t sequence, ptrdiff_t row
 size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan *plan, bool backward) {
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     size_t most = 0;
-    sa_token_share p = {.e = e, .plan = plan};
+    sa_pass p = {.e = e, .plan = plan};
     for (p.layer = 0; p.layer < e->layers; ++p.layer) {
         const sa_layer *l = sa_layer_of(&p);
         for (int kind = 0; kind < SA_PRODUCTS; ++kind) {
@@ -263,8 +262,8 @@ size_t sa_transformer_scratch(const sa_transformer *e, const sa_transformer_plan
 /* ---- phases --------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const sa_token_share *p;
-    sa_share_task *task;
+    const sa_pass *p;
+    sa_pass_task *task;
 } phase;
 
 static void run_task(void *call, ptrdiff_t t) {
@@ -276,7 +275,7 @@ static void run_task(void *call, ptrdiff_t t) {
 
 /* Independent: a task writes its own rows or columns. A cancelled call skips its remaining tasks; its threads still wait for
  * each other and reach the end. */
-void sa_run_phase(const sa_token_share *p, ptrdiff_t tasks, sa_share_task *task, sa_order order) {
+void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order) {
     phase run = {p, task};
     if (order == SA_BY_TURNS) {
         sa_share_tasks(p->team, tasks, run_task, &run);
