@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import pickle
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,20 @@ def test_links_in_markdown_lead_somewhere(path):
             page = path.parent / name if name else path
             assert page.exists(), target
             assert not anchor or anchor in anchors(page), target
+
+
+def test_files_that_contributing_names_exist():
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+    if not tracked:
+        pytest.skip("this is no checkout")
+    text = without_code(ROOT / "CONTRIBUTING.md")
+    named = {name.rstrip("/") for name in re.findall(r"`([\w./]+/[\w./]*|\w+\.(?:py|c|h|md))`", text)}
+    lacking = [
+        name for name in named if not re.search(rf"(^|/){re.escape(name)}($|/)", tracked, re.MULTILINE)
+    ]
+    assert sorted(lacking) == ["csrc/isa/NAME.c", "csrc/simd/NAME.h"]
 
 
 def stub_functions():
