@@ -31,7 +31,7 @@ def _nothing_is_shown(monkeypatch):
 
 
 def labels(image):
-    """(queries, keys) as written beside the heat map."""
+    """(queries, keys) as written next to the heat map."""
     ax = image.axes
     return tuple([t.get_text() for t in side] for side in (ax.get_yticklabels(), ax.get_xticklabels()))
 

@@ -87,7 +87,7 @@ function moveFocus(group, target) {
 }
 
 /**
- * Let left, right, Home and End move along a row of buttons: `go` is told the place.
+ * Let left, right, Home and End move along a row of buttons: `go` gets the place.
  * @type {(row: HTMLElement, buttons: () => HTMLElement[], go: (n: number) => void) => void}
  */
 function moveAlong(row, buttons, go) {
