@@ -386,13 +386,13 @@ def test_other_files_stay_where_a_model_is_trained(here, tmp_path, run, command,
 )  # fmt: skip
 def test_files_of_others_are_replaced_only_by_force_or_never(here, tmp_path, run, command, file, message):
     (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_bytes(b"mine")
+    (tmp_path / file).write_bytes(b"{}")
     arguments = [*TRAIN[command].split(), "--out", tmp_path]
     assert message in run(*arguments, code=1).err
-    assert everything(tmp_path) == {file: b"mine"}
+    assert everything(tmp_path) == {file: b"{}"}
     replaces = "--force" in message
     run(*arguments, "--force", code=not replaces)
-    assert (everything(tmp_path)[file] != b"mine") == replaces
+    assert (everything(tmp_path)[file] != b"{}") == replaces
 
 
 def test_lengths_of_vectors_of_any_size():
