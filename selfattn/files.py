@@ -27,20 +27,8 @@ from typing import Any
 import numpy.typing as npt
 
 import selfattn
+from selfattn import _disk
 from selfattn._check import FLOATS, Array, Entries
-from selfattn._disk import (
-    PathLike,
-    is_special,
-    parse_json,
-    parse_tokenizer,
-    read,
-    read_json,
-    read_safetensors,
-    to_json,
-    to_safetensors,
-    write_file,
-    write_files,
-)
 from selfattn._extras import import_extra
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.text import WhitespaceTokenizer
@@ -64,7 +52,7 @@ MOST_POSITIONS = 2**28
 # ------------------------------------------------------------------------------------------------------ models
 
 
-def save_model(model: EmbeddingModel, folder: PathLike) -> None:
+def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     """Save a model as a folder: ``model.safetensors``, ``config.json`` and the tokenizer's file.
 
     Parameters
@@ -114,15 +102,15 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
     folder = Path(folder)
     if differences := _differences(folder, config, weights):  # layers were added or removed, for example
         raise ValueError(f"the model does not fit its sizes, and {again}:\n  " + "\n  ".join(differences))
-    content = {WEIGHTS: to_safetensors(weights)}
+    content = {WEIGHTS: _disk.to_safetensors(weights)}
     if kind is not None:
         content[TOKENIZERS[kind]] = tokenizer
-    content[CONFIG] = to_json(config)
+    content[CONFIG] = _disk.to_json(config)
     stale = _tokenizer_file(folder)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        write_files(folder, content)
+        _disk.write_files(folder, content)
     except BaseException:
         if made:
             folder.rmdir()
@@ -131,7 +119,7 @@ def save_model(model: EmbeddingModel, folder: PathLike) -> None:
         (folder / stale).unlink(missing_ok=True)
 
 
-def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> EmbeddingModel:
+def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = None) -> EmbeddingModel:
     """Load a model that :func:`save_model` saved.
 
     Parameters
@@ -186,7 +174,7 @@ def load_model(folder: PathLike, strict: bool = True, tokenizer: Any = None) -> 
 
 def is_model(folder: Path) -> bool:
     """Tell whether a folder is one of :func:`save_model`, whole or damaged, not one of a pretrained model."""
-    config = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    config = _disk.read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     return isinstance(config, dict) and "format" in config and "model_type" not in config
 
 
@@ -199,7 +187,7 @@ def _tokenizer_file(folder: Path) -> str | None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path)
+    config = _disk.read_json(path)
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{path} does not describe a model of selfattn's: its format is not {FORMAT!r}")
     if config.get("version") != VERSION:
@@ -280,9 +268,9 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         give = "give it to load_model(folder, tokenizer=...)"
         raise ValueError(f"the tokenizer of {folder} was of a kind that is not saved; {give}")
     path = folder / TOKENIZERS[kind]
-    content = read(path)
+    content = _disk.read(path)
     if kind == "whitespace":
-        vocabulary = parse_json(path, content)
+        vocabulary = _disk.parse_json(path, content)
         if not isinstance(vocabulary, list) or not all(isinstance(word, str) for word in vocabulary):
             raise ValueError(f"{path} must be a list of words")
         try:
@@ -296,7 +284,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # the last by its own message
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
     else:
-        tokenizer = parse_tokenizer(path, content, None)
+        tokenizer = _disk.parse_tokenizer(path, content, None)
     if (size := _tokens(kind, tokenizer)) > config["vocab_size"]:
         raise ValueError(f"{path} has {size} tokens, more than vocab_size {config['vocab_size']} in {CONFIG}")
     return tokenizer
@@ -305,7 +293,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
 # ------------------------------------------------------------------------------------------------------ arrays
 
 
-def save_arrays(path: PathLike, arrays: Mapping[str, npt.ArrayLike]) -> None:
+def save_arrays(path: _disk.PathLike, arrays: Mapping[str, npt.ArrayLike]) -> None:
     """Save arrays by name as a safetensors file, such as the ``state_dict()`` of any module.
 
     Parameters
@@ -324,13 +312,13 @@ def save_arrays(path: PathLike, arrays: Mapping[str, npt.ArrayLike]) -> None:
         ``safetensors`` is missing: ``pip install 'selfattn[text]'``.
     """
     path = Path(path)
-    content = to_safetensors(arrays)
-    if is_special(path):  # it could not be read back
+    content = _disk.to_safetensors(arrays)
+    if _disk.is_special(path):  # it could not be read back
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
-    write_file(path, content)
+    _disk.write_file(path, content)
 
 
-def load_arrays(path: PathLike) -> dict[str, Array]:
+def load_arrays(path: _disk.PathLike) -> dict[str, Array]:
     """Load all arrays of a safetensors file, by name; ``module.load_state_dict`` takes them.
 
     Parameters
@@ -350,4 +338,4 @@ def load_arrays(path: PathLike) -> dict[str, Array]:
     ImportError
         ``safetensors`` is missing; or ``ml_dtypes`` has not been imported, and the file holds bfloat16.
     """
-    return read_safetensors(Path(path))[0]
+    return _disk.read_safetensors(Path(path))[0]

@@ -16,17 +16,7 @@ import numpy as np
 from selfattn._check import Array, Entries, as_array
 from selfattn._disk import read_json
 from selfattn._extras import import_extra
-from selfattn.engine.weights import (
-    BITS,
-    GROUP,
-    INT8,
-    SCALE,
-    good_bits,
-    good_scale,
-    groups_of,
-    is_compact,
-    to_float32,
-)
+from selfattn.engine import weights
 
 # Keys that change nothing here: how a model was trained, made or is generated from, and what a tokenizer knows.
 HARMLESS = {
@@ -56,7 +46,7 @@ QUANTIZATION = {
     "format": "int-quantized",
     "quantization_status": "compressed",
 }
-BY_GROUPS = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": GROUP}
+BY_GROUPS = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": weights.GROUP}
 QUANTIZED_WEIGHTS = BY_GROUPS | {"symmetric": True, "dynamic": False}
 QUANTIZED_INPUTS = BY_GROUPS | {"symmetric": False, "dynamic": True}
 QUANTIZATION_KEYS = {
@@ -221,7 +211,7 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
         if entry["dtype"] == "F16":
             array = array.astype(np.float32)
         elif entry["dtype"] == "BF16" and not keep_bfloat16:
-            array = to_float32(array, None)
+            array = weights.to_float32(array, None)
         arrays[name] = array
     return arrays
 
@@ -242,14 +232,14 @@ def fit(
             raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
         as_array(name, array)  # refuses a masked one
         new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        suffix = SCALE if new.endswith(".weight" + SCALE) else ""
+        suffix = weights.SCALE if new.endswith(".weight" + weights.SCALE) else ""
         new = new.removesuffix(suffix)
         if new not in shapes:
             new = new.removeprefix(prefix) if new.startswith(prefix) else prefix + new
-        widened = to_float32(array, None) if suffix and array.dtype == BITS else array
+        widened = weights.to_float32(array, None) if suffix and array.dtype == weights.BITS else array
         named[new + suffix if new in shapes else name] = widened
-    for name in [name for name in shapes if name in named and named[name].dtype == INT8]:
-        shapes[name + SCALE] = (*shapes[name][:-1], groups_of(shapes[name][-1]))
+    for name in [name for name in shapes if name in named and named[name].dtype == weights.INT8]:
+        shapes[name + weights.SCALE] = (*shapes[name][:-1], weights.groups_of(shapes[name][-1]))
     wrong = [
         f"unexpected: {name} {array.shape}"
         for name, array in named.items()
@@ -260,11 +250,11 @@ def fit(
             wrong += [] if name in optional else [f"missing: {name} {shape}"]
         elif named[name].shape != shape:
             wrong.append(f"{name} has shape {named[name].shape}, the configuration says {shape}")
-        elif named[name].dtype == INT8 and len(shape) != 2:
+        elif named[name].dtype == weights.INT8 and len(shape) != 2:
             wrong.append(f"{name} is int8, which only matrices may be")
-        elif name.endswith(SCALE) and not good_scale(named[name]):
+        elif name.endswith(weights.SCALE) and not weights.good_scale(named[name]):
             wrong.append(f"{name} must hold finite numbers, none negative")
-        elif named[name].dtype == BITS and not good_bits(named[name]):
+        elif named[name].dtype == weights.BITS and not weights.good_bits(named[name]):
             wrong.append(f"{name} holds NaN or an infinity")
     if wrong:
         more = [f"and {len(wrong) - MOST_NAMED} more"] if len(wrong) > MOST_NAMED else []
@@ -272,9 +262,9 @@ def fit(
         raise ValueError(f"the weights of {where} do not fit its configuration:\n  {lines}")
     found = {name: named[name] for name in shapes if name in named}
     widest = np.dtype(np.float32)
-    if not any(map(is_compact, found.values())):
+    if not any(map(weights.is_compact, found.values())):
         widest = np.result_type(widest, *(array.dtype for array in found.values()))
     return {
-        name: np.require(array, array.dtype if is_compact(array) else widest, ["C", "A"])
+        name: np.require(array, array.dtype if weights.is_compact(array) else widest, ["C", "A"])
         for name, array in found.items()
     }
