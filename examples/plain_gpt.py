@@ -1,6 +1,6 @@
 """A whole GPT in one page of NumPy: it learns a nursery rhyme letter by letter, and then writes its own verses.
 
-    python examples/plain_gpt.py
+    OMP_NUM_THREADS=1 python examples/plain_gpt.py  # its matrices are too small for several threads
 
 Read it from top to bottom: the text, the model, its training, its writing. These functions and their gradients come from
 selfattn, and the rest is NumPy:
