@@ -72,7 +72,7 @@ def test_products(kind, rows, width, out, isa, threads_restored):
 # ---- rows of decoding ----------------------------------------------------------------------------------------------------
 
 QUANTIZED = {kind: numbers for kind, (numbers, _) in QUANTS.items() if numbers > 1}
-# The largest factors of d, and of m with it, in what a block stands for: 15 + 1, 128, 63 times as many, 127 times 32.
+# The largest factors of d, and of m with it, in the numbers of a block: 15 + 1, 128, 63 times as many, 127 times 32.
 LARGEST = {"Q4_0": 8, "Q4_1": 16, "Q8_0": 128, "Q4_K": 63 * 16, "Q6_K": 128 * 32}
 
 

@@ -33,7 +33,7 @@ def bfloat16(x):
 
 
 def weights(rng, out, width):
-    """Draw int8 and its scales, packed; and what they stand for."""
+    """Draw int8 and its scales, packed; and their products, the weights."""
     q = rng.integers(-128, 128, (out, width), dtype=np.int8)
     scale = rng.uniform(0.5e-3, 2e-3, (out, -(-width // GROUP))).astype(np.float32)
     return _core._int8_panels(q, scale), q * np.repeat(scale, GROUP, 1)[:, :width].astype(np.float64)

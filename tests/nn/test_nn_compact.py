@@ -24,7 +24,7 @@ def steps_of(x):
 
 
 def float32_of(layer):
-    """Return the weight that a rounded layer stands for, computed here."""
+    """Return the numbers of a rounded layer's weight, computed here."""
     if layer.weight.dtype == np.int8:
         scale = np.repeat(layer.weight_scale, 128, axis=1)[:, : layer.in_features]
         return layer.weight.astype(np.float64) * scale
@@ -55,7 +55,7 @@ def test_a_linear_layer(kind, into, out):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_an_encoder_stands_for_its_rounded_weights(kind, norm_first):
+def test_an_encoder_computes_with_its_rounded_weights(kind, norm_first):
     layer = nn.TransformerEncoderLayer(64, 4, 160, batch_first=True, norm_first=norm_first, rng=0)
     encoder = nn.TransformerEncoder(layer, 2).eval()
     x = np.random.default_rng(1).standard_normal((3, 9, 64)).astype(np.float32)

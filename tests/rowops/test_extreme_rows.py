@@ -62,8 +62,8 @@ def test_norms_and_their_gradients(isa, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_positive_eps_beside_large_and_small_rows(isa, dtype):
-    """It is lost beside 1e20, and rules beside 1e−30."""
+def test_a_positive_eps_with_large_and_small_rows(isa, dtype):
+    """It is lost in a sum with 1e20, and all of a sum with 1e−30."""
     signs = np.array([[1, -1, 1, -1]], dtype)
     for function in (sa.layer_norm, sa.rms_norm):
         for large in (1e18, 1e20, 1e30, np.finfo(dtype).max):

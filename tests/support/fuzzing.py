@@ -3,7 +3,7 @@
 A target is one way to read a file. What it reads works, or ends in an error of ours: a ValueError or an OSError whose message
 names the file or its folder. Anything else is a finding: another exception, a crash, a hang, memory beyond a limit.
 
-`tests/fuzz` tries some changes of each target; `tools/fuzz` goes on for hours. `hostile.py` has the changes, `fuzzing_language.py`
+`tests/fuzz` tries some changes of each target; `tools/fuzz` runs for hours. `hostile.py` has the changes, `fuzzing_language.py`
 the targets that are language models' files.
 """
 

@@ -94,7 +94,7 @@ def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
     code, out, err = run(capsys, "chat", folder, "--system", "be kind")
     assert (code, out) == (0, "not the é\nnot the é\n\n")
-    assert "the chat has 30" in err  # too long: said, left out, and the chat goes on
+    assert "the chat has 30" in err  # too long: it is said and left out, and the chat continues
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
 
 

@@ -1,4 +1,4 @@
-"""training.fit of any model: what a batch is, where batches come from, schedules, validation, going on to the bit."""
+"""training.fit of any model: what a batch is, where batches come from, schedules, validation, continuing to the bit."""
 
 import itertools
 import re
@@ -314,7 +314,7 @@ def test_validation_changes_nothing():
     assert plain.step_losses == validated.step_losses
 
 
-# ------------------------------------------------------------------------------------------------------ going on
+# ------------------------------------------------------------------------------------------------------ continuing
 
 SCHEDULERS = {
     "none": None,

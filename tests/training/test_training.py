@@ -168,7 +168,7 @@ def assert_same_bits(one, other):
 
 
 def stop_after(steps):
-    """Make a callback that ends a training after so many steps."""
+    """Make a callback that ends a training after a number of steps."""
     count = itertools.count(1)
     return lambda step: next(count) == steps
 
