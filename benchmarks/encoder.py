@@ -51,6 +51,7 @@ class Case(shared.Case):
     texts: tuple[str, ...]
     tokens: int
     operations: float
+    dtype: str = "float32"
 
     @property
     def label(self) -> str:
@@ -65,7 +66,7 @@ class Case(shared.Case):
     def facts(self) -> dict[str, Any]:
         """Return what is saved of the case: numbers, not the texts."""
         case = {"case": self.name, "texts": len(self.texts), "tokens": self.tokens}
-        return {**super().facts(), "case": case}
+        return {**super().facts(), "case": case, "limit_dtype": self.dtype}
 
 
 # --------------------------------------------------------------------------------------------------- texts
@@ -96,7 +97,9 @@ def flops_of(folder: Path, lengths: Array) -> float:
     return float(layers * np.sum(n * (8 * width**2 + 4 * width * wide) + 4 * n**2 * width))
 
 
-def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float = 1.0) -> list[Case]:
+def cases_of(
+    folder: Path, corpus: Path, names: Sequence[str], scale: float = 1.0, dtype: str = "float32"
+) -> list[Case]:
     """Take the cases' texts from all over a corpus; ``scale`` is the share of the long lists that is used."""
     tokenizer = tokenizer_of(folder)
     text = corpus.read_text(encoding="utf-8")
@@ -128,7 +131,7 @@ def cases_of(folder: Path, corpus: Path, names: Sequence[str], scale: float = 1.
         step = 1 if name == "one" else len(source) / count
         texts = tuple(source[int(i * step)] for i in range(count))
         lengths = np.array([len(e.ids) for e in tokenizer.encode_batch(list(texts))])
-        cases.append(Case(name, texts, int(lengths.sum()), flops_of(folder, lengths)))
+        cases.append(Case(name, texts, int(lengths.sum()), flops_of(folder, lengths), dtype))
     return cases
 
 
@@ -434,7 +437,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
         if options.dtype == "int8":
             quantize(source, options.peers, options.corpus)
         try:
-            cases = cases_of(options.folder, options.corpus, options.cases, options.scale)
+            cases = cases_of(options.folder, options.corpus, options.cases, options.scale, options.dtype)
         except ValueError as error:
             parser.error(str(error))
         return _run(prog, cases, source, Path(folder) / "texts.json", options)
@@ -448,7 +451,7 @@ def _run(prog: str, cases: Sequence[Case], source: Source, texts: Path, options:
         row = Row("encoder", case.label, found, tolerance=TOLERANCE, count=(len(case.texts), "texts"))
         if whole is not None:
             distance = partial(cosine_missing, whole=whole.encode(list(case.texts)))
-            row = replace(row, distance=distance, tolerance=COMPACT_TOLERANCE, limit="")  # no measured peak
+            row = replace(row, distance=distance, tolerance=COMPACT_TOLERANCE)
         rows.append(row)
     starts = {}
     if not options.no_start and memory.AVAILABLE:

@@ -194,8 +194,8 @@ sa_status sa_isa_set(const char *name);    /* NULL: the best */
 int sa_get_num_threads(void);
 void sa_set_num_threads(int n); /* 0: back to the number at the start */
 
-/* For benchmarks: fused multiply-adds, and bytes read, per second. */
-double sa_measure_flops(bool f64, int threads, double seconds);
+/* For benchmarks: operations of multiply-adds (float32, float64, int8 or bfloat16), and bytes read, per second. */
+double sa_measure_flops(sa_dtype dtype, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 
 #endif

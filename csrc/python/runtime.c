@@ -94,13 +94,18 @@ static PyObject *fma_peak(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "sii:_fma_peak", &dtype, &threads, &milliseconds)) {
         return NULL;
     }
-    const bool f64 = strcmp(dtype, "float64") == 0;
-    if ((!f64 && strcmp(dtype, "float32") != 0) || threads < 1 || threads > SA_MOST_THREADS || milliseconds < 1) {
+    static const sa_dtype dtypes[] = {SA_F32, SA_F64, SA_I8, SA_BF16};
+    size_t i = 0;
+    while (i < 4 && strcmp(dtype, sa_dtype_name(dtypes[i])) != 0) {
+        ++i;
+    }
+    if (i == 4 || threads < 1 || threads > SA_MOST_THREADS || milliseconds < 1) {
         return PyErr_Format(PyExc_ValueError,
-                            "_fma_peak takes 'float32' or 'float64', threads from 1 to 1024 and milliseconds >= 1");
+                            "_fma_peak takes 'float32', 'float64', 'int8' or 'bfloat16', threads from 1 to 1024 "
+                            "and milliseconds >= 1");
     }
     double rate;
-    Py_BEGIN_ALLOW_THREADS rate = sa_measure_flops(f64, threads, 1e-3 * milliseconds);
+    Py_BEGIN_ALLOW_THREADS rate = sa_measure_flops(dtypes[i], threads, 1e-3 * milliseconds);
     Py_END_ALLOW_THREADS return PyFloat_FromDouble(rate);
 }
 
@@ -153,7 +158,8 @@ PyMethodDef sa_runtime_methods[] = {
     {"_set_isa", set_isa, METH_O, "Choose the kernels, for tests. Not to be called while another thread computes."},
     {"_keep_arena", keep_arena, METH_O,
      "Whether calls keep the memory they worked in for the next (True, as at first), for tests that watch memory."},
-    {"_fma_peak", fma_peak, METH_VARARGS, "Multiply-adds on registers alone: operations/s of (dtype, threads, milliseconds)."},
+    {"_fma_peak", fma_peak, METH_VARARGS,
+     "Multiply-adds out of registers, of int8 and bfloat16 out of L1: operations/s of (dtype, threads, milliseconds)."},
     {"_read_bandwidth", read_bandwidth, METH_VARARGS, "A loop that only reads: bytes/s of (bytes, threads, milliseconds)."},
     {NULL, NULL, 0, NULL},
 };

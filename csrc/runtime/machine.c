@@ -1,4 +1,4 @@
-/* Measures the limits of the machine by the loops of kernels/loops.h. */
+/* Measures the limits of the machine: by the loops of kernels/loops.h, and by products of compact weights out of L1. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -13,8 +13,47 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+enum { SA_LOOP_STEPS = 64, SA_LOOP_ROWS = 32 };
+
+/* Multiplies a tile `rounds` times. Returns the number of multiplications and additions, or 0 if no unit multiplies them. */
+static double product_loop(sa_weights kind, ptrdiff_t rounds) {
+    const sa_compact_unit *unit = sa_compact_active(kind);
+    char x[2 * SA_LOOP_ROWS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
+    char panel[SA_PANEL_COLUMNS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
+    float sums[SA_LOOP_ROWS * SA_PANEL_COLUMNS] __attribute__((aligned(64)));
+    if (unit == NULL) {
+        return 0;
+    }
+    for (size_t i = 0; i < sizeof x; ++i) { /* on zeros a CPU would clock higher; as bfloat16 they are from 1e-12 to 8 */
+        x[i] = panel[i % sizeof panel] = (char)(i * i % 13 + 45);
+    }
+    const sa_compact_tile t = {unit->most_rows, SA_LOOP_STEPS, x, SA_LOOP_STEPS * SA_WORD * (unit->widened ? 2 : 1),
+                               panel,           sums};
+    if (unit->start != NULL) {
+        unit->start();
+    }
+    for (ptrdiff_t i = 0; i < rounds; ++i) {
+        unit->leaf(&t);
+    }
+    if (unit->end != NULL) {
+        unit->end();
+    }
+    const double numbers = SA_LOOP_STEPS * (kind == SA_WEIGHTS_INT8 ? 4 : 2);
+    return 2.0 * (double)rounds * (double)unit->most_rows * SA_PANEL_COLUMNS * numbers;
+}
+
+static double loop_of(sa_dtype dtype) {
+    const sa_kernels *kernels = sa_kernels_active();
+    switch (dtype) {
+    case SA_I8: return product_loop(SA_WEIGHTS_INT8, 1000);
+    case SA_BF16: return product_loop(SA_WEIGHTS_BF16, 1000);
+    case SA_F64: return kernels->f64.fma_loop(1000000);
+    default: return kernels->f32.fma_loop(1000000);
+    }
+}
+
 typedef struct {
-    double (*loop)(ptrdiff_t rounds);
+    sa_dtype dtype;
     double seconds, best[SA_MOST_THREADS];
 } flops_of_threads;
 
@@ -24,14 +63,13 @@ static void measure_flops(void *call, int thread, int team) {
     flops_of_threads *f = call;
     const double end = now() + f->seconds;
     for (double start = now(); start < end; start = now()) {
-        const double flops = f->loop(1000000), rate = flops / (now() - start);
+        const double flops = loop_of(f->dtype), rate = flops / (now() - start);
         f->best[thread] = rate > f->best[thread] ? rate : f->best[thread];
     }
 }
 
-double sa_measure_flops(bool f64, int threads, double seconds) {
-    const sa_kernels *kernels = sa_kernels_active();
-    flops_of_threads f = {.loop = f64 ? kernels->f64.fma_loop : kernels->f32.fma_loop, .seconds = seconds};
+double sa_measure_flops(sa_dtype dtype, int threads, double seconds) {
+    flops_of_threads f = {.dtype = dtype, .seconds = seconds};
     sa_run_team(threads, measure_flops, &f);
     double total = 0;
     for (int t = 0; t < SA_MOST_THREADS; ++t) {

@@ -149,6 +149,8 @@ def test_what_a_machine_can_do():
     """Benchmarks ask; the figures themselves are measured elsewhere."""
     for dtype in ("float32", "float64"):
         assert _core._fma_peak(dtype, 2, 1) > 0
+    for dtype, int8 in (("int8", True), ("bfloat16", False)):
+        assert (_core._fma_peak(dtype, 1, 1) > 0) == (_core._compact_unit(int8) is not None)
     assert _core._read_bandwidth(4096, 2, 1) > 0
 
 
