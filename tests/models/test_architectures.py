@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from encoders import CLASSIFIERS, CONFIGS, PICTURES, TEXTS, VOCABULARY
-from text_folders import with_drawn_parameters
+from text_folders import add_pipeline, old_pooling, with_drawn_parameters
 
 from selfattn import models
 
@@ -83,9 +83,6 @@ def assert_gradients(y, pullback, truth, theirs, ours):
         close(grad / np.float32(size), true / size, key, factor=512)
 
 
-# -------------------------------------------------------------------------------------------------------------- texts
-
-
 @pytest.mark.parametrize("pair", TEXTS, indirect=True)
 def test_hidden_states(pair):
     theirs, ours = pair
@@ -139,28 +136,13 @@ def test_logits(pair):
     assert_gradients(y, lambda dy: ours._named(pulled(dy)), theirs(**padded(ids)).logits, theirs, ours)
 
 
-MODULES = [
-    {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-    for n, (path, kind) in enumerate(
-        (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
-    )
-]
-
-
-@pytest.mark.parametrize("mode", [None, "cls_token", "lasttoken"])
+@pytest.mark.parametrize("mode", [None, "cls", "lasttoken"])
 def test_sentences_through_vjp(mode, tmp_path):
     """``vjp`` pools as the folder says: without sentence-transformers' files by the mean, and does not normalise."""
     theirs = other("bert")
     theirs.save_pretrained(tmp_path)
     if mode is not None:
-        (tmp_path / "modules.json").write_text(json.dumps(MODULES))
-        (tmp_path / "1_Pooling").mkdir()
-        config = {
-            "word_embedding_dimension": 24,
-            "pooling_mode_mean_tokens": False,
-            f"pooling_mode_{mode}": True,
-        }
-        (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(config))
+        add_pipeline(tmp_path, old_pooling(mode, width=24), normalize=True)
     ours, theirs = models.load(tmp_path), theirs.double()
     ids, _, _ = drawn_ids()
     y, pullback = ours.vjp([one.tolist() for one in ids])
@@ -169,7 +151,7 @@ def test_sentences_through_vjp(mode, tmp_path):
     weights = inputs["attention_mask"] / inputs["attention_mask"].sum(1, keepdim=True)
     if mode is not None:
         weights = torch.zeros(weights.shape)
-        weights[range(len(ids)), [0 if mode == "cls_token" else len(one) - 1 for one in ids]] = 1
+        weights[range(len(ids)), [0 if mode == "cls" else len(one) - 1 for one in ids]] = 1
     pooled = (theirs(**inputs).last_hidden_state * weights[..., None]).sum(1)
     pooled = pooled if mode is None else torch.nn.functional.normalize(pooled)
     assert_gradients(y, pullback, pooled, theirs, ours)
@@ -181,9 +163,6 @@ def test_sentences_through_vjp(mode, tmp_path):
     ours.parameters()["encoder.layer.0.output.dense.bias"][0] += 1
     with pytest.raises(RuntimeError, match="have changed since vjp"):
         alone_pullback(alone)
-
-
-# ----------------------------------------------------------------------------------------------------------- pictures
 
 
 def assert_pictures(theirs, ours, size):
@@ -207,9 +186,6 @@ def test_pictures(pair):
 @pytest.mark.parametrize("pair", ["dinov2"], indirect=True)
 def test_dinov2_takes_images_of_other_sizes(pair, size):
     assert_pictures(*pair, size)
-
-
-# ------------------------------------------------------------------------------------------------- folders both ways
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import struct
 
 import numpy as np
 import pytest
+from refusals import refusals
 from safetensors_headers import HOSTILE, hostile
 
 from selfattn import models
@@ -42,8 +43,6 @@ def test_the_folder_loads_before_it_is_broken(folder):
     assert type(models.load(folder)) is models.BertModel
     assert type(models.load(str(folder))) is models.BertModel
 
-
-# ------------------------------------------------------------------------------------------------------ configurations
 
 WRONG = [
     (BERT, {"position_embedding_type": "relative_key"}, ["position_embedding_type", "relative_key"]),
@@ -97,16 +96,29 @@ def test_configurations_that_are_not_understood(folder, config, change, words):
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"model_type": "bert"}', "\x00"])
-def test_a_damaged_configuration(folder, text):
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json|vocab_size"):
-        models.load(folder)
+DAMAGED = [
+    (lambda f: (f / "config.json").unlink(), FileNotFoundError, r"config\.json"),
+    (lambda f: (f / WEIGHTS).unlink(), FileNotFoundError, r"model\.safetensors"),
+    (
+        lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"),
+        FileNotFoundError,
+        r"pytorch_model\.bin.*save_pretrained",
+    ),
+    *(
+        (lambda f, text=text: (f / "config.json").write_text(text), ValueError, r"config\.json|vocab_size")
+        for text in ("", "{", "[]", "3", '{"model_type": "bert"}', "\x00")
+    ),
+    *(
+        (lambda f, content=content: (f / WEIGHTS).write_bytes(content), ValueError, "cut off, damaged or no safetensors")
+        for content in HOSTILE
+    ),
+]  # fmt: skip
 
 
-def test_without_a_configuration(folder):
-    (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+@pytest.mark.parametrize(("damage", "error", "message"), DAMAGED)
+def test_files_that_are_damaged_or_lacking(folder, damage, error, message):
+    damage(folder)
+    with pytest.raises(error, match=message):
         models.load(folder)
 
 
@@ -117,9 +129,6 @@ def test_no_folder(folder):
         models.load(folder / WEIGHTS)
     with pytest.raises(ValueError, match="dtype"):
         models.load(folder, dtype="float16")
-
-
-# -------------------------------------------------------------------------------------------------------------- weights
 
 
 def rewrite(folder, change):
@@ -151,13 +160,6 @@ def test_weights_that_do_not_fit(folder, change, words):
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("content", HOSTILE)
-def test_hostile_headers(folder, content):
-    (folder / WEIGHTS).write_bytes(content)
-    with pytest.raises(ValueError, match="cut off, damaged or no safetensors file"):
-        models.load(folder)
-
-
 @pytest.mark.parametrize("keep", [0, 7, 8, 100, 0.5, -1])
 def test_a_file_that_is_cut_off(folder, keep):
     content = (folder / WEIGHTS).read_bytes()
@@ -177,18 +179,6 @@ def test_a_tensor_between_two_words_is_copied(folder):
         for name, array in models.load(folder).parameters().items():
             assert array.flags.aligned
             np.testing.assert_array_equal(array, expected[name])
-
-
-def test_only_a_pickle(folder):
-    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model\.bin.*save_pretrained"):
-        models.load(folder)
-
-
-def test_no_weights(folder):
-    (folder / WEIGHTS).unlink()
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
-        models.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +201,6 @@ def test_shards_that_do_not_fit_their_index(folder, index, error, message):
         models.load(folder)
 
 
-# ------------------------------------------------------------------------------------------------------ calls and saving
-
-
 def test_ids_that_the_model_does_not_have(folder):
     model = models.load(folder)
     for ids, message in (
@@ -226,17 +213,17 @@ def test_ids_that_the_model_does_not_have(folder):
             model.hidden_states(ids)
 
 
-def test_pixels_that_do_not_fit():
-    model = models.ViTModel(VIT, rng=0)
-    with pytest.raises(ValueError, match=r"\(n, 3, 8, 8\).*\(2, 3, 8, 9\)"):
-        model(np.zeros((2, 3, 8, 9), np.float32))
-    with pytest.raises(ValueError, match="shape"):
-        model(np.zeros((8, 8), np.float32))
-    with pytest.raises(TypeError, match="uint8"):
-        model(np.zeros((2, 3, 8, 8), np.uint8))
-    with pytest.raises(TypeError, match="pixels is a MaskedArray"):
-        model(np.ma.zeros((2, 3, 8, 8), np.float32))
-    assert model(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 5, 8)
+def test_no_pixels():
+    assert models.ViTModel(VIT, rng=0)(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 5, 8)
+
+
+test_pixels_that_do_not_fit = refusals(
+    (lambda m: m(np.zeros((2, 3, 8, 9), np.float32)), ValueError, r"\(n, 3, 8, 8\).*\(2, 3, 8, 9\)"),
+    (lambda m: m(np.zeros((8, 8), np.float32)), ValueError, "shape"),
+    (lambda m: m(np.zeros((2, 3, 8, 8), np.uint8)), TypeError, "uint8"),
+    (lambda m: m(np.ma.zeros((2, 3, 8, 8), np.float32)), TypeError, "pixels is a MaskedArray"),
+    given=lambda: models.ViTModel(VIT, rng=0),
+)
 
 
 def test_saving_what_is_no_model(tmp_path):
@@ -265,18 +252,18 @@ def test_a_model_keeps_the_arrays_that_the_core_can_read():
     np.testing.assert_array_equal(model.encode([[1, 2, 3]]), expected)
 
 
-@pytest.mark.parametrize(
-    ("config", "arrays", "message"),
-    [
-        (None, None, "config must be a mapping, not NoneType"),
-        ("bert", None, "config must be a mapping, not str"),
-        (BERT, [(NAME, np.ones(2))], "arrays must be a mapping, not list"),
-        (BERT, {NAME: np.ma.ones((2, 2))}, "is a MaskedArray; pass a plain array"),
-    ],
-)
-def test_arguments_that_make_no_model(config, arrays, message):
-    with pytest.raises(TypeError, match=message):
-        models.BertModel(config, arrays)
+test_arguments_that_make_no_model = refusals(
+    (lambda: models.BertModel(None), TypeError, "config must be a mapping, not NoneType"),
+    (lambda: models.BertModel("bert"), TypeError, "config must be a mapping, not str"),
+    (lambda: models.BertModel(BERT, [(NAME, np.ones(2))]), TypeError, "arrays must be a mapping, not list"),
+    (lambda: models.BertModel(BERT, {NAME: np.ma.ones((2, 2))}), TypeError, "is a MaskedArray; pass a plain array"),
+    (lambda: models.BertModel(BERT, {"a": 3}), TypeError, "a must be an ndarray, not int"),
+    (
+        lambda: models.RobertaModel(BERT, rng=0),
+        ValueError,
+        "'bert'; RobertaModel takes roberta, xlm-roberta, camembert",
+    ),
+)  # fmt: skip
 
 
 def test_a_configuration_is_copied_with_the_objects_in_it():
@@ -303,10 +290,6 @@ def test_a_saved_model_names_its_class(kind, config, architecture, tmp_path):
     assert type(models.load(tmp_path)) is kind
 
 
-def test_a_configuration_of_another_type():
+def test_a_configuration_without_a_type_gets_the_models():
     without = {key: value for key, value in BERT.items() if key != "model_type"}
     assert models.RobertaModel(without, rng=0).config["model_type"] == "roberta"
-    with pytest.raises(ValueError, match="'bert'; RobertaModel takes roberta, xlm-roberta, camembert"):
-        models.RobertaModel(BERT, rng=0)
-    with pytest.raises(TypeError, match="a must be an ndarray, not int"):
-        models.BertModel(BERT, {"a": 3})

@@ -165,8 +165,6 @@ def test_rounded_and_saved(tmp_path):
     assert again.special_tokens == whole.special_tokens
 
 
-# --------------------------------------------------------------------------------------------------------- tokenizers
-
 TEXTS = [
     "not the é 😀",
     "  two  spaces\n\nand lines",
@@ -245,9 +243,6 @@ def test_sentencepiece_tokenizers(tmp_path):
         assert found.tokenizer.encode(text).ids == [1, *ids]
         assert found.tokenizer.decode([1, *ids]) == text
     assert found.stop_ids == {2}
-
-
-# ------------------------------------------------------------------------------------------------------------- hostile
 
 
 @pytest.fixture(scope="module")

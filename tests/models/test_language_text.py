@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from language_folders import TEMPLATE, save_language_model, scripted
+from refusals import refusals
 
 from selfattn import models, views
 from selfattn.models import _chat
@@ -135,21 +136,23 @@ def test_a_stop_may_be_another_special_token(model):
     assert model.generate("x", stop="<|user|>") == "ab"
 
 
-def test_texts_that_are_refused(model):
-    with pytest.raises(ValueError, match="text 0, '', has no tokens"):
-        model.generate("")
-    with pytest.raises(ValueError, match=r"text 1, .*, is not Unicode: character 1 is"):
-        model.generate(["a", "b\ud800"])
-    with pytest.raises(ValueError, match="text 0 has 129 tokens; this model takes 128 at most"):
-        model.logits("a" * 129)
-    with pytest.raises(ValueError, match="stop must not be empty"):
-        model.generate("a", stop="")
-    with pytest.raises(TypeError, match="stop must be a str"):
-        model.generate("a", stop=[1])
-    with pytest.raises(TypeError, match="stop must be a str or a sequence of str, not 3"):
-        model.generate("a", stop=3)
-    with pytest.raises(TypeError, match="sentences must be a str"):
-        model.generate(b"a")
+REFUSED = [
+    (lambda m: m.generate(""), ValueError, "text 0, '', has no tokens"),
+    (lambda m: m.generate(["a", "b\ud800"]), ValueError, r"text 1, .*, is not Unicode: character 1 is"),
+    (lambda m: m.logits("a" * 129), ValueError, "text 0 has 129 tokens; this model takes 128 at most"),
+    (lambda m: m.generate("a", stop=""), ValueError, "stop must not be empty"),
+    (lambda m: m.generate("a", stop=[1]), TypeError, "stop must be a str"),
+    (lambda m: m.generate("a", stop=3), TypeError, "stop must be a str or a sequence of str, not 3"),
+    (lambda m: m.generate(b"a"), TypeError, "sentences must be a str"),
+    (lambda m: m.chat("a" * 129), ValueError, "the chat has 132 tokens"),
+    (lambda m: m.chat("a", warm=1), TypeError, "unexpected keyword argument 'warm'"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_texts_that_are_refused(model, call, error, message):
+    with pytest.raises(error, match=message):
+        call(model)
 
 
 def test_sampled_texts_are_the_same_alone(model):
@@ -182,9 +185,6 @@ def test_ctrl_c_ends_between_two_tokens(model):
         assert list(model.generate("x", stream=True)) == ["n", "ot", " the"]
 
 
-# --------------------------------------------------------------------------------------------------------------- chats
-
-
 def test_a_chat(model):
     prompt = "<|user|>hi<|end|><|assistant|>not<|end|><|user|>why?<|end|><|assistant|>"
     messages = [
@@ -199,10 +199,6 @@ def test_a_chat(model):
     scripted(model, ANSWER)
     assert model.chat("hi") == "not the é 😀!"
     assert "".join(model.chat("hi", stream=True, stop="!")) == "not the é 😀"
-    with pytest.raises(ValueError, match="the chat has 132 tokens"):
-        model.chat("a" * 129)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'warm'"):
-        model.chat("a", warm=1)
 
 
 def test_a_template_and_ends_that_were_set_are_saved(folder, tmp_path):
@@ -316,36 +312,24 @@ def test_templates_that_loop_or_fill_the_memory_are_errors(template):
         render(template)
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{{ messages.append(1) }}", "SecurityError"),
-        ("{{ raise_exception('users first') }}", "the chat template refuses these messages: users first"),
-        ("{% for %}", "TemplateSyntaxError"),
-        ("{{ foo.bar }}", "UndefinedError"),
-        ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{{ 'a' + 1 }}", "TypeError"),
-        ("{% include 'x' %}", "TypeError"),
-        ("{{ 'abcdef' | truncate(1) }}", "AssertionError"),
-    ],
+test_templates_and_messages_that_are_refused = refusals(
+    (lambda: render("{{ ''.__class__.__mro__ }}"), ValueError, "SecurityError"),
+    (lambda: render("{{ messages.append(1) }}"), ValueError, "SecurityError"),
+    (
+        lambda: render("{{ raise_exception('users first') }}"),
+        ValueError,
+        "the chat template refuses these messages: users first",
+    ),
+    (lambda: render("{% for %}"), ValueError, "TemplateSyntaxError"),
+    (lambda: render("{{ foo.bar }}"), ValueError, "UndefinedError"),
+    (lambda: render("{{ 1 / 0 }}"), ValueError, "ZeroDivisionError"),
+    (lambda: render("{{ 'a' + 1 }}"), ValueError, "TypeError"),
+    (lambda: render("{% include 'x' %}"), ValueError, "TypeError"),
+    (lambda: render("{{ 'abcdef' | truncate(1) }}"), ValueError, "AssertionError"),
+    (lambda: render(TEMPLATE, []), ValueError, "must not be empty"),
+    (lambda: render(TEMPLATE, 3), TypeError, "messages must be a str or a list of dicts, not int"),
+    (lambda: render(TEMPLATE, {"role": "user"}), TypeError, "messages must be"),
+    (lambda: render(TEMPLATE, ["hi"]), TypeError, "message 0 must be a dict"),
+    (lambda: render(TEMPLATE, [{"role": "user"}]), ValueError, "message 0 has no content"),
+    (lambda: render(TEMPLATE, [{"content": "x"}]), TypeError, "message 0 must be a dict"),
 )
-def test_templates_that_fail(template, message):
-    with pytest.raises(ValueError, match=message):
-        render(template)
-
-
-@pytest.mark.parametrize(
-    ("messages", "error", "message"),
-    [
-        ([], ValueError, "must not be empty"),
-        (3, TypeError, "messages must be a str or a list of dicts, not int"),
-        ({"role": "user"}, TypeError, "messages must be"),
-        (["hi"], TypeError, "message 0 must be a dict"),
-        ([{"role": "user"}], ValueError, "message 0 has no content"),
-        ([{"content": "x"}], TypeError, "message 0 must be a dict"),
-    ],
-)
-def test_messages_that_are_refused(messages, error, message):
-    with pytest.raises(error, match=message):
-        render(TEMPLATE, messages)

@@ -98,3 +98,15 @@ def random_dense(out, width=D, activation="Tanh", bias=True):
     module = {"Tanh": "torch.nn.modules.activation.Tanh", "Identity": "torch.nn.modules.linear.Identity"}
     biases = rng.standard_normal(out).astype(np.float32) if bias else None
     return module.get(activation, activation), weight, biases
+
+
+def with_drawn_parameters(model):
+    """A model of Transformers, its parameters drawn: those of norms around 1."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            around = 1.0 if key.endswith("weight") and parameter.ndim == 1 else 0.0
+            parameter.normal_(around, 0.3, generator=generator)
+    return model.eval()
