@@ -158,15 +158,7 @@ def test_one_process_for_each_engine_and_number_of_threads() -> None:
 
 
 def make_contestant(name: str, times: dict[str, list[list[float]]], **more: Any) -> dict[str, Any]:
-    case = Case(100, 10)
-    return {
-        "name": name,
-        "engine": name,
-        **case.facts(),
-        "times": times,
-        "limits": [],
-        **more,
-    }
+    return {"name": name, "engine": name, **Case(100, 10).facts(), "times": times, "limits": [], **more}
 
 
 def make_row() -> dict[str, Any]:

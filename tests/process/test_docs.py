@@ -134,18 +134,6 @@ def stub_functions():
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def parameters_of_stub(node):
-    """[(name, kind, default)] of a function in a stub; a missing default is Parameter.empty."""
-    kinds, empty = inspect.Parameter, inspect.Parameter.empty
-    positional = [(a.arg, kinds.POSITIONAL_ONLY) for a in node.args.posonlyargs]
-    positional += [(a.arg, kinds.POSITIONAL_OR_KEYWORD) for a in node.args.args]
-    defaults = [empty] * (len(positional) - len(node.args.defaults)) + node.args.defaults
-    all_of_them = [(*a, d) for a, d in zip(positional, defaults, strict=True)]
-    for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-        all_of_them.append((a.arg, kinds.KEYWORD_ONLY, empty if d is None else d))
-    return [(name, kind, d if d is empty else ast.literal_eval(d)) for name, kind, d in all_of_them]
-
-
 def test_the_stub_names_what_the_extension_has():
     functions = {name for name, thing in vars(_core).items() if callable(thing)}
     assert functions == set(stub_functions())
@@ -155,8 +143,13 @@ def test_the_stub_names_what_the_extension_has():
 def test_the_stub_agrees_with_the_signature(name):
     function = getattr(_core, name)
     if name in PUBLIC or function.__text_signature__ is not None:
-        parameters = inspect.signature(function).parameters.values()
-        assert parameters_of_stub(stub_functions()[name]) == [(p.name, p.kind, p.default) for p in parameters]
+        namespace = {}
+        exec("from __future__ import annotations\n" + ast.unparse(stub_functions()[name]), namespace)
+        of_stub, expected = (
+            [(p.name, p.kind, p.default) for p in inspect.signature(each).parameters.values()]
+            for each in (namespace[name], function)
+        )
+        assert of_stub == expected
 
 
 def test_options_that_a_function_does_not_show_are_refused():

@@ -3,7 +3,6 @@
 A call here is large enough for two threads and small enough for a hundred calls.
 """
 
-import functools
 import hashlib
 import importlib.util
 import os
@@ -73,12 +72,6 @@ def _threads_set_back():
     sa.set_num_threads(None)
 
 
-@functools.cache
-def arrays():
-    rng = np.random.default_rng(1)
-    return tuple(rng.standard_normal((2, 4, 300, 32), dtype=np.float32) for _ in range(3))
-
-
 def test_set_and_get():
     default = sa.get_num_threads()
     assert default >= 1
@@ -97,15 +90,6 @@ def test_a_bad_number_changes_nothing():
             with pytest.raises(error, match=re.escape(f"from 1 to 1024 or None, got {number!r}")):
                 sa.set_num_threads(number)
     assert sa.get_num_threads() == 2
-
-
-def test_the_bits_do_not_depend_on_the_number():
-    expected = sa.scaled_dot_product_attention(*arrays(), num_threads=1)
-    for number in (2, 7, 1024):
-        got = sa.scaled_dot_product_attention(*arrays(), num_threads=number)
-        np.testing.assert_array_equal(got, expected, err_msg=f"{number} threads", strict=True)
-    sa.set_num_threads(5)
-    np.testing.assert_array_equal(sa.scaled_dot_product_attention(*arrays(), num_threads=None), expected)
 
 
 @needs_proc
@@ -296,6 +280,7 @@ def test_on_one_cpu_calls_with_eight_threads_have_the_same_bits():
     for turn in range(100):
         for call, right in zip(calls, expected):
             assert np.array_equal(call(), right)
+    assert np.array_equal(attend(num_threads=1024), expected[0])
     """
     run(script)
 
