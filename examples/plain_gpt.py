@@ -5,14 +5,16 @@
 Read it from top to bottom: the text, the model, its training, its writing. These functions and their gradients come from
 selfattn, and the rest is NumPy:
 
-    attention(q, k, v)   softmax(q @ k.T / sqrt(width of q)) @ v, where a letter sees only itself and earlier letters
+    scaled_dot_product_attention(q, k, v, is_causal=True)
+        softmax(q @ k.T / sqrt(width of q)) @ v, for each piece of text and each head: a letter gets a weighted mean of the
+        values v of itself and of earlier letters; the weight of a letter grows with the product of its key k and our query q
     layer_norm(x, D, w)  (x - mean) / standard deviation * w, over the D numbers of a letter
     gelu(x)              a smooth max(x, 0)
     softmax(x)           exp(x) / sum(exp(x)): numbers become probabilities; log_softmax is its logarithm
 
 A function named `…_vjp` returns its result and a *pullback*. The pullback takes the gradient of the loss with respect to that
 result, and returns the gradients with respect to the inputs. To train, we call the functions in order, and then their
-pullbacks in the opposite order.
+pullbacks in the opposite order. Pullbacks of the model below put gradients of parameters into a dict, `grads`.
 
 Shapes: N pieces of text, L letters in each; D numbers for each letter, shared out among H heads; V different letters.
 `p` holds the parameters by name, and n is the number of a layer.
@@ -82,10 +84,10 @@ def attention_vjp(p, n, x):
 
     def pullback(dy, grads):  # returns the gradient of x, and puts those of the parameters into grads
         d_joined, grads[f"{n}.merge"] = merge_pullback(dy)
-        d = heads_pullback(split(d_joined))
+        d = heads_pullback(split(d_joined))  # a named tuple
         d_qkv = np.concatenate([join(d.query), join(d.key), join(d.value)], axis=-1)
         d_normed, grads[f"{n}.qkv"] = qkv_pullback(d_qkv)
-        dx, grads[f"{n}.norm1"], _ = norm_pullback(d_normed)
+        dx, grads[f"{n}.norm1"], _ = norm_pullback(d_normed)  # and of a bias: there is none
         return dy + dx  # x goes into the sum, and into the norm
 
     return x + y, pullback
@@ -113,19 +115,19 @@ def gpt_vjp(p, ids):
     x = p["letters"][ids] + p["places"][:length]  # (N, L, D)
     pullbacks = []
     for n in range(LAYERS):
-        for half_vjp in (attention_vjp, feed_forward_vjp):
+        for half_vjp in (attention_vjp, feed_forward_vjp):  # the two halves of a layer
             x, half_pullback = half_vjp(p, n, x)
             pullbacks.append(half_pullback)
     normed, norm_pullback = F.layer_norm_vjp(x, D, p["norm"])
-    logits, head_pullback = linear_vjp(normed, p["letters"].T)  # the same table as at the start
+    logits, logits_pullback = linear_vjp(normed, p["letters"].T)  # like letters score high
 
     def pullback(d_logits):
         grads = {}
-        d_normed, d_head = head_pullback(d_logits)
+        d_normed, d_letters = logits_pullback(d_logits)
         dx, grads["norm"], _ = norm_pullback(d_normed)
         for half_pullback in reversed(pullbacks):
             dx = half_pullback(dx, grads)
-        grads["letters"] = d_head.T.copy()
+        grads["letters"] = d_letters.T.copy()
         np.add.at(grads["letters"], ids, dx)  # each time that a letter occurs adds to its row
         grads["places"] = np.zeros_like(p["places"])
         grads["places"][:length] = dx.sum(axis=0)
@@ -172,6 +174,7 @@ def write(p, beginning, count, rng, temperature=0.5):
     ids = [LETTERS.index(letter) for letter in beginning]
     for _ in range(count):
         logits, _ = gpt_vjp(p, np.array([ids[-CONTEXT:]]))
+        # A temperature below 1 favours likely letters.
         chances = F.softmax(logits[0, -1].astype(np.float64) / temperature)  # (V,)
         ids.append(rng.choice(V, p=chances))
     return "".join(LETTERS[n] for n in ids)

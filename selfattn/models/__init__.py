@@ -1,4 +1,4 @@
-"""Pretrained models: encoders and language models, from folders as Transformers and sentence-transformers write them.
+"""Pretrained models: encoders and language models, from folders of Transformers and sentence-transformers, and GGUF files.
 
 >>> from selfattn import models
 >>> model = models.load("./all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -96,8 +96,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         makes it; or a ``.gguf`` file of the architecture llama, qwen2 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
         The dtype to which the weights of layers and the table of words are rounded; see ``quantize`` of the model. None keeps
-        them as they are stored, but 16-bit weights of a folder become float32. With ``"float32"``, int8 weights of a folder and
-        those of a GGUF file become float32; without it, a GGUF file's quants of 4 to 16 bits are multiplied as they are stored.
+        them as they are stored, but 16-bit weights of a folder become float32; a GGUF file's quants of 4 to 16 bits are
+        multiplied as they are stored. With any dtype, stored int8 weights and quants become float32 before they are rounded.
 
     Returns
     -------

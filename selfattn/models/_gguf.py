@@ -281,7 +281,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     if permuted and not as_stored:
         arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
     for name, array in arrays.items():
-        if name.endswith(kind.transposed) and isinstance(array, np.ndarray):
+        if name.endswith(kind.transposed) and isinstance(array, np.ndarray):  # folders have it the other way
             arrays[name] = array.T
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored

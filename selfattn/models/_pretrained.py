@@ -319,7 +319,7 @@ class Pretrained(Module):
     def _weights(self) -> set[str]:
         """Return the names of the weights that :meth:`quantize` rounds."""
         parameters = Parameters(self.arrays, None, self.blocks)
-        self._settings(parameters, 1)
+        self._settings(parameters, 1)  # asks `parameters` for each weight
         return parameters.weights
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:

@@ -354,7 +354,7 @@ class TextEncoder(Pretrained):
         return y[0] if pair or given.alone else y
 
     def steps(self, sentence: Any) -> TransformerSteps:
-        """Compute the embedding of one sentence with every intermediate result, to look at.
+        """Compute the rows of one sentence, before they are pooled, with every intermediate result, to look at.
 
         Parameters
         ----------

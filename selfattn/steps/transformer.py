@@ -161,7 +161,7 @@ def transformer_steps(
     if model.always is not None:
         embeddings = embeddings + model.always
     positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
-    tape = Tape()
+    tape = Tape()  # of gradients, which nobody asks for here
     x = embeddings if positions is None else embeddings + positions
     x = normalised(tape, model.embedding_norm, x, ())
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
@@ -193,7 +193,7 @@ class _Seen(Watch):
         self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
         if options["attn_mask"] is not None:
-            (options["attn_mask"],) = options["attn_mask"]
+            options["attn_mask"] = options["attn_mask"][0]  # there is one sequence
         by_head = [x.swapaxes(0, 1) for x in (query, key, value)]
         steps = attention_steps(by_head[0], by_head[1], by_head[2], **options)
         self.steps["attention"] = replace(steps, tokens=self.tokens)

@@ -89,7 +89,7 @@ class TextData {
   }
 
   /**
-   * Where a word comes from: row l has its shares in the output of layer l − 1, row 0 those in the input.
+   * Where a word comes from: row l has its shares after l layers, row 0 those in the input.
    * @type {(i: number) => Matrix | null}
    */
   way(i) {

@@ -75,9 +75,12 @@ def read_steps(steps: Any, queries: list[str], keys: list[str], **more: Any) -> 
     if not layers:
         raise ValueError("there is no layer of attention in these steps")
     length, width = layers[0].shape[1:]
-    for name, tokens, count in (("tokens", queries, length), ("key tokens", keys, width)):
+    for name, tokens, count, axis in (
+        ("tokens", queries, length, "rows"),
+        ("key tokens", keys, width, "columns"),
+    ):
         if len(tokens) != count:
-            raise ValueError(f"{len(tokens)} {name} do not fit the {count} rows of the steps")
+            raise ValueError(f"{len(tokens)} {name} do not fit the {count} {axis} of the steps")
     more = {"crossed": queries != keys, "prompt": length} | more
     return TextHeads(queries, keys, tuple(layers), tuple(closed), tuple(made_of), **more)
 
