@@ -550,42 +550,28 @@ def test_a_cross_encoder_of_sentence_transformers(tmp_path):
 # ---------------------------------------------------------------------------------------------------- command line
 
 
-def test_embed_and_search_take_such_a_folder(folder, model, capsys, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_embed_and_search_take_such_a_folder(folder, dtype, capsys, tmp_path):
     add_pipeline(folder, old_pooling("mean"))
-    assert cli.main(["embed", str(folder), "a ship"]) == 0
+    model, given = models.load(folder, dtype=dtype), ["--dtype", dtype][: 2 * (dtype == "int8")]
+    assert cli.main(["embed", str(folder), "a ship", *given]) == 0
     line = json.loads(capsys.readouterr().out)
-    np.testing.assert_array_equal(np.array(line["embedding"], np.float32), model.encode("a ship"))
+    y = model.encode("a ship")
+    np.testing.assert_array_equal(np.array(line["embedding"], np.float32), y)
+    assert np.array_equal(y, models.load(folder).encode("a ship")) == (dtype == "float32")
     text = tmp_path / "book.txt"
     text.write_text("the sea was calm\n\na ship\nold stones\n")
-    assert cli.main(["embed", str(folder), "--file", str(text), "--out", str(tmp_path / "v.NPY")]) == 0
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "v.NPY"), model.encode(["the sea was calm", "a ship", "old stones"])
-    )
+    files = ["--file", str(text), "--out", str(tmp_path / "v.NPY")]
+    assert cli.main(["embed", str(folder), *files, *given]) == 0
+    expected = model.encode(["the sea was calm", "a ship", "old stones"])
+    np.testing.assert_array_equal(np.load(tmp_path / "v.NPY"), expected)
     capsys.readouterr()
-    assert cli.main(["search", str(folder), str(text), "a ship", "-k", "1"]) == 0
+    assert cli.main(["search", str(folder), str(text), "a ship", "-k", "1", *given]) == 0
     assert capsys.readouterr().out == "1.000\t3\ta ship\n"
-
-
-@pytest.mark.parametrize("command", ["embed", "search"])
-def test_the_command_line_rounds_weights(folder, command, capsys, tmp_path):
-    add_pipeline(folder, old_pooling("mean"))
-    text = tmp_path / "book.txt"
-    text.write_text("the sea was calm\nold stones\n")
-    arguments = (
-        [str(folder), "a ship"]
-        if command == "embed"
-        else [str(folder), str(text), "a ship", "-k", "1", "--json"]
-    )
-    assert cli.main([command, *arguments, "--dtype", "int8"]) == 0
-    line = json.loads(capsys.readouterr().out)
-    model, whole = models.load(folder, dtype="int8"), models.load(folder)
-    if command == "embed":
-        np.testing.assert_array_equal(np.array(line["embedding"], np.float32), model.encode("a ship"))
-        assert not np.array_equal(model.encode("a ship"), whole.encode("a ship"))
-    else:
-        vectors = [model.encode(part) for part in ("a ship", line["text"])]
-        cosine = vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
-        assert abs(line["score"] - cosine) < 2e-6
+    assert cli.main(["search", str(folder), str(text), "dark water", "-k", "1", "--json", *given]) == 0
+    found = json.loads(capsys.readouterr().out)
+    units = [x / np.linalg.norm(x) for x in model.encode(["dark water", found["text"]])]
+    assert abs(found["score"] - units[0] @ units[1]) < 2e-6
 
 
 def test_what_the_command_line_says(folder, capsys, tmp_path):
