@@ -9,7 +9,7 @@ from array import array as python_array
 
 import numpy as np
 import pytest
-from nn_checks import check_gradients, perturbed
+from nn_checks import check_gradients, perturbed, torch_state
 from refusals import refusals
 
 import selfattn as sa
@@ -56,7 +56,7 @@ def test_a_model_is_its_layers_and_has_their_gradients():
 
 @pytest.mark.parametrize(("layers", "heads"), [(0, 1), (3, 4)])
 def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
-    expected = torch_model(layers, heads, seed=3).numpy_state()
+    expected = torch_state(torch_model(layers, heads, seed=3))
     got = model_of(layers, heads, rng=sa.torch_rng(3)).state_dict()
     assert list(got) == list(expected)
     for name, array in got.items():

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from nn_checks import check_gradients, perturbed, with_one_input
+from nn_checks import check_gradients, perturbed
 from refusals import refusals
 
 import selfattn as sa
@@ -267,9 +267,10 @@ def test_sequential_hands_options_to_the_modules_that_take_them():
     expected = encoder(ROWS, is_causal=True, key_lengths=[4, 5])
     expected = attention(inner[0](3 * expected), is_causal=True, key_lengths=[4, 5])
     np.testing.assert_array_equal(y, chain[3](expected))
+    np.testing.assert_array_equal(y, chain.vjp(ROWS, **options)[0])
     assert not np.array_equal(chain(ROWS, is_causal=True), chain(ROWS))
     # Padding reaches the parameters of the last layer, but its gradient must not reach the parameters of others.
-    check_gradients(perturbed(chain), with_one_input(chain, **options), ROWS)
+    check_gradients(perturbed(chain), lambda x: chain.vjp(x, **options), ROWS)
     recorder = Anything()
     nn.Sequential(recorder, Gain()).vjp(ROWS, gain=2.0, extra=1)
     assert recorder.seen == [{"gain": 2.0, "extra": 1}]

@@ -24,17 +24,10 @@ def huge(*shape, dtype=np.float32):
     return np.broadcast_to(np.ones((), dtype), shape)
 
 
-class WithTables(BlockMask):
-    """Give the core any tables, as a class derived from BlockMask may."""
-
-    def _tables(self, *_):
-        return self.given
-
-
 def with_tables(given):
-    mask = WithTables(BlockMask.prefix_lm(0)._parts)
-    object.__setattr__(mask, "given", given)
-    return mask
+    """A block mask with any tables for the core, as a class derived from BlockMask may have them."""
+    derived = type("WithTables", (BlockMask,), {"_tables": lambda *_: given})
+    return derived(BlockMask.prefix_lm(0)._parts)
 
 
 def undecided_overlaps():
@@ -62,17 +55,10 @@ def undecided_overlaps():
 class Raises:
     """Raises where a bool, a float, an index or an array is asked for."""
 
-    def __bool__(self):
+    def __bool__(self, dtype=None, copy=None):
         raise ZeroDivisionError("asked")
 
-    def __float__(self):
-        raise ZeroDivisionError("asked")
-
-    def __index__(self):
-        raise ZeroDivisionError("asked")
-
-    def __array__(self, dtype=None, copy=None):
-        raise ZeroDivisionError("asked")
+    __float__ = __index__ = __array__ = __bool__
 
 
 @dataclass

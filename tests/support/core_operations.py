@@ -107,9 +107,8 @@ def wrong_steps(d):
     w, grad = d.normal(100, 100), d.normal(100, 100)
     numbers = (0.1, 0.9, 0.9, 0.1, 0.1, False)
     calls = [([w], wrong, [w], [w], [0], *numbers) for wrong in ([w], [grad, None], [w[::2]], 3)]
-    return [
-        (_core._adam_step, given) for given in (*calls, ([w], [grad], [w], [w], [1], np.nan, *numbers[1:]))
-    ]
+    calls.append(([w], [grad], [w], [w], [1], np.nan, *numbers[1:]))
+    return [(_core._adam_step, given) for given in calls]
 
 
 def wrong_packed(d):
@@ -178,13 +177,8 @@ def machine(d):
         _core._read_bandwidth(10000, 1, 1)
         _core._keep_arena(False)
         _core._keep_arena(True)
-        return (
-            errors,
-            _core.available_isas(),
-            _core.build_info(),
-            _core.get_num_threads(),
-            _core._quant_shapes(),
-        )
+        asked = _core.available_isas(), _core.build_info(), _core.get_num_threads(), _core._quant_shapes()
+        return errors, asked
 
     return call, []
 
@@ -204,9 +198,9 @@ def transformer(d, number, dropout=False):
 
 
 def compact(d, weight, kind):
-    return (
-        drawn_blocks(d.rng, kind, *weight.shape) if kind in QUANTS else Compact(*rounded("w", weight, kind))
-    )
+    if kind in QUANTS:
+        return drawn_blocks(d.rng, kind, *weight.shape)
+    return Compact(*rounded("w", weight, kind))
 
 
 def product(d, kind, rows=40, **options):

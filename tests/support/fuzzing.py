@@ -23,15 +23,18 @@ import ml_dtypes  # noqa: F401 bfloat16 has a name then
 import numpy as np
 from hostile import (
     SENTENCE,
+    Read,
     change_bytes,
     change_json,
     change_safetensors,
     change_tree,
     change_zip,
+    closest,
     contents,
     dumps,
     put,
     put_parts,
+    reads,
     use,
 )
 from hostile_gguf import change_gguf
@@ -50,9 +53,6 @@ from selfattn.cli.app import main as command
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
-
-
-Read = Callable[[Path, bytes], None]
 
 
 class Target(NamedTuple):
@@ -141,27 +141,6 @@ def use_model(folder: Path) -> None:
         models.load(folder / "again")
 
 
-def reads(
-    known: Callable[[bytes], dict[str, bytes]], name: str, use: Callable[[Path], None] = use_model
-) -> Read:
-    """Read a content under a name, among other files that are known."""
-
-    def read(folder: Path, content: bytes) -> None:
-        put(folder, known(content) | {name: content})
-        use(folder)
-
-    return read
-
-
-def around_config(content: bytes) -> dict[str, bytes]:
-    try:
-        kind, names = (json.loads(content).get(key) for key in ("model_type", "architectures"))
-    except (ValueError, AttributeError, RecursionError):
-        kind = names = None
-    same = [n for n, config in enumerate(CONFIGS) if config["model_type"] == kind] or [0]
-    return saved(same[-1] if "SequenceClassification" in str(names) else same[0])
-
-
 def around_index(content: bytes) -> dict[str, bytes]:
     found = dict(saved())
     found["a.safetensors"] = found.pop("model.safetensors")
@@ -169,13 +148,10 @@ def around_index(content: bytes) -> dict[str, bytes]:
 
 
 def an_index() -> list[bytes]:
-    names = files_of(saved()["model.safetensors"])
-    return [dumps({"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "a.safetensors")})]
-
-
-def files_of(content: bytes) -> list[str]:
+    content = saved()["model.safetensors"]
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return [name for name in header if name != "__metadata__"]
+    names = [name for name in header if name != "__metadata__"]
+    return [dumps({"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "a.safetensors")})]
 
 
 def tokenizers_of_all_kinds() -> list[bytes]:
@@ -245,7 +221,7 @@ def own(kind: str = "whitespace") -> dict[str, bytes]:
 
 
 def read_own(name: str, kind: str = "whitespace") -> Read:
-    return reads(lambda content: own(kind), name, lambda folder: use(files.load_model(folder), SENTENCE))
+    return reads(name, lambda folder: use(files.load_model(folder), SENTENCE), lambda content: own(kind))
 
 
 def change_sentencepiece(content: bytes, draw: random.Random) -> bytes:
@@ -253,8 +229,7 @@ def change_sentencepiece(content: bytes, draw: random.Random) -> bytes:
     return change_bytes(draw.choice([content, own("sentencepiece")["tokenizer.model"]]), draw)
 
 
-def read_arrays(folder: Path, content: bytes) -> None:
-    put(folder, {"x.safetensors": content})
+def read_arrays(folder: Path) -> None:
     for array in files.load_arrays(folder / "x.safetensors").values():
         array.sum()
 
@@ -282,13 +257,11 @@ def a_checkpoint() -> list[bytes]:
         return [path.read_bytes()]
 
 
-def read_checkpoint(folder: Path, content: bytes) -> None:
-    path = folder / "c.safetensors"
-    path.write_bytes(content)
+def read_checkpoint(folder: Path) -> None:
     task, triplets = a_training()
     before = {name: array.copy() for name, array in task.parameters().items()}
     try:
-        training.fit(task, triplets, checkpoint=path, resume=True, **TRAINING)
+        training.fit(task, triplets, checkpoint=folder / "c.safetensors", resume=True, **TRAINING)
     except FloatingPointError:  # weights that are not finite
         return
     except ValueError:
@@ -313,22 +286,20 @@ def change_checkpoint(content: bytes, draw: random.Random) -> bytes:
 # ------------------------------------------------------------------------------------------------------- commands
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, str]:
+def run(*arguments: object) -> tuple[int, str]:
     """Run a command, which returns 0, or says what is wrong; return its status and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = command(list(arguments))
+            status = command([*map(str, arguments)])
     except SystemExit as end:
         status = end.code
     assert status in (0, 1, 2)
     return status, out.getvalue() + err.getvalue()
 
 
-def read_npz(folder: Path, content: bytes) -> None:
-    path = folder / "x.npz"
-    path.write_bytes(content)
-    status, printed = run(folder, "steps", str(path), "--out", str(folder / "x.html"))
+def read_npz(folder: Path) -> None:
+    status, printed = run("steps", folder / "x.npz", "--out", folder / "x.html")
     assert status == 0 or folder.name in printed
 
 
@@ -348,19 +319,16 @@ def some_npz() -> list[bytes]:
     return found
 
 
-def read_triplets(folder: Path, content: bytes) -> None:
+def read_triplets(folder: Path) -> None:
     path = folder / "x.tsv"
-    path.write_bytes(content)
     training.read_sentences(path)
     training.read_sentences(path, split="sentences")
     for triplet in training.read_triplets(path):
         assert all(part.strip() for part in triplet)
 
 
-def read_results(folder: Path, content: bytes) -> None:
-    path = folder / "x.json"
-    path.write_bytes(content)
-    status, printed = run(folder, "bench", "--load", str(path))
+def read_results(folder: Path) -> None:
+    status, printed = run("bench", "--load", folder / "x.json")
     shown = "interleaved" in printed  # a table, perhaps of results that differ or of libraries that failed
     assert status == 0 or folder.name in printed or shown
 
@@ -388,24 +356,27 @@ def some_results() -> list[bytes]:
 
 
 TARGETS: dict[str, Target] = {
-    "arrays": Target(some_arrays, read_arrays, change_safetensors),
+    "arrays": Target(some_arrays, reads("x.safetensors", read_arrays), change_safetensors),
     "weights": Target(
         lambda: [saved()["model.safetensors"], saved(kind="int8")["model.safetensors"]],
-        reads(lambda content: saved(kind="int8" if b'"I8"' in content else ""), "model.safetensors"), change_safetensors,
+        reads("model.safetensors", use_model, lambda content: saved(kind="int8" if b'"I8"' in content else "")), change_safetensors,
     ),
-    "index": Target(an_index, reads(around_index, "model.safetensors.index.json"), change_json),
-    "config": Target(lambda: [dumps(config) for config in CONFIGS], reads(around_config, "config.json"), change_json),
+    "index": Target(an_index, reads("model.safetensors.index.json", use_model, around_index), change_json),
+    "config": Target(
+        lambda: [dumps(config) for config in CONFIGS],
+        reads("config.json", use_model, lambda content: saved(closest(content, CONFIGS, "architectures"))), change_json,
+    ),
     "pipeline": Target(a_pipeline, read_pipeline, change_json),
-    "tokenizer": Target(tokenizers_of_all_kinds, reads(lambda content: saved(), "tokenizer.json"), change_json),
+    "tokenizer": Target(tokenizers_of_all_kinds, reads("tokenizer.json", use_model, lambda content: saved()), change_json),
     "own_config": Target(lambda: [own()["config.json"]], read_own("config.json"), change_json),
     "own_vocabulary": Target(lambda: [own()["vocabulary.json"]], read_own("vocabulary.json"), change_json),
     "sentencepiece": Target(
         lambda: [own("sentencepiece")["tokenizer.model"]], read_own("tokenizer.model", "sentencepiece"), change_sentencepiece
     ),
-    "checkpoint": Target(a_checkpoint, read_checkpoint, change_checkpoint),
-    "npz": Target(some_npz, read_npz, change_zip),
-    "bench": Target(some_results, read_results, change_json),
-    "gguf": Target(language.some_gguf, language.read_gguf, change_gguf),
+    "checkpoint": Target(a_checkpoint, reads("c.safetensors", read_checkpoint), change_checkpoint),
+    "npz": Target(some_npz, reads("x.npz", read_npz), change_zip),
+    "bench": Target(some_results, reads("x.json", read_results), change_json),
+    "gguf": Target(language.some_gguf, reads("x.gguf", language.read_gguf), change_gguf),
     "language_config": Target(
         lambda: [dumps(config) for config in language.LANGUAGE_CONFIGS], language.read_language_config, change_json
     ),
@@ -413,7 +384,7 @@ TARGETS: dict[str, Target] = {
     "template": Target(
         lambda: [each.encode() for each in language.TEMPLATES], language.read_template, language.change_template
     ),
-    "triplets": Target(lambda: [b"a b\tc.\td e\n\nf\tg\th"], read_triplets, change_bytes),
+    "triplets": Target(lambda: [b"a b\tc.\td e\n\nf\tg\th"], reads("x.tsv", read_triplets), change_bytes),
 }  # fmt: skip
 
 

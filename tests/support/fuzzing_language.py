@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from hostile import SENTENCE, TEXTS, change_bytes, contents, dumps, put, put_parts, use
-from hostile_gguf import Parts, add_tensor, packed, put_together, random_blocks
+from blocks import drawn
+from hostile import SENTENCE, TEXTS, change_bytes, closest, contents, dumps, put, put_parts, reads, use
+from hostile_gguf import Parts, add_tensor, packed, put_together
 from language_folders import MERGES, TEMPLATE, make_tokenizer
 
 from selfattn import models
@@ -56,9 +57,9 @@ def speaking(n: int = 0) -> dict[str, bytes]:
     }
 
 
-def use_language_model(path: Path, again: Path) -> None:
+def use_language_model(folder: Path, name: str = "") -> None:
     """Load a language model and compute with it; what it makes of numbers that mean nothing is not looked at."""
-    model = models.load(path)
+    model, again = models.load(folder / name), folder / "again"
     use(model.tokens, SENTENCE)
     use(model.logits, [0, 1, 2])
     use(model.generate, SENTENCE, 4)
@@ -70,16 +71,9 @@ def use_language_model(path: Path, again: Path) -> None:
         models.load(again)
 
 
-def read_language_config(folder: Path, content: bytes) -> None:
-    try:
-        given = json.loads(content)
-        kind, rope = given.get("model_type"), str(given.get("rope_scaling"))
-    except (ValueError, AttributeError, RecursionError):
-        kind = rope = None
-    same = [n for n, config in enumerate(LANGUAGE_CONFIGS) if config["model_type"] == kind] or [0]
-    close = [n for n in same if str(LANGUAGE_CONFIGS[n].get("rope_scaling")) == rope] or same
-    put(folder, speaking(close[0]) | {"config.json": content})
-    use_language_model(folder, folder / "again")
+read_language_config = reads(
+    "config.json", use_language_model, lambda content: speaking(closest(content, LANGUAGE_CONFIGS, "rope_scaling"))
+)  # fmt: skip
 
 
 # A folder's settings in one: {path: content}.
@@ -98,7 +92,7 @@ def some_settings() -> list[bytes]:
 
 def read_settings(folder: Path, content: bytes) -> None:
     put_parts(folder, speaking(), SETTINGS, content)
-    use_language_model(folder, folder / "again")
+    use_language_model(folder)
 
 
 # --------------------------------------------------------------------------------------------------- chat templates
@@ -178,8 +172,7 @@ def place() -> tempfile.TemporaryDirectory:
 
 def read_template(folder: Path, content: bytes) -> None:
     model = speaker(place().name)
-    path = folder / "chat_template.jinja"
-    path.write_bytes(content)
+    (folder / "chat_template.jinja").write_bytes(content)
     try:
         model.chat_template = models._causal._template(folder, {})
     except ValueError as error:
@@ -195,6 +188,7 @@ def read_template(folder: Path, content: bytes) -> None:
 # --------------------------------------------------------------------------------------------------------------- GGUF
 
 SIZES = {"d": 32, "heads": 4, "keys": 2, "wide": 64, "layers": 1, "longest": 64}
+NUMBERS_OF_KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
 
 
 def entries_of(architecture: str, **more: object) -> list:
@@ -251,9 +245,9 @@ def some_gguf() -> list[bytes]:
     }  # fmt: skip
     made = []
     for architecture, tokenizer, kinds, layer in (
-        ("llama", sentencepiece_entries(), [8], llama),
-        ("qwen2", byte_level_entries(), [0, 1, 30], llama),
-        ("gpt2", byte_level_entries(), [2], gpt2),
+        ("llama", sentencepiece_entries(), ["Q8_0"], llama),
+        ("qwen2", byte_level_entries(), ["F32", "F16", "BF16"], llama),
+        ("gpt2", byte_level_entries(), ["Q4_0"], gpt2),
     ):
         more = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0} if architecture == "qwen2" else {}
         parts = Parts(entries_of(architecture, **more) + tokenizer)
@@ -266,21 +260,13 @@ def some_gguf() -> list[bytes]:
             shapes |= {"position_embd.weight": (SIZES["longest"], d), "output_norm.bias": (d,)}
             shapes |= {f"blk.0.{name}.bias": shape[:1] for name, shape in layer.items()}
         for n, (name, shape) in enumerate(shapes.items()):
-            kind = kinds[n % len(kinds)] if len(shape) == 2 and "position" not in name else 0
-            values = np.random.default_rng(n).standard_normal(shape).astype(np.float32) / 4
-            if kind in (0, 1):
-                content = values.astype([np.float32, np.float16][kind]).tobytes()
-            elif kind == 30:
-                content = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-            else:
-                content = random_blocks(kind, *shape, n)
-            add_tensor(parts, name, kind, shape, content)
+            kind = kinds[n % len(kinds)] if len(shape) == 2 and "position" not in name else "F32"
+            blocks = drawn(np.random.default_rng(n), kind, *(1, *shape)[-2:])
+            add_tensor(parts, name, NUMBERS_OF_KINDS[kind], shape, blocks.raw.tobytes())
         made.append(put_together(parts))
     return made
 
 
-def read_gguf(folder: Path, content: bytes) -> None:
-    path = folder / "x.gguf"
-    path.write_bytes(content)
-    use_language_model(path, folder / "again")
-    models.load(path, dtype="float32")
+def read_gguf(folder: Path) -> None:
+    use_language_model(folder, "x.gguf")
+    models.load(folder / "x.gguf", dtype="float32")

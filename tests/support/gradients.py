@@ -22,6 +22,7 @@ from tolerances import (
     rounded_sum,
     rounding,
     rounds_weights,
+    with_later_terms,
     without_two_kinds_of_16_bits,
 )
 
@@ -29,9 +30,7 @@ import selfattn as sa
 from selfattn import reference
 
 FIELDS = sa.AttentionGradients._fields
-DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "enable_gqa": False} | dict.fromkeys(
-    ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
-)
+DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 
 
 def everything(options):
@@ -60,18 +59,13 @@ def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
         *arrays, **clean, return_weights=True, compute_dtype=np.float64
     )
     q, k, v, d_out = np.abs(call.query), np.abs(call.key), np.abs(call.value), np.abs(grad_out)
-    L, S = call.allowed.shape[-2:]
+    S = call.allowed.shape[-1]
     E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
     keep = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 1.0
     out, rows = np.abs(out), lse.size  # no sum over rows and heads has more terms
 
     products = scale * (q @ k.swapaxes(-1, -2))
-    later, distance = products, np.zeros((L, S))
-    if call.alibi_slopes is not None:
-        distance = np.abs(np.arange(L)[:, None] + call.offset - np.arange(S))
-        later = later + np.abs(call.alibi_slopes[..., None, None]) * distance
-    if call.bias is not None:
-        later = later + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
+    later, distance = with_later_terms(call, products)
     e = u * (np.sqrt(E) * products + FEW * (later + 1))
     mean_e = (P * e).sum(-1, keepdims=True)
     off = P * (e + mean_e + u * (np.sqrt(S) + FEW)) + np.where(call.allowed, least, 0)  # of a weight

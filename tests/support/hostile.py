@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SENTENCE = "the sea was calm"
+Read = Callable[[Path, bytes], None]
 
 NUMBERS = [
     0, 1, -1, 2, 3, 7, 8, 255, 256, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, -(2**63),
@@ -186,6 +187,28 @@ def put(folder: Path, found: dict[str, bytes]) -> None:
     for name, content in found.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
+
+
+def reads(
+    name: str, use: Callable[[Path], None], known: Callable[[bytes], dict[str, bytes]] = lambda content: {}
+) -> Read:
+    """Read a content under a name, among other files that are known."""
+
+    def read(folder: Path, content: bytes) -> None:
+        put(folder, known(content) | {name: content})
+        use(folder)
+
+    return read
+
+
+def closest(content: bytes, configs: list[dict[str, object]], setting: str) -> int:
+    """Which configuration has the model's type that a content has, and this setting if there is one."""
+    try:
+        given = [str(json.loads(content).get(key)) for key in ("model_type", setting)]
+    except (ValueError, AttributeError, RecursionError):
+        return 0
+    same = [[str(config.get("model_type")), str(config.get(setting))] for config in configs]
+    return max(range(len(same)), key=lambda n: (same[n][0] == given[0], same[n] == given))
 
 
 def use(function: Callable[..., object], *arguments: object) -> None:

@@ -4,7 +4,6 @@ import random
 import struct
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 from hostile import NUMBERS, SIZES, TEXTS, change_bytes
 
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -177,12 +176,8 @@ def change_tensor(parts, draw):
     elif what == 3:
         parts.tensors[n] = name, shape, draw.choice(KINDS), offset
     elif what == 4:
-        parts.tensors[n] = (
-            name,
-            shape,
-            kind,
-            draw.choice([offset + 1, offset + 32, max(0, offset - 32), *SIZES]),
-        )
+        offset = draw.choice([offset + 1, offset + 32, max(0, offset - 32), *SIZES])
+        parts.tensors[n] = name, shape, kind, offset
     elif what == 5:
         shape = draw.choice([shape[::-1], shape[1:], (1, *shape), (*shape, 1), ()])
         parts.tensors[n] = name, shape, kind, offset
@@ -190,13 +185,3 @@ def change_tensor(parts, draw):
         at = draw.randrange(len(shape))
         size = draw.choice([shape[at] + 1, shape[at] * 2, shape[at] // 2, *SIZES])
         parts.tensors[n] = name, (*shape[:at], size, *shape[at + 1 :]), kind, offset
-
-
-def random_blocks(kind, rows, columns, seed):
-    """A matrix in blocks of a kind, as bytes, with scales that are finite."""
-    numbers, size = {8: (32, 34), 2: (32, 18), 14: (256, 210)}[kind]
-    blocks = np.random.default_rng(seed).integers(0, 256, (rows, columns // numbers, size), np.uint8)
-    scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
-    at = slice(-2, None) if kind == 14 else slice(2)
-    blocks[..., at] = scale
-    return blocks.tobytes()

@@ -60,9 +60,8 @@ def check(arrays, options=None, *, clean=None, grad_out=None, backward=True, num
                 *arrays, **options, return_lse=True, return_weights=True, num_threads=num_threads
             )
             assert_results(results, truths[forward], at)
-            alone = sa.scaled_dot_product_attention(
-                *arrays, **options, num_threads=num_threads
-            )  # another path
+            # another path
+            alone = sa.scaled_dot_product_attention(*arrays, **options, num_threads=num_threads)
             assert alone.tobytes() == results[0].tobytes(), at
             if not backward:
                 continue

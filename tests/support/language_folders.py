@@ -17,13 +17,10 @@ MERGES = ["Ġ t", "h e", "Ġt he", "o t", "Ã ©", "ð Ł", "ĺ Ģ"]
 
 def make_tokenizer():
     tokenizers = pytest.importorskip("tokenizers")
-    tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) + [
-        merge.replace(" ", "") for merge in MERGES
-    ]
+    pairs = [tuple(merge.split(" ")) for merge in MERGES]
+    tokens = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) + list(map("".join, pairs))
     vocabulary = {token: n for n, token in enumerate(tokens)}
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocabulary, [tuple(merge.split(" ")) for merge in MERGES])
-    )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, pairs))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIAL)
@@ -42,11 +39,8 @@ def save_language_model(folder, ends=True, **more):
     }  # fmt: skip
     models.save(models.LlamaForCausalLM(config | more, rng=0), folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    settings = {
-        "eos_token": "<|end|>" if ends else None,
-        "chat_template": TEMPLATE,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
+    settings = {"chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    settings["eos_token"] = "<|end|>" if ends else None
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder
 

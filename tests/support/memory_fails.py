@@ -149,9 +149,8 @@ def check(name, operation, draws):
         assert settled, f"{name}: each call keeps a block, without a failure"
     for core, for_good in ways:
         if draws is None:
-            assert not all(fail(name, operation, n, for_good, core, expected) for n in range(1, MOST)), (
-                "no end"
-            )
+            ended = not all(fail(name, operation, n, for_good, core, expected) for n in range(1, MOST))
+            assert ended, "no end"
             continue
         most = count if core else Attempt(operation, NEVER, False, core).seen
         for n in sorted(draws.sample(range(1, most + 1), most if most <= FEW else DRAWN)):

@@ -17,7 +17,7 @@ def perturbed(layer):
 
 
 def check_gradients(layer, vjp, *inputs):
-    """Compare all gradients with finite differences; ``vjp(*inputs)`` -> (y, dy -> (tuple of dx, grads))."""
+    """Compare all gradients with finite differences; ``vjp(*inputs)`` -> (y, dy -> (dx or a tuple of them, grads))."""
     names = list(layer.parameters())
 
     def f(*arrays):
@@ -27,27 +27,11 @@ def check_gradients(layer, vjp, *inputs):
         def flat(dy):
             d_inputs, grads = pullback(dy)
             assert list(grads) == names
-            return *d_inputs, *grads.values()
+            return *(d_inputs if isinstance(d_inputs, tuple) else (d_inputs,)), *grads.values()
 
         return y, flat
 
     sa.check_vjp(f, *inputs, *layer.parameters().values())
-
-
-def with_one_input(layer, **options):
-    """``layer.vjp`` in the form that the other functions take; forward must give the same bits."""
-
-    def vjp(x):
-        y, pullback = layer.vjp(x, **options)
-        np.testing.assert_array_equal(layer(x, **options), y)
-
-        def flat(dy):
-            dx, grads = pullback(dy)
-            return (dx,), grads
-
-        return y, flat
-
-    return vjp
 
 
 def torch_state(module):
@@ -92,16 +76,7 @@ def assert_close(got, expected, dtype, n, what=""):
 
 
 def compare_with_torch(ours, theirs, inputs, call_ours, call_theirs, dtype, n):
-    """Compare outputs, the gradients of the inputs and those of all parameters.
-
-    Parameters
-    ----------
-    inputs : list of ndarray
-    call_ours : callable
-        ``call_ours(*arrays)`` -> (y, dy -> (tuple of dx, grads)).
-    call_theirs : callable
-        ``call_theirs(*tensors)`` -> y
-    """
+    """Compare outputs and all gradients; ``call_ours`` is a ``vjp`` as above, ``call_theirs(*tensors)`` -> y."""
     torch = pytest.importorskip("torch")
     arrays = [x.astype(dtype) for x in inputs]
     tensors = [torch.tensor(x, requires_grad=True) for x in arrays]

@@ -75,9 +75,7 @@ class Operation(NamedTuple):
     seed: tuple = (0,)
     dtype: str | None = "float32"  # None: drawn
     threads: int = 1  # of the process
-    in_place: bool = (
-        False  # the call changes what was prepared, in the same way each time but for optimisers' steps
-    )
+    in_place: bool = False  # the call changes what was prepared, in the same way each time but for optimizers
     random: bool = False  # each call has another result
     alone: bool = False  # what the call sets is of the whole process
     long: bool = False  # takes much longer than others that call the same functions of the core
@@ -182,11 +180,9 @@ def mask_of(d, lead, n, s):
         return None
     shape = d.one_of([(n, s), (n, s), (*lead, n, s), (lead[0], 1, n, s), (1, s), (n, 1), (lead[1], 1, s)])
     d.words.append(f"{kind} mask {shape}")
-    return (
-        d.normal(*shape)
-        if kind == "float"
-        else random_mask(d.rng, shape, bool if kind == "bool" else d.dtype)
-    )
+    if kind == "float":
+        return d.normal(*shape)
+    return random_mask(d.rng, shape, bool if kind == "bool" else d.dtype)
 
 
 def block_mask_of(d, n, s):
@@ -452,16 +448,6 @@ def layer(d, make, arguments=(), shape=(40, 32), inputs=None, given=None, **opti
     return call, [*x, *more.values(), *module.parameters().values()]
 
 
-def loss(d, make, target, **options):
-    x, target = d.normal(40, 64), target(d)
-
-    def call():
-        value, pullback = make(**options).vjp(x, target)
-        return value, pullback(np.ones_like(value))
-
-    return call, [x, target]
-
-
 TRIANGLE = ~np.tri(20, dtype=bool)
 FLOAT_MASK = np.where(TRIANGLE, -np.inf, 0.25).astype(np.float32)
 MASKS = {
@@ -522,12 +508,11 @@ def model(d):
     return call, [dy]
 
 
-def language_model(positions):
-    return nn.GPT(300, 32, 2, 2, 64, positions, rng=0)
+GPT = functools.partial(made, nn.GPT, 300, 32, 2, 2, 64, rng=0)
 
 
 def learning(d, positions):
-    model, ids = made(language_model, positions), [d.ids(n) for n in (50, 2, 31)]
+    model, ids = GPT(positions=positions), [d.ids(n) for n in (50, 2, 31)]
 
     def call():
         value, pullback = model.loss_vjp(ids)
@@ -539,7 +524,7 @@ def learning(d, positions):
 
 def writing(d, positions, **options):
     """Generation, with a cache that grows, of prompts that end at different steps."""
-    model, prompts = made(language_model, positions), [d.ids(n, 50) for n in (60, 3)]
+    model, prompts = GPT(positions=positions), [d.ids(n, 50) for n in (60, 3)]
     return lambda: model.generate(prompts, 6, **options), [*prompts, *model.parameters().values()]
 
 
@@ -574,43 +559,38 @@ def model_of(name, kind=None):
     return model if kind is None else model.quantize(kind)
 
 
-def encoding(d, name, kind=None):
-    model, ids = made(model_of, name, kind), [d.ids(n).tolist() for n in (1, 49, 10)]
-
-    def call():
-        run = model.predict if "Classification" in name else model.encode
-        return run(ids), model.hidden_states(ids[1][:20])
-
-    return call, [*ids, *model.parameters().values()]
+def three_texts(d):
+    return [d.ids(n).tolist() for n in (1, 49, 10)]
 
 
-def encoder_gradients(d, name):
-    model, ids = made(model_of, name), [d.ids(n).tolist() for n in (1, 49, 10)]
-
-    def call():
-        y, pullback = model.vjp(ids)
-        return y, pullback(y)
-
-    return call, [*ids, *model.parameters().values()]
+def pretrained(d, use, name, kind=None, given=three_texts):
+    """Use a model with what is given."""
+    model, x = made(model_of, name, kind), given(d)
+    return lambda: use(model, x), [x, *model.parameters().values()]
 
 
-def pictures(d):
-    model, pixels = made(model_of, "ViTModel"), d.normal(3, 2, 12, 12)
-    return lambda: (model(pixels), model.hidden_states(pixels[0])), [pixels, *model.parameters().values()]
+def encode(model, ids):
+    run = model.predict if "Classification" in type(model).__name__ else model.encode
+    return run(ids), model.hidden_states(ids[1][:20])
+
+
+def encode_vjp(model, ids):
+    y, pullback = model.vjp(ids)
+    return y, pullback(y)
+
+
+def see(model, pixels):
+    return model(pixels), model.hidden_states(pixels[0])
+
+
+def answer(model, ids):
+    return model.logits(ids), model.hidden_states(ids), model.generate(ids, 4)
 
 
 def quantizing(d, kind):
     """A model that is rounded, and packed at its first use."""
-    state, ids = made(model_of, "BertModel").state_dict(), [d.ids(n).tolist() for n in (1, 49, 10)]
+    state, ids = made(model_of, "BertModel").state_dict(), three_texts(d)
     return lambda: models.BertModel(CONFIG, state).quantize(kind).encode(ids), [*state.values(), *ids]
-
-
-def answering(d, name, kind=None):
-    model, ids = made(model_of, name, kind), d.ids(40)
-    return lambda: (model.logits(ids), model.hidden_states(ids), model.generate(ids, 4)), [
-        ids,
-        *model.parameters().values(),
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------- the catalogue
@@ -691,9 +671,13 @@ OPERATIONS = {
     "MultiheadAttention": operation(
         layer, make=nn.MultiheadAttention, arguments=(32, 2), rng=0, inputs=[(40, 32), (50, 32), (50, 32)],
     ),
-    "cross entropy": operation(loss, make=nn.CrossEntropyLoss, target=lambda d: d.ids(40, 64), label_smoothing=0.1),
-    "mean squares": operation(loss, make=nn.MSELoss, target=lambda d: d.normal(40, 64)),
-    "logits": operation(loss, make=nn.BCEWithLogitsLoss, target=lambda d: d.rng.random((40, 64), np.float32)),
+    "cross entropy": operation(
+        layer, make=nn.CrossEntropyLoss, inputs=[(40, 64), lambda d: d.ids(40, 64)], label_smoothing=0.1,
+    ),
+    "mean squares": operation(layer, make=nn.MSELoss, inputs=[(40, 64), (40, 64)]),
+    "logits": operation(
+        layer, make=nn.BCEWithLogitsLoss, inputs=[(40, 64), lambda d: d.rng.random((40, 64), np.float32)],
+    ),
     **some(any_encoder, "any encoder", 3),
     **{
         f"encoder, {name}{', two threads' * (threads - 1)}": operation(
@@ -715,21 +699,23 @@ OPERATIONS = {
     "GPT of two threads": operation(learning, positions="rotary", threads=2),
     "GPT writes": operation(writing, positions="learned"),
     "GPT draws": operation(writing, positions="rotary", temperature=1.0, top_k=9, rng=0),
-    **{name: operation(encoding, name=name) for name in ENCODERS},
-    **{f"{name} of {kind}": operation(encoding, name=name, kind=kind) for name in ("BertModel", "ModernBertModel") for kind in KINDS},
-    "gradients of BertModel": operation(encoder_gradients, name="BertModel"),
-    "gradients of ModernBertModel": operation(encoder_gradients, name="ModernBertModel"),
+    **{name: operation(pretrained, use=encode, name=name) for name in ENCODERS},
+    **{
+        f"{name} of {kind}": operation(pretrained, use=encode, name=name, kind=kind)
+        for name in ("BertModel", "ModernBertModel") for kind in KINDS
+    },
+    **{f"gradients of {name}": operation(pretrained, use=encode_vjp, name=name) for name in ("BertModel", "ModernBertModel")},
     **{f"rounding to {kind}": operation(quantizing, kind=kind, long=True) for kind in KINDS},
-    "pictures": operation(pictures),
-    "GPT2LMHeadModel": operation(answering, name="GPT2LMHeadModel"),
-    **{f"LlamaForCausalLM of {kind}": operation(answering, name="LlamaForCausalLM", kind=kind) for kind in [None, *KINDS]},
+    "pictures": operation(pretrained, use=see, name="ViTModel", given=lambda d: d.normal(3, 2, 12, 12)),
+    "GPT2LMHeadModel": operation(pretrained, use=answer, name="GPT2LMHeadModel", given=lambda d: d.ids(40)),
+    **{
+        f"LlamaForCausalLM of {kind}": operation(pretrained, use=answer, name="LlamaForCausalLM", kind=kind, given=lambda d: d.ids(40))
+        for kind in [None, *KINDS]
+    },
 }  # fmt: skip
-
-ALL_DRAWN = (
-    [any_attention] * 10 + [decode] * 2 + [cached, varlen, varlen, rows, rows, model, merge, any_encoder]
-)
 
 
 def drawn(d):
     """Prepare an operation of any kind and any size."""
-    return d.one_of(ALL_DRAWN)(d)
+    others = [decode, decode, cached, varlen, varlen, rows, rows, model, merge, any_encoder]
+    return d.one_of([any_attention] * 10 + others)(d)

@@ -99,27 +99,24 @@ def change(page, stage, node, i, j, text):
     page.keyboard.press("Enter")
 
 
-def all_spelled(page):
-    """Point at every cell of every table: its sum, its text, the text of its first source."""
-    return page.evaluate(
-        """() => {
-        const found = [];
-        let n = 0;
-        for (const td of document.querySelectorAll(".sa-result tbody td, .sa-diff tbody td")) {
-            td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
-            const sum = td.closest(".sa-stage").querySelector(".sa-sum");
-            const source = td.closest(".sa-steps").querySelector("td.sa-a"); // what a number is taken from as it is
-            if (sum) found.push([sum.textContent, td.textContent, source?.textContent]);
-        }
-        return found;
-    }"""
-    )
+# Points at every cell of every table: its sum, its text, the text of its first source.
+SPELLED = """() => {
+    const found = [];
+    let n = 0;
+    for (const td of document.querySelectorAll(".sa-result tbody td, .sa-diff tbody td")) {
+        td.dispatchEvent(new PointerEvent("pointerover", {bubbles: true, screenX: ++n}));
+        const sum = td.closest(".sa-stage").querySelector(".sa-sum");
+        const source = td.closest(".sa-steps").querySelector("td.sa-a"); // what a number is taken from as it is
+        if (sum) found.push([sum.textContent, td.textContent, source?.textContent]);
+    }
+    return found;
+}"""
 
 
 def assert_spelled(page, at_least):
     """Evaluate every written sum, with 12 decimals: it is the number in the cell, to rounding."""
     names = {"exp": np.exp, "tanh": np.tanh, "inf": np.inf, "nan": np.nan, "sqrt": np.sqrt}
-    spelled = all_spelled(page)
+    spelled = page.evaluate(SPELLED)
     assert len(spelled) > at_least
     for text, shown, source in spelled:
         formula, result = re.split(" [=≈] ", text)

@@ -75,11 +75,11 @@ def model(tokens=4, add=0.0):
     return model_steps(embeddings, positions, blocks), [f"word{n}" for n in range(tokens)]
 
 
-def large(length=64, width=64):
+def large():
     """A layer of 64 tokens and 64 dims."""
     rng = np.random.default_rng(9)
-    x, *weights = rng.standard_normal((4, length, width)) / np.sqrt(width)
-    return layer_steps(x * np.sqrt(width), *weights), [f"token{n}" for n in range(length)]
+    x, *weights = rng.standard_normal((4, 64, 64)) / 8
+    return layer_steps(8 * x, *weights), [f"token{n}" for n in range(64)]
 
 
 def dead_row():
@@ -115,24 +115,16 @@ def numbers_by_node(steps):
 
 
 def _attention(tokens):
-    return attention_steps(*np.random.default_rng(0).standard_normal((3, len(tokens), 4)))
-
-
-def _gpt(tokens):
-    return views.gpt_page(nn.GPT(len(tokens), 8, 1, 2, 12, rng=0), tokens, tokens[1])
+    return attention_steps(*np.random.default_rng(0).standard_normal((3, len(tokens), 4))), tokens
 
 
 # A page of each kind from tokens.
 PAGES = {
-    "steps": lambda tokens: views.steps_page(
-        _attention(tokens), tokens, compare=(_attention(tokens), tokens), exercise=True
-    ),
-    "joined": lambda tokens: views.join_pages(
-        [views.steps_page(_attention(tokens), tokens)] * 2, "".join(tokens)
-    ),
-    "explorer": lambda tokens: views.explorer(_attention(tokens), tokens, word=tokens[1]),
-    "way back": lambda tokens: views.way_back_page(_attention(tokens), tokens),
-    "gpt": _gpt,
+    "steps": lambda tokens: views.steps_page(*_attention(tokens), compare=_attention(tokens), exercise=True),
+    "joined": lambda tokens: views.join_pages([views.steps_page(*_attention(tokens))] * 2, "".join(tokens)),
+    "explorer": lambda tokens: views.explorer(*_attention(tokens), word=tokens[1]),
+    "way back": lambda tokens: views.way_back_page(*_attention(tokens)),
+    "gpt": lambda tokens: views.gpt_page(nn.GPT(len(tokens), 8, 1, 2, 12, rng=0), tokens, tokens[1]),
 }
 
 

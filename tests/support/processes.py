@@ -15,9 +15,8 @@ TIME_LIMIT = 240  # seconds: a script needs a few, unless it hangs
 PYTHON = (sys.executable, "-P", "-W", "ignore")
 COMMAND = (*PYTHON, "-m", "selfattn")
 ENVIRONMENT = {
-    **{
-        name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"
-    },  # it hides what is left to write at the end
+    # PYTHONUNBUFFERED hides what is left to write at the end.
+    **{name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"},
     "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     "PYTHONIOENCODING": "utf-8",
     "PYTHONFAULTHANDLER": "1",

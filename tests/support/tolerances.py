@@ -94,18 +94,25 @@ def rounded_sum(weights, terms, rounds):
     return rounds * np.minimum(weights @ terms, FEW * np.sqrt(weights**2 @ terms**2))
 
 
+def with_later_terms(call, products):
+    """Add to |q|·|k| what later steps add to a score; return the distances of ALiBi too, 0 without it."""
+    n_queries, n_keys = call.allowed.shape[-2:]
+    distance = np.zeros((n_queries, n_keys))
+    if call.alibi_slopes is not None:
+        distance = np.abs(np.arange(n_queries)[:, None] + call.offset - np.arange(n_keys))
+        products = products + np.abs(call.alibi_slopes[..., None, None]) * distance
+    if call.bias is not None:
+        products = products + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
+    return products, distance
+
+
 @np.errstate(all="ignore")
 def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
     """Reference and bounds for one call. `rng` must be an int when there is dropout."""
     query, key, value = without_two_kinds_of_16_bits(query, key, value)
     rounds = rounds_weights(query, key, value, options.get("enable_gqa", False))
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-    defaults = dict.fromkeys(
-        ("scale", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng")
-    )
-    call = reference.arguments.prepare(
-        *arguments, **(defaults | {"enable_gqa": False} | options), compute_dtype=np.float64
-    )
+    call = reference.arguments.prepare(*arguments, **options, compute_dtype=np.float64)
     out, lse, weights = reference.scaled_dot_product_attention(
         *arguments, **options, return_lse=True, return_weights=True, compute_dtype=np.float64
     )
@@ -114,17 +121,12 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     u, least = float(info.eps), float(info.tiny)
 
     finite = [np.where(np.isfinite(x), np.abs(x), 0) for x in (call.query, call.key, call.value)]
-    n_queries, n_keys = call.allowed.shape[-2:]
+    n_keys = call.allowed.shape[-1]
     # NumPy's float64 adds n equal terms with n equal errors
     if dtype == np.float64 and np.isfinite(call.value).all():
         out = (weights.astype(np.longdouble) @ call.value).astype(np.float64)
     products = reference.attention.dot_products(*finite[:2]) * abs(call.scale)
-    later = products
-    if call.alibi_slopes is not None:
-        distance = np.abs(np.arange(n_queries)[:, None] + call.offset - np.arange(n_keys))
-        later = later + np.abs(call.alibi_slopes[..., None, None]) * distance
-    if call.bias is not None:
-        later = later + np.where(np.isfinite(call.bias), np.abs(call.bias), 0)
+    later, _ = with_later_terms(call, products)
     width = call.query.shape[-1]
     alike = all((x == x[..., :1]).all() for x in (call.query, call.key))  # equal terms have equal errors
     error = u * ((width if alike else np.sqrt(width)) * products + FEW * (later + 1))

@@ -45,6 +45,3 @@ class TorchEmbeddingModel(nn.Module):
     def confidence(self, main, similar, non_similar):
         main, similar, non_similar = (self(ids) for ids in (main, similar, non_similar))
         return functional.logsigmoid(main @ similar) + functional.logsigmoid(-(main @ non_similar))
-
-    def numpy_state(self):
-        return {name: tensor.detach().numpy().copy() for name, tensor in self.state_dict().items()}

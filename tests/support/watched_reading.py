@@ -31,9 +31,7 @@ def watch(event, arguments):
         events.append(f"{event} {arguments}")
     elif event == "exec":
         note(event, arguments[0].co_filename)
-    elif (
-        event == "compile" and arguments[1] != "<unknown>"
-    ):  # which is ast.parse's, of literals in NumPy's headers
+    elif event == "compile" and arguments[1] != "<unknown>":  # ast.parse's, of literals in NumPy's headers
         note(event, arguments[1])
     elif event == "import":
         note(event, arguments[1], nothing=None)
