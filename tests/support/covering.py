@@ -17,22 +17,19 @@ def covering(**axes):
         for j in range(len(axes[b]))
     }
 
-    def newly_met(name, i, chosen):
-        return sum(pair(names, (name, i), other) in missing for other in chosen.items())
+    def newly_met(one, chosen):
+        pairs = (sorted((one, other), key=lambda place: names.index(place[0])) for other in chosen.items())
+        return sum(tuple(pair) in missing for pair in pairs)
 
     found = []
     while missing:
         chosen = dict(min(missing))
         for name in rng.permutation([name for name in names if name not in chosen]).tolist():
             most = rng.permutation(len(axes[name])).tolist()
-            chosen[name] = max(most, key=lambda i, name=name: newly_met(name, i, chosen))
+            chosen[name] = max(most, key=lambda i, name=name: newly_met((name, i), chosen))
         missing -= set(itertools.combinations([(name, chosen[name]) for name in names], 2))
         found.append({name: axes[name][chosen[name]] for name in names})
     return found
-
-
-def pair(names, one, other):
-    return (one, other) if names.index(one[0]) < names.index(other[0]) else (other, one)
 
 
 ALONE = [(name,) for name in OPTIONS]

@@ -191,7 +191,7 @@ SIZES = {"d": 32, "heads": 4, "keys": 2, "wide": 64, "layers": 1, "longest": 64}
 NUMBERS_OF_KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
 
 
-def entries_of(architecture: str, **more: object) -> list:
+def entries_of(architecture: str, **more: object) -> dict[str, object]:
     s = SIZES
     found = {
         "context_length": s["longest"], "embedding_length": s["d"], "block_count": s["layers"], "feed_forward_length": s["wide"],
@@ -205,11 +205,10 @@ def entries_of(architecture: str, **more: object) -> list:
             "rope.dimension_count": s["d"] // s["heads"], "vocab_size": 300,
         }  # fmt: skip
     named = {f"{architecture}.{name}": value for name, value in (found | more).items()}
-    named = {"general.architecture": architecture} | named
-    return [(name, *packed(value)) for name, value in named.items()]
+    return {"general.architecture": architecture} | named
 
 
-def byte_level_entries() -> list:
+def byte_level_entries() -> dict[str, object]:
     made = make_tokenizer()
     tokens = [made.id_to_token(n) for n in range(made.get_vocab_size())]
     found = {
@@ -217,10 +216,10 @@ def byte_level_entries() -> list:
         "merges": MERGES, "eos_token_id": len(tokens) - 3, "bos_token_id": len(tokens) - 2, "add_bos_token": True,
     }  # fmt: skip
     named = {f"tokenizer.ggml.{name}": value for name, value in found.items()}
-    return [(name, *packed(value)) for name, value in (named | {"tokenizer.chat_template": TEMPLATE}).items()]
+    return named | {"tokenizer.chat_template": TEMPLATE}
 
 
-def sentencepiece_entries() -> list:
+def sentencepiece_entries() -> dict[str, object]:
     pieces = ["▁", "t", "h", "e", "he", "the", "▁the", "sea"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
     found = {
@@ -228,7 +227,7 @@ def sentencepiece_entries() -> list:
         "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)], "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
         "add_space_prefix": True, "add_eos_token": False,
     }  # fmt: skip
-    return [(f"tokenizer.ggml.{name}", *packed(value)) for name, value in found.items()]
+    return {f"tokenizer.ggml.{name}": value for name, value in found.items()}
 
 
 @functools.cache
@@ -250,7 +249,8 @@ def some_gguf() -> list[bytes]:
         ("gpt2", byte_level_entries(), ["Q4_0"], gpt2),
     ):
         more = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0} if architecture == "qwen2" else {}
-        parts = Parts(entries_of(architecture, **more) + tokenizer)
+        entries = entries_of(architecture, **more) | tokenizer
+        parts = Parts([(name, *packed(value)) for name, value in entries.items()])
         shapes = {"token_embd.weight": (rows, d), "output_norm.weight": (d,)}
         shapes |= {f"blk.0.{name}.weight": shape for name, shape in layer.items()}
         if architecture == "qwen2":

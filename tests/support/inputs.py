@@ -95,17 +95,8 @@ def read_only(x):
     return y
 
 
-LAYOUTS = {
-    "fortran": np.asfortranarray,
-    "heads_inside": heads_inside,
-    "negative": negative,
-    "last_axis_strided": last_axis_strided,
-    "long_rows": long_rows,
-    "unaligned": unaligned,
-    "record_field": record_field,
-    "byte_swapped": byte_swapped,
-    "read_only": read_only,
-}
+OWN = [heads_inside, negative, last_axis_strided, long_rows, unaligned, record_field, byte_swapped, read_only]
+LAYOUTS = {"fortran": np.asfortranarray} | {layout.__name__: layout for layout in OWN}
 
 
 # ---------------------------------------------------------------------------------------------------- options

@@ -17,15 +17,12 @@ VOCABULARY = {word: n for n, word in enumerate(SPECIAL + WORDS)}
 D = 16
 
 
-def make_tokenizer(vocabulary=None):
-    vocabulary = VOCABULARY if vocabulary is None else vocabulary
+def make_tokenizer(vocabulary=VOCABULARY):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(strip_accents=False)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [("[CLS]", 2), ("[SEP]", 3)]
     )
     tokenizer.add_special_tokens(SPECIAL)
     return tokenizer

@@ -80,13 +80,8 @@ def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
         return 0.0
     if sa.get_isa() == "amx" and has_pullback and rows > 16 and value.shape[-1] >= 16:
         return 2.0**-16
-    if (
-        sa.get_isa() == "avx512bf16"
-        and dtypes == {"bfloat16"}
-        and (rows > 16 or (rows <= 8 and not has_pullback))
-    ):
-        return 2.0**-8
-    return 0.0
+    rounded = dtypes == {"bfloat16"} and (rows > 16 or (rows <= 8 and not has_pullback))
+    return 2.0**-8 if rounded and sa.get_isa() == "avx512bf16" else 0.0
 
 
 def rounded_sum(weights, terms, rounds):
