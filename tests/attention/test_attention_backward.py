@@ -16,9 +16,6 @@ import selfattn as sa
 GRADIENTS = sa.AttentionGradients
 
 
-# ------------------------------------------------------------------------------------------------ in place
-
-
 def assert_same_in_place(arrays, layout=np.copy, **options):
     """Gradients in arrays of the caller's are those that new arrays would hold, whatever was there before."""
     wrt = everything(options)
@@ -84,9 +81,6 @@ def test_gradients_in_place_are_left_alone_when_the_call_is_wrong():
     assert all((x == 9).all() for x in mine[:3])
 
 
-# ------------------------------------------------------------------------------------------------ bad input
-
-
 class Convertible:
     """An array of another library, in float64."""
 
@@ -100,18 +94,9 @@ class Convertible:
 def backward(**changes):
     q, k, v = random_inputs((2, 6, 4), 5)
     out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
-    arguments = {
-        "grad_out": np.ones_like(out),
-        "out": out,
-        "statistics": statistics,
-        "query": q,
-        "key": k,
-        "value": v,
-    }
-    changed = {
-        name: change(arguments[name]) if callable(change) else change for name, change in changes.items()
-    }
-    return sa.scaled_dot_product_attention_backward(**(arguments | changed))
+    given = {"grad_out": np.ones_like(out), "out": out, "statistics": statistics}
+    given |= {name: x(given[name]) if callable(x) else x for name, x in changes.items()}
+    return sa.scaled_dot_product_attention_backward(query=q, key=k, value=v, **given)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +184,6 @@ def test_an_overlap_that_cannot_be_decided_is_an_error():
     assert not target.any()
 
 
-# ------------------------------------------------------------------------------------------------ outputs that are not rounded
-
-
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
 @pytest.mark.parametrize("shape", [(2, 3, 8), (2, 70, 32)], ids=str)
 def test_an_output_of_float32_is_that_of_16_bits_before_it_was_rounded(isa, shape, dtype):
@@ -253,14 +235,10 @@ def test_the_pullbacks_output_is_written_where_it_is_wanted(dtype):
         out, _ = sa.scaled_dot_product_attention_vjp(q, k, v, is_causal=True, out=mine)
         assert out is mine
         assert_array_equal(out.astype(np.float32), expected.astype(np.float32))  # NaN included
-    packed = [np.zeros((40, 3, 8), dtype) for _ in range(2)]
-    sa.varlen_attention(
-        q[0].swapaxes(0, 1), k[0].swapaxes(0, 1), v[0].swapaxes(0, 1), [0, 40], [0, 40], out=packed[0]
-    )
-    sa.varlen_attention_vjp(
-        q[0].swapaxes(0, 1), k[0].swapaxes(0, 1), v[0].swapaxes(0, 1), [0, 40], [0, 40], out=packed[1]
-    )
-    assert_array_equal(*(x.astype(np.float32) for x in packed))
+    packed, outs = [x[0].swapaxes(0, 1) for x in (q, k, v)], [np.zeros((40, 3, 8), dtype) for _ in range(2)]
+    for function, out in zip((sa.varlen_attention, sa.varlen_attention_vjp), outs, strict=True):
+        function(*packed, [0, 40], [0, 40], out=out)
+    assert_array_equal(*(x.astype(np.float32) for x in outs))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16", np.float32])

@@ -28,9 +28,6 @@ KINDS = BLOCK_MASKS | {
 }
 
 
-# -------------------------------------------------------------------------------------------------- semantics
-
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 def test_a_document_has_the_bits_that_it_has_alone(isa, dtype):
     """Blocks of queries and tiles of keys begin with documents, so no neighbour moves them."""
@@ -91,9 +88,6 @@ def test_the_two_halves_take_it_as_well():
     _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, block_mask=mask)
     for x, y in zip(grads[:3], pullback(np.ones_like(out))[:3], strict=True):
         np.testing.assert_array_equal(x, y)
-
-
-# ------------------------------------------------------------------------------------------------- the object
 
 
 def test_it_never_changes():

@@ -17,8 +17,6 @@ attend = sa.scaled_dot_product_attention
 real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
-# ------------------------------------------------------------------------------------- rows without open keys
-
 CLOSED_ROWS = {
     "bool_mask": {"attn_mask": [[False]]},
     "float_mask": {"attn_mask": [[-np.inf]]},
@@ -38,19 +36,6 @@ def test_dead_rows_are_zeros(isa, how):
             assert out[:, dead].tobytes() == bytes(out[:, dead].nbytes)  # plus zero
             assert not weights[:, dead].any()
             assert (lse == -np.inf).all(axis=0).tolist() == dead.tolist()
-
-
-@real_floats
-@pytest.mark.parametrize("n_keys", [0, 1, 40, 3000])
-def test_dead_rows_with_a_sink_have_its_lse(isa, dtype, n_keys):
-    arrays = random_inputs((2, 3, 5, 8), n_keys, dtype=dtype)
-    sinks = np.array([-3.5, 0.0, 100.0])
-    out, lse, weights = attend(*arrays, sinks=sinks, key_lengths=0, return_lse=True, return_weights=True)
-    assert not out.any() and not weights.any()
-    np.testing.assert_allclose(lse, np.broadcast_to(sinks[:, None], (2, 3, 5)), rtol=4 * np.finfo(dtype).eps)
-
-
-# ---------------------------------------------------------------------------------------------------- sinks
 
 
 @real_floats
@@ -110,9 +95,6 @@ def test_numbers_beyond_what_log2_units_hold_are_the_largest(isa, dtype):
     for cap in (float(most), 1e39 if dtype == np.float32 else float(most)):
         # scores over such a cap are subnormal
         np.testing.assert_allclose(attend(q, k, v, softcap=cap), attend(q, k, v), rtol=0, atol=1e-5)
-
-
-# ------------------------------------------------------------------------------------------- NaN and infinities
 
 
 def test_a_score_of_minus_infinity_is_open_all_the_same():

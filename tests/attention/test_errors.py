@@ -164,9 +164,6 @@ def test_a_window_that_changes_while_it_is_read():
     np.testing.assert_array_equal(attend(q, q, q, window=window), attend(q, q, q, window=(1, 2)))
 
 
-# ------------------------------------------------------------------------------------------------------- overlap
-
-
 @pytest.mark.parametrize(
     "name", ["query", "key", "value", "attn_mask", "alibi_slopes", "sinks", "key_lengths"]
 )

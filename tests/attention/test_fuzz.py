@@ -214,14 +214,6 @@ def arrays_that_nearly_fit(draw):
     return [np.ones(shape, draw(st.sampled_from(["f4", "f8", "f2", "i4", "?"]))) for shape in shapes]
 
 
-@st.composite
-def masks_of_any_size(draw):
-    """A BlockMask that fits those, or does not."""
-    return draw(
-        block_masks(draw(st.sampled_from([(), (2,), (3,)])), draw(st.integers(2, 4)), draw(st.integers(4, 6)))
-    )
-
-
 ANYTHING = st.one_of(
     any_arrays(), NUMBERS, st.none(), st.text(max_size=3), st.sampled_from(["upper_left", "lower_right", object(), ()]),
     st.binary(max_size=2), st.lists(NUMBERS, max_size=3), st.tuples(NUMBERS, NUMBERS), st.builds(np.random.default_rng),
@@ -354,9 +346,10 @@ OPTION_NAMES = [
     "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa", "causal", "window", "softcap", "alibi_slopes",
     "sinks", "key_lengths", "block_mask", "rng", "return_lse", "return_weights", "out", "num_threads",
 ]  # fmt: skip
+MASK_SIZES = st.tuples(st.sampled_from([(), (2,), (3,)]), st.integers(2, 4), st.integers(4, 6))  # some fit
 LIKELY = {
     "dropout_p": NUMBERS, "scale": NUMBERS, "softcap": NUMBERS, "num_threads": NUMBERS, "rng": NUMBERS,
-    "block_mask": st.one_of(masks_of_any_size(), st.builds(with_tables, any_tables())),
+    "block_mask": st.one_of(MASK_SIZES.flatmap(lambda sizes: block_masks(*sizes)), st.builds(with_tables, any_tables())),
     "window": st.tuples(NUMBERS, NUMBERS), "key_lengths": st.lists(st.integers(-1, 6), max_size=3),
     "out": st.sampled_from([np.zeros((2, 3, 6), np.float32), np.zeros((2, 3, 6)), np.zeros((3, 6), np.float16)]),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """KVCache: decoding step by step is attention over everything at once."""
 
 import copy
+import functools
 import itertools
 import pickle
 import re
@@ -16,6 +17,7 @@ import selfattn as sa
 from selfattn import _core, reference
 
 EPS = float(np.finfo(np.float64).eps)
+dense = functools.partial(reference.scaled_dot_product_attention, causal="lower_right", enable_gqa=True)
 
 
 def arrays(seed=0, batch=2, heads=4, kv_heads=2, length=12, width=8, value_width=5):
@@ -31,22 +33,16 @@ def new_cache(k, v, **options):
 @st.composite
 def histories(draw):
     batch = draw(st.integers(1, 3))
-    steps = draw(
-        st.lists(st.lists(st.integers(0, 3), min_size=batch, max_size=batch), min_size=1, max_size=5)
-    )
-    options = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "window": st.sampled_from([(0, 0), (2, 0), (None, 0), (3, None)]),
-                "softcap": st.just(1.5),
-                "alibi_slopes": st.sampled_from([[0.5, 1.0, 0.25, 2.0], np.linspace(0, 1, 12).reshape(3, 4)]),
-                "sinks": st.sampled_from([[0.0, 1.0, -1.0, -np.inf], np.linspace(-1, 1, 12).reshape(3, 4)]),
-                "scale": st.just(0.7),
-            },
-        )
-    )
-    return batch, np.array(steps), options
+    counts = st.lists(st.integers(0, 3), min_size=batch, max_size=batch)
+    options = {
+        "window": st.sampled_from([(0, 0), (2, 0), (None, 0), (3, None)]),
+        "softcap": st.just(1.5),
+        "alibi_slopes": st.sampled_from([[0.5, 1.0, 0.25, 2.0], np.linspace(0, 1, 12).reshape(3, 4)]),
+        "sinks": st.sampled_from([[0.0, 1.0, -1.0, -np.inf], np.linspace(-1, 1, 12).reshape(3, 4)]),
+        "scale": st.just(0.7),
+    }
+    steps = draw(st.lists(counts, min_size=1, max_size=5))
+    return batch, np.array(steps), draw(st.fixed_dictionaries({}, optional=options))
 
 
 @settings(max_examples=150, deadline=None)
@@ -67,10 +63,8 @@ def test_sequences_of_different_lengths_are_as_if_each_were_alone(history, seed)
         for b, count in enumerate(counts):
             end = at[b] + count
             own = {n: x[b] if isinstance(x, np.ndarray) else x for n, x in options.items()}
-            expected, expected_lse = reference.scaled_dot_product_attention(
-                q[b, :, at[b] : end], k[b, :, :end], v[b, :, :end],
-                causal="lower_right", enable_gqa=True, return_lse=True, **own,
-            )  # fmt: skip
+            past = q[b, :, at[b] : end], k[b, :, :end], v[b, :, :end]
+            expected, expected_lse = dense(*past, return_lse=True, **own)
             np.testing.assert_allclose(out[b, :, :count], expected, rtol=0, atol=60 * EPS)
             np.testing.assert_allclose(lse[b, :, :count], expected_lse, rtol=0, atol=60 * EPS)
             assert (out[b, :, count:] == 0).all()
@@ -126,9 +120,7 @@ def test_queries_before_the_first_key_of_their_sequence(options):
     cache.append(k, v, lengths=[4, 1])
     out, lse = cache.attend(q, return_lse=True, **options)
     for b, n in enumerate((4, 1)):
-        expected, expected_lse = reference.scaled_dot_product_attention(
-            q[b], k[b, :, :n], v[b, :, :n], causal="lower_right", return_lse=True, **options
-        )
+        expected, expected_lse = dense(q[b], k[b, :, :n], v[b, :, :n], return_lse=True, **options)
         np.testing.assert_allclose(out[b], expected, rtol=0, atol=40 * EPS)
         np.testing.assert_allclose(lse[b], expected_lse, rtol=0, atol=40 * EPS)
         assert not out[b, :, : 6 - n].any()
@@ -220,9 +212,7 @@ def test_a_mask_closes_more():
     out = cache.attend(q[:, :, 8:], k[:, :, 8:], v[:, :, 8:], attn_mask=mask)
     for b, past in enumerate((8, 3)):
         keys, values = (np.concatenate([x[b, :, :past], x[b, :, 8:]], axis=1) for x in (k, v))
-        expected = reference.scaled_dot_product_attention(
-            q[b, :, 8:], keys, values, mask[b, :, :, : past + 4], causal="lower_right", enable_gqa=True
-        )
+        expected = dense(q[b, :, 8:], keys, values, mask[b, :, :, : past + 4])
         np.testing.assert_allclose(out[b], expected, rtol=0, atol=40 * EPS)
 
 
@@ -238,10 +228,7 @@ def test_truncate_and_reorder():
     out = cache.attend(q[:, :, :2], k[:, :, :2], v[:, :, :2])
     keys = np.concatenate([k[1, :, :3], k[0, :, :2]], axis=1)
     values = np.concatenate([v[1, :, :3], v[0, :, :2]], axis=1)
-    expected = reference.scaled_dot_product_attention(
-        q[0, :, :2], keys, values, causal="lower_right", enable_gqa=True
-    )
-    np.testing.assert_allclose(out[0], expected, rtol=0, atol=40 * EPS)
+    np.testing.assert_allclose(out[0], dense(q[0, :, :2], keys, values), rtol=0, atol=40 * EPS)
     cache.truncate(0)
     assert cache.key.shape == (2, 2, 0, 8)
     assert not cache.key.flags.writeable

@@ -27,9 +27,6 @@ def mask_of(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-# ------------------------------------------------------------------------------------------------------- broadcast axes
-
-
 @pytest.mark.parametrize("shape", [(64,), (2, 1, 1, 64), (1, 4, 1, 64)], ids=str)
 @pytest.mark.parametrize("length", [2048, 4500])
 def test_sums_over_many_rows_keep_their_digits(shape, length):
@@ -51,9 +48,6 @@ def test_sums_over_many_rows_keep_their_digits(shape, length):
     assert error <= 3 * np.finfo(np.float32).eps
 
 
-# ------------------------------------------------------------------------------------------------------- heads in turns
-
-
 @pytest.mark.parametrize("options", [{}, {"window": (30, 20)}], ids=str)
 def test_long_keys_in_parts_and_few_heads_that_share(options):
     *arrays, _ = inputs(2, length=800, keys=780)
@@ -69,13 +63,6 @@ def assert_same_bits(arrays, grad_out, options, threads, wrts=(ALL,)):
         for name in wrt:
             expected = first.setdefault(name, getattr(got, name))
             assert_array_equal(getattr(got, name), expected, err_msg=f"{name} {n} {wrt}")
-
-
-@pytest.mark.parametrize("lead", [(9,), (4, 3)], ids=str)
-def test_the_same_bits_for_any_number_of_threads(isa, lead):
-    *arrays, grad_out = inputs(*lead, length=300)
-    for options in ({}, {"is_causal": True}, {"softcap": 3.0}, {"dropout_p": 0.3, "rng": 5}):
-        assert_same_bits(arrays, grad_out, {"attn_mask": mask_of(300, 150), **options}, (1, 2, 7))
 
 
 @pytest.mark.parametrize("shape", [(900, 1), (900, 850), (6, 900, 1), (1, 850)], ids=str)
@@ -132,35 +119,26 @@ def test_packed_sequences_whose_heads_share_masks():
             assert_array_equal(rows, getattr(expected, name), err_msg=f"{name} {n}")
 
 
-# ---------------------------------------------------------------------------------------------------- heads that follow
-
-
 # So many keys and heads that share a mask that one head follows another through its rows: attention_backward.c.
+DOCUMENTS = sa.BlockMask.from_documents(np.arange(640) // 150, np.arange(900) // 210)
 LARGE = {
     "heads": ((8, 520, 128), (8, 410, 128), {}),
     "causal": ((2, 8, 520, 96), (2, 8, 520, 96), {"is_causal": True, "dropout_p": 0.1, "rng": 4}),
     # blocks end amid a row of the mask
     "groups of five": ((40, 110, 128), (8, 410, 128), {"enable_gqa": True}),
-    "closed blocks": ((8, 640, 64), (8, 900, 64), {"block_mask": "documents"}),
+    "closed blocks": ((8, 640, 64), (8, 900, 64), {"block_mask": DOCUMENTS}),
 }
-
-
-def large(name):
-    of_queries, of_keys, options = LARGE[name]
-    rng = np.random.default_rng(6)
-    q, k, v = (rng.standard_normal(shape, dtype=np.float32) for shape in (of_queries, of_keys, of_keys))
-    if "block_mask" in options:
-        ids = np.arange(640) // 150, np.arange(900) // 210
-        options = {"block_mask": sa.BlockMask.from_documents(*ids)}
-    mask = rng.standard_normal((of_queries[-2], of_keys[-2]), dtype=np.float32)
-    mask[7:9] = -np.inf
-    return (q, k, v), {"attn_mask": mask, **options}
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_heads_that_follow_one_another_through_a_mask(name):
     """With the bits that gradients have without the mask's, in as many threads as there are heads: each waits for the one before."""
-    arrays, options = large(name)
+    of_queries, of_keys, options = LARGE[name]
+    rng = np.random.default_rng(6)
+    arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in (of_queries, of_keys, of_keys)]
+    mask = rng.standard_normal((of_queries[-2], of_keys[-2]), dtype=np.float32)
+    mask[7:9] = -np.inf
+    options = {"attn_mask": mask, **options}
     assert_gradients(arrays, options, num_threads=3, what=name)
     out = sa.scaled_dot_product_attention(*arrays, **options)
     assert_same_bits(arrays, out, options, (1, 2, 8), (ALL, ALL[:3]))

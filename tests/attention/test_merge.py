@@ -34,9 +34,8 @@ def test_parts_of_the_keys_make_the_whole(merge, dtype, owner):
     whole = truth(query, key, value, mask, sinks=sinks)
     out, lse = merge(*zip(*parts, strict=True))
     assert (out.dtype, lse.dtype) == (dtype, whole.lse_dtype)
-    rounded = rounding(
-        dtype, np.abs(value.astype(np.float64)).max()
-    )  # of each part's output, which is a mean of values
+    # each part's output is a mean of values
+    rounded = rounding(dtype, np.abs(value.astype(np.float64)).max())
     assert_within(out, whole.out, whole.out_bound + rounded)
     assert_within(lse, whole.lse, whole.lse_bound)
 

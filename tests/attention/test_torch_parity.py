@@ -59,9 +59,6 @@ def assert_same(function, inputs, options, attend):
         assert_within(gradient, expected.numpy(), np.minimum(limits[name].limit, 1e-12 * largest), name)
 
 
-# ------------------------------------------------------------------------------------ what torch.nn.functional has
-
-
 @functions
 def test_rows_of_the_least_number_are_uniform_and_closed_rows_are_zero(function):
     arrays = random_numbers((2, 5, 8), (2, 7, 8), (2, 7, 6))
@@ -84,9 +81,6 @@ def test_nan_and_infinities_have_the_effect_that_they_have_in_torch(function, ba
     expected = F.scaled_dot_product_attention(*map(tensor, arrays))
     got = function.scaled_dot_product_attention(*arrays)
     assert_within(got, expected.numpy(), truth(*arrays).out_bound)
-
-
-# --------------------------------------------------------------------------------- options in PyTorch's operations
 
 
 def written_out(
@@ -159,9 +153,6 @@ def test_options_in_operations_of_torch(function, more, options, written, key_he
     )
 
 
-# --------------------------------------------------------------------------------------- the other operations
-
-
 @functions
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_rms_norm_default_eps(function, dtype):
@@ -169,15 +160,3 @@ def test_rms_norm_default_eps(function, dtype):
     got, expected = function.rms_norm(x, 4), F.rms_norm(tensor(x), (4,)).numpy()
     assert got.dtype == expected.dtype
     np.testing.assert_allclose(got, expected, rtol=4 * float(np.finfo(dtype).eps), atol=0)
-
-
-@functions
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotary_as_complex_numbers(function, interleaved):
-    x, angle = random_numbers((2, 3, 5, 8), (5, 4))
-    pairs = tensor(x).unflatten(-1, (-1, 2)) if interleaved else tensor(x).unflatten(-1, (2, -1)).mT
-    turn = torch.polar(torch.ones(5, 4, dtype=torch.float64), tensor(angle))
-    turned = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-    expected = turned.flatten(-2) if interleaved else turned.mT.flatten(-2)
-    got = function.apply_rotary_emb(x, np.cos(angle), np.sin(angle), interleaved)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=8 * np.finfo(float).eps * 4)

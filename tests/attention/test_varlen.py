@@ -90,9 +90,6 @@ def wrt_of(options):
     return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
 
 
-# ---------------------------------------------------------------------------------------------------- forward
-
-
 def assert_bits_of_own_calls(arguments, options, wrt=None, num_threads=None):
     """Output, log-sum-exp and gradients of each sequence are those of a dense call for it alone, bit by bit."""
     wrt = wrt_of(options) if wrt is None else wrt
@@ -209,17 +206,6 @@ def test_the_references_gradients_agree_with_finite_differences():
     sa.check_vjp(attend, *arrays, np.array([0.3, -0.2]))
 
 
-def test_dropout_counts_as_a_batch_does():
-    """Sequences of equal length are a batch: (n, H, L, E)."""
-    n, length = 5, 37
-    arguments = packed([length] * n, [length] * n)
-    out = sa.varlen_attention(*arguments, dropout_p=0.4, rng=7, is_causal=True)
-    batch = [x.reshape(n, length, HEADS, -1).swapaxes(1, 2) for x in arguments[:3]]
-    expected = sa.scaled_dot_product_attention(*batch, dropout_p=0.4, rng=7, is_causal=True)
-    assert_array_equal(out.reshape(n, length, HEADS, -1).swapaxes(1, 2), expected)
-    assert (out != sa.varlen_attention(*arguments, is_causal=True)).any()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_layouts(layout, dtype):
@@ -267,9 +253,6 @@ def test_out():
     assert_array_equal(out, expected)
 
 
-# ------------------------------------------------------------------------------------------------- determinism
-
-
 @pytest.mark.parametrize(
     ("lengths", "heads"), [((700, 16, 90, 1, 300, 33, 5, 1200), 2), ((1500,), 1), ((3000, 10, 10, 2), 1)]
 )
@@ -281,8 +264,6 @@ def test_the_same_bits_for_any_number_of_threads(lengths, heads, threads):
                "attn_mask": [rng.standard_normal(n).astype(np.float32) for n in lengths]}  # fmt: skip
     assert_bits_of_own_calls(arguments, options, num_threads=threads)
 
-
-# ------------------------------------------------------------------------------------------------------ errors
 
 Q, K, V, ROWS, KEYS = PACKED.values()
 

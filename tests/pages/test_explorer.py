@@ -99,6 +99,11 @@ def weights_where(rule):
     return np.array([[[float(rule(i, j)) for j in range(rows)] for i in range(rows)]])
 
 
+def habit_of(weights):
+    ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (weights,), (None,), (None,), False)])
+    return head
+
+
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
@@ -113,8 +118,7 @@ def weights_where(rule):
     ],
 )
 def test_habits(rule, kind):
-    text = heads.TextHeads(WORDS, WORDS, (weights_where(rule),), (None,), (None,), False)
-    ((head,),) = heads.habits([text])
+    head = habit_of(weights_where(rule))
     assert head.kind == kind and head.clear
     np.testing.assert_allclose(sum(head.shares.values()), 1)
     assert head.entropy == pytest.approx(1.0 if kind == "broad" else 0.0, abs=1e-6)
@@ -124,8 +128,7 @@ def test_words_next_to_a_mark_do_not_count():
     # "he" and "bank", next to [CLS] and the full stop, take from themselves; the words between from the word before.
     def taken(first):
         weights = weights_where(lambda i, j: j == (i if i in (1, 5) else i - 1 if i else first))
-        ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (weights,), (None,), (None,), False)])
-        return head.shares
+        return habit_of(weights).shares
 
     assert taken(first=1)["before"] == 1
     # Where no word sees the next one, the full stop after "bank" does not matter: it is one of four.
@@ -137,7 +140,7 @@ def test_a_weak_habit_and_no_habit():
         return weights_where(lambda i, j: share * (j == i) + (1 - share) / 2 * (j in (0, 7)))
 
     for share, kind, clear in ((0.6, "itself", True), (0.4, "itself", False), (0.34, "mixed", True)):
-        ((head,),) = heads.habits([heads.TextHeads(WORDS, WORDS, (blend(share),), (None,), (None,), False)])
+        head = habit_of(blend(share))
         assert (head.kind, head.clear) == (kind, clear)
 
 
@@ -193,12 +196,7 @@ def test_bad_calls():
     steps, abc = steps_of(3), list("abc")
     batch = sa.attention_steps(*np.zeros((3, 2, 2, 3, 4)))
     for arguments, options, error, message in (
-        (
-            (steps, "abc"),
-            {},
-            TypeError,
-            "text is a sequence of strings, one for each row, not 'abc'",
-        ),
+        ((steps, "abc"), {}, TypeError, "text is a sequence of strings, one for each row, not 'abc'"),
         ((steps, None), {}, TypeError, "text is a sequence of strings, .*, not None"),
         ((steps, ["a"]), {}, ValueError, "1 tokens do not fit the 3 rows"),
         ((steps, abc), {"compare": ["x"]}, TypeError, r"compare is \(steps, tokens\), not list"),

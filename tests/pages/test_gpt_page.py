@@ -37,11 +37,7 @@ def test_bad_calls():
         ((gpt(),), ValueError, "a text for each of the model's 3 ids, not none"),
         ((gpt(), "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),
         ((gpt(), ["a", "b", ""]), ValueError, "a text for each of the model's 3 ids"),
-        (
-            (gpt(), "abc", "abd"),
-            ValueError,
-            "the prompt has 'd', which the model does not know; it knows 'abc'",
-        ),
+        ((gpt(), "abc", "abd"), ValueError, "the prompt has 'd', which .* does not know; it knows 'abc'"),
         ((gpt(), "abc", ""), ValueError, "the prompt is empty"),
         ((gpt(), "abc", None), TypeError, "prompt must be a str, not NoneType"),
         ((gpt(), "abc", [0, 1]), TypeError, "prompt must be a str, not list"),

@@ -178,10 +178,8 @@ def test_names_repr_dtypes_and_no_writing(layer):
     w32 = {name: array.astype(np.float32) for name, array in w.items()}
     norm32 = (norm[0].astype(np.float32), None, 1e-5)
     steps = layer_steps(x.astype(np.float32), **w32, num_heads=2, residual=True, norm=norm32)
-    names = [
-        "inputs", "query", "key", "value", "scores", "scaled_scores", "masked_scores", "weights",
-        "dropped_weights", "weighted_values", "output", "concatenated", "projected_output", "residual", "norm",
-    ]  # fmt: skip
+    names = ["inputs", "query", "key", "value", *NAMES]
+    names += ["concatenated", "projected_output", "residual", "norm"]
     assert list(steps.to_dict()) == names
     lines = repr(steps).splitlines()
     assert lines[0] == "LayerSteps: 5 queries, 5 keys, 2 heads"
