@@ -165,8 +165,14 @@ def test_sentences_through_vjp(mode, tmp_path):
         alone_pullback(alone)
 
 
-def assert_pictures(theirs, ours, size):
+@pytest.mark.parametrize(
+    ("pair", "size"),
+    [(name, (12, 12)) for name in PICTURES] + [("dinov2", size) for size in ((8, 12), (20, 28), (4, 4))],
+    indirect=["pair"],
+)
+def test_pictures(pair, size):
     """Results and gradients of three pictures; the hidden states of the last."""
+    theirs, ours = pair
     pixels = np.random.default_rng(0).standard_normal((3, 2, *size)).astype(np.float32)
     truth = theirs(torch.tensor(pixels).double(), output_hidden_states=True)
     y, pullback = ours.vjp(pixels)
@@ -175,17 +181,6 @@ def assert_pictures(theirs, ours, size):
     for state, expected in zip(ours.hidden_states(pixels[2]), truth.hidden_states, strict=True):
         close(state, expected[2])
     assert_gradients(y, pullback, truth.last_hidden_state, theirs, ours)
-
-
-@pytest.mark.parametrize("pair", PICTURES, indirect=True)
-def test_pictures(pair):
-    assert_pictures(*pair, (12, 12))
-
-
-@pytest.mark.parametrize("size", [(8, 12), (20, 28), (4, 4)])
-@pytest.mark.parametrize("pair", ["dinov2"], indirect=True)
-def test_dinov2_takes_images_of_other_sizes(pair, size):
-    assert_pictures(*pair, size)
 
 
 @pytest.mark.parametrize(

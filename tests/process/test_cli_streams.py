@@ -317,13 +317,21 @@ def test_other_files_in_a_models_folder_are_written(here):
     (here / "m" / "vectors.json").unlink()
 
 
-@pytest.mark.parametrize("content", [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000])
-def test_files_that_hold_no_results(content, tmp_path, capsys):
-    (tmp_path / "r.json").write_bytes(content)
-    assert cli.main(["bench", "--load", str(tmp_path / "r.json")]) == 1
+NO_RESULTS = [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000]
+NO_ARRAYS = [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"]
+
+
+@pytest.mark.parametrize(
+    ("command", "content"), [("bench --load", x) for x in NO_RESULTS] + [("steps", x) for x in NO_ARRAYS]
+)
+def test_files_that_hold_no_results_or_arrays(command, content, tmp_path, capsys):
+    """The error does not speak of pickles where there is none."""
+    (tmp_path / "a.npz").write_bytes(content)
+    assert cli.main([*command.split(), str(tmp_path / "a.npz")]) == 1
     out, error = capsys.readouterr()
-    assert out == ""
-    assert "holds no results of this benchmark" in error
+    assert (out, "pickle" in error) == ("", False)
+    assert error.startswith(f"selfattn {command.split()[0]}: ")
+    assert ("holds no results of this benchmark" in error) == (command != "steps")
 
 
 @pytest.mark.parametrize("arguments", [[*TINY, "--json"], ["embed", "m", "sea", "--out"]])
@@ -396,14 +404,3 @@ def test_a_signal_leaves_no_half_file(number, tmp_path):
     done = finish(process)
     assert done.returncode == 128 + number, done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("content", [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"])
-def test_files_that_hold_no_arrays(content, tmp_path, capsys):
-    """The error does not speak of pickles where there is none."""
-    (tmp_path / "a.npz").write_bytes(content)
-    assert cli.main(["steps", str(tmp_path / "a.npz")]) == 1
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("selfattn steps: ")
-    assert "pickle" not in error
