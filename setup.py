@@ -132,7 +132,7 @@ class BuildExt(build_ext):
                     raise SystemExit(f"selfattn cannot be built: {message.format(**known)}.")
 
     def use_openmp(self) -> None:
-        """Build with OpenMP if a program with it can be compiled and linked; say so in one line if not."""
+        """Build with OpenMP if a test program compiles and links with it; otherwise print one line."""
         with tempfile.TemporaryDirectory() as directory:
             source, program = Path(directory, "openmp.c"), Path(directory, "openmp")
             source.write_text(

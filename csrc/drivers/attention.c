@@ -219,7 +219,7 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
                          sa_rows *rows, int r) {
     rows->query[r] = h->query + i * a->query.m.row_stride;
     rows->out[r] = h->out + i * a->out.m.row_stride;
-    if (has_options) { /* as many stores as all the rest */
+    if (has_options) { /* skipped without options: half of this function's stores */
         rows->mask[r] = h->mask ? h->mask + i * a->mask.m.row_stride : NULL;
         rows->lse[r] = row_of(h->lse, &a->lse, i);
         rows->weights[r] = row_of(h->weights, &a->weights, i);

@@ -70,7 +70,7 @@ typedef struct {
 /* The share of pairs that the strictest block mask opens. */
 double sa_open_share(const sa_attention *a);
 
-/* Task t, the blocks that begin with its rows; and the merge of block t's chunks. */
+/* Runs task t: the blocks that begin in its rows; merges the chunks of block t. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held);
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,
@@ -85,7 +85,7 @@ typedef struct {
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
-/* ahead: rows that the group before has done, to wait for; done: where this task counts its own; or NULL. */
+/* ahead: rows done by the group before, to wait for; done: this task's own count. Either may be NULL. */
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                             char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done);
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,

@@ -4,8 +4,9 @@
  * A group's keys are cut into N ranges, its rows into R ≥ N. In turn t, task (group, c) works on key range c and row
  * range (c + t) mod R. Tasks of a turn share neither rows nor keys, and R turns cover every pair.
  *
- * Groups that share a float mask, and so its gradient, take turns: in turn t rank k has row range (k + c + t) mod R. At
- * most R groups work at a time. If the mask's gradient is not wanted, the order stays, but groups do not wait.
+ * Without such a mask rank is 0. Groups that share a float mask, and so its gradient, take turns: in turn t rank k has row
+ * range (k + c + t) mod R. At most R groups work at a time. If the mask's gradient is not wanted, the order stays, but groups
+ * do not wait.
  *
  * Large groups that share a mask follow one another through their rows, a block apart: a thread stays with one group's
  * keys. Packed sequences may not wait: in turn t rank k then has row range t − k, which is the same order.
@@ -18,7 +19,8 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* Keys and rows are cut into ranges until there are this many tasks, but no range is shorter than this: each task copies its own. */
+/* Keys and rows are cut into ranges until there are this many tasks, but no range is shorter than this: each task copies its
+ * own. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
@@ -45,7 +47,7 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* Groups along an axis. Called from the last axis on: *inside is what is left of a group's heads. */
+/* How many groups lie along an axis. Call from the last axis: *inside is the rest of a group's heads. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;

@@ -15,7 +15,7 @@ typedef struct {
 /* `from`, in C order, is float64 if the elements are, else float32. Rounds as sa_narrow does. */
 void sa_elements_write(const sa_elements *to, const void *from);
 
-/* Those of 16 bits are multiplied in float32, and rounded. */
+/* 16-bit elements are multiplied in float32, then rounded. */
 void sa_elements_scale(const sa_elements *x, double factor);
 
 #endif

@@ -1,4 +1,5 @@
-/* Driver of products with weights. Every element is one sum in one order, whatever the tasks: docs/decisions/0003-fused-training.md. */
+/* Driver of products with weights. Every element is one sum in one order, whatever the tasks:
+ * docs/decisions/0003-fused-training.md. */
 #include "drivers/linear.h"
 
 #include <math.h>
@@ -57,7 +58,7 @@ bool sa_linear_gemv(const sa_linear *l) {
 }
 
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share) {
-    if (sa_linear_gemv(l)) { /* every task splits its rows */
+    if (sa_linear_gemv(l)) { /* each task makes its digits */
         return (sa_cut){.rows = sa_larger(l->rows, 1), .shares = by_share ? 1 : threads, .panel = SA_GEMV_COLUMNS};
     }
     if (has_panels(l)) {

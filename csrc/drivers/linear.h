@@ -11,19 +11,19 @@ typedef struct {
     bool f64;
     sa_weights weights; /* the kind of all */
     bool far;           /* the weights come from memory, not from caches */
-    bool decoding;      /* each row is a sequence's new token: quants are read in place, and sums have an order of their own */
+    bool decoding;      /* each row is a new token: quants are read in place, and sums are added in another order */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
     const char *weight[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS]; /* (out, in), or a sa_compact; (out,) or NULL */
     const char *x;                                               /* (rows, in) */
     char *y[SA_MOST_WEIGHTS];                                    /* (rows, out) */
-    const char *residual;     /* (rows, out) of the only weight, which y begins with; or NULL */
-    sa_activation activation; /* of the only weight: active = activation(y), or … */
-    const char *gate;         /* … activation(gate)·y, unless NULL */
-    char *active;             /* (rows, out), may be y */
-    sa_dropout dropout;       /* p > 0: of active, or without an activation of what is added to residual */
-    sa_watch *watch;          /* of sa_linear_forward and sa_linear_backward; or NULL */
+    const char *residual;                                        /* (rows, out), added to the only weight's y; or NULL */
+    sa_activation activation;                                    /* of the only weight: active = activation(y), or … */
+    const char *gate;                                            /* … activation(gate)·y, unless NULL */
+    char *active;                                                /* (rows, out), may be y */
+    sa_dropout dropout; /* p > 0: drops in active, or without activation in the product */
+    sa_watch *watch;    /* of sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
 /* How a product is cut: rows of a task, and shares of the columns, or 0 for a task for each panel of columns. */
@@ -53,7 +53,7 @@ typedef struct {
     char *dx;
     bool adds; /* to dx */
     char *dweight[SA_MOST_WEIGHTS], *dbias[SA_MOST_WEIGHTS];
-    /* If what multiplied was activation(pre), or activation(gate)·pre: dx becomes the gradient of pre. */
+    /* If x was activation(pre), or activation(gate)·pre, dx becomes the gradient of pre. */
     sa_activation activation;
     const char *pre, *gate;
     char *dgate;

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* Numbers of a row that are expanded at once, a multiple of all quants' and of the depth in which matmul_nt adds up: the bits
- * are those of whole rows. Whole rows are expanded if operands are split, since A stays split from one call to the next. */
+/* Numbers of a row expanded at once: a multiple of every quant's and of matmul_nt's depth, so that bits are those of whole
+ * rows. If operands are split, whole rows are expanded, because A stays split between calls. */
 #define SA_EXPANDED 512
 
 static const sa_quant_shape shapes[SA_QUANT_TYPES] = {

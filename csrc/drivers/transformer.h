@@ -105,8 +105,8 @@ typedef struct {
     ptrdiff_t shares, share_tokens; /* a share begins at the first sequence from a multiple on … */
     ptrdiff_t share_rows;           /* … and has at most this many tokens */
     ptrdiff_t attend_rows;
-    /* With a cache: tasks of a sequence that attend, and that merge chunks of keys; whether the former also append; and a
-     * sequence's partial results, after what else is shared. */
+    /* With a cache, for each sequence: tasks that attend, tasks that merge chunks of keys, whether attending tasks also append,
+     * and bytes of its partial results. */
     ptrdiff_t attend_tasks, merge_tasks;
     bool joined;
     size_t partial_bytes;
@@ -155,7 +155,7 @@ typedef struct {
     char *y; /* the next layer's x */
 } sa_frame;
 
-/* Backward through a norm: with dy the gradient of what left it, ds that of what entered. */
+/* Backward through a norm: dy is the gradient of its output, ds that of its input. */
 typedef struct {
     const void *weight;
     bool rms;
@@ -180,7 +180,7 @@ typedef struct {
     sa_frame f;         /* of the layer */
     sa_linear product;  /* of the phase, and how it is cut */
     sa_cut cut;
-    /* Backward: the product's gradients, the norm whose rows come or came last, and buffers like the frame's arrays. */
+    /* Backward: the product's gradients, the current or last norm, and gradients of the frame's arrays. */
     sa_linear_gradients gradients;
     sa_norm_pullback norm;
     sa_dropout dropout;
@@ -220,8 +220,8 @@ double sa_count_weights(const sa_transformer *e);
 
 sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
-/* With keep every layer has its own, and after the last one are the rows that leave it, and unit and scale of the first
- * and of the final norm. */
+/* With keep each layer has its own arrays. After the last layer's come its output rows, and unit and scale of the first and
+ * final norms. */
 sa_frame sa_frame_of(const sa_pass *p);
 
 /* Unit and scale of the first norm (which 0) or the final one (1): (rows, d), (rows,). */

@@ -9,7 +9,8 @@
 
 static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
 
-/* ---- what leaves is every row of a sequence, or their mean, or one of them ------------------------------------------------- */
+/* ---- what leaves is every row of a sequence, or their mean, or one of them -------------------------------------------------
+ * */
 
 static void spread(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
@@ -28,7 +29,8 @@ static void spread(const sa_pass *p, ptrdiff_t t) {
     memcpy(to, from, (size_t)((each ? length : 1) * row_bytes));
 }
 
-/* ---- y = norm(s):  ds, d weight = Σ dy·unit, d bias = Σ dy ---------------------------------------------------------------- */
+/* ---- y = norm(s):  ds, d weight = Σ dy·unit, d bias = Σ dy ----------------------------------------------------------------
+ * */
 
 static void norm_rows(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
@@ -67,7 +69,7 @@ static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, 
                               g->weight[parameter], g->bias[parameter]};
 }
 
-/* dy becomes the gradient of what entered. The sums of its parameters wait for the next product: no thread is then idle. */
+/* dy becomes the gradient of the norm's input. Its parameters' sums wait for the next product, so no thread is idle. */
 static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
     p->norm = norm;
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
@@ -76,7 +78,7 @@ static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
     p->dy = norm.ds;
 }
 
-/* dy += the gradient of what entered a norm before a sum; dn is the gradient of what left the norm. */
+/* For a norm before a sum: dy += the gradient of the norm's input; dn is that of its output. */
 static void add_through_norm(sa_pass *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
@@ -133,7 +135,8 @@ static void back_through_product(sa_pass *p, sa_product_kind kind, const int *pa
     p->norm_waits = false;
 }
 
-/* ---- the table's gradient begins with zeros -------------------------------------------------------------------------------- */
+/* ---- the table's gradient begins with zeros --------------------------------------------------------------------------------
+ * */
 
 static ptrdiff_t count_table(const sa_pass *p) {
     return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_TASKS, p->e->vocabulary);
@@ -148,7 +151,8 @@ static void clear_table(const sa_pass *p, ptrdiff_t t) {
     memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
-/* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ------------------------------------------ */
+/* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ------------------------------------------
+ * */
 
 static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
@@ -214,7 +218,8 @@ static void rotate_back(const sa_pass *p, ptrdiff_t t) {
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_KEY] + key, length, l->key_heads, l->width, true);
 }
 
-/* ---- layers: dy is the gradient of what leaves each phase, then of what entered ---------------------------------------------- */
+/* ---- layers: dy is the gradient of what leaves each phase, then of what entered
+ * ---------------------------------------------- */
 
 static void back_through_feed_forward(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
@@ -266,7 +271,8 @@ static void back_through_attention(sa_pass *p) {
     }
 }
 
-/* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids ------------------------------------------------- */
+/* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids -------------------------------------------------
+ * */
 
 static void table(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;

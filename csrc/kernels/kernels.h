@@ -28,7 +28,7 @@ typedef struct {
     char *weights[SA_MAX_BLOCK_ROWS];
     char *stats[SA_MAX_BLOCK_ROWS];
     ptrdiff_t lo[SA_MAX_BLOCK_ROWS], hi[SA_MAX_BLOCK_ROWS]; /* only keys lo … hi − 1 are open */
-    ptrdiff_t open_from, open_to;                           /* within lo … hi of all rows */
+    ptrdiff_t open_from, open_to;                           /* keys open_from … open_to − 1 are in every row's lo … hi */
     ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key at the query's position */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
     uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened, for dropout */
@@ -44,7 +44,7 @@ typedef struct {
     sa_matrix key, value;
     const void *key_bias; /* of key 0; or NULL */
     ptrdiff_t begin, end;
-    ptrdiff_t open_end;   /* of the keys open to its rows, of which the block may have a chunk */
+    ptrdiff_t open_end;   /* end of the keys open to its rows; a chunk may end earlier */
     ptrdiff_t keys;       /* by key_lengths: no key after them is read */
     ptrdiff_t cache_from; /* the first key of the scratch's copied tiles, ≤ begin */
     bool cache_holds;     /* those tiles are this head's */
@@ -53,7 +53,7 @@ typedef struct {
     bool mask_far;
     ptrdiff_t ahead;      /* bytes from a row's query to one of the next block; 0: fetch none */
     ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch none */
-    bool whole;           /* all rows of the group */
+    bool whole;           /* the block has all rows of its group */
     bool first_chunk;     /* takes the sink */
     void *partial;        /* NULL: finish the block; else write (maximum, sum, unnormalised output) here */
     ptrdiff_t partial_rows;
@@ -66,7 +66,7 @@ ptrdiff_t sa_next_open_tile(const sa_block *b, ptrdiff_t from, ptrdiff_t *n);
 /* The first of runs … end − 1 that ends after `key`, or `end`. */
 const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key);
 
-/* The end of the rows from r on with the same runs. */
+/* The first row after r with other runs, or count. */
 int sa_same_runs(const sa_rows *rows, int r);
 
 /* For each row of a block the output's gradient and what the backward pass writes. NULL where not wanted. All but grad_out and

@@ -439,7 +439,7 @@ static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
     return 0;
 }
 
-/* Reads the mask as that of a separate call. */
+/* Reads the mask of sequence s alone. */
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
     char name[40];
     PyOS_snprintf(name, sizeof name, "attn_mask[%zd]", (Py_ssize_t)s);

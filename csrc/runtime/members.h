@@ -1,4 +1,5 @@
-/* Members of teams, for runtime/team*.c alone: both ways of running a team share them (team.c). A member finds its team by a key. */
+/* Members of teams, for runtime/team*.c alone: both ways of running a team share them (team.c). A member finds its team by a
+ * key. */
 #ifndef SA_MEMBERS_H
 #define SA_MEMBERS_H
 
@@ -25,8 +26,8 @@ typedef struct {
     ptrdiff_t first; /* the first task of the next call of sa_share_tasks */
 } sa_member;
 
-/* The key of a thread's sa_member; NULL: it is in no team, or alone in one. A _Thread_local variable would be allocated when a thread
- * first reads it, and without memory the system would then end the process. */
+/* The key of a thread's sa_member; NULL: it is in no team, or alone in one. A _Thread_local variable would be allocated when a
+ * thread first reads it, and without memory the system would then end the process. */
 extern pthread_key_t sa_mine;
 extern bool sa_has_key; /* false if other libraries have taken all keys: then each thread computes alone */
 
@@ -42,13 +43,13 @@ static inline void sa_work_as(sa_member *m, sa_team *team, int number, int size)
 /* Waits for memory if the key needs some: the 33rd of a process does. */
 void sa_become_member(sa_member *m);
 
-/* The n-th wait in a row. Most waits take microseconds. After SA_SPINS the other thread may need this processor; after SA_YIELDS
- * (some milliseconds) it takes long. */
+/* The n-th wait in a row. Most waits take microseconds. After SA_SPINS the other thread may need this processor; after
+ * SA_YIELDS (some milliseconds) it takes long. */
 enum { SA_SPINS = 2000, SA_YIELDS = 10000, SA_PATIENCE = SA_SPINS + SA_YIELDS };
 void sa_wait_more(int n);
 static inline int sa_one_more(int n) { return n < SA_PATIENCE ? n + 1 : n; }
 
-/* Between these no signal reaches this thread, nor, for good, a thread that it starts: only signals for a thread's own errors do. */
+/* Blocks all signals except a thread's own errors: here until sa_unblock_signals, in threads started meanwhile for good. */
 void sa_block_signals(sigset_t *before);
 static inline void sa_unblock_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
 

@@ -5,8 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Runs work on each thread of a team, whose first thread is the caller, and returns when all are done. The team may have fewer threads
- * than `threads`, if the system has no more or other teams compute. A team of one is a plain call, and so is one inside another. */
+/* Runs work on each thread of a team, whose first thread is the caller, and returns when all are done. The team may have fewer
+ * threads than `threads`, if the system has no more or other teams compute. A team of one is a plain call, and so is one inside
+ * another. */
 typedef void sa_team_work(void *call, int thread, int team);
 #define SA_MOST_THREADS 1024
 void sa_run_team_of(int threads, sa_team_work *work, void *call);
@@ -18,14 +19,15 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
     }
 }
 
-/* Called before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first waits. */
+/* Called before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first
+ * waits. */
 #if defined(SA_TAKE_TURNS)
 void sa_let_others_take(void);
 #else
 static inline void sa_let_others_take(void) {}
 #endif
 
-/* Independent tasks for a team whose threads all call this: a free thread takes the next. No thread waits at the end. */
+/* Every thread of the team calls this, and takes the next task when it is free. No thread waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
 

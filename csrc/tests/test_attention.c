@@ -51,7 +51,7 @@ static void close_some(test_case *t, int way) {
     t->closed = 0.5;
 }
 
-/* NaN and infinities stay where they are seen. */
+/* NaN or infinity reaches only rows that see it. */
 static void poisoned(void) {
     static const ptrdiff_t queries[] = {1, 3, 4, 9, 40, 70};
     for (int n = 0; n < 6; ++n) {

@@ -26,7 +26,7 @@ def check_out(options: argparse.Namespace) -> None:
 
 
 def default_file(name: str, mark: bytes, complaint: str) -> Path:
-    """Return the path of this name, if there is no such file, or one with the mark: a page."""
+    """Return the path of a name; refuse an existing file without the mark of a page."""
     path = Path(name)
     if os.path.lexists(path) and not (path.is_file() and mark in path.read_bytes()):
         raise FileExistsError(f"{path} exists and is {complaint}")

@@ -152,7 +152,7 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
 
 
 def target(text: str) -> str:
-    """Take the name of a file to write; ``-`` for all names of standard output, such as ``/dev/stdout``."""
+    """Take a file to write; return ``-`` for any name of standard output, such as ``/dev/stdout``."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a file, or - for standard output, not ''")
     if text.endswith(("/", os.sep)):

@@ -164,7 +164,7 @@ def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
 
 
 def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
-    """Return dropout's probability as a number, and if it drops a seed, so that forward and backward drop the same."""
+    """Return dropout's probability as a float; if it drops, also a seed, so that both passes drop the same."""
     try:
         is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
         number = dropout_p if is_bool or isinstance(dropout_p, str | bytes) else float(dropout_p)
@@ -175,7 +175,7 @@ def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
 
 
 def apart(x: Array, axes: slice) -> Array:
-    """Copy keys or values that are a broadcast view along one of the axes: each head has a gradient of its own.
+    """Copy keys or values that are broadcast along one of the axes, so that each head has its own gradient.
 
     The core would add up the gradients of heads that share keys and values in memory, as along axes of length 1 it should.
     """

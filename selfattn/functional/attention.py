@@ -216,7 +216,7 @@ def scaled_dot_product_attention_backward(
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
     query, key, value
-        Those of the forward call, as all parameters up to ``num_threads``.
+        As in the forward call, like all parameters to ``num_threads``.
     **options
     grad_lse : array_like, shape (..., L), optional
         The gradient with respect to the log-sum-exp.

@@ -383,7 +383,7 @@ class KVCache:
 
 
 def _bring_alike(**arrays: Array) -> None:
-    """Refuse queries, keys and values of different numbers of tokens."""
+    """Refuse arrays that differ in their number of tokens."""
     if len({array.shape[2] for array in arrays.values()}) > 1:
         *others, last = (f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"{', '.join(others)} and {last} differ in how many tokens they bring")
@@ -402,7 +402,7 @@ def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:
-    """Return whether dtype `own` holds all numbers of dtype `given`, integers as far as its own exact ones reach."""
+    """Return whether NumPy promotes `given` and `own` to `own`; False for booleans."""
     try:
         return given.kind != "b" and np.result_type(given, own) == own
     except TypeError:  # NumPy cannot promote float16 with bfloat16

@@ -28,7 +28,7 @@ class LayerNormGradients(NamedTuple):
     x : ndarray
         The gradient with respect to ``x``.
     weight, bias : ndarray or None
-        Those of the parameters; None for a parameter that was not given.
+        The gradient of each parameter; None if it was not given.
     """
 
     x: Array
@@ -44,7 +44,7 @@ class RMSNormGradients(NamedTuple):
     x : ndarray
         The gradient with respect to ``x``.
     weight : ndarray or None
-        That of the weight; None without a weight.
+        The weight's gradient; None if there is no weight.
     """
 
     x: Array

@@ -506,7 +506,7 @@ class Answer:
         self.spoken: list[int] = []  # without the id that ends the answer
         self.found = ""  # the text so far
         self.given, self.given_ids = 0, 0  # how much of text and ids has been taken
-        # Spoken ids from begin on are decoded again; those before end are in `found`.
+        # `spoken` from begin on is decoded again; ids before end are in `found`.
         self.begin, self.end = 0, 0
         self.stopped = False
 
@@ -522,7 +522,7 @@ class Answer:
         return self.stopped
 
     def _append(self, text: str) -> None:
-        """Take the text of all spoken ids from begin on; that of the ids before end is known already."""
+        """Add the new text of ``spoken[begin:]``; the text of ids before end is known already."""
         assert self.decode is not None
         known = len(self.decode(self.spoken[self.begin : self.end]))
         before = len(self.found)

@@ -99,7 +99,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def quantization_config(tables: list[str], whole: list[str]) -> dict[str, Any]:
-    """Describe int8 weights as the library compressed-tensors does: of tables, and of all linear layers but those that are whole.
+    """Describe int8 weights as compressed-tensors does: those of tables, and of all linear layers except ``whole``.
 
     A weight has a scale for each group of a row. The input of a linear layer is rounded to 8 bits, with a minimum and a step for
     each group of a token; rows of tables are not rounded.

@@ -288,7 +288,7 @@ class Pretrained(Module):
         return self
 
     def _round(self, dtype: str | None) -> None:
-        """Round the weights of layers and the table to a dtype, None is the one that they have; widen all other arrays."""
+        """Round the weights of layers and the table to a dtype (None: their own), and widen all other arrays."""
         names = self._weights()
         compact = [name for name in self.arrays if name in names and is_compact(self.arrays[name])]
         if dtype is None and compact:
@@ -368,7 +368,7 @@ class Pretrained(Module):
         return np.ascontiguousarray(array.T)
 
     def _shown(self, name: str, array: Array) -> Array:
-        """Return a view of an array that is held, in Transformers' shape; of int8 the scales belong to rows as held."""
+        """Return a view of a held array in Transformers' shape; int8 keeps the held shape, which its scales need."""
         return array.T if name.endswith(self.transposed) and array.dtype != np.int8 else array
 
     def _name(self, name: str) -> str:

@@ -93,7 +93,7 @@ class Optimizer:
             below 0, an infinite one or NaN. Nothing has been written then.
         """
         if not isinstance(grads, Mapping):
-            raise TypeError(f"grads must be a mapping of names to gradients, the second result of a pullback, not "
+            raise TypeError(f"grads must be a mapping of names to gradients, as a pullback returns them, not "
                             f"{type(grads).__name__}")  # fmt: skip
         if not grads:
             warnings.warn(
@@ -102,7 +102,7 @@ class Optimizer:
                 stacklevel=2,
             )
         names = list(grads)
-        # A gradient may be another parameter, as that of a product, which would move before it is read.
+        # A gradient may be another parameter itself, which a step would change before it is read.
         live = set(map(id, self.params.values()))
         gradients: list[Any] = [
             np.array(g, subok=True) if id(g) in live or id(getattr(g, "base", None)) in live else g
@@ -406,7 +406,7 @@ def clip_grad_norm_(
     Parameters
     ----------
     grads : mapping of str to ndarray
-        The second result of a pullback. Its arrays are changed.
+        The dict that a pullback returned. Its arrays are changed.
     max_norm : float
     norm_type : float, default 2.0
         p of the p-norm, above 0; with ``math.inf`` the norm is the largest magnitude.
@@ -441,7 +441,7 @@ def clip_grad_norm_(
     """
     if not isinstance(grads, Mapping):
         raise TypeError(
-            f"grads must be a mapping of names to gradients, the second result of a pullback, not {type(grads).__name__}"
+            f"grads must be a mapping of names to gradients, as a pullback returns them, not {type(grads).__name__}"
         )
     for name, gradient in grads.items():
         if not _is_writable_kind(gradient):

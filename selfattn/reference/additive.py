@@ -14,7 +14,7 @@ from selfattn.reference.dropout import Array
 
 
 class AdditiveGradients(NamedTuple):
-    """The gradients with respect to the arguments of these names, in their shapes and dtypes."""
+    """The gradient of each argument, under its name, in its shape and dtype."""
 
     query: Array
     key: Array

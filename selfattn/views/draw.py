@@ -1,4 +1,4 @@
-"""A graph of matrices drawn as HTML: stages, equations, tables, legends, answers; and the data for the script."""
+"""Draws a graph of matrices as HTML: stages, equations, tables, legends, answers, and the script's data."""
 
 from __future__ import annotations
 

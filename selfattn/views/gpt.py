@@ -1,4 +1,4 @@
-"""A character model in a page: a prompt, what every layer computes, and the next letters, by the page's script."""
+"""A page with a character model: its script shows what every layer computes, and the next letters of a prompt."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ class Habit:
 
     shares: dict[str, float]  # of the attention of words, by HABITS; they add up to 1
     entropy: float  # of a row, as a part of the largest possible; the mean of all rows
-    kind: (
-        str  # habit with the largest share; "broad" for nearly a plain mean, "mixed" if no share reaches SOME
-    )
+    kind: str  # habit with the largest share; "broad": nearly equal weights; "mixed" if no share reaches SOME
     clear: bool  # that share is at least MOST
 
 

@@ -349,7 +349,7 @@ def clip(grads, max_norm=1.0, **options):
 
 A = {"a": np.ones(2)}
 test_wrong_gradients = refusals(
-    (clip(np.ones(2)), TypeError, "grads must be a mapping .* the second result of a pullback, not ndarray"),
+    (clip(np.ones(2)), TypeError, "grads must be a mapping .* as a pullback returns them, not ndarray"),
     (clip({"a": [1.0]}), TypeError, "the gradient of a must be an ndarray of floats"),
     (clip({"a": np.ones(2, int)}), TypeError, "the gradient of a must be an ndarray of floats"),
     (clip({"a": np.ma.ones(2)}), TypeError, "the gradient of a must be an ndarray of floats"),

@@ -364,7 +364,7 @@ def test_betas_may_be_set_to_an_array_and_are_saved_as_numbers():
 
 @pytest.mark.parametrize(("name", "options"), [("Adam", {}), ("AdamW", {}), ("SGD", {"momentum": 0.9})])
 def test_a_shallow_copy_has_a_state_of_its_own(name, options):
-    """The parameters are the same, as those of a copied list are; a state that both wrote to would be neither's."""
+    """A copy shares the parameters, but not the state: steps of the copy must not change the original's."""
     params, grads = {"w": np.ones(3)}, {"w": np.array([1.0, -2.0, 0.5])}
     optimizer = getattr(optim, name)(params, **options)
     optimizer.step(grads)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import fuzzing_language as language
-import ml_dtypes  # noqa: F401 bfloat16 has a name then
+import ml_dtypes  # noqa: F401 registers "bfloat16"
 import numpy as np
 from hostile import (
     SENTENCE,

@@ -287,7 +287,8 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
     }
 }
 
-/* (1), (3) and (6) over all pairs. */
+/* (1), (3) and (6) without marks. Keys from end[u − 1] to end[u] are closed to the vectors before u (open_ends), so they meet
+ * the rows of u and later ones. */
 SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                 ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;

@@ -21,7 +21,8 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
     return from;
 }
 
-/* Products of keys and queries to s->P; times s->factor they are scores. True if s->top has their maxima. */
+/* Products of keys and queries to s->P; times s->factor they are scores: multiply-adds scale the queries, and leave it 1. True
+ * if s->top has their maxima. */
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R) {
     const sa_attention *a = b->a;
     FN(copy_vectors)(s->top, s->maximum, nv);
@@ -398,7 +399,7 @@ SA_ONCE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R,
     return FN(finish_block_here)(b, s, nv, R, masked);
 }
 
-/* Rounds the weights of a tile of multiply-adds, if the unit rounds those of others. */
+/* If the unit rounds its tiles' weights, rounds those of a multiply-add tile too. */
 SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) {
     if (((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) && s->unit->round_weights) {
         s->unit->round_weights(s, count);
@@ -509,7 +510,7 @@ SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) *
     return aligned;
 }
 
-/* ---- the entries of the table (products/unit.h) ----------------------------------------------------------------------- */
+/* ---- what the table's entries call (SA_ATTENTION_KERNELS in products/unit.h) --------------------------------------------- */
 
 /* A partial result: maximum[rows], sum[rows], unnormalised output[rows][Dv]. */
 SA_KERNEL size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {

@@ -66,7 +66,7 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* Bytes to the row that is `bytes`, or four rows, further; 0 if it comes after the open keys. */
+/* Bytes to the row `bytes`, but at least four rows, ahead; 0 if it is past the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
@@ -187,7 +187,7 @@ SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const 
     }
 }
 
-/* The last `bytes` of rows, with zeros after them; a row from n on is the first one. */
+/* Copies the last `bytes` of n rows, then zeros; rows from n on repeat row 0. */
 SA_ONCE void FN(decode_pad)(real (*to)[2 * SA_LANES], int rows, const char *from, ptrdiff_t stride, int n, ptrdiff_t bytes) {
     memset(to, 0, (size_t)rows * sizeof *to);
     for (int i = 0; i < rows; ++i) {

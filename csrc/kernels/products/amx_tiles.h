@@ -119,7 +119,7 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
     return !V(any)(beyond);
 }
 
-/* As split_lanes, but sums run along the rows, in pairs half a slice apart. */
+/* As split_lanes, but sums run along the rows; a pair is rows i and i + 16. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
                                       const int terms) {
     const ptrdiff_t slices = (n + SA_TILE_SLICE - 1) / SA_TILE_SLICE, lane_tiles = (width + SA_LANES - 1) / SA_LANES;

@@ -69,8 +69,8 @@ SA_VERB void sa_gemv_nibbles(const sa_gemv_columns_at *p, ptrdiff_t from, sa_gem
     }
 }
 
-/* The six bits of scale and least of group g, from words 1 to 3 of a quant of Q4_K. Bytes g of words 1 and 2 have those of
- * groups 0 to 3, and in their upper bits the upper ones of 4 to 7, whose lower bits are in the halves of word 3. */
+/* The 6-bit scale and least of group g of a Q4_K quant. Groups 0 to 3: low 6 bits of byte g of words 1 and 2. Groups 4 to 7:
+ * low 4 bits from a half of byte g − 4 of word 3, high 2 bits from the top of that byte in words 1 and 2. */
 SA_VERB void sa_gemv_scales(const sa_words *head, int g, sa_words *scale, sa_words *least) {
     const int shift = g % 4 * 8;
     *scale = head[1] >> shift & 63;

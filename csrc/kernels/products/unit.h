@@ -40,7 +40,7 @@ struct FN(unit) {
                      int nv); /* (2), to dS */
     /* The tile's keys, all finite, if the unit needs no rows of keys for its gradients; else NULL. The function may be NULL. */
     const real *(*keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first);
-    /* (1), (3) and (6) from the tile's key `done` on. plain: P holds scores, dS dP; keeps: dS is left in place. Returns
+    /* (1), (3) and (6) from the tile's key `done` on. plain: P is scores, dS is dP; keeps: dS is left in place. Returns
      * the first key that is left to multiply-adds. */
     ptrdiff_t (*gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P, real *dS,
                            const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n, int nv, bool plain,

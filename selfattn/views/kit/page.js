@@ -67,7 +67,7 @@ function listed(parts, and) {
 }
 
 /**
- * Where a key leads from row i and column j; null for keys that do not move the focus.
+ * The cell to which a pressed key moves from (i, j); null if it does not move the focus.
  * @type {(key: string, i: number, j: number, rows: number, columns: number) => [number, number] | null}
  */
 function destination(key, i, j, rows, columns) {
