@@ -18,7 +18,6 @@ FAR = (2, 150)
 
 
 def other(name, kind="Model", **more):
-    """A model of Transformers with drawn parameters."""
     family, values = CONFIGS[name]
     tokens = {
         key: 0 for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id") if name in TEXTS
@@ -171,7 +170,6 @@ def test_sentences_through_vjp(mode, tmp_path):
     indirect=["pair"],
 )
 def test_pictures(pair, size):
-    """Results and gradients of three pictures; the hidden states of the last."""
     theirs, ours = pair
     pixels = np.random.default_rng(0).standard_normal((3, 2, *size)).astype(np.float32)
     truth = theirs(torch.tensor(pixels).double(), output_hidden_states=True)

@@ -53,9 +53,6 @@ KINDS = ["int8", pytest.param("bfloat16", marks=needs_bfloat16)]
 FUSED = [isa for isa in ISAS if isa not in ("baseline", "generic")]
 
 
-# ---------------------------------------------------------------------------------------------------- models, drawn
-
-
 def drawn(name, seed=0):
     """A float32 model; each product keeps the size of its rows."""
     make, config = CASES[name]
@@ -122,7 +119,6 @@ def from_bits(x):
 
 
 def rounded_weights(state, kind):
-    """The numbers that rounded weights mean."""
     there_and_back = (lambda w: from_int8(*int8(w))) if kind == "int8" else (lambda w: from_bits(bits(w)))
     return {key: there_and_back(array) if is_rounded(key, array) else array for key, array in state.items()}
 
@@ -157,7 +153,6 @@ def emulated(settings, inputs, ends, kind, monkeypatch):
 
 
 def rows_of(name, model):
-    """The last hidden states of all tokens."""
     return model(PIXELS).reshape(-1, model.hidden_size) if name in PICTURES else model._rows(*ids_and_ends())
 
 
@@ -229,9 +224,6 @@ def test_token_types(kind):
     np.testing.assert_array_equal(got[: ends[1]], plain[: ends[1]])
 
 
-# ------------------------------------------------------------------------------------------------------- the same bits
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_alone_in_a_batch_and_with_any_threads(name, kind, threads_restored):
@@ -267,8 +259,6 @@ def test_products_have_the_same_bits_with_any_fused_instructions():
             found[isa] = _core._linear_forward(x, packed, bias).tobytes()
     assert len(set(found.values())) == 1
 
-
-# ------------------------------------------------------------------------------------------------------------- folders
 
 WEIGHTS = "model.safetensors"
 NAME = "encoder.layer.0.attention.self.query.weight"
@@ -445,9 +435,6 @@ def test_checkpoints(stored, dtype, tmp_path):
         models.load(tmp_path, dtype="int4")
 
 
-# ----------------------------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
 def test_weights_that_cannot_be_rounded(kind, bad):
@@ -493,9 +480,6 @@ def test_texts_of_hostile_tables():
     )
     np.testing.assert_array_equal(y[:20], alone)
     assert np.isfinite(y[20:27]).all()
-
-
-# --------------------------------------------------------------------------------------------------------- the object
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,7 +34,6 @@ NAME = "encoder.layer.0.attention.self.query.weight"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of a small BERT, as `models.save` writes it."""
     models.save(models.BertModel(BERT, rng=0), tmp_path)
     return tmp_path
 

@@ -8,6 +8,8 @@ from gguf_files import byte_level, write
 from language_folders import SPECIAL, TEMPLATE, make_tokenizer
 
 from selfattn import models
+from selfattn.engine.rope import read_rope
+from selfattn.models._folder import Config
 from selfattn.models._gguf import GGUF
 
 gguf = pytest.importorskip("gguf", reason="files are written, and expected weights read, by the package gguf")
@@ -43,7 +45,6 @@ def make(config):
 
 
 def truth(config, state):
-    """Logits of Transformers in float64."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}[
         config["model_type"]
@@ -133,9 +134,6 @@ def test_rotary_scaling(tmp_path):
         "rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 32,
     }  # fmt: skip
-    from selfattn.engine.rope import read_rope
-    from selfattn.models._folder import Config
-
     plain, scaled = (
         np.array(read_rope(Config({"rope_parameters": each}), 16, 64).frequencies)
         for each in ({"rope_theta": 10000.0}, llama3)
@@ -247,7 +245,6 @@ def test_sentencepiece_tokenizers(tmp_path):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A file that loads, and its bytes."""
     path = tmp_path_factory.mktemp("gguf") / "good.gguf"
     config = LLAMA | {
         "hidden_size": 32,

@@ -73,7 +73,6 @@ FAMILIES = ["gpt2", "llama", "mistral", "qwen2 with windows"]
 
 
 def other(name):
-    """A model of Transformers with drawn parameters."""
     kind, values = CONFIGS[name]
     family = kind.replace("LMHead", "").replace("ForCausalLM", "")
     config = getattr(transformers, f"{family}Config")(**values)
@@ -85,7 +84,6 @@ def other(name):
 
 @pytest.fixture
 def pair(request, tmp_path):
-    """A model of Transformers, and ours from the folder that it was saved to."""
     theirs = other(request.param)
     theirs.save_pretrained(tmp_path / "theirs")
     return theirs, models.load(tmp_path / "theirs")

@@ -41,7 +41,6 @@ def test_texts_ids_and_tokens(model):
 
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_padding_of_the_tokenizer_does_not_count(model, folder, direction):
-    """The tokenizer was set to pad, as for batches of other libraries."""
     padded = models.load(folder)
     padded.tokenizer.enable_padding(length=20, direction=direction, pad_id=3)
     text = "not the é"

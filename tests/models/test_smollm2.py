@@ -33,7 +33,6 @@ def model(path):
 
 @pytest.fixture(scope="module")
 def ids(model, tmp_path_factory):
-    """The first 1024 tokens of 300 news items."""
     text = (fetched_texts(tmp_path_factory) / "lee_background.cor").read_text("latin-1")
     return model.tokenizer.encode(text).ids[:1024]
 

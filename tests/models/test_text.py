@@ -203,9 +203,6 @@ def test_the_tokenizers_padding_is_never_embedded(folder, model):
         assert len(padded.steps("the sea").tokens) == 4
 
 
-# ----------------------------------------------------------------------------------------------- the same bits
-
-
 @pytest.fixture(scope="module")
 def dense_model(plain, tmp_path_factory):
     folder = shutil.copytree(plain, tmp_path_factory.mktemp("dense"), dirs_exist_ok=True)
@@ -253,9 +250,6 @@ def test_many_pieces_and_calls(model, monkeypatch):
     np.testing.assert_array_equal(model.encode(SENTENCES * 3), np.tile(y, (3, 1)))
     monkeypatch.setattr("selfattn.models._tokenizer.MOST_CHARACTERS", 5)
     np.testing.assert_array_equal(model.encode(iter(SENTENCES)), y)
-
-
-# -------------------------------------------------------------------------------------------------- what goes in
 
 
 def test_any_iterable_of_text_or_ids(model):
@@ -320,9 +314,8 @@ BAD_INPUT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_INPUT)
-def test_bad_input(model, name):
-    call, error, message = BAD_INPUT[name]
+@pytest.mark.parametrize(("call", "error", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input(model, call, error, message):
     with pytest.raises(error, match=message):
         call(model)
 
@@ -405,9 +398,8 @@ BAD_FOLDERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BAD_FOLDERS)
-def test_folders_that_are_not_supported(folder, name):
-    damage, message = BAD_FOLDERS[name]
+@pytest.mark.parametrize(("damage", "message"), BAD_FOLDERS.values(), ids=BAD_FOLDERS)
+def test_folders_that_are_not_supported(folder, damage, message):
     damage(folder)
     with pytest.raises(ValueError, match=message):
         models.load(folder)
@@ -427,9 +419,6 @@ def test_a_folder_without_a_tokenizer_takes_ids(folder, model):
     np.testing.assert_array_equal(bare.encode([2, 5, 3]), model.encode([2, 5, 3]))
     with pytest.raises(ValueError, match=r"has no tokenizer\.json.*it has vocab\.txt.*save_pretrained"):
         bare.encode("sea")
-
-
-# -------------------------------------------------------------------------------------------------- what comes out
 
 
 def test_encode_to_writes_what_encode_returns(model, tmp_path):
@@ -492,8 +481,6 @@ def test_steps_of_every_architecture(name):
         np.testing.assert_allclose(ours, theirs, **TOLERANCE)
 
 
-# ------------------------------------------------------------------------------------------------------ classifiers
-
 PAIRS = [
     ("the sea", "a ship"),
     ("was calm", ""),
@@ -539,9 +526,6 @@ def test_a_cross_encoder_of_sentence_transformers(tmp_path):
         theirs = library.CrossEncoder(str(tmp_path / folder), device="cpu")
         expected = theirs.predict(PAIRS, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         np.testing.assert_allclose(model.predict(PAIRS)[:, 0], expected, **TOLERANCE)
-
-
-# ---------------------------------------------------------------------------------------------------- command line
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])

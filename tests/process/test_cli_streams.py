@@ -34,7 +34,6 @@ WRITING = [["steps", "1"], ["embed", "m", "sea", "--out", "v.npy"], [*TRAIN, "--
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder with a text, a model trained on it, arrays, and results of the benchmark."""
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     folder = tmp_path_factory.mktemp("streams")
     before = Path.cwd()
@@ -356,7 +355,6 @@ def test_the_input_is_not_replaced(here, capsys):
 
 
 def test_a_page_replaces_pages_only(tmp_path, monkeypatch, capsys):
-    """By default a page replaces a page, and no other file."""
     monkeypatch.chdir(tmp_path)
     long = "é" * 125 + "x"  # 251 bytes
     for name in ("mine", "MINE", long):
