@@ -3,6 +3,7 @@
 import collections
 import collections.abc
 import copy
+import math
 import operator
 import pickle
 from array import array as python_array
@@ -28,13 +29,42 @@ def model_of(layers=1, heads=1, dtype=np.float32, rng=0, tokenizer=str.split):
 
 
 def torch_model(layers, heads, dtype=np.float32, seed=1):
+    """The same parameters in PyTorch, drawn in the same order."""
     torch = pytest.importorskip("torch")
-    from torch_embedding import TorchEmbeddingModel
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.key, self.value = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.ln = torch.nn.LayerNorm(WIDTH)
+
+        def forward(self, x):
+            projected = self.query(x), self.key(x), self.value(x)
+            q, k, v = (y.unflatten(-1, (heads, -1)).transpose(0, 1) for y in projected)
+            weights = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), dim=-1)
+            return self.ln((weights @ v).transpose(0, 1).flatten(1) + x)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding_layer = torch.nn.Embedding(VOCABULARY, WIDTH)
+            self.attention_layers = torch.nn.Sequential(*(Block() for _ in range(layers)))
+            place = torch.arange(LONGEST, dtype=torch.float64)[:, None]
+            rate = torch.exp(torch.arange(0, WIDTH, 2, dtype=torch.float64) * (-math.log(10000.0) / WIDTH))
+            self.table = torch.stack([torch.sin(place * rate), torch.cos(place * rate)], dim=-1).flatten(1)
+
+        def forward(self, ids):
+            x = self.embedding_layer(torch.as_tensor(ids[:LONGEST]))
+            return self.attention_layers(x + self.table[: len(x)].to(x.dtype)).mean(0)
+
+        def confidence(self, main, similar, non_similar):
+            main, similar, non_similar = self(main), self(similar), self(non_similar)
+            sigmoid = torch.nn.functional.logsigmoid
+            return sigmoid(main @ similar) + sigmoid(-(main @ non_similar))
 
     torch.set_num_threads(1)  # on a busy machine its threads wait for each other most of the time
     torch.manual_seed(seed)
-    theirs = TorchEmbeddingModel(VOCABULARY, WIDTH, LONGEST, layers, heads)
-    return theirs.to(torch.float64 if dtype == np.float64 else torch.float32)
+    return Model().to(torch.float64 if dtype == np.float64 else torch.float32)
 
 
 def test_a_model_is_its_layers_and_has_their_gradients():

@@ -46,9 +46,8 @@ def changed(function, good, *wrong):
 
 def everything():
     arrays = random_inputs((2, 3, 8), 70, dtype=BFLOAT16)
-    return arrays, options_together(OPTIONS, (2,), 3, 70, np.random.default_rng(0)) | dict(
-        zip(QKV, arrays, strict=True)
-    )
+    options = options_together(OPTIONS, (2,), 3, 70, np.random.default_rng(0))
+    return arrays, options | dict(zip(QKV, arrays, strict=True))
 
 
 def late(d):

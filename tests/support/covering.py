@@ -33,16 +33,14 @@ def covering(**axes):
 
 
 ALONE = [(name,) for name in OPTIONS]
+OTHERS = ("softcap", "alibi_slopes", "sinks", "key_lengths", "scale", "dropout")
 TOGETHER = [
     tuple(name for name in case.values() if name is not None)
     for case in covering(
         mask=[None, "bool_mask", "float_mask"],
         diagonal=[None, "is_causal", "lower_right"],
         window=[None, "window", "left_window"],
-        **{
-            name: [None, name]
-            for name in ("softcap", "alibi_slopes", "sinks", "key_lengths", "scale", "dropout")
-        },
+        **{name: [None, name] for name in OTHERS},
     )
 ]
 assert set().union(*TOGETHER) == set(OPTIONS) - {"plain"}

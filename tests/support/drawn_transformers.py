@@ -59,9 +59,8 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
     ends = np.cumsum([0, *lengths])
     takes_ids = flip()
     most_heads = {layer.num_heads for layer in layers}
-    mask = [None, array(1, 1, longest, longest), array(len(lengths), 1, longest, longest) > -1][
-        rng.integers(3)
-    ]
+    masks = None, array(1, 1, longest, longest), array(len(lengths), 1, longest, longest) > -1
+    mask = masks[rng.integers(3)]
     if len(most_heads) == 1 and flip():
         mask = array(1, *most_heads, longest, longest)
     if mask is not None and mask.dtype == bool:

@@ -220,11 +220,8 @@ def decode(d):
 def attention_of(d, lead, n, s, width, value_width):
     batch, heads, key_heads = lead
     d.words.append(f"attention {lead} {n}x{s}x{width}/{value_width}")
-    q, k, v = (
-        d.normal(batch, heads, n, width),
-        d.normal(batch, key_heads, s, width),
-        d.normal(batch, key_heads, s, value_width),
-    )
+    q, k = d.normal(batch, heads, n, width), d.normal(batch, key_heads, s, width)
+    v = d.normal(batch, key_heads, s, value_width)
     options = {"num_threads": d.one_of([1, 1, 2]), "enable_gqa": heads != key_heads}
     positions(d, options)
     options["attn_mask"] = mask = mask_of(d, (batch, heads), n, s)
@@ -243,9 +240,9 @@ def attention_of(d, lead, n, s, width, value_width):
     options |= {"return_lse": d.chance(0.3, "lse"), "return_weights": d.chance(0.15, "weights")}
     grads = [d.laid_out(d.normal(batch, heads, n, value_width))]
     grads += [d.normal(batch, heads, n, dtype=d.wide)] * options["return_lse"]
-    wrt = ["query", "key", "value"] + ["attn_mask"] * (
-        mask is not None and not boolean and d.chance(0.5, "d mask")
-    )
+    wrt = ["query", "key", "value"]
+    if mask is not None and not boolean and d.chance(0.5, "d mask"):
+        wrt.append("attn_mask")
     wrt += [name for name in ("alibi_slopes", "sinks") if name in options and d.chance(0.7, f"d {name}")]
     if d.chance(0.2):
         wrt = [d.one_of(wrt)]
@@ -273,12 +270,8 @@ def varlen(d):
     offsets = [np.cumsum([0, *x]) for x in lengths]
     rows, keys = (int(x[-1]) for x in offsets)
     d.words.append(f"varlen {lengths} heads {heads}/{key_heads} x{width}")
-    given = [
-        d.normal(rows, heads, width),
-        d.normal(keys, key_heads, width),
-        d.normal(keys, key_heads, width),
-        *offsets,
-    ]
+    shapes = (rows, heads, width), (keys, key_heads, width), (keys, key_heads, width)
+    given = [*(d.normal(*shape) for shape in shapes), *offsets]
     options = {"num_threads": d.one_of([1, 2]), "enable_gqa": heads != key_heads, "return_lse": True}
     positions(d, options)
     of_heads(d, options, heads)
@@ -303,9 +296,8 @@ def cached(d):
     batch, (heads, key_heads), width = d.one_of((1, 2)), d.one_of(HEADS), d.one_of((16, 33, 64))
     prompt, tokens = d.size((3, 64, 300)), d.one_of((1, 2, 5))
     d.words.append(f"cache {(batch, heads, key_heads)} {prompt}+{tokens} x{width}")
-    turns = [
-        [d.normal(batch, h, n, width) for h in (heads, key_heads, key_heads)] for n in (prompt, tokens, 1)
-    ]
+    of_qkv = (heads, key_heads, key_heads)
+    turns = [[d.normal(batch, h, n, width) for h in of_qkv] for n in (prompt, tokens, 1)]
     lengths = np.maximum(1, d.rng.integers(0, prompt + 1, batch))
     options = {}
     positions(d, options)
@@ -499,9 +491,8 @@ def model(d):
         task = nn.ProxyTask(m)
         chosen = optimizer(task.parameters(), lr=0.01)
         for turn in range(2):
-            found[f"confidence {turn}"], pullback = task.vjp(
-                *(sentences[third * i : third * (i + 1)] for i in range(3))
-            )
+            thirds = (sentences[third * i : third * (i + 1)] for i in range(3))
+            found[f"confidence {turn}"], pullback = task.vjp(*thirds)
             chosen.step(pullback(np.ones(third, d.wide)))
         return found | {"trained": m.state_dict()}
 
