@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from covering import covering
 from inputs import LAYOUTS
-from nn_checks import (
-    assert_born_alike,
-    assert_close,
-    check_gradients,
-    compare_with_torch,
-    perturbed,
-    torch_twin,
-)
+from nn_checks import assert_born_alike, assert_close, check_gradients, perturbed, torch_state
 
 from selfattn import nn
 
@@ -256,7 +249,13 @@ def test_gradients_are_those_of_finite_differences(name):
 @pytest.mark.parametrize("case", THEIRS.values(), ids=THEIRS)
 def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
     torch = pytest.importorskip("torch")
-    ours, theirs = torch_twin(lambda dtype: case.make(dtype=dtype, rng=0), case.theirs, dtype)
+    torch.manual_seed(5)
+    theirs, ours = case.theirs(torch).to(getattr(torch, dtype)), case.make(dtype=np.dtype(dtype), rng=0)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    assert list(ours.state_dict()) == list(torch_state(theirs))
+    assert ours.load_state_dict(torch_state(theirs)) == ([], [])
     masks = case.options
     if masks.keys() & {
         "memory_mask",
@@ -265,18 +264,27 @@ def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
         masks = {name: np.where(x, -np.inf, 0.0) if x.dtype == bool else x for name, x in masks.items()}
     masks = {name: torch.tensor(x if x.dtype == bool else x.astype(dtype)) for name, x in masks.items()}
 
-    def call(*tensors):
-        y = theirs(*tensors, **masks)
-        return y[0] if isinstance(y, tuple) else y
-
     # The longest sums are over the tokens of a batch; what is summed up is summed up again, in five sums a layer.
-    compare_with_torch(ours, theirs, case.inputs, as_function(ours, case), call, dtype, n=30 * 12)
+    n = 30 * 12
+    inputs = [x.astype(dtype) for x in case.inputs]
+    tensors = [torch.tensor(x, requires_grad=True) for x in inputs]
+    expected = theirs(*tensors, **masks)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    dy = np.cos(np.arange(expected.numel())).reshape(expected.shape).astype(dtype)
+    expected.backward(torch.tensor(dy))
+    y, pullback = as_function(ours, case)(*inputs)
+    assert_close(y, expected.detach().numpy(), dtype, n, "output")
+    d_inputs, grads = pullback(dy)
+    for k, (dx, tensor) in enumerate(zip(d_inputs, tensors, strict=True)):
+        assert_close(dx, tensor.grad.numpy(), dtype, n, f"gradient of input {k}")
+    assert list(grads) == [name for name, _ in theirs.named_parameters()]
+    for name, parameter in theirs.named_parameters():
+        assert_close(grads[name], parameter.grad.numpy(), dtype, n, name)
     if isinstance(ours, nn.MultiheadAttention):
-        inputs = [x.astype(dtype) for x in case.inputs]
         for average in (True, False):
             expected = theirs(*map(torch.tensor, inputs), **masks, average_attn_weights=average)[1]
             got = ours(*inputs, **case.options, average_attn_weights=average)[1]
-            assert_close(got, expected.detach().numpy(), dtype, n=30 * 12)
+            assert_close(got, expected.detach().numpy(), dtype, n)
 
 
 @pytest.mark.parametrize("name", [name for name in THEIRS if LAYERS[name].make(dtype="f4").parameters()])

@@ -1,4 +1,4 @@
-"""What the tests of the layers share: finite differences through a layer, the same layer in PyTorch."""
+"""What the tests of the layers share: finite differences through a layer, the parameters of PyTorch."""
 
 import math
 
@@ -49,21 +49,6 @@ def assert_born_alike(ours, make_theirs, seed):
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-def torch_twin(make_ours, make_theirs, dtype):
-    """Make both layers, ours with the weights of theirs, moved from where they were born."""
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(5)
-    theirs = make_theirs(torch).to(getattr(torch, dtype))
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    ours = make_ours(dtype=np.dtype(dtype))
-    state = torch_state(theirs)
-    assert list(ours.state_dict()) == list(state)
-    assert ours.load_state_dict(state) == ([], [])
-    return ours, theirs
-
-
 def assert_close(got, expected, dtype, n, what=""):
     """Agree to 1e-12 of the largest element in float64, to a few eps times sqrt(n) of it in float32.
 
@@ -73,56 +58,3 @@ def assert_close(got, expected, dtype, n, what=""):
     tolerance = 1e-12 if dtype == "float64" else 8 * math.sqrt(n) * float(np.finfo(np.float32).eps)
     size = max(1.0, float(np.abs(expected).max(initial=0)))
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * size, err_msg=what)
-
-
-def compare_with_torch(ours, theirs, inputs, call_ours, call_theirs, dtype, n):
-    """Compare outputs and all gradients; ``call_ours`` is a ``vjp`` as above, ``call_theirs(*tensors)`` -> y."""
-    torch = pytest.importorskip("torch")
-    arrays = [x.astype(dtype) for x in inputs]
-    tensors = [torch.tensor(x, requires_grad=True) for x in arrays]
-    expected = call_theirs(*tensors)
-    dy = np.cos(np.arange(expected.numel())).reshape(expected.shape).astype(dtype)
-    theirs.zero_grad()
-    expected.backward(torch.tensor(dy))
-    y, pullback = call_ours(*arrays)
-    assert_close(y, expected.detach().numpy(), dtype, n, "output")
-    d_inputs, grads = pullback(dy)
-    for k, (dx, tensor) in enumerate(zip(d_inputs, tensors, strict=True)):
-        assert_close(dx, tensor.grad.numpy(), dtype, n, f"gradient of input {k}")
-    assert list(grads) == [name for name, _ in theirs.named_parameters()]
-    for name, tensor in theirs.named_parameters():
-        assert_close(grads[name], tensor.grad.numpy(), dtype, n, name)
-
-
-def torch_gpt(
-    vocabulary, d, layers, heads, longest, *, dim_feedforward, activation="gelu", norm_first=True, tie_word_embeddings=True
-):  # fmt: skip
-    """Make nn.GPT of PyTorch's modules, with the same names."""
-    torch = pytest.importorskip("torch")
-
-    class TorchGPT(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.token_embedding = torch.nn.Embedding(vocabulary, d)
-            self.position_embedding = torch.nn.Embedding(longest, d)
-            made = [
-                torch.nn.TransformerEncoderLayer(
-                    d, heads, dim_feedforward, 0.0, activation, batch_first=True, norm_first=norm_first
-                )
-                for _ in range(layers)
-            ]
-            self.layers = torch.nn.ModuleList(made)
-            self.norm = torch.nn.LayerNorm(d) if norm_first else None
-            self.head = torch.nn.Linear(d, vocabulary, bias=False)
-            if tie_word_embeddings:
-                self.head.weight = self.token_embedding.weight
-
-        def forward(self, ids):
-            n = ids.shape[1]
-            x = self.token_embedding(ids) + self.position_embedding(torch.arange(n))
-            mask = torch.ones(n, n, dtype=torch.bool).triu(1)
-            for layer in self.layers:
-                x = layer(x, mask)
-            return self.head(x if self.norm is None else self.norm(x))
-
-    return TorchGPT()
