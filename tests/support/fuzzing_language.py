@@ -159,19 +159,15 @@ def change_template(content: bytes, draw: random.Random) -> bytes:
 
 
 @functools.cache
-def speaker(folder: str):
-    """A model to whom templates are given; what it is loaded from is read once."""
-    put(Path(folder), speaking())
-    return models.load(folder)
-
-
-@functools.cache
-def place() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory()
+def speaker():
+    """A model to whom templates are given."""
+    with tempfile.TemporaryDirectory() as folder:
+        put(Path(folder), speaking())
+        return models.load(folder)
 
 
 def read_template(folder: Path, content: bytes) -> None:
-    model = speaker(place().name)
+    model = speaker()
     (folder / "chat_template.jinja").write_bytes(content)
     try:
         model.chat_template = models._causal._template(folder, {})

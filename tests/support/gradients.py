@@ -15,10 +15,10 @@ products is off by sqrt(n) u times the sum of their absolute values), following 
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import finfo
 from tolerances import (
     FEW,
     assert_within,
-    finfo,
     rounded_sum,
     rounding,
     rounds_weights,

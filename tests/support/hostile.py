@@ -25,12 +25,12 @@ TEXTS = [
 OTHERS = [None, True, False, [], {}, [[]], [None], [0], {"": None}, {"a": {"b": []}}, [1, 2, 3], ["a", "b"]]
 
 
-def places(node, above=()):
+def places(node):
     """All places in a tree of JSON, as (container, key)."""
     pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in list(pairs):
         yield node, key
-        yield from places(value, (*above, key))
+        yield from places(value)
 
 
 def hostile(draw: random.Random, value: object) -> object:

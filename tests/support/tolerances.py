@@ -21,6 +21,7 @@ to 0; else it is about a tenth. Computing with a scale that is wrong by 1e-5 alr
 from dataclasses import dataclass
 
 import numpy as np
+from ml_dtypes import finfo
 
 import selfattn as sa
 from selfattn import reference
@@ -43,14 +44,6 @@ class Truth:
     @property
     def lse_dtype(self):
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
-
-
-def finfo(dtype):
-    if dtype.name == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.finfo(dtype)
-    return np.finfo(dtype)
 
 
 def without_two_kinds_of_16_bits(*arrays):
