@@ -72,12 +72,6 @@ def test_a_mask_that_closes_nothing_more_changes_no_bit():
         np.testing.assert_array_equal(attend(*arrays, block_mask=mask), attend(*arrays, causal=causal))
 
 
-def test_steps_show_what_is_closed():
-    mask = BlockMask.from_documents([0, 0, 1])
-    steps = sa.attention_steps(np.eye(3), np.eye(3), np.eye(3), block_mask=mask)
-    np.testing.assert_array_equal(steps.masked_scores == -np.inf, ~mask.to_dense(3, 3))
-
-
 def test_the_two_halves_take_it_as_well():
     arrays = random_inputs((2, 40, 8), 70)
     mask = BlockMask.from_blocks(np.eye(3, 5, dtype=bool), 16)
@@ -172,6 +166,9 @@ BAD = [
     (lambda: DOCUMENTS.to_dense(8, np.array([3])), TypeError, "n_keys must be an int, not array([3])"),
     (lambda: DOCUMENTS.to_dense(-1, 8), ValueError, "n_queries must be at least 0, not -1"),
     (lambda: DOCUMENTS.to_dense(8, 7), ValueError, "here L = 8 and S = 7"),
+    (lambda: reference.scaled_dot_product_attention(Q, Q, Q, block_mask=np.ones((8, 8), bool)), TypeError, "must be a selfattn"),
+    (lambda: reference.scaled_dot_product_attention(Q[0], Q[0], Q[0], block_mask=BlockMask.prefix_lm([1, 2])), ValueError, "does not broadcast"),
+    (lambda: sa.varlen_attention(Q[0], Q[0], Q[0], [0, 8], [0, 8], block_mask=DOCUMENTS), TypeError, "block_mask"),
     *((lambda mask=mask: attend(Q, Q, Q, block_mask=mask), error, message) for mask, error, message in [
         (np.ones((8, 8), bool), TypeError, "block_mask must be a selfattn.BlockMask or None, got numpy.ndarray"),
         (True, TypeError, "got bool"),
@@ -195,16 +192,6 @@ BAD = [
 
 
 test_bad_input = refusals(*((call, error, re.escape(message)) for call, error, message in BAD))
-
-
-def test_the_reference_refuses_the_same():
-    q = Q[0]
-    with pytest.raises(TypeError, match="must be a selfattn"):
-        reference.scaled_dot_product_attention(q, q, q, block_mask=np.ones((8, 8), bool))
-    with pytest.raises(ValueError, match="does not broadcast"):
-        reference.scaled_dot_product_attention(q, q, q, block_mask=BlockMask.prefix_lm([1, 2]))
-    with pytest.raises(TypeError, match="block_mask"):
-        sa.varlen_attention(q, q, q, [0, 8], [0, 8], block_mask=DOCUMENTS)
 
 
 def test_memory_grows_with_the_lengths_alone():

@@ -19,15 +19,11 @@ TOKENS = ["stream", "bank", "mud"]
 
 
 @pytest.fixture(autouse=True)
-def _no_figure_is_left():
+def _nothing_is_shown_and_no_figure_is_left(monkeypatch):
     matplotlib.use("Agg")  # an example that ran before may have chosen another
+    monkeypatch.setattr(plt, "show", lambda *_, **__: pytest.fail("show was called"))
     yield
     plt.close("all")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_shown(monkeypatch):
-    monkeypatch.setattr(plt, "show", lambda *_, **__: pytest.fail("show was called"))
 
 
 def labels(image):

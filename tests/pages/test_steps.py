@@ -24,6 +24,7 @@ OPTIONS = {
     "softcap": {"softcap": 0.5},
     "alibi": {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625]},
     "sinks": {"sinks": [0.5, 0.0, -np.inf, 1.0]},
+    "block mask": {"block_mask": sa.BlockMask.from_documents([0, 0, 1], [0, 1, 1, 0, 1])},
     "key lengths": {"key_lengths": [[3], [0]]},
     "dropout": {"dropout_p": 0.5, "rng": 5},
     "all": {

@@ -157,7 +157,7 @@ class Reader(HTMLParser):
 
     def __init__(self, html):
         super().__init__(convert_charrefs=True)
-        self.tables, self.elements, self.text, self.scripts, self.stages = [], [], [], [], {}
+        self.tables, self.elements, self.text, self.scripts = [], [], [], []
         self.open = []
         self.feed(html)
         self.close()
@@ -168,12 +168,8 @@ class Reader(HTMLParser):
         if tag in ("meta", "link", "input", "img"):
             return
         self.open.append(tag)
-        if tag == "section":
-            self.stage = attributes["data-stage"]
-            self.stages[self.stage] = []
         if tag == "table":
             self.tables.append(Table(attributes))
-            self.stages[self.stage].append(self.tables[-1])
         if tag == "tr" and "tbody" in self.open:
             self.tables[-1].cells.append([])
         if tag == "td" and "tbody" in self.open:
@@ -183,6 +179,9 @@ class Reader(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, tag
+
+    def handle_comment(self, data):
+        self.elements.append(("comment", {}))
 
     def handle_data(self, data):
         if self.open and self.open[-1] in ("script", "style"):
