@@ -6,13 +6,12 @@ The file comes from PyPI (93 MB).
 import doctest
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pretrained_data import fetched, fetched_texts
+from processes import run_script
 
 from selfattn import models
 
@@ -77,8 +76,7 @@ def test_the_first_token_needs_no_other_packages(path):
         "import sys; from selfattn import models; m = models.load(sys.argv[1]); print(next(m.generate('The', stream=True)), "
         "[name for name in ('gguf', 'jinja2', 'torch', 'transformers', 'safetensors', 'tqdm') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("[]")
+    assert run_script(code, path).endswith("[]")
 
 
 def test_the_guide(path, tmp_path, monkeypatch):

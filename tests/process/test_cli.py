@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -101,14 +102,9 @@ def test_colour_on_a_terminal(no_color, colored):
     process = start([*COMMAND, "--no-timing"], environment, stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     output = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not part:
-            break
-        output += part
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while part := os.read(ours, 65536):
+            output += part
     os.close(ours)
     assert process.wait(60) == 0
     assert (ESCAPE.encode() in output) == colored

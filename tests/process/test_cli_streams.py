@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -36,15 +37,11 @@ WRITING = [["steps", "1"], ["embed", "m", "sea", "--out", "v.npy"], [*TRAIN, "--
 def made(tmp_path_factory):
     pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
     folder = tmp_path_factory.mktemp("streams")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with contextlib.chdir(folder):
         Path("t.txt").write_text("\n".join(f"line {i} of the sea" for i in range(40)))
         assert cli.main([*TRAIN, "--out", "m", "--quiet"]) == 0
         np.savez("mine.npz", query=X, key=X, value=X)
         assert cli.main([*TINY, "--json", "r.json"]) == 0
-    finally:
-        os.chdir(before)
     return folder
 
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from instruction_sets import using
 from processes import PYTHON, finish, run_script, start
 
 import selfattn as sa
 from benchmarks import memory
 from benchmarks.memory import status
-from selfattn import _core, nn
+from selfattn import nn
 
 if not hasattr(signal, "setitimer"):
     pytest.skip("interval timers are POSIX", allow_module_level=True)
@@ -122,16 +123,12 @@ def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
     q = rng.standard_normal((64, 64)).astype(np.float16)
     keys = np.broadcast_to(rng.standard_normal(64).astype(np.float16), (1 << 19, 64))
     sinks = np.zeros((), np.float32)
-    before = sa.get_isa()
-    _core._set_isa("generic")
-    try:
+    with using("generic"):
         out, statistics = sa.scaled_dot_product_attention_forward(q, keys[:5], keys[:5], sinks=sinks)
         given = (out, out, statistics, q, keys, keys)
         assert_handled_during(
             lambda: sa.scaled_dot_product_attention_backward(*given, sinks=sinks, wrt=("sinks",))
         )
-    finally:
-        _core._set_isa(before)
 
 
 def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:

@@ -98,7 +98,7 @@ def memory_beyond(call):
     """Bytes that the call needed at its peak, on top of what was there and of what it returned."""
     peak, result = memory.peak_beyond(call)
     arrays = result if isinstance(result, tuple) else (result,)
-    return peak - sum(array.nbytes for array in arrays), result
+    return peak - sum(array.nbytes for array in arrays), arrays
 
 
 def forward_and_backward(arguments, options, grad_out):
@@ -165,19 +165,18 @@ def script(name):
         print(json.dumps(fresh_pages() if name == "fresh pages" else kept_blocks()))
         return
     if name == "reference":
-        arrays = inputs(length=2048)
-        needed, result = memory_beyond(lambda: reference.scaled_dot_product_attention(*arrays))
+        given = inputs(length=2048)
+        needed, arrays = memory_beyond(lambda: reference.scaled_dot_product_attention(*given))
     elif name.startswith("backward of "):
         arguments, options = CASES[name.removeprefix("backward of ")]()
         if len(arguments) == 4 and arguments[3].dtype.kind == "f":
             options |= {"wrt": ("query", "key", "value", "attn_mask")}
         grad_out = normal(*arguments[0].shape[:-1], arguments[2].shape[-1])
         options |= {"num_threads": 2}  # each has some to work in, 12 MiB on a matrix unit
-        needed, result = memory_beyond(lambda: forward_and_backward(arguments, options, grad_out))
+        needed, arrays = memory_beyond(lambda: forward_and_backward(arguments, options, grad_out))
     else:
         arguments, options = CASES[name]()
-        needed, result = memory_beyond(lambda: sa.scaled_dot_product_attention(*arguments, **options))
-    arrays = result if isinstance(result, tuple) else (result,)
+        needed, arrays = memory_beyond(lambda: sa.scaled_dot_product_attention(*arguments, **options))
     finite = all(bool(np.isfinite(array[..., ::97].astype(np.float32)).all()) for array in arrays)
     print(json.dumps({"bytes": needed, "finite": finite}))
 
