@@ -15,6 +15,7 @@ Under AddressSanitizer (`SELFATTN_SANITIZE=address,undefined`) libasan.so and li
 """
 
 import argparse
+import copy
 import ctypes
 import gc
 import os
@@ -38,16 +39,6 @@ MOST, NEVER = 20000, 2**60  # allocations of an operation
 DRAWN, FEW = 1, 6  # allocations of an operation, of each way to fail; of one with few, all of them
 
 
-def copied(x):
-    if isinstance(x, np.ndarray):
-        return x.copy()
-    if isinstance(x, dict):
-        return {key: copied(value) for key, value in x.items()}
-    if type(x) in (list, tuple):
-        return type(x)(map(copied, x))
-    return type(x)(*map(copied, x)) if isinstance(x, tuple) else x
-
-
 def empty_caches():
     """Take the memory that NumPy and Python keep for small arrays and objects, so that the call must allocate. To be held."""
     gc.collect()
@@ -63,7 +54,7 @@ class Attempt:
         sa.set_num_threads(operation.threads)
         _core._keep_arena(False)  # what an earlier call left would stand in for a failing allocation
         self.arrays = [x for x in self.state if isinstance(x, np.ndarray)]
-        self.before = copied(self.arrays)
+        self.before = copy.deepcopy(self.arrays)
         self.result = self.raised = None
         held = empty_caches()
         assert shim.fail_at(n, for_good, core), "the extension or the interpreter was not found"
@@ -142,7 +133,7 @@ def check(name, operation, draws):
         attempt = Attempt(operation, NEVER, False, True)
         if attempt.raised is not None:
             raise attempt.raised
-        expected, count = copied(attempt.result), attempt.seen
+        expected, count = copy.deepcopy(attempt.result), attempt.seen
         del attempt
     if draws is None:  # caches as full as they get, else most failures look like a leak at first
         settled = any(growth(operation, NEVER, False, True, 20) <= 20 for _ in range(100))
