@@ -61,8 +61,6 @@ def errors(results, truth):
     return np.array([rms(x.astype(np.float64) - true) for x, true in zip(results, truth, strict=True)])
 
 
-# ----------------------------------------------------------------------------------------------------- float32
-
 # Of the output, and of the gradients of query, key and value, by the factor of query and key and whether causal. Causal errors are
 # larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and their rounding errors
 # are 64 times as large. Each is the largest of 12 seeds or more, with a margin of a fifth.
@@ -102,12 +100,8 @@ def test_float32_rms_is_within_bounds_and_not_above_torch(factor, is_causal):
 def test_lse_float32():
     _, lse = sa.scaled_dot_product_attention(*normal(), return_lse=True)
     truth = reference.scaled_dot_product_attention(*normal(), return_lse=True, compute_dtype=np.float64)[1]
-    assert np.abs(lse - truth).max() <= 4 * np.spacing(
-        np.float32(truth.max())
-    )  # a few ulp of numbers about 7.4
-
-
-# ----------------------------------------------------------------------------------------------------- float64
+    # a few ulp of numbers about 7.4
+    assert np.abs(lse - truth).max() <= 4 * np.spacing(np.float32(truth.max()))
 
 
 @functools.cache
@@ -182,9 +176,6 @@ def test_float64_gradients_within_a_few_eps(is_causal):
         assert error.max() <= most
 
 
-# ------------------------------------------------------------------------------------------------- large scores
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_scores_of_ten_thousand(dtype):
     """The relative error of the weights is the one that the rounding of the scores must cause."""
@@ -226,8 +217,6 @@ def test_float16_inputs_whose_scores_overflow_float16():
     best = np.where((scores == ranked[..., -1:])[..., None], value[:, None].astype(np.float64), np.nan)
     assert (out >= np.nanmin(best, axis=2)).all() and (out <= np.nanmax(best, axis=2)).all()
 
-
-# ------------------------------------------------------------------------------------------------------ 16 bits
 
 KINDS = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 

@@ -22,8 +22,6 @@ from numpy.testing import assert_allclose, assert_array_equal
 import selfattn as sa
 from selfattn import reference
 
-# ------------------------------------------------------------------------------------------------ the reference
-
 
 @pytest.mark.parametrize("names", SETS_OF_OPTIONS, ids="+".join)
 def test_reference_agrees_with_finite_differences(names):
@@ -43,9 +41,6 @@ def test_reference_agrees_with_finite_differences(names):
         return (out, np.where(np.isfinite(lse), lse, 0)), pull
 
     sa.check_vjp(attend, *moving.values())
-
-
-# ------------------------------------------------------------------------------------------------ the C core
 
 
 def vjp_of(packed, *arrays, offsets=None, **options):
@@ -160,9 +155,6 @@ def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
     expected = pullback(out, d_lse)
     assert_array_equal(got.query, expected.query)
     assert got.query.any() and got.key.any()
-
-
-# -------------------------------------------------------------------------------------------- promises
 
 
 @pytest.mark.parametrize("rows", [1, 70])
@@ -315,9 +307,6 @@ def test_the_gradient_of_a_row_with_a_sink_and_no_keys_is_0():
         for a, b in zip(pullback(grad_out), clean, strict=True):
             if a is not None:
                 assert_array_equal(a, b)
-
-
-# ------------------------------------------------------------------------------------------------ arguments
 
 
 @pytest.mark.parametrize(

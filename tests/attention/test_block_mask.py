@@ -130,8 +130,6 @@ def test_a_pickle_is_the_same_mask():
 
 Q = np.ones((2, 3, 8, 4), np.float32)
 DOCUMENTS = BlockMask.from_documents(np.zeros(8, int))
-
-
 ONE, RUNS = np.zeros(8, np.int64), np.array([[0, 8]])
 BAD = [
     (lambda: BlockMask.from_documents([0.0, 1.0]), TypeError, "query_ids must be integers, got float64"),

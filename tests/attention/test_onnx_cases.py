@@ -106,9 +106,6 @@ def test_all_cases_are_here():
     assert sum("nonpad_kv_seqlen" in names for names in given) >= 13
 
 
-# -------------------------------------------------------------------------------------------------- Attention
-
-
 def split_heads(x, heads):
     """(B, L, heads · width) to (B, heads, L, width)."""
     return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
@@ -244,9 +241,6 @@ def test_attention_with_a_cache(case):
     results = cached_node(case)
     for name in case.outputs.keys() - {"qk_matmul_output"}:
         assert_meets(case, name, results[name])
-
-
-# ------------------------------------------------------------------------------------------------- the others
 
 
 def norm_node(function, case):

@@ -114,10 +114,8 @@ def test_norms(name, dtype):
         with np.errstate(invalid="ignore"):  # eps is negative in one sample: rows of NaN, as PyTorch has them
             r = 1 / np.sqrt((centred**2).sum(axes, keepdims=True) / max(np.prod(shape), 1) + eps)
         # PyTorch's float64 takes the mean off with an error of its own, which is all there is in a row of one element
-        unit, dunit = (
-            np.abs(centred * r) + unit_of(np.float64) / unit_of(dtype) * np.abs(x64 * r),
-            size * weight,
-        )
+        unit = np.abs(centred * r) + unit_of(np.float64) / unit_of(dtype) * np.abs(x64 * r)
+        dunit = size * weight
         # a variance less 0.5 is off by more than its share
         worse = np.nan_to_num(1 + np.abs(eps) * r * r)
         check(got, y, ROUNDINGS * worse * (np.nan_to_num(unit) * weight + bias), dtype)

@@ -75,9 +75,8 @@ def test_shards_in_processes_make_the_whole(method):
     mask = np.tri(96, dtype=bool)  # the later shards are closed to the first rows altogether
     mask[[5, 70]] = False  # two rows that see nothing anywhere; the sink keeps them alive
     cuts = [0, 10, 11, 11, 60, 96]  # of very different sizes, and one without keys
-    sa.scaled_dot_product_attention(
-        query, key, value, num_threads=2
-    )  # the parent has used its threads before it forks
+    # the parent has used its threads before it forks
+    sa.scaled_dot_product_attention(query, key, value, num_threads=2)
 
     context = multiprocessing.get_context(method)
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:

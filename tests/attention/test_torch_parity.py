@@ -106,11 +106,7 @@ def written_out(
     return scores.softmax(-1)[..., :-1] @ value, scores.logsumexp(-1)
 
 
-SLOPES, SINKS, LENGTHS = (
-    np.array([0.5, 0.25, 0.125, 0.0625]),
-    np.array([0.5, -3.0, 2.0, 0.0]),
-    np.array([7, 3]),
-)
+SLOPES, SINKS, LENGTHS = 0.5 ** np.arange(1.0, 5.0), np.array([0.5, -3.0, 2.0, 0.0]), np.array([7, 3])
 
 # Name -> more arrays to differentiate with respect to; the other options; and how these are written above.
 WRITTEN = {
