@@ -243,9 +243,8 @@ def test_the_same_bits_alone_in_a_batch_and_with_any_threads(name, kind, threads
     for text, part in zip(texts, parts, strict=True):
         np.testing.assert_array_equal(call(text, np.array([0, len(text)])).reshape(part.shape), part)
     backwards = call(np.concatenate(texts[::-1]), np.cumsum([0, *LENGTHS[::-1]]))
-    np.testing.assert_array_equal(
-        backwards.reshape(whole.shape), np.concatenate([np.atleast_2d(p) for p in parts[::-1]])
-    )
+    expected = np.concatenate([np.atleast_2d(part) for part in parts[::-1]])
+    np.testing.assert_array_equal(backwards.reshape(whole.shape), expected)
 
 
 @pytest.mark.skipif(len(FUSED) < 2, reason="one instruction set alone has fused multiply-adds here")
@@ -475,9 +474,8 @@ def test_texts_of_hostile_tables():
     model.quantize("int8")
     good, ends = np.arange(10, 30), np.array([0, 20])
     alone = model._rows(good, ends)
-    y = model._rows(
-        np.concatenate([good, np.full(4, 2), np.full(3, 3), np.full(2, 4)]), np.array([0, 20, 24, 27, 29])
-    )
+    ids = np.concatenate([good, np.full(4, 2), np.full(3, 3), np.full(2, 4)])
+    y = model._rows(ids, np.array([0, 20, 24, 27, 29]))
     np.testing.assert_array_equal(y[:20], alone)
     assert np.isfinite(y[20:27]).all()
 
@@ -501,11 +499,9 @@ def test_what_is_refused(kind):
     for key, array in state.items():
         np.testing.assert_array_equal(model.parameters()[key], array)
     make, config = CASES["bert, other activation"]
-    wide = make(
-        config, {key: array.astype(np.float64) for key, array in make(config, rng=0).state_dict().items()}
-    )
+    wide = {key: array.astype(np.float64) for key, array in make(config, rng=0).state_dict().items()}
     with pytest.raises(ValueError, match="this model is float64"):
-        wide.quantize(kind)
+        make(config, wide).quantize(kind)
 
 
 def test_bfloat16_without_its_instructions():
@@ -581,11 +577,9 @@ def test_weights_are_packed_once(name, monkeypatch):
 
 def test_weights_in_use_are_not_written_to():
     model = drawn("bert, other activation").quantize("int8")
+    before = result("bert, other activation", copy.deepcopy(model))
     array = model.parameters()[NAME]
     array[0] = 1  # nothing is packed yet
-    changed = result("bert, other activation", model)
-    assert (
-        changed != result("bert, other activation", drawn("bert, other activation").quantize("int8"))
-    ).any()
+    assert (result("bert, other activation", model) != before).any()
     with pytest.raises(ValueError, match="read-only"):
         array[0] = 2

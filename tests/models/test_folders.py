@@ -233,9 +233,8 @@ def test_saving_over_the_folder_that_is_mapped(folder):
 def test_a_model_keeps_the_arrays_that_the_core_can_read():
     arrays = models.BertModel(BERT, rng=0).state_dict()
     arrays[NAME] = arrays[NAME].T.copy().T  # not contiguous
-    arrays["encoder.layer.0.output.dense.bias"] = arrays["encoder.layer.0.output.dense.bias"].astype(
-        np.float16
-    )
+    bias = "encoder.layer.0.output.dense.bias"
+    arrays[bias] = arrays[bias].astype(np.float16)
     model = models.BertModel(BERT, arrays)
     assert model.parameters()["pooler.dense.weight"] is arrays["pooler.dense.weight"]
     expected = models.BertModel(BERT, rng=0).encode([[1, 2, 3]])

@@ -121,10 +121,8 @@ def test_rotary_scaling(tmp_path):
         ),
     ):
         meant = write(path, LLAMA, state, more=more)
-        close(
-            models.load(path).logits(IDS),
-            truth(LLAMA | {"rope_parameters": {"rope_theta": 10000.0} | rope}, meant),
-        )
+        expected = truth(LLAMA | {"rope_parameters": {"rope_theta": 10000.0} | rope}, meant)
+        close(models.load(path).logits(IDS), expected)
     # Llama 3's factors are in a tensor.
     llama3 = {
         "rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -77,9 +77,8 @@ def other(name):
     family = kind.replace("LMHead", "").replace("ForCausalLM", "")
     config = getattr(transformers, f"{family}Config")(**values)
     config._attn_implementation = "eager"
-    return with_drawn_parameters(
-        getattr(transformers, kind + ("Model" if kind.endswith("Head") else ""))(config)
-    )
+    kind += "Model" if kind.endswith("Head") else ""
+    return with_drawn_parameters(getattr(transformers, kind)(config))
 
 
 @pytest.fixture

@@ -65,17 +65,11 @@ def test_a_text_that_the_tokenizer_cuts_is_a_warning(folder):
     expected = model.perplexity("not")
     model.tokenizer.enable_truncation(2)
     assert model.perplexity("not") == expected
-    for call in (
-        model.perplexity,
-        model.tokens,
-        model.logits,
-        lambda text: model.generate(text, 1),
-        lambda text: model.chat(text, 1),
-    ):
-        with pytest.warns(
-            UserWarning, match=r"text 0 was cut: .* model.tokenizer.no_truncation\(\) switches it off"
-        ):
-            call("not the sea")
+    said = r"text 0 was cut: .* model.tokenizer.no_truncation\(\) switches it off"
+    for name in ("perplexity", "tokens", "logits", "generate", "chat"):
+        given = ("not the sea", 1) if name in ("generate", "chat") else ("not the sea",)
+        with pytest.warns(UserWarning, match=said):
+            getattr(model, name)(*given)
 
 
 def test_an_answer_ends_at_the_end_token(model):
@@ -159,9 +153,8 @@ def test_sampled_texts_are_the_same_alone(model):
     together = model.generate(prompts, 12, temperature=1.0, top_p=0.9, rng=5)
     for i, prompt in enumerate(prompts):
         assert model.generate(prompt, 12, temperature=1.0, top_p=0.9, rng=5 + i) == together[i]
-    assert model.generate("not", 12, temperature=1.0, rng=1) != model.generate(
-        "not", 12, temperature=1.0, rng=2
-    )
+    first, second = (model.generate("not", 12, temperature=1.0, rng=seed) for seed in (1, 2))
+    assert first != second
 
 
 def test_ctrl_c_ends_between_two_tokens(model):

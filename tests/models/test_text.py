@@ -58,9 +58,8 @@ def theirs(folder):
     library = pytest.importorskip("sentence_transformers")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return library.SentenceTransformer(str(folder), device="cpu").encode(
-            SENTENCES, show_progress_bar=False
-        )
+        model = library.SentenceTransformer(str(folder), device="cpu")
+        return model.encode(SENTENCES, show_progress_bar=False)
 
 
 # ------------------------------------------------------------------------------------ as sentence-transformers
@@ -171,11 +170,8 @@ def test_normalize(folder):
 
 
 def test_prompts_by_name_and_by_text(folder):
-    add_pipeline(
-        folder,
-        old_pooling("mean"),
-        sentence={"prompts": {"q": "query: ", "d": ""}, "default_prompt_name": "q"},
-    )
+    sentence = {"prompts": {"q": "query: ", "d": ""}, "default_prompt_name": "q"}
+    add_pipeline(folder, old_pooling("mean"), sentence=sentence)
     model = models.load(folder)
     np.testing.assert_array_equal(model.encode("a ship"), model.encode("query: a ship", prompt=""))
     np.testing.assert_array_equal(model.encode("a ship", prompt="d"), model.encode("a ship", prompt=""))

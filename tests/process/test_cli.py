@@ -63,10 +63,8 @@ def test_by_default_only_the_verdict_is_printed():
     lines = done.stdout.splitlines()
     assert len(lines) <= 5
     total = sum(len(tutorial.comparisons) for tutorial in tutorials.compute_all())
-    assert (
-        lines[0]
-        == f"✓ agrees  selfattn {sa.__version__} computes {total} of {total} tensors as 5 tutorials print them"
-    )
+    tensors = f"{total} of {total} tensors as 5 tutorials print them"
+    assert lines[0] == f"✓ agrees  selfattn {sa.__version__} computes {tensors}"
     assert re.match(r"✓ agrees  [\d.]+ × as fast as five lines of NumPy", lines[1])
     assert run_command("--no-timing").stdout.splitlines() == [lines[0], lines[-1]]
 

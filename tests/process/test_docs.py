@@ -116,9 +116,8 @@ def test_links_in_markdown_lead_somewhere(path):
 
 
 def test_files_that_contributing_names_exist():
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout
+    command = ["git", "ls-files"]
+    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     if not tracked:
         pytest.skip("this is no checkout")
     text = without_code(ROOT / "CONTRIBUTING.md")
@@ -197,9 +196,7 @@ DESCRIBED = described()
 def test_docstrings_have_their_sections_and_describe_every_parameter(name):
     """Those of layers and optimisers have their examples with the class."""
     doc, signature = inspect.getdoc(DESCRIBED[name]), inspect.signature(DESCRIBED[name])
-    assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), (
-        "a first line that is a sentence"
-    )
+    assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), "it begins with a sentence"
     sections = re.findall(r"^([A-Z][A-Za-z ]*)\n-{3,}$", doc, re.MULTILINE)
     assert sections == sorted(set(sections), key=SECTIONS.index)
     parameters = [p for p in signature.parameters.values() if p.name != "self"]

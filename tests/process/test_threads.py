@@ -294,9 +294,8 @@ def test_other_python_threads_run_during_a_long_call():
         while not future.done():
             time.sleep(0.0005)
             count += 1
-    assert (
-        count > 20
-    )  # a look for signals would let others in twenty times a second, and the call takes less than one
+    # A look for signals would let others in twenty times a second, and the call takes less than one.
+    assert count > 20
 
 
 @needs_fork
