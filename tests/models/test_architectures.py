@@ -19,10 +19,8 @@ FAR = (2, 150)
 
 def other(name, kind="Model", **more):
     family, values = CONFIGS[name]
-    tokens = {
-        key: 0 for key in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id") if name in TEXTS
-    }
-    config = getattr(transformers, f"{family}Config")(**(tokens | values | more))
+    tokens = dict.fromkeys((f"{each}_token_id" for each in ("bos", "eos", "cls", "sep")), 0)
+    config = getattr(transformers, f"{family}Config")(**((tokens if name in TEXTS else {}) | values | more))
     # The eager form gives NaN in ModernBERT, where all that a padded row sees is padding.
     config._attn_implementation = "sdpa" if name.startswith("modernbert") else "eager"
     return with_drawn_parameters(getattr(transformers, family + kind)(config))

@@ -191,18 +191,6 @@ def test_shards_that_do_not_fit_their_index(folder, index, error, message):
         models.load(folder)
 
 
-def test_ids_that_the_model_does_not_have(folder):
-    model = models.load(folder)
-    for ids, message in (
-        ([1, 11], "0...10"),
-        ([-1], "0...10"),
-        ([1] * 10, "10 ids.*9 positions"),
-        ([], "no|empty"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model.hidden_states(ids)
-
-
 def test_no_pixels():
     assert models.ViTModel(VIT, rng=0)(np.zeros((0, 3, 8, 8), np.float32)).shape == (0, 5, 8)
 
