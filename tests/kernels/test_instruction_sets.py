@@ -81,12 +81,18 @@ def test_few_queries_of_many_keys(dtype):
         heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)],
         keys=[255, 256, 257, 320, 575, 2055, 4100],
         widths=[(32, 160), (64, 64), (96, 128), (128, 32), (40, 24), (288, 288)],
+        options=[
+            {},
+            {},
+            {"dropout_p": 0.5, "rng": 7},
+            {"dropout_p": 0.1, "rng": 2**64 + 5, "window": (3000, 2)},
+        ],
     )
     for case in cases:
         heads, key_heads = case["heads"]
         width, value_width = case["widths"]
         arrays = inputs(dtype, 1, case["keys"], width, value_width, heads, key_heads=key_heads)
-        check(arrays, {"enable_gqa": True}, backward=False)
+        check(arrays, case["options"] | {"enable_gqa": True}, backward=False)
 
 
 SLIDING = {"causal": "lower_right", "window": (4390, 0)}  # the first key is inside of a tile
