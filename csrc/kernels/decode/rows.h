@@ -221,8 +221,7 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
         FN(fetch_rows)(rows, j, j + here, E * SA_DECODE_BYTES(reads));
         const real *q_e = q;
         uintptr_t next = (uintptr_t)k;
-        ptrdiff_t at = 0;
-        for (ptrdiff_t e = 0; e < E; e += slice, at += bytes, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
+        for (ptrdiff_t e = 0, at = 0, end = whole; e < E; end = E) { /* whole slices, then the last one */
             if (e == whole) {
                 FN(decode_pad)(padded, keys, k + at, k_stride, here, (E - e) * SA_DECODE_BYTES(reads));
                 at = 0;
@@ -231,12 +230,14 @@ SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) *
                     k_j[i] = (const char *)padded[i];
                 }
             }
-            if (far) {
-                FN(decode_scores_slice)(q_e, q_stride, k_j, at, next, apart, rows->ahead, sum, R, reads, true);
-            } else {
-                FN(decode_scores_slice)(q_e, q_stride, k_j, at, next, apart, rows->ahead, sum, R, reads, false);
+            for (; e < end; e += slice, at += bytes, q_e += SA_DECODE_VECS(reads) * SA_LANES) {
+                if (far) {
+                    FN(decode_scores_slice)(q_e, q_stride, k_j, at, next, apart, rows->ahead, sum, R, reads, true);
+                } else {
+                    FN(decode_scores_slice)(q_e, q_stride, k_j, at, next, apart, rows->ahead, sum, R, reads, false);
+                }
+                next += (uintptr_t)(together ? bytes * keys : bytes);
             }
-            next += (uintptr_t)(together ? bytes * keys : bytes);
         }
         vec each = FN(sum_each)(sum);
         if (reads == SA_READS_RAW) {
