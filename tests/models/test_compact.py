@@ -86,9 +86,6 @@ def result(name, model):
     return (model._logits if "classifier" in name else model._rows)(*ids_and_ends())
 
 
-# ----------------------------------------------------------------------------------- rounding, written independently
-
-
 def split(x):
     groups = -(-x.shape[1] // GROUP)
     return [x[:, GROUP * g : GROUP * (g + 1)] for g in range(groups)]

@@ -28,9 +28,6 @@ def make(kind="GPT-2", dtype=np.float64, **more):
     return perturbed(nn.GPT(V, D, 2, HEADS, LONGEST, **(KINDS[kind] | {"dtype": dtype, "rng": 0} | more)))
 
 
-# --------------------------------------------------------------------------------------------------- plain NumPy
-
-
 def plain_logits(model, ids):
     """Compute the logits of one sequence as the docstring says it, a step at a time."""
     p, n, width = model.state_dict(), len(ids), D // HEADS
@@ -102,9 +99,6 @@ def test_loss_is_that_of_plain_numpy(kind):
     expected = plain_loss(model, zip(LISTS, targets, strict=True))
     assert model.loss(LISTS, targets) == pytest.approx(expected, abs=1e-13)
     assert model.loss_vjp(LISTS, targets)[0] == model.loss(LISTS, targets)
-
-
-# ----------------------------------------------------------------------------------------------------- gradients
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,9 +173,6 @@ def test_numbers_and_gradients_are_pytorchs(kind, dtype):
         assert_close(grads[name], parameter.grad.numpy(), dtype, 10 * 48, name)
 
 
-# ---------------------------------------------------------------------------------------------------- generation
-
-
 def greedy(model, prompt, count):
     """Take the likeliest token, and compute everything again."""
     ids = list(prompt)
@@ -242,9 +233,6 @@ def test_generation_drops_nothing():
     assert model.eval().generate([1, 2], 5).tolist() == expected
     assert model.loss(ALONE) == model.loss(ALONE)
     assert model.train().loss(ALONE) != model.loss(ALONE)
-
-
-# ----------------------------------------------------------------------------------------------------- the module
 
 
 def test_new_weights_are_gpt2s():

@@ -262,9 +262,6 @@ def test_a_step_beyond_a_cycle_is_an_error():
         scheduler.step()
 
 
-# ------------------------------------------------------------------------------------------------------- clipping
-
-
 def drawn(dtype, scale=1.0):
     rng = np.random.default_rng(0)
     shapes = {"a": (300, 41), "b": (), "c": (0, 3), "d": (7,)}

@@ -100,9 +100,6 @@ test_errors_say_what_was_given = refusals(
 )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------- inverted masks
-
-
 def masked_calls():
     """Every way to give a layer a mask that says what to ignore."""
     x = RNG.standard_normal((2, 5, 6))

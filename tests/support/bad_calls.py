@@ -212,7 +212,6 @@ BAD = [
     Bad("length beyond any", SIZE, None, {"query": huge(1, 1), "key": huge(2**50, 1), "value": huge(2**50, 1)}),
 ]  # fmt: skip
 
-# ----------------------------------------------------------------------------------------------- of packed sequences
 
 PACKED = {
     "query": array((5, 4, 4)), "key": array((7, 4, 4)), "value": array((7, 4, 4)),

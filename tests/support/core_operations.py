@@ -17,8 +17,6 @@ from selfattn.engine import transformer as engine
 from selfattn.engine.decoder import Decoder, DecoderCache
 from selfattn.engine.weights import QUANTS, Compact, multiply, rounded
 
-# ---------------------------------------------------------------------------------------------------------- refused
-
 
 def raised(function, arguments):
     """What a call raises, unless there is no memory to say it. (pytest.raises would keep more than what is looked for.)"""
@@ -144,9 +142,6 @@ def wrong_transformers(d):
     ]  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------- sums, rounding, the machine
-
-
 def rounding(d):
     x, whole, strided = d.normal(40, 64), np.zeros((40, 64), BFLOAT16), d.normal(64, 40).T
 
@@ -180,9 +175,6 @@ def machine(d):
         return errors, asked
 
     return call, []
-
-
-# -------------------------------------------------------------------------------- the transformer and weights of few bits
 
 
 def transformer(d, number, dropout=False):

@@ -166,9 +166,6 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
     return buffer.getvalue()
 
 
-# -------------------------------------------------------------------------------------------------------- folders
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

@@ -43,7 +43,6 @@ def random_mask(rng, shape, dtype):
     return np.asarray(np.where(closed, -np.inf, rng.standard_normal(shape))).astype(dtype)
 
 
-# ---------------------------------------------------------------------------------------------------- layouts
 # Each takes an array and returns one of equal values that lies differently in memory.
 
 
@@ -99,7 +98,6 @@ OWN = [heads_inside, negative, last_axis_strided, long_rows, unaligned, record_f
 LAYOUTS = {"fortran": np.asfortranarray} | {layout.__name__: layout for layout in OWN}
 
 
-# ---------------------------------------------------------------------------------------------------- options
 # Name -> a function of (lead, L, S, rng) that gives keyword arguments.
 
 OPTIONS = {

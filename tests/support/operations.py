@@ -382,9 +382,6 @@ def rows(d, name=None):
     return call, [x, dy, *arguments]
 
 
-# ------------------------------------------------------------------------------------------------------------- steps
-
-
 def parameters_of(d, plain=True):
     grown = {"w": d.normal(40, 20), "v": d.normal(300)}
     return grown if plain else {name: x[::-1] for name, x in grown.items()}

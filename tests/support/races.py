@@ -34,8 +34,6 @@ def normal(*shape):
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-# -------------------------------------------------------------------------------------------------------- threads
-
 failures = []
 
 

@@ -117,9 +117,6 @@ def test_a_function_as_loss():
     assert seen == [3, 1, 2, 5] and model.v == 1
 
 
-# -------------------------------------------------------------------------------------------------- the sources
-
-
 def draw(rng):
     chosen = rng.integers(0, 24, 4)
     return X[chosen], Y[chosen]
@@ -243,9 +240,6 @@ def test_gradients_that_a_loss_keeps_are_not_written_to(options):
     assert kept["w"] is batches[1]
 
 
-# ------------------------------------------------------------------------------- schedule, clipping, validation
-
-
 def test_schedule_and_clipping():
     ours, theirs, told = make_model(), make_model(), []
 
@@ -313,8 +307,6 @@ def test_validation_changes_nothing():
     validated = fit(make_model(0.5), EXAMPLES, **options, validation=EXAMPLES, validate_every=1)
     assert plain.step_losses == validated.step_losses
 
-
-# ------------------------------------------------------------------------------------------------------ continuing
 
 SCHEDULERS = {
     "none": None,
@@ -428,9 +420,6 @@ def test_a_file_of_what_a_digest_is_of():
     assert digest(np.ones((4, 2))[::2]) == digest(np.ones((2, 2)))
 
 
-# -------------------------------------------------------------------------------------------------------- lines
-
-
 def lines(capsys, monkeypatch, source, **options):
     """What is printed when a step takes half a second."""
     clock = itertools.count(0, 0.5)
@@ -481,8 +470,6 @@ def test_a_resumed_training_says_where_it_goes_on(tmp_path, capsys):
 def test_durations(seconds, written):
     assert progress.duration(seconds) == written
 
-
-# ------------------------------------------------------------------------------------------------------- errors
 
 BAD = [
     ({"batches": []}, ValueError, "batches is empty"),
