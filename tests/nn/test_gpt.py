@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, check_gradients, perturbed
+from nn_checks import assert_close, check_gradients, perturbed, torch_gpt
 from refusals import refusals
 
 from selfattn import nn, reference
@@ -124,39 +124,13 @@ def test_gradients_are_finite_differences(kind):
     check_gradients(loose, logits)
 
 
-def torch_gpt(torch, dim_feedforward=4 * D, activation="gelu", norm_first=True, tie_word_embeddings=True):
-    """Make nn.GPT of PyTorch's modules, with the same names."""
-    options = {"batch_first": True, "norm_first": norm_first}
-
-    class TorchGPT(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.token_embedding = torch.nn.Embedding(V, D)
-            self.position_embedding = torch.nn.Embedding(LONGEST, D)
-            layer = torch.nn.TransformerEncoderLayer(D, HEADS, dim_feedforward, 0.0, activation, **options)
-            self.layers = torch.nn.ModuleList([layer, copy.deepcopy(layer)])
-            self.norm = torch.nn.LayerNorm(D) if norm_first else None
-            self.head = torch.nn.Linear(D, V, bias=False)
-            if tie_word_embeddings:
-                self.head.weight = self.token_embedding.weight
-
-        def forward(self, ids):
-            n = ids.shape[1]
-            x = self.token_embedding(ids) + self.position_embedding(torch.arange(n))
-            mask = torch.ones(n, n, dtype=torch.bool).triu(1)
-            for layer in self.layers:
-                x = layer(x, mask)
-            return self.head(x if self.norm is None else self.norm(x))
-
-    return TorchGPT()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["GPT-2", "norms last, relu, a head of its own"])
 def test_numbers_and_gradients_are_pytorchs(kind, dtype):
     torch = pytest.importorskip("torch")
     ours = make(kind, dtype=dtype)
-    theirs = torch_gpt(torch, **KINDS[kind]).to(getattr(torch, dtype))
+    options = {"activation": "gelu", "norm_first": True, "dim_feedforward": 4 * D} | KINDS[kind]
+    theirs = torch_gpt(V, D, 2, HEADS, LONGEST, **options).to(getattr(torch, dtype))
     theirs.load_state_dict({name: torch.tensor(own) for name, own in ours.state_dict().items()})
     assert list(theirs.state_dict()) == list(ours.state_dict())
     ids = torch.tensor(BATCH)

@@ -279,9 +279,6 @@ def change_checkpoint(content: bytes, draw: random.Random) -> bytes:
     return change_safetensors(content, draw)
 
 
-# ------------------------------------------------------------------------------------------------------- commands
-
-
 def run(*arguments: object) -> tuple[int, str]:
     """Run a command, which returns 0, or says what is wrong; return its status and what it printed."""
     out, err = io.StringIO(), io.StringIO()

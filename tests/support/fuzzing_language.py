@@ -14,7 +14,6 @@ from language_folders import MERGES, TEMPLATE, make_tokenizer
 
 from selfattn import models
 
-# ----------------------------------------------------------------------------------------------------------- folders
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2,
@@ -180,8 +179,6 @@ def read_template(folder: Path, content: bytes) -> None:
         use(lambda chat: found.append(model.chat_prompt(chat)), each)  # noqa: B023 it is called here
         assert all(isinstance(text, str) and len(text) <= 20_000_000 for text in found)
 
-
-# --------------------------------------------------------------------------------------------------------------- GGUF
 
 SIZES = {"d": 32, "heads": 4, "keys": 2, "wide": 64, "layers": 1, "longest": 64}
 NUMBERS_OF_KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}

@@ -58,3 +58,37 @@ def assert_close(got, expected, dtype, n, what=""):
     tolerance = 1e-12 if dtype == "float64" else 8 * math.sqrt(n) * float(np.finfo(np.float32).eps)
     size = max(1.0, float(np.abs(expected).max(initial=0)))
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * size, err_msg=what)
+
+
+def torch_gpt(
+    vocabulary, d, layers, heads, longest, *, dim_feedforward, activation="gelu", norm_first=True, tie_word_embeddings=True
+):  # fmt: skip
+    """Make nn.GPT of PyTorch's modules, with the same names."""
+    torch = pytest.importorskip("torch")
+
+    class TorchGPT(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token_embedding = torch.nn.Embedding(vocabulary, d)
+            self.position_embedding = torch.nn.Embedding(longest, d)
+            made = [
+                torch.nn.TransformerEncoderLayer(
+                    d, heads, dim_feedforward, 0.0, activation, batch_first=True, norm_first=norm_first
+                )
+                for _ in range(layers)
+            ]
+            self.layers = torch.nn.ModuleList(made)
+            self.norm = torch.nn.LayerNorm(d) if norm_first else None
+            self.head = torch.nn.Linear(d, vocabulary, bias=False)
+            if tie_word_embeddings:
+                self.head.weight = self.token_embedding.weight
+
+        def forward(self, ids):
+            n = ids.shape[1]
+            x = self.token_embedding(ids) + self.position_embedding(torch.arange(n))
+            mask = torch.ones(n, n, dtype=torch.bool).triu(1)
+            for layer in self.layers:
+                x = layer(x, mask)
+            return self.head(x if self.norm is None else self.norm(x))
+
+    return TorchGPT()
