@@ -14,7 +14,6 @@ from language_folders import MERGES, TEMPLATE, make_tokenizer
 
 from selfattn import models
 
-
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12, "max_position_embeddings": 64,
