@@ -83,7 +83,13 @@ def _sgd_step(
     gradients: list[Array],
     means: list[Array] | None,
     steps: list[int],
-    *options: Any,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    targets: list[Array | None] | None = None,
+    /,
 ) -> None: ...
 def _adam_step(
     parameters: list[Array],
@@ -91,7 +97,14 @@ def _adam_step(
     means: list[Array],
     squares: list[Array],
     steps: list[int],
-    *options: Any,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    targets: list[Array | None] | None = None,
+    /,
 ) -> None: ...
 def _scale(arrays: tuple[Array, ...], factors: tuple[float, ...], /) -> None: ...
 def _are_plain(parameters: list[Any], gradients: list[Any], /) -> bool: ...
