@@ -6,7 +6,7 @@ tests/kernels/test_instruction_sets.py. Edges: test_edges.py. Bounds: tolerances
 
 import numpy as np
 import pytest
-from inputs import FLOAT_IDS, FLOATS, random_inputs, random_mask
+from inputs import FLOAT_IDS, FLOATS, LAYOUTS, random_inputs, random_mask
 from tolerances import finfo
 
 import selfattn as sa
@@ -25,6 +25,15 @@ def test_bytes_other_than_one_in_a_boolean_mask_mean_true(isa):
     mask = random_mask(np.random.default_rng(1), (5, 70), np.bool_)
     odd = (mask * np.uint8(0xFE)).view(np.bool_)
     assert bits(attend(*arrays, odd)) == bits(attend(*arrays, mask))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_inputs_and_masks(isa, name):
+    for kind in (np.dtype(np.bool_), *FLOATS):
+        mask = random_mask(np.random.default_rng(6), (2, 3, 33, 150), kind)
+        arrays = random_inputs((2, 3, 33, 8), 150)
+        got = attend(*map(LAYOUTS[name], arrays), LAYOUTS[name](mask))
+        np.testing.assert_array_equal(got, attend(*arrays, mask), err_msg=f"{kind}")
 
 
 @floats

@@ -54,9 +54,6 @@ def scaled(x, factor):
     return (x.astype(np.float64) * factor).astype(x.dtype)
 
 
-# ------------------------------------------------------------------------------------------------------- sizes
-
-
 @floats
 def test_sizes_at_which_kernels_change_their_way(dtype):
     cases = covering(
@@ -223,8 +220,6 @@ def test_gradients_anywhere_in_a_cache_line(isa, shift):
         assert_true_gradients(got, true_gradients(arrays, {}, out))
 
 
-# ------------------------------------------------------------------------------------------------ sizes of numbers
-
 # Around the least and the largest number, and where three bfloat16 or a product of pairs no longer hold them.
 MAGNITUDES = {
     "float16": [2.0**-24, 1023 * 2.0**-24, 2.0**-14, 65504.0],
@@ -356,9 +351,6 @@ def test_a_weight_of_one_is_exact(dtype):
                 assert attend(query, key, value, **options).tobytes() == value.tobytes(), isa
 
 
-# -------------------------------------------------------------------------------------------------- not finite
-
-
 SEEN_BY_SOME = [
     {},
     {"is_causal": True},
@@ -456,9 +448,6 @@ def test_products_that_overflow_do_what_arithmetic_does(isa):
     assert not np.isfinite(dq[0, 20]).any() and np.isfinite(np.delete(dq[0], 20, axis=0)).all()
     assert not np.isfinite(dk[0, 33]).any()
     assert np.isfinite(dv).all()
-
-
-# --------------------------------------------------------------------------------- which products are in use
 
 
 @pytest.mark.parametrize(
