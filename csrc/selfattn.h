@@ -73,7 +73,7 @@ typedef struct {
     bool gaps;        /* some class has more than one run */
     sa_tensor prefix; /* int64 scalars per leading index, ≥ 0 */
     ptrdiff_t diagonal;
-    double share; /* of pairs that are open, roughly */
+    double open_fraction; /* of pairs that are open, roughly */
 } sa_block_mask;
 
 /* Stops a long call. Any thread may set cancelled, atomically. Between tasks the calling thread calls poll, unless NULL. */
@@ -165,7 +165,7 @@ typedef struct {
     ptrdiff_t group, groups, rows, block_rows, blocks;
     ptrdiff_t key_ranges, row_ranges;   /* of a group */
     ptrdiff_t range_keys, range_blocks; /* the most of a range */
-    ptrdiff_t unit_blocks;              /* a row range is a multiple of this */
+    ptrdiff_t grain_blocks;             /* a row range is a multiple of this */
     ptrdiff_t sharing, together;        /* groups that share a float mask; those that work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
     ptrdiff_t delta_count;

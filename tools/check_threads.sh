@@ -36,8 +36,8 @@ print(sysconfig.get_config_var("PY_CFLAGS"), "free" * bool(sysconfig.get_config_
         ;;
     *) runtime=$(gcc -print-file-name=libtsan.so) ;;
 esac
-# SA_TAKE_TURNS: even short tasks go to several threads.
-TSAN_OPTIONS=report_bugs=0 CFLAGS="${CFLAGS:-} -DSA_TAKE_TURNS" SELFATTN_SANITIZE=thread \
+# SA_SHOW_RACES: even short tasks go to several threads.
+TSAN_OPTIONS=report_bugs=0 CFLAGS="${CFLAGS:-} -DSA_SHOW_RACES" SELFATTN_SANITIZE=thread \
     $fixed "$python" setup.py --quiet build_ext --inplace
 if run planted >"$directory/planted.log" 2>&1 || ! grep -q "data race" "$directory/planted.log"; then
     cat "$directory/planted.log"

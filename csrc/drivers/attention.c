@@ -91,17 +91,17 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     if (plan->chunks > 1 && !sa_multiply(tasks, partial_bytes(a, plan) + sizeof(ptrdiff_t), &plan->partial_bytes)) {
         return SA_TOO_LARGE;
     }
-    const double work = (double)rows * (double)a->S * (double)(a->E + a->Dv + 16) * sa_open_share(a);
+    const double work = (double)rows * (double)a->S * (double)(a->E + a->Dv + 16) * sa_open_fraction(a);
     plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, (double)tasks, max_threads);
     return SA_OK;
 }
 
-double sa_open_share(const sa_attention *a) {
-    double share = 1;
+double sa_open_fraction(const sa_attention *a) {
+    double fraction = 1;
     for (int m = 0; m < a->block_mask_count; ++m) {
-        share = a->block_masks[m].share < share ? a->block_masks[m].share : share;
+        fraction = a->block_masks[m].open_fraction < fraction ? a->block_masks[m].open_fraction : fraction;
     }
-    return share;
+    return fraction;
 }
 
 /* ---- blocks: each row, and the keys that it may see ----------------------------------------------------------------- */
@@ -254,8 +254,8 @@ static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, s
     for (ptrdiff_t head = group * G; head < group * G + G && a->key_lengths.m.data; ++head) {
         b->keys = sa_larger(b->keys, count_of(a, &a->key_lengths, head, 0));
     }
-    b->cache_from = b->ahead = b->keys_ahead = 0;
-    b->cache_holds = b->fetches = b->far = false;
+    b->copied_from = b->ahead = b->keys_ahead = 0;
+    b->holds_copies = b->fetches = b->far = false;
     b->mask_far = a->mask.m.data && is_mask_far(a);
     b->whole = rows->count == G * a->L;
     b->first_chunk = true;
@@ -387,11 +387,11 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
     ptrdiff_t chunk, block;
     const ptrdiff_t group = sa_divide(sa_divide(t, plan->chunks, &chunk), plan->blocks, &block), most = plan->block_rows;
     const ptrdiff_t first = (plan->blocks - 1 - block) * most, end = sa_smaller(first + most, plan->rows);
-    const ptrdiff_t keys = group * plan->chunks + chunk;
+    const ptrdiff_t number = group * plan->chunks + chunk;
     sa_stretches *stretches = &held->stretches;
-    if (held->keys != keys) {
+    if (held->chunk != number) {
         *stretches = plan->chunks == 1 ? sa_find_stretches(a, plan->group, group) : (sa_stretches){.mask = NULL};
-        held->keys = keys;
+        held->chunk = number;
         held->from = -1;
     }
     for (ptrdiff_t key, from = first; (from = sa_block_begin(stretches, from, most, plan->rows, &key)) < end;) {
@@ -399,10 +399,10 @@ void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptr
         sa_block b;
         const ptrdiff_t to = sa_block_end(stretches, from, sa_smaller(from + most, plan->rows));
         sa_describe_block(a, plan->group, group, from, to - from, &rows, &b);
-        b.cache_from = plan->chunks > 1 ? chunk * plan->chunk_keys : sa_smaller(sa_tiles_from(a, key), b.begin);
-        b.cache_holds = held->from == b.cache_from;
-        held->from = b.cache_from;
-        b.fetches = plan->large && !b.cache_holds;
+        b.copied_from = plan->chunks > 1 ? chunk * plan->chunk_keys : sa_smaller(sa_tiles_from(a, key), b.begin);
+        b.holds_copies = held->from == b.copied_from;
+        held->from = b.copied_from;
+        b.fetches = plan->large && !b.holds_copies;
         b.far = plan->far;
         look_ahead(a, plan, t, &b);
         if (plan->chunks > 1) {
@@ -472,7 +472,7 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
         const ptrdiff_t block = t / plan->chunks;
         if (__atomic_add_fetch(&chunks_ended(run->a, plan, run->partial)[block], 1, __ATOMIC_ACQ_REL) == plan->chunks) {
             sa_attention_merge_task(run->a, plan, block, scratch, run->partial);
-            held->keys = -1; /* the scratch had other uses */
+            held->chunk = -1; /* the scratch had other uses */
         }
     }
 }
@@ -481,7 +481,7 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
 static void run_tasks(void *call, int thread, int team) {
     const forward_run *run = call;
     char *scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;
-    sa_held held = {.keys = -1};
+    sa_held held = {.chunk = -1};
     if (team == 1) { /* spares a tiny call the atomics */
         for (ptrdiff_t t = 0; t < run->plan->tasks; ++t) {
             run_task(run, t, scratch, &held);

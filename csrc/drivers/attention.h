@@ -61,14 +61,14 @@ sa_run sa_block_keys(const sa_stretches *s, ptrdiff_t from, ptrdiff_t to, ptrdif
 
 /* What a thread keeps between tasks: copied keys, and stretches. */
 typedef struct {
-    ptrdiff_t keys, from; /* the group (or chunk) and first key of copied keys; −1: none */
+    ptrdiff_t chunk, from; /* the group (or chunk) and first key of copied keys; −1: none */
     sa_stretches stretches;
 } sa_held;
 
 #define SA_WORK_PER_THREAD 98304.0
 
 /* The share of pairs that the strictest block mask opens. */
-double sa_open_share(const sa_attention *a);
+double sa_open_fraction(const sa_attention *a);
 
 /* Runs task t: the blocks that begin in its rows; merges the chunks of block t. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
@@ -78,7 +78,7 @@ void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *pla
 
 /* The pass of a mask's gradient by itself. */
 typedef struct {
-    ptrdiff_t owners, key_ranges, keys, heads; /* keys of a range */
+    ptrdiff_t owners, key_ranges, range_keys, heads; /* keys of a range */
     ptrdiff_t tasks;
 } sa_mask_plan;
 

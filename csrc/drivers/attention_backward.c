@@ -79,13 +79,13 @@ static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan
         const ptrdiff_t n = groups_along(a, axis, &inside);
         sharing *= with_mask && g->dmask.lead_stride[axis] == 0 ? n : 1;
     }
-    const ptrdiff_t unit = plan->group / common_divisor(plan->group, plan->block_rows);
+    const ptrdiff_t grain = plan->group / common_divisor(plan->group, plan->block_rows);
     const bool rows_share = with_mask && a->L > 1 && g->dmask.m.row_stride == 0;
     const bool ranges_share = with_mask && plan->key_ranges > 1 && g->dmask.m.col_stride == 0;
-    plan->mask_apart = rows_share || ranges_share || (sharing > 1 && plan->blocks <= unit);
+    plan->mask_apart = rows_share || ranges_share || (sharing > 1 && plan->blocks <= grain);
     plan->sharing = plan->mask_apart ? 1 : sharing;
-    plan->unit_blocks = plan->sharing > 1 ? unit : 1;
-    plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->unit_blocks));
+    plan->grain_blocks = plan->sharing > 1 ? grain : 1;
+    plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->grain_blocks));
 }
 
 /* Whether rows share elements of the mask's gradient, which are summed in scratch. */
@@ -101,28 +101,29 @@ static bool are_to_follow(const sa_attention *a, const sa_backward_plan *plan) {
 
 static void plan_rotation(const sa_attention_gradients *g, sa_backward_plan *plan) {
     plan_sharing(g, plan);
-    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks), least_tasks = sa_smaller(plan->sharing, SA_FEW_TASKS);
+    const ptrdiff_t grains = sa_ceil_div(plan->blocks, plan->grain_blocks),
+                    least_tasks = sa_smaller(plan->sharing, SA_FEW_TASKS);
     const bool wait = g->dmask.m.data && plan->sharing > 1;
     plan->together = plan->sharing;
     plan->turns_at_once = 1;
     plan->follow = are_to_follow(g->a, plan);
     if (plan->follow) {
-        plan->row_ranges = g->only_turns ? sa_smaller(units, SA_FEW_TASKS) : 1;
+        plan->row_ranges = g->only_turns ? sa_smaller(grains, SA_FEW_TASKS) : 1;
         plan->turns = g->only_turns ? plan->sharing + plan->row_ranges - 1 : 1;
     } else {
-        plan->row_ranges = plan->key_ranges > least_tasks ? plan->key_ranges : sa_smaller(least_tasks, units);
+        plan->row_ranges = plan->key_ranges > least_tasks ? plan->key_ranges : sa_smaller(least_tasks, grains);
         plan->together = wait ? sa_smaller(plan->sharing, plan->row_ranges) : plan->sharing;
         plan->turns_at_once = wait || plan->key_ranges > 1 ? 1 : plan->row_ranges;
         plan->turns = sa_ceil_div(plan->sharing, plan->together) * plan->row_ranges / plan->turns_at_once;
     }
     plan->tasks = plan->groups / plan->sharing * plan->together * plan->key_ranges;
-    plan->range_blocks = sa_ceil_div(units, plan->row_ranges) * plan->unit_blocks;
+    plan->range_blocks = sa_ceil_div(grains, plan->row_ranges) * plan->grain_blocks;
     plan->range_keys = sa_ceil_div(sa_ceil_div(g->a->S, plan->key_ranges), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
 }
 
 static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t range) {
-    const ptrdiff_t units = sa_ceil_div(plan->blocks, plan->unit_blocks);
-    return sa_smaller(range * units / plan->row_ranges * plan->unit_blocks, plan->blocks);
+    const ptrdiff_t grains = sa_ceil_div(plan->blocks, plan->grain_blocks);
+    return sa_smaller(range * grains / plan->row_ranges * plan->grain_blocks, plan->blocks);
 }
 
 /* Whether rows are far apart or, if `lines`, begin inside cache lines. */
@@ -176,7 +177,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     const size_t gathered = gathered_bytes(g, plan);
     plan->gathered_at = gathered > 0 ? take(plan, gathered) : 0;
     plan->mask_sums_at = take(plan, sums_mask_apart(g, plan) ? SA_MASK_KEYS * sa_element_size(a->f64) : 0);
-    const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_share(a);
+    const double work = (double)rows * (double)a->S * (double)(3 * a->E + 2 * a->Dv + 32) * sa_open_fraction(a);
     const double tasks = g->dmask.m.data && plan->mask_apart ? HUGE_VAL : (double)plan->tasks;
     plan->threads = sa_threads_for(work, SA_WORK_PER_THREAD, tasks, max_threads);
     plan->done_at = take(plan, plan->threads > 1 ? (size_t)sa_ceil_div(plan->tasks, plan->threads) * sizeof(ptrdiff_t) : 0);
@@ -273,7 +274,7 @@ static bool wants_rows_or_keys(const sa_attention_gradients *g) {
 
 /* Blocks end at the same rows in all groups that take turns, so that no two groups add to the same rows of the mask. */
 static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
-    bool alike = plan->unit_blocks == 1;
+    bool alike = plan->grain_blocks == 1;
     for (int m = 0; m < g->a->block_mask_count; ++m) {
         for (int axis = 0; axis < g->a->n_lead; ++axis) {
             alike &= g->a->block_masks[m].classes.lead_stride[axis] == 0;
@@ -292,20 +293,20 @@ typedef struct {
     ptrdiff_t *done;
 } range_state;
 
-/* Takes a block's keys in pieces, so that few rows with a million keys see Ctrl-C. Kernels copy whole tiles from cache_from
+/* Takes a block's keys in pieces, so that few rows with a million keys see Ctrl-C. Kernels copy whole tiles from copied_from
  * on, so all pieces but the first begin with one; with gaps nothing is copied. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
     const ptrdiff_t at_once = sa_larger(tiles, 1) * SA_KEYS_PER_TILE, end = b->b.end;
-    const ptrdiff_t into_tile = b->b.rows->gaps > 0 ? 0 : (b->b.begin - b->b.cache_from) % SA_KEYS_PER_TILE;
+    const ptrdiff_t into_tile = b->b.rows->gaps > 0 ? 0 : (b->b.begin - b->b.copied_from) % SA_KEYS_PER_TILE;
     for (ptrdiff_t next, key = b->b.begin; key < end && !sa_cancelled(a); key = next) {
         sa_backward_block some = *b;
         next = key + at_once - (key == b->b.begin ? into_tile : 0);
         keep_keys(&some.b, key, sa_smaller(next, end));
         if (some.b.begin < some.b.end) {
             sa_kernels_for(a->f64)->attention_backward(&some, scratch);
-            b->b.cache_holds = true;
+            b->b.holds_copies = true;
         }
     }
 }
@@ -320,9 +321,9 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
     b.with_mask &= !plan->mask_apart;
     b.mask_only = !wants_rows_or_keys(g);
     keep_keys(&b.b, at->key, at->end);
-    b.b.cache_from = sa_smaller(sa_larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
-    b.b.cache_holds = at->copied_from == b.b.cache_from;
-    b.b.fetches = plan->large && fresh && !b.b.cache_holds;
+    b.b.copied_from = sa_smaller(sa_larger(sa_tiles_from(g->a, first_key), at->key), b.b.begin);
+    b.b.holds_copies = at->copied_from == b.b.copied_from;
+    b.b.fetches = plan->large && fresh && !b.b.holds_copies;
     if (b.b.begin >= b.b.end || sa_cancelled(g->a)) {
         return;
     }
@@ -333,7 +334,7 @@ static void work_on_block(const sa_attention_gradients *g, const sa_backward_pla
         }
     }
     at->held = true;
-    at->copied_from = b.b.cache_from;
+    at->copied_from = b.b.copied_from;
     work_on_keys(&b, scratch);
 }
 
@@ -393,14 +394,14 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
     if (!g->dmask.m.data || !plan->mask_apart) {
         return (sa_mask_plan){0};
     }
-    sa_mask_plan m = {.owners = 1, .key_ranges = 1, .keys = a->S, .heads = 1};
+    sa_mask_plan m = {.owners = 1, .key_ranges = 1, .range_keys = a->S, .heads = 1};
     for (int axis = 0; axis < a->n_lead; ++axis) {
         m.heads *= a->lead[axis];
         m.owners *= g->dmask.lead_stride[axis] != 0 ? a->lead[axis] : 1;
     }
     if (g->dmask.m.col_stride != 0) {
-        m.keys = SA_MASK_KEYS;
-        m.key_ranges = sa_ceil_div(a->S, m.keys);
+        m.range_keys = SA_MASK_KEYS;
+        m.key_ranges = sa_ceil_div(a->S, m.range_keys);
     }
     m.tasks = m.owners * m.key_ranges;
     return m;
@@ -453,8 +454,8 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
         b.dmask_key = apart ? key : 0;
         b.mask_only = true;
         keep_keys(&b.b, key, end);
-        b.b.cache_from = key;
-        b.b.cache_holds = held;
+        b.b.copied_from = key;
+        b.b.holds_copies = held;
         if (b.b.begin < b.b.end) {
             held = true;
             sa_kernels_for(a->f64)->attention_backward(&b, scratch);
@@ -468,7 +469,8 @@ static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan
 
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,
                            char *scratch) {
-    const ptrdiff_t owner = t / m->key_ranges, key = t % m->key_ranges * m->keys, end = sa_smaller(key + m->keys, g->a->S);
+    const ptrdiff_t owner = t / m->key_ranges, key = t % m->key_ranges * m->range_keys,
+                    end = sa_smaller(key + m->range_keys, g->a->S);
     for (ptrdiff_t head = 0; head < m->heads; ++head) {
         if (owns(g, owner, head)) {
             mask_of_head(g, plan, head, key, end, scratch);

@@ -280,26 +280,26 @@ void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdi
     }
 }
 
-static ptrdiff_t groups_of(const sa_linear *l) {
-    ptrdiff_t groups = 0;
+static ptrdiff_t strips_of(const sa_linear *l) {
+    ptrdiff_t strips = 0;
     for (int which = 0; which < l->count; ++which) {
-        groups += sa_ceil_div(l->out[which], SA_WEIGHT_ROWS);
+        strips += sa_ceil_div(l->out[which], SA_WEIGHT_ROWS);
     }
-    return groups;
+    return strips;
 }
 
 static ptrdiff_t weight_tasks(const sa_linear *l, int threads) {
-    return splits(l, l->in) ? sa_smaller(threads, groups_of(l)) : groups_of(l);
+    return splits(l, l->in) ? sa_smaller(threads, strips_of(l)) : strips_of(l);
 }
 
-/* One group of a weight's rows, from row `from` of x on. */
-static void weight_gradient(const sa_linear_gradients *g, ptrdiff_t group, ptrdiff_t from, bool again, void *scratch) {
+/* SA_WEIGHT_ROWS of a weight's rows, from row `from` of x on. */
+static void weight_gradient(const sa_linear_gradients *g, ptrdiff_t strip, ptrdiff_t from, bool again, void *scratch) {
     const sa_linear *l = g->l;
     int which = 0;
-    for (ptrdiff_t groups; group >= (groups = sa_ceil_div(l->out[which], SA_WEIGHT_ROWS)); ++which) {
-        group -= groups;
+    for (ptrdiff_t strips; strip >= (strips = sa_ceil_div(l->out[which], SA_WEIGHT_ROWS)); ++which) {
+        strip -= strips;
     }
-    const ptrdiff_t out = l->out[which], row = group * SA_WEIGHT_ROWS;
+    const ptrdiff_t out = l->out[which], row = strip * SA_WEIGHT_ROWS;
     const sa_product product = {.m = sa_smaller(out - row, SA_WEIGHT_ROWS),
                                 .n = sa_smaller(l->rows - from, SA_SUM_ROWS),
                                 .width = l->in,
@@ -328,13 +328,13 @@ ptrdiff_t sa_linear_parameter_tasks(const sa_linear_gradients *g, int threads) {
 
 void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff_t t, void *scratch) {
     const sa_linear *l = g->l;
-    const ptrdiff_t groups = groups_of(l), tasks = weight_tasks(l, threads);
+    const ptrdiff_t strips = strips_of(l), tasks = weight_tasks(l, threads);
     if (t < tasks) {
-        const ptrdiff_t first = groups * t / tasks, end = groups * (t + 1) / tasks;
+        const ptrdiff_t first = strips * t / tasks, end = strips * (t + 1) / tasks;
         ptrdiff_t from = 0;
         do {
-            for (ptrdiff_t group = first; group < end; ++group) {
-                weight_gradient(g, group, from, group > first, scratch);
+            for (ptrdiff_t strip = first; strip < end; ++strip) {
+                weight_gradient(g, strip, from, strip > first, scratch);
             }
             from += SA_SUM_ROWS;
         } while (from < l->rows);

@@ -20,7 +20,7 @@
 
 /* Elements before a sequence's keys of a layer, or its values. */
 static ptrdiff_t cache_at(const sa_pass *p, ptrdiff_t sequence) {
-    return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_keys_of(sa_layer_of(p));
+    return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_key_width(sa_layer_of(p));
 }
 
 /* data may be NULL while a call is planned. */
@@ -35,26 +35,27 @@ static sa_tensor heads_tensor(const sa_transformer *e, char *data, ptrdiff_t at,
 static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t group = l->heads / l->key_heads, queries = sa_queries_of(l), past = sa_past_of(e, sequence);
+    const ptrdiff_t group = l->heads / l->key_heads, query_width = sa_query_width(l), past = sa_past_of(e, sequence);
     const ptrdiff_t at = cache_at(p, sequence), of_head = e->cache.capacity * l->width;
-    *a = (sa_attention){.L = sa_length_of(e, sequence),
-                        .S = past + sa_length_of(e, sequence),
-                        .E = l->width,
-                        .Dv = l->width,
-                        .n_lead = 2,
-                        .lead = {l->key_heads, group},
-                        .gqa = 1,
-                        .f64 = e->f64,
-                        .query = heads_tensor(e, p->f.array[SA_QUERIES], row * queries, queries, group * l->width, l->width),
-                        .out = heads_tensor(e, p->f.array[SA_ATTENDED], row * queries, queries, group * l->width, l->width),
-                        .key = heads_tensor(e, e->cache.keys, at, l->width, of_head, 0),
-                        .value = heads_tensor(e, e->cache.values, at, l->width, of_head, 0),
-                        .scale = l->scale,
-                        .softcap = l->softcap,
-                        .causal = true,
-                        .diagonal = past,
-                        .window_left = l->window_left,
-                        .window_right = l->window_right};
+    *a = (sa_attention){
+        .L = sa_length_of(e, sequence),
+        .S = past + sa_length_of(e, sequence),
+        .E = l->width,
+        .Dv = l->width,
+        .n_lead = 2,
+        .lead = {l->key_heads, group},
+        .gqa = 1,
+        .f64 = e->f64,
+        .query = heads_tensor(e, p->f.array[SA_QUERIES], row * query_width, query_width, group * l->width, l->width),
+        .out = heads_tensor(e, p->f.array[SA_ATTENDED], row * query_width, query_width, group * l->width, l->width),
+        .key = heads_tensor(e, e->cache.keys, at, l->width, of_head, 0),
+        .value = heads_tensor(e, e->cache.values, at, l->width, of_head, 0),
+        .scale = l->scale,
+        .softcap = l->softcap,
+        .causal = true,
+        .diagonal = past,
+        .window_left = l->window_left,
+        .window_right = l->window_right};
 }
 
 static bool are_alike(const sa_layer *a, const sa_layer *b) {
@@ -131,8 +132,8 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
     const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
     const ptrdiff_t most = compact ? SA_COMPACT_SHARE_TOKENS : SA_SHARE_TOKENS;
-    const ptrdiff_t turns = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
-    plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(turns * threads, few));
+    const ptrdiff_t each = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
+    plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(each * threads, few));
     if (threads > 1) {
         plan->share_tokens = sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
     }
@@ -171,7 +172,7 @@ static ptrdiff_t task_rows(const sa_pass *p, ptrdiff_t t, ptrdiff_t *row) {
 
 /* y = norm(x + added), for rows from row `row` of the frame on. */
 static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdiff_t rows, const char *x, const char *added,
-                     char *unit, char *scale, char *y) {
+                     char *scaled, char *scale, char *y) {
     const sa_transformer *e = p->e;
     const ptrdiff_t at = sa_bytes(e, row * e->d);
     const sa_norm_rows n = {.rows = rows,
@@ -182,7 +183,7 @@ static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdi
                             .bias = norm->bias,
                             .x = x + at,
                             .added = added == NULL ? NULL : added + at,
-                            .unit = unit + at,
+                            .scaled = scaled + at,
                             .scale = scale + sa_bytes(e, row),
                             .y = y + at};
     sa_kernels_for(e->f64)->add_norm(&n);
@@ -194,8 +195,8 @@ static void enter(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t start = e->starts[p->from + t], length = sa_length_of(e, p->from + t), row = start - p->origin;
     const ptrdiff_t before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
     const char *positions = e->positions == NULL ? NULL : (const char *)e->positions + before;
-    char *scale, *unit = sa_outer_unit(p, 0, &scale);
-    char *entered = (e->first_norm.weight == NULL ? p->f.array[SA_X] : unit) + sa_bytes(e, row * e->d);
+    char *scale, *scaled = sa_outer_scaled(p, 0, &scale);
+    char *entered = (e->first_norm.weight == NULL ? p->f.array[SA_X] : scaled) + sa_bytes(e, row * e->d);
     if (e->table == NULL) {
         memcpy(entered, (const char *)e->rows + sa_bytes(e, start * e->d), (size_t)sa_bytes(e, length * e->d));
     } else if (e->table_kind == SA_WEIGHTS_QUANTS) {
@@ -208,7 +209,7 @@ static void enter(const sa_pass *p, ptrdiff_t t) {
         sa_kernels_for(e->f64)->look_up(e->table, e->always, positions, e->ids + start, length, e->d, entered);
     }
     if (e->first_norm.weight != NULL) {
-        add_norm(p, &e->first_norm, row, length, unit, NULL, unit, scale, p->f.array[SA_X]);
+        add_norm(p, &e->first_norm, row, length, scaled, NULL, scaled, scale, p->f.array[SA_X]);
     }
 }
 
@@ -221,36 +222,36 @@ static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
 }
 
 /* A layer's norm: y = norm(x + added). */
-static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, const char *x, const char *added, int unit, char *y) {
+static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, const char *x, const char *added, int scaled, char *y) {
     const sa_layer *l = sa_layer_of(p);
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;
     const sa_norm norm = {l->weight[parameter], l->bias[parameter], l->eps[which], l->rms[which]};
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row);
-    add_norm(p, &norm, row, rows, x, added, p->f.array[unit], p->f.array[unit + 1], y);
+    add_norm(p, &norm, row, rows, x, added, p->f.array[scaled], p->f.array[scaled + 1], y);
 }
 
 static void norm_x(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, 0, p->f.array[SA_X], NULL, SA_UNIT, p->f.array[SA_NORMED]);
+    norm_rows(p, t, 0, p->f.array[SA_X], NULL, SA_SCALED, p->f.array[SA_NORMED]);
 }
 
 static void norm_s(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, 1, p->f.array[SA_S], NULL, SA_LAST_UNIT, p->f.array[SA_NORMED_S]);
+    norm_rows(p, t, 1, p->f.array[SA_S], NULL, SA_LAST_SCALED, p->f.array[SA_NORMED_S]);
 }
 
-/* The product has left x + output(…) in the unit; without a product the heads are added here. */
+/* The product has left x + output(…) in the scaled; without a product the heads are added here. */
 static void norm_attended(const sa_pass *p, ptrdiff_t t) {
     const sa_layer *l = sa_layer_of(p);
     char *s = sa_has_feed_forward(l) ? p->f.array[SA_S] : p->f.y;
     if (l->weight[SA_OUTPUT] == NULL) {
-        norm_rows(p, t, 0, p->f.array[SA_X], p->f.array[SA_ATTENDED], SA_UNIT, s);
+        norm_rows(p, t, 0, p->f.array[SA_X], p->f.array[SA_ATTENDED], SA_SCALED, s);
     } else {
-        norm_rows(p, t, 0, p->f.array[SA_UNIT], NULL, SA_UNIT, s);
+        norm_rows(p, t, 0, p->f.array[SA_SCALED], NULL, SA_SCALED, s);
     }
 }
 
 static void norm_last(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, 1, p->f.array[SA_LAST_UNIT], NULL, SA_LAST_UNIT, p->f.y);
+    norm_rows(p, t, 1, p->f.array[SA_LAST_SCALED], NULL, SA_LAST_SCALED, p->f.y);
 }
 
 static void rotate(const sa_pass *p, ptrdiff_t t) {
@@ -258,9 +259,9 @@ static void rotate(const sa_pass *p, ptrdiff_t t) {
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t row = row_of(p, p->from + t), length = sa_length_of(e, p->from + t);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_queries_of(l)), length, l->heads, l->width,
+    kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_query_width(l)), length, l->heads, l->width,
                           false);
-    kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * sa_keys_of(l)), length, l->key_heads, l->width,
+    kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * sa_key_width(l)), length, l->key_heads, l->width,
                           false);
 }
 
@@ -286,10 +287,10 @@ static void attend_to_own(const sa_pass *p) {
     if (l->rotary.rotated > 0) {
         sa_run_phase(p, p->to - p->from, rotate, SA_BY_ROWS);
     }
-    sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_TURNS);
+    sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_ANY_THREAD);
 }
 
-/* Turns the queries and the keys of a key head, and appends its keys and values. */
+/* Rotates the queries and the keys of a key head, and appends its keys and values. */
 static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
@@ -298,14 +299,14 @@ static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head
     const ptrdiff_t past = sa_past_of(e, sequence), half = l->rotary.rotated / 2, bytes = sa_bytes(e, l->width);
     const ptrdiff_t to = sa_bytes(e, cache_at(p, sequence)) + (key_head * e->cache.capacity + past) * bytes;
     for (ptrdiff_t r = 0; r < sa_length_of(e, sequence); ++r) {
-        const ptrdiff_t key = sa_bytes(e, (row + r) * sa_keys_of(l)) + key_head * bytes;
+        const ptrdiff_t key = sa_bytes(e, (row + r) * sa_key_width(l)) + key_head * bytes;
         if (half > 0) {
             const ptrdiff_t angle = sa_bytes(e, (past + r) * half);
-            const sa_rotary turn = {(const char *)l->rotary.cos + angle, (const char *)l->rotary.sin + angle, l->rotary.rotated,
-                                    l->rotary.interleaved};
-            const ptrdiff_t query = sa_bytes(e, (row + r) * sa_queries_of(l)) + key_head * group * bytes;
-            kernels->rotate_heads(&turn, p->f.array[SA_QUERIES] + query, 1, group, l->width, false);
-            kernels->rotate_heads(&turn, p->f.array[SA_KEYS] + key, 1, 1, l->width, false);
+            const sa_rotary rotary = {(const char *)l->rotary.cos + angle, (const char *)l->rotary.sin + angle,
+                                      l->rotary.rotated, l->rotary.interleaved};
+            const ptrdiff_t query = sa_bytes(e, (row + r) * sa_query_width(l)) + key_head * group * bytes;
+            kernels->rotate_heads(&rotary, p->f.array[SA_QUERIES] + query, 1, group, l->width, false);
+            kernels->rotate_heads(&rotary, p->f.array[SA_KEYS] + key, 1, 1, l->width, false);
         }
         memcpy(e->cache.keys + to + r * bytes, p->f.array[SA_KEYS] + key, (size_t)bytes);
         memcpy(e->cache.values + to + r * bytes, p->f.array[SA_VALUES] + key, (size_t)bytes);
@@ -331,7 +332,7 @@ static void attend_cached(const sa_pass *p, ptrdiff_t t) {
     if (p->plan->joined) { /* a task for each key head */
         append_head(p, sequence, task);
     }
-    sa_held held = {.keys = -1};
+    sa_held held = {.chunk = -1};
     sa_attention_task(&a, &plan, task, p->scratch, partial_of(p, sequence), &held);
 }
 
@@ -352,16 +353,16 @@ static void attend_with_cache(const sa_pass *p) {
     if (!p->plan->joined) {
         sa_run_phase(p, sequences * sa_layer_of(p)->key_heads, append, SA_BY_ROWS);
     }
-    sa_run_phase(p, sequences * p->plan->attend_tasks, attend_cached, SA_BY_TURNS);
+    sa_run_phase(p, sequences * p->plan->attend_tasks, attend_cached, SA_BY_ANY_THREAD);
     if (p->plan->merge_tasks > 0) {
         sa_run_phase(p, sequences * p->plan->merge_tasks, merge, SA_BY_ROWS);
     }
 }
 
-static void copy_unit(const sa_pass *p, ptrdiff_t t) {
+static void copy_scaled(const sa_pass *p, ptrdiff_t t) {
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row), at = sa_bytes(p->e, row * p->e->d);
-    memcpy(p->f.y + at, p->f.array[SA_UNIT] + at, (size_t)sa_bytes(p->e, rows * p->e->d));
+    memcpy(p->f.y + at, p->f.array[SA_SCALED] + at, (size_t)sa_bytes(p->e, rows * p->e->d));
 }
 
 static void run_layer(sa_pass *p) {
@@ -381,7 +382,7 @@ static void run_layer(sa_pass *p) {
         multiply(p, SA_PROJECT_OUTPUT, SA_BY_ROWS);
     }
     if (sa_needs_detour(p)) {
-        sa_run_phase(p, norms, copy_unit, SA_BY_ROWS);
+        sa_run_phase(p, norms, copy_scaled, SA_BY_ROWS);
     }
     if (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL) {
         sa_run_phase(p, norms, norm_attended, SA_BY_ROWS);
@@ -408,9 +409,9 @@ static void norm_final(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     ptrdiff_t row;
     const ptrdiff_t rows = task_rows(p, t, &row);
-    char *scale, *unit = sa_outer_unit(p, 1, &scale), *x = p->f.array[SA_X];
+    char *scale, *scaled = sa_outer_scaled(p, 1, &scale), *x = p->f.array[SA_X];
     char *y = e->pooling == SA_EACH_ROW ? p->out + sa_bytes(e, p->origin * e->d) : x;
-    add_norm(p, &e->final_norm, row, rows, x, NULL, unit, scale, y);
+    add_norm(p, &e->final_norm, row, rows, x, NULL, scaled, scale, y);
 }
 
 /* A sequence's rows, or the one that represents it. */

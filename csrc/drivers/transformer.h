@@ -77,16 +77,16 @@ enum {
     SA_QUERIES, /* heads × width */
     SA_KEYS,    /* key heads × width, likewise values */
     SA_VALUES,
-    SA_ATTENDED,  /* heads × width */
-    SA_UNIT,      /* d: of the attention's norm, before weight and bias */
-    SA_SCALE,     /* 1: and its scale */
-    SA_STATS,     /* heads × 2: of attention, for the backward pass */
-    SA_S,         /* d */
-    SA_NORMED_S,  /* d: m, if the norm comes first */
-    SA_GATES,     /* hidden: gate(m) */
-    SA_WIDE,      /* hidden: up(m) */
-    SA_ACTIVE,    /* hidden: what goes down */
-    SA_LAST_UNIT, /* d, 1: of the last norm */
+    SA_ATTENDED,    /* heads × width */
+    SA_SCALED,      /* d: of the attention's norm, before weight and bias */
+    SA_SCALE,       /* 1: and its scale */
+    SA_STATS,       /* heads × 2: of attention, for the backward pass */
+    SA_S,           /* d */
+    SA_NORMED_S,    /* d: m, if the norm comes first */
+    SA_GATES,       /* hidden: gate(m) */
+    SA_WIDE,        /* hidden: up(m) */
+    SA_ACTIVE,      /* hidden: what goes down */
+    SA_LAST_SCALED, /* d, 1: of the last norm */
     SA_LAST_SCALE,
     SA_ARRAYS
 };
@@ -159,7 +159,7 @@ typedef struct {
 typedef struct {
     const void *weight;
     bool rms;
-    char *unit, *scale;
+    char *scaled, *scale;
     const char *dy;
     char *ds;
     bool adds; /* to ds */
@@ -195,7 +195,7 @@ typedef void sa_pass_task(const sa_pass *p, ptrdiff_t t);
 
 /* The thread that takes a task: any that is free, or the one that has these rows in its cache. Threads wait at the end of a
  * phase, unless the next needs none of its results. */
-typedef enum { SA_BY_TURNS, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
+typedef enum { SA_BY_ANY_THREAD, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
 
 /* A phase of independent tasks; all threads of the team call it. */
 void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order);
@@ -203,8 +203,8 @@ void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_orde
 static inline const sa_layer *sa_layer_of(const sa_pass *p) { return &p->e->layer[p->layer]; }
 
 /* Columns of queries, and of keys and values. */
-static inline ptrdiff_t sa_queries_of(const sa_layer *l) { return l->heads * l->width; }
-static inline ptrdiff_t sa_keys_of(const sa_layer *l) { return l->key_heads * l->width; }
+static inline ptrdiff_t sa_query_width(const sa_layer *l) { return l->heads * l->width; }
+static inline ptrdiff_t sa_key_width(const sa_layer *l) { return l->key_heads * l->width; }
 
 static inline ptrdiff_t sa_bytes(const sa_transformer *e, ptrdiff_t elements) {
     return elements * (ptrdiff_t)sa_element_size(e->f64);
@@ -220,12 +220,12 @@ double sa_count_weights(const sa_transformer *e);
 
 sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep);
 
-/* With keep each layer has its own arrays. After the last layer's come its output rows, and unit and scale of the first and
+/* With keep each layer has its own arrays. After the last layer's come its output rows, and scaled and scale of the first and
  * final norms. */
 sa_frame sa_frame_of(const sa_pass *p);
 
-/* Unit and scale of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
-char *sa_outer_unit(const sa_pass *p, int which, char **scale);
+/* Scaled rows and scale of the first norm (which 0) or the final one (1): (rows, d), (rows,). */
+char *sa_outer_scaled(const sa_pass *p, int which, char **scale);
 
 /* The products of a layer, for `rows` rows from row `row` of the frame on. */
 typedef enum {
@@ -240,7 +240,7 @@ typedef enum {
 
 sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
 
-/* True if output's result would replace x, which is added after dropout: then the result goes to the unit first. */
+/* True if output's result would replace x, which is added after dropout: then the result goes to the scaled first. */
 bool sa_needs_detour(const sa_pass *p);
 
 /* Dropout of one kind, for rows from row `row` of the frame on. */

@@ -29,7 +29,7 @@ static void spread(const sa_pass *p, ptrdiff_t t) {
     memcpy(to, from, (size_t)((each ? length : 1) * row_bytes));
 }
 
-/* ---- y = norm(s):  ds, d weight = Σ dy·unit, d bias = Σ dy ----------------------------------------------------------------
+/* ---- y = norm(s):  ds, d weight = Σ dy·scaled, d bias = Σ dy ----------------------------------------------------------------
  * */
 
 static void norm_rows(const sa_pass *p, ptrdiff_t t) {
@@ -40,7 +40,7 @@ static void norm_rows(const sa_pass *p, ptrdiff_t t) {
                                .d = e->d,
                                .rms = n->rms,
                                .weight = n->weight,
-                               .unit = n->unit + at,
+                               .scaled = n->scaled + at,
                                .scale = n->scale + sa_bytes(e, row)};
     sa_kernels_for(e->f64)->norm_backward(&rows, n->dy + at, n->ds + at, n->adds);
 }
@@ -52,7 +52,7 @@ static void norm_parameters(const sa_pass *p, ptrdiff_t t) {
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t column = t * kernels->block_rows, at = sa_bytes(e, column);
     const ptrdiff_t width = sa_smaller(e->d - column, kernels->block_rows);
-    kernels->column_sums(n->dy + at, n->unit + at, e->tokens, e->d, width, 1, (char *)n->dweight + at);
+    kernels->column_sums(n->dy + at, n->scaled + at, e->tokens, e->d, width, 1, (char *)n->dweight + at);
     if (n->dbias != NULL) {
         kernels->column_sums(n->dy + at, NULL, e->tokens, e->d, width, 1, (char *)n->dbias + at);
     }
@@ -64,8 +64,8 @@ static ptrdiff_t norm_panels(const sa_pass *p) { return sa_ceil_div(p->e->d, sa_
 static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, char *ds, bool adds) {
     const sa_layer *l = sa_layer_of(p);
     const sa_layer_gradients *g = &p->g->layer[p->layer];
-    const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, unit = which == 0 ? SA_UNIT : SA_LAST_UNIT;
-    return (sa_norm_pullback){l->weight[parameter], l->rms[which],     p->f.array[unit], p->f.array[unit + 1], dy, ds, adds,
+    const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, scaled = which == 0 ? SA_SCALED : SA_LAST_SCALED;
+    return (sa_norm_pullback){l->weight[parameter], l->rms[which],     p->f.array[scaled], p->f.array[scaled + 1], dy, ds, adds,
                               g->weight[parameter], g->bias[parameter]};
 }
 
@@ -82,7 +82,7 @@ static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
 static void add_through_norm(sa_pass *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
-    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
+    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_ANY_THREAD);
 }
 
 /* ---- y = x·weightᵀ + bias ------------------------------------------------------------------------------------------------ */
@@ -131,7 +131,7 @@ static void back_through_product(sa_pass *p, sa_product_kind kind, const int *pa
     }
     p->cut = sa_cut_input(&p->product, p->plan->threads, false);
     sa_run_phase(p, sa_linear_input_tasks(&p->gradients, &p->cut), input_task, SA_BY_ROWS_AND_ON);
-    sa_run_phase(p, product_parameters(p) + (p->norm_waits ? norm_panels(p) : 0), parameter_task, SA_BY_TURNS);
+    sa_run_phase(p, product_parameters(p) + (p->norm_waits ? norm_panels(p) : 0), parameter_task, SA_BY_ANY_THREAD);
     p->norm_waits = false;
 }
 
@@ -158,13 +158,14 @@ static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_h
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = sa_length_of(e, sequence);
-    const ptrdiff_t width = l->width, queries = sa_queries_of(l), keys = sa_keys_of(l);
+    const ptrdiff_t width = l->width, query_width = sa_query_width(l), key_width = sa_key_width(l);
     const size_t row_bytes = (size_t)sa_bytes(e, width), taken = sa_array_bytes(e, length, width);
     char *dkey = p->scratch, *dvalue = dkey + taken; /* the kernel adds to contiguous rows */
     memset(dkey, 0, (size_t)length * row_bytes);
     memset(dvalue, 0, (size_t)length * row_bytes);
     for (ptrdiff_t head = key_head * group; head < (key_head + 1) * group; ++head) {
-        const ptrdiff_t at = sa_bytes(e, start * queries + head * width), stride = sa_bytes(e, queries), size = sa_bytes(e, 1);
+        const ptrdiff_t at = sa_bytes(e, start * query_width + head * width), stride = sa_bytes(e, query_width),
+                        size = sa_bytes(e, 1);
         const sa_dtype dtype = e->f64 ? SA_F64 : SA_F32;
         sa_attention a;
         sa_describe_head(p, sequence, start, length, head, &a);
@@ -186,7 +187,7 @@ static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_h
         sa_attention_backward(&g, &plan, dvalue + taken + sa_array_bytes(e, length, 1));
     }
     for (ptrdiff_t r = 0; r < length; ++r) {
-        const ptrdiff_t to = sa_bytes(e, (start + r) * keys + key_head * width);
+        const ptrdiff_t to = sa_bytes(e, (start + r) * key_width + key_head * width);
         memcpy(p->dprojected[SA_KEY] + to, dkey + (size_t)r * row_bytes, row_bytes);
         memcpy(p->dprojected[SA_VALUE] + to, dvalue + (size_t)r * row_bytes, row_bytes);
     }
@@ -212,7 +213,7 @@ static void rotate_back(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t);
-    const ptrdiff_t query = sa_bytes(e, start * sa_queries_of(l)), key = sa_bytes(e, start * sa_keys_of(l));
+    const ptrdiff_t query = sa_bytes(e, start * sa_query_width(l)), key = sa_bytes(e, start * sa_key_width(l));
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_QUERY] + query, length, l->heads, l->width, true);
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_KEY] + key, length, l->key_heads, l->width, true);
@@ -257,7 +258,7 @@ static void back_through_attention(sa_pass *p) {
         p->dattended = p->dy;
     }
     /* With few sequences some threads are idle: they clear the table. */
-    sa_run_phase(p, head_tasks(p) + (p->layer == 0 ? count_table(p) : 0), attention, SA_BY_TURNS);
+    sa_run_phase(p, head_tasks(p) + (p->layer == 0 ? count_table(p) : 0), attention, SA_BY_ANY_THREAD);
     p->dattended = own;
     if (l->rotary.rotated > 0) {
         sa_run_phase(p, p->e->sequences, rotate_back, SA_BY_ROWS);
@@ -295,10 +296,10 @@ static void copy_rows(const sa_pass *p, ptrdiff_t t) {
 static void run_outer_norm(sa_pass *p, int which) {
     const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
     void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
-    char *scale, *unit = sa_outer_unit(p, which, &scale);
-    const sa_norm_pullback n = {norm->weight, norm->rms, unit, scale, p->dy, p->other, false, g[0], g[1]};
+    char *scale, *scaled = sa_outer_scaled(p, which, &scale);
+    const sa_norm_pullback n = {norm->weight, norm->rms, scaled, scale, p->dy, p->other, false, g[0], g[1]};
     back_through_norm(p, n);
-    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_TURNS);
+    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_ANY_THREAD);
     p->norm_waits = false;
 }
 
@@ -323,12 +324,12 @@ static void run(void *call, int thread, int team) {
         run_outer_norm(&p, 0);
     }
     if (e->layers == 0) {
-        sa_run_phase(&p, count_table(&p), clear_table, SA_BY_TURNS);
+        sa_run_phase(&p, count_table(&p), clear_table, SA_BY_ANY_THREAD);
     }
     if (p.g->rows != NULL) {
         sa_run_phase(&p, e->sequences, copy_rows, SA_BY_ROWS_AND_ON);
     }
-    sa_run_phase(&p, count_table(&p), table, SA_BY_TURNS);
+    sa_run_phase(&p, count_table(&p), table, SA_BY_ANY_THREAD);
 }
 
 /* Buffers of gradients of rows: three (rows, d), then those of a layer's other arrays. */

@@ -30,12 +30,12 @@ bool sa_transformer_fits(const sa_transformer *e) {
 static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARRAYS]) {
     memset(width, 0, SA_ARRAYS * sizeof *width);
     width[SA_X] = e->d;
-    width[SA_UNIT] = e->d;
+    width[SA_SCALED] = e->d;
     width[SA_SCALE] = 1;
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
         const sa_layer *l = &e->layer[i];
-        width[SA_QUERIES] = sa_larger(width[SA_QUERIES], sa_queries_of(l));
-        width[SA_KEYS] = width[SA_VALUES] = sa_larger(width[SA_KEYS], sa_keys_of(l));
+        width[SA_QUERIES] = sa_larger(width[SA_QUERIES], sa_query_width(l));
+        width[SA_KEYS] = width[SA_VALUES] = sa_larger(width[SA_KEYS], sa_key_width(l));
         width[SA_ATTENDED] = width[SA_QUERIES];
         width[SA_STATS] = keep ? sa_larger(width[SA_STATS], 2 * l->heads) : 0;
         width[SA_NORMED] = l->norm_first ? e->d : width[SA_NORMED];
@@ -48,7 +48,7 @@ static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARR
     if (keep && width[SA_S] > 0) {
         width[SA_NORMED_S] = width[SA_NORMED];
         width[SA_ACTIVE] = width[SA_WIDE];
-        width[SA_LAST_UNIT] = e->d;
+        width[SA_LAST_SCALED] = e->d;
         width[SA_LAST_SCALE] = 1;
     }
 }
@@ -64,7 +64,7 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
     if (!keep) {
         layout.at[SA_NORMED_S] = layout.at[SA_NORMED];
         layout.at[SA_ACTIVE] = layout.at[SA_WIDE];
-        layout.at[SA_LAST_UNIT] = layout.at[SA_UNIT];
+        layout.at[SA_LAST_SCALED] = layout.at[SA_SCALED];
         layout.at[SA_LAST_SCALE] = layout.at[SA_SCALE];
     }
     return layout;
@@ -82,25 +82,25 @@ sa_frame sa_frame_of(const sa_pass *p) {
     return f;
 }
 
-char *sa_outer_unit(const sa_pass *p, int which, char **scale) {
+char *sa_outer_scaled(const sa_pass *p, int which, char **scale) {
     const sa_transformer *e = p->e;
     if (!p->plan->keep) {
         *scale = p->frames + p->plan->layout.at[SA_SCALE];
-        return p->frames + p->plan->layout.at[SA_UNIT];
+        return p->frames + p->plan->layout.at[SA_SCALED];
     }
     const size_t array = sa_array_bytes(e, p->capacity, e->d), each = array + sa_array_bytes(e, p->capacity, 1);
-    char *unit = p->frames + (size_t)e->layers * p->plan->layout.bytes + array + (size_t)which * each;
-    *scale = unit + array;
-    return unit;
+    char *scaled = p->frames + (size_t)e->layers * p->plan->layout.bytes + array + (size_t)which * each;
+    *scale = scaled + array;
+    return scaled;
 }
 
 double sa_count_weights(const sa_transformer *e) {
     double weights = 0;
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
         const sa_layer *l = &e->layer[i];
-        const ptrdiff_t output = l->weight[SA_OUTPUT] == NULL ? 0 : sa_queries_of(l);
+        const ptrdiff_t output = l->weight[SA_OUTPUT] == NULL ? 0 : sa_query_width(l);
         const ptrdiff_t wide = l->hidden * (l->weight[SA_GATE] == NULL ? 2 : 3);
-        weights += (double)e->d * (double)(sa_queries_of(l) + 2 * sa_keys_of(l) + output + wide);
+        weights += (double)e->d * (double)(sa_query_width(l) + 2 * sa_key_width(l) + output + wide);
     }
     return weights;
 }
@@ -113,7 +113,7 @@ int sa_transformer_threads(const sa_transformer *e, double products, int max_thr
         keys += (double)sa_past_of(e, s);
     }
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
-        each += 2 * keys / (double)e->sequences * (double)sa_queries_of(&e->layer[i]);
+        each += 2 * keys / (double)e->sequences * (double)sa_query_width(&e->layer[i]);
     }
     return sa_threads_for(products * rows * each, SA_TRANSFORMER_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
@@ -141,7 +141,8 @@ bool sa_needs_detour(const sa_pass *p) {
 
 sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows) {
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), queries = sa_queries_of(l), keys = sa_keys_of(l), hidden = l->hidden;
+    const ptrdiff_t d = p->e->d, at = sa_bytes(p->e, row), query_width = sa_query_width(l), key_width = sa_key_width(l),
+                    hidden = l->hidden;
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
@@ -150,18 +151,18 @@ sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, p
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;
-        add_weight(&product, l, SA_QUERY, queries, array[SA_QUERIES] + at * queries);
-        add_weight(&product, l, SA_KEY, keys, array[SA_KEYS] + at * keys);
-        add_weight(&product, l, SA_VALUE, keys, array[SA_VALUES] + at * keys);
+        add_weight(&product, l, SA_QUERY, query_width, array[SA_QUERIES] + at * query_width);
+        add_weight(&product, l, SA_KEY, key_width, array[SA_KEYS] + at * key_width);
+        add_weight(&product, l, SA_VALUE, key_width, array[SA_VALUES] + at * key_width);
         return product;
     case SA_PROJECT_OUTPUT: {
         const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
         char *s = sa_has_feed_forward(l) ? array[SA_S] : p->f.y;
-        product.in = queries;
-        product.x = array[SA_ATTENDED] + at * queries;
+        product.in = query_width;
+        product.x = array[SA_ATTENDED] + at * query_width;
         product.residual = array[SA_X] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_OUTPUT, row);
-        add_weight(&product, l, SA_OUTPUT, d, (norm_after || sa_needs_detour(p) ? array[SA_UNIT] : s) + at * d);
+        add_weight(&product, l, SA_OUTPUT, d, (norm_after || sa_needs_detour(p) ? array[SA_SCALED] : s) + at * d);
         return product;
     }
     case SA_PROJECT_DOWN: {
@@ -170,7 +171,7 @@ sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, p
         product.x = array[SA_ACTIVE] + at * hidden;
         product.residual = array[SA_S] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_DOWN, row);
-        add_weight(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_UNIT] : p->f.y) + at * d);
+        add_weight(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_SCALED] : p->f.y) + at * d);
         return product;
     }
     default:
@@ -201,18 +202,19 @@ static sa_tensor matrix(const sa_transformer *e, char *data, ptrdiff_t stride) {
 void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t queries = sa_queries_of(l), keys = sa_keys_of(l), key_head = head / (l->heads / l->key_heads);
-    const ptrdiff_t at = sa_bytes(e, row * queries + head * l->width), key_at = sa_bytes(e, row * keys + key_head * l->width);
+    const ptrdiff_t query_width = sa_query_width(l), key_width = sa_key_width(l), key_head = head / (l->heads / l->key_heads);
+    const ptrdiff_t at = sa_bytes(e, row * query_width + head * l->width),
+                    key_at = sa_bytes(e, row * key_width + key_head * l->width);
     *a = (sa_attention){.L = length,
                         .S = length,
                         .E = l->width,
                         .Dv = l->width,
                         .gqa = 1,
                         .f64 = e->f64,
-                        .query = matrix(e, p->f.array[SA_QUERIES] + at, queries),
-                        .key = matrix(e, p->f.array[SA_KEYS] + key_at, keys),
-                        .value = matrix(e, p->f.array[SA_VALUES] + key_at, keys),
-                        .out = matrix(e, p->f.array[SA_ATTENDED] + at, queries),
+                        .query = matrix(e, p->f.array[SA_QUERIES] + at, query_width),
+                        .key = matrix(e, p->f.array[SA_KEYS] + key_at, key_width),
+                        .value = matrix(e, p->f.array[SA_VALUES] + key_at, key_width),
+                        .out = matrix(e, p->f.array[SA_ATTENDED] + at, query_width),
                         .scale = l->scale,
                         .softcap = l->softcap,
                         .causal = l->causal,
@@ -277,7 +279,7 @@ static void run_task(void *call, ptrdiff_t t) {
  * each other and reach the end. */
 void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order) {
     phase run = {p, task};
-    if (order == SA_BY_TURNS) {
+    if (order == SA_BY_ANY_THREAD) {
         sa_share_tasks(p->team, tasks, run_task, &run);
     } else {
         const sa_share share = sa_share_of(tasks, p->thread, p->team);

@@ -186,7 +186,7 @@ static void begin_sequence(varlen_thread *at, ptrdiff_t sequence) {
         at->backward.large = run->plan->large;
         at->mask = sa_plan_mask(&at->g, &at->backward);
     } else {
-        at->held = (sa_held){.keys = -1};
+        at->held = (sa_held){.chunk = -1};
         sa_attention_make_plan(&at->a, 1, &at->plan);
         at->plan.large = run->plan->large;
     }

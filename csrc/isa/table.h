@@ -1,5 +1,5 @@
-/* An instruction set's table: its entries, declared and filled. Attention and products may be another set's. A file that
- * defines SA_COMPACT_UNITS has all kernels of its own, and its table at the end. */
+/* The entries of an instruction set's table, declared and filled. Attention and products may come from another set. A file that
+ * does not define SA_PRODUCTS_ALONE gets all kernels, and its table at the end. */
 
 #define SA_ATTENTION_ENTRIES(X, dtype, isa)                                                                                    \
     X(attention_scratch, dtype, isa)                                                                                           \
@@ -94,7 +94,7 @@
      SA_ATTENTION_ENTRIES(SA_FILL_ENTRY, dtype, attention_isa) SA_MATMUL_ENTRIES(SA_FILL_ENTRY, dtype, matmul_isa)             \
          SA_OTHER_ENTRIES(SA_FILL_ENTRY, dtype, isa) SA_TEST_ENTRIES(SA_FILL_ENTRY, dtype, isa)}
 
-#if defined(SA_COMPACT_UNITS)
+#if !defined(SA_PRODUCTS_ALONE)
 #include "simd/philox.h"
 #include "kernels/attention/prefetch.h"
 

@@ -44,12 +44,12 @@ typedef struct {
     sa_matrix key, value;
     const void *key_bias; /* of key 0; or NULL */
     ptrdiff_t begin, end;
-    ptrdiff_t open_end;   /* end of the keys open to its rows; a chunk may end earlier */
-    ptrdiff_t keys;       /* by key_lengths: no key after them is read */
-    ptrdiff_t cache_from; /* the first key of the scratch's copied tiles, ≤ begin */
-    bool cache_holds;     /* those tiles are this head's */
-    bool fetches;         /* fetches keys and values a tile ahead */
-    bool far;             /* keys and values exceed all caches */
+    ptrdiff_t open_end;    /* end of the keys open to its rows; a chunk may end earlier */
+    ptrdiff_t keys;        /* by key_lengths: no key after them is read */
+    ptrdiff_t copied_from; /* the first key of the scratch's copied tiles, ≤ begin */
+    bool holds_copies;     /* those tiles are this head's */
+    bool fetches;          /* fetches keys and values a tile ahead */
+    bool far;              /* keys and values exceed all caches */
     bool mask_far;
     ptrdiff_t ahead;      /* bytes from a row's query to one of the next block; 0: fetch none */
     ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch none */
@@ -124,13 +124,13 @@ typedef struct {
     bool far;  /* matmul_nt: B comes from memory, and the next product needs the rows after it */
 } sa_product;
 
-/* The norm of s = x, or x + added: unit = (s − mean(s))·scale, y = unit·weight + bias. RMSNorm has no mean. */
+/* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias. RMSNorm has no mean. */
 typedef struct {
     ptrdiff_t rows, d;
     bool rms;
     double eps;
     const void *weight, *bias, *x, *added; /* bias, added: or NULL */
-    void *unit, *scale, *y;
+    void *scaled, *scale, *y;
 } sa_norm_rows;
 
 typedef enum { SA_ACT_NONE, SA_ACT_RELU, SA_ACT_GELU, SA_ACT_GELU_TANH, SA_ACT_SILU } sa_activation;

@@ -125,8 +125,8 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
 /* Borrowed. `compute` zeroes a caller's array, when nothing can fail any more. */
 static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
     const sa_dtype dtype = b->c.computes;
-    const bool in_shares = which == D_SLOPES || which == D_SINKS; /* summed later */
-    PyObject *target = b->targets && !in_shares ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
+    const bool by_rows = which == D_SLOPES || which == D_SINKS; /* summed later */
+    PyObject *target = b->targets && !by_rows ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
     b->gradients[which] =
         can_be(target, ndim, shape, dtype) ? Py_NewRef(target) : (PyObject *)sa_new_array(ndim, shape, dtype, NULL, true);
     return (PyArrayObject *)b->gradients[which];
@@ -318,14 +318,14 @@ static PyObject *backward(PyObject *module, int function, PyObject *const *args,
     b.vg = (sa_varlen_gradients){.v = &b.c.v, .packed = &b.g};
     b.dmasks = NULL;
     if (sa_call_read(&b.c, module, function, args, nargs, kwnames) < 0) {
-        goto fail;
+        goto done;
     }
     PyObject *const targets = b.c.given.gradients;
     b.targets = targets && PyTuple_Check(targets) && PyTuple_GET_SIZE(targets) == GRADIENTS ? targets : NULL;
     const long wrt = b.c.given.wrt != NULL ? PyLong_AsLong(b.c.given.wrt) : 7;
     if ((wrt == -1 && PyErr_Occurred()) || read_results(&b, sa_attention_family.functions[function].name) < 0 ||
         make_gradients(&b, wrt) < 0 || sa_call_read_seed(&b.c) < 0) {
-        goto fail;
+        goto done;
     }
     result = PyTuple_New(GRADIENTS); /* before anything is written */
     for (int i = 0; result != NULL && i < GRADIENTS; ++i) {
@@ -334,7 +334,7 @@ static PyObject *backward(PyObject *module, int function, PyObject *const *args,
     if (result != NULL && run(&b, module) < 0) {
         Py_CLEAR(result);
     }
-fail:
+done:
     release(&b);
     return result;
 }

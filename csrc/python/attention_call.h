@@ -24,7 +24,7 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 
 #define SA_MAX_OWNED 32
 
-/* Groups of functions. */
+/* Sets of functions. */
 #define SA_CACHED (1 << SA_FN_CACHED)
 #define SA_DENSE_BACKWARD (1 << SA_FN_BACKWARD)
 #define SA_DENSE (1 << SA_FN_ATTENTION | SA_CACHED | 1 << SA_FN_FORWARD | SA_DENSE_BACKWARD)

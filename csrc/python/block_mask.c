@@ -17,7 +17,7 @@ static PyArrayObject *take_table(sa_call *c, PyObject *x) {
     return copy;
 }
 
-static bool is_share(double share) { return share >= 0 && share <= 1; }
+static bool is_fraction(double fraction) { return fraction >= 0 && fraction <= 1; }
 
 static bool within(PyArrayObject *array, int64_t least, int64_t most) {
     const int64_t *x = PyArray_DATA(array);
@@ -28,17 +28,17 @@ static bool within(PyArrayObject *array, int64_t least, int64_t most) {
     return good;
 }
 
-/* (lengths, diagonal, share) */
+/* (lengths, diagonal, open fraction) */
 static int read_prefix(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given;
     Py_ssize_t diagonal;
     PyArrayObject *lengths;
-    if (!PyArg_ParseTuple(tuple, "Ond", &given, &diagonal, &mask->share) || (lengths = take_table(c, given)) == NULL) {
+    if (!PyArg_ParseTuple(tuple, "Ond", &given, &diagonal, &mask->open_fraction) || (lengths = take_table(c, given)) == NULL) {
         return -1;
     }
     const Py_ssize_t far = (Py_ssize_t)1 << 60;
-    if (!is_share(mask->share) || !sa_call_fits_lead(c, lengths, 0) || !within(lengths, 0, c->a.S) || diagonal < -far ||
-        diagonal > far) {
+    if (!is_fraction(mask->open_fraction) || !sa_call_fits_lead(c, lengths, 0) || !within(lengths, 0, c->a.S) ||
+        diagonal < -far || diagonal > far) {
         return not_tables();
     }
     sa_fill_tensor(&mask->prefix, lengths, SA_I64, c->a.n_lead, 0);
@@ -67,18 +67,18 @@ static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
     return good;
 }
 
-/* (classes, class_rows, starts, runs, share) */
+/* (classes, class_rows, starts, runs, open fraction) */
 static int read_runs(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given[3];
     Py_ssize_t rows;
     PyArrayObject *classes, *starts, *runs;
-    if (!PyArg_ParseTuple(tuple, "OnOOd", &given[0], &rows, &given[1], &given[2], &mask->share) ||
+    if (!PyArg_ParseTuple(tuple, "OnOOd", &given[0], &rows, &given[1], &given[2], &mask->open_fraction) ||
         (classes = take_table(c, given[0])) == NULL || (starts = take_table(c, given[1])) == NULL ||
         (runs = take_table(c, given[2])) == NULL) {
         return -1;
     }
     const int ndim = PyArray_NDIM(classes);
-    if (!is_share(mask->share) || rows < 1 || ndim < 1 ||
+    if (!is_fraction(mask->open_fraction) || rows < 1 || ndim < 1 ||
         PyArray_DIM(classes, ndim - 1) != c->a.L / rows + (c->a.L % rows != 0) || !sa_call_fits_lead(c, classes, 1) ||
         PyArray_NDIM(starts) != 1 || PyArray_NDIM(runs) != 2 || PyArray_DIM(runs, 1) != 2 ||
         !good_runs(starts, runs, &mask->gaps) || !within(classes, 0, PyArray_SIZE(starts) - 2)) {

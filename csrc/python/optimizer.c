@@ -137,12 +137,12 @@ static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *
     sa_update_array *arrays = sa_arena_take(module, (size_t)count * sizeof *arrays);
     if (arrays == NULL ||
         (lists[TARGETS] != Py_None && (c.targets = sa_arena_take(module, (size_t)count * sizeof *c.targets)) == NULL)) {
-        goto fail;
+        goto done;
     }
     npy_intp elements = 0;
     for (Py_ssize_t i = 0; i < count; ++i) {
         if (read_array(&arrays[i], i, lists) < 0 || (c.targets && read_target(module, &c.targets[i], i, lists) < 0)) {
-            goto fail;
+            goto done;
         }
         elements += arrays[i].n;
     }
@@ -151,7 +151,7 @@ static PyObject *run_of_tuples(PyObject *module, sa_update *u, PyObject *const *
     if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = compute, .call = &c}) == 0) {
         result = Py_NewRef(Py_None);
     }
-fail:
+done:
     sa_arena_give(c.targets);
     sa_arena_give(arrays);
     return result;
@@ -168,11 +168,11 @@ static PyObject *run(PyObject *module, sa_update *u, PyObject *const *lists) {
             PyErr_Format(PyExc_TypeError, "arrays and steps must come in lists");
         }
         if (tuples[n] == NULL) {
-            goto fail;
+            goto done;
         }
     }
     result = run_of_tuples(module, u, tuples);
-fail:
+done:
     for (int n = 0; n < LISTS; ++n) {
         Py_XDECREF(tuples[n]);
     }
@@ -233,24 +233,24 @@ static PyObject *scale(PyObject *module, PyObject *args) {
     c.arrays = sa_arena_take(module, (size_t)c.count * sizeof *c.arrays);
     c.factors = c.arrays == NULL ? NULL : sa_arena_take(module, (size_t)c.count * sizeof *c.factors);
     if (c.factors == NULL) {
-        goto fail;
+        goto done;
     }
     for (Py_ssize_t i = 0; i < c.count; ++i) {
         PyObject *factor = PyTuple_GET_ITEM(factors, i);
         if (!PyFloat_CheckExact(factor)) {
             sa_error(PyExc_TypeError, "factors[%zd] must be a float", i);
-            goto fail;
+            goto done;
         }
         c.factors[i] = PyFloat_AsDouble(factor);
         if (read_elements(module, &c.arrays[i], PyTuple_GET_ITEM(values, i), "arrays", i) < 0) {
-            goto fail;
+            goto done;
         }
         elements += PyArray_SIZE((PyArrayObject *)PyTuple_GET_ITEM(values, i));
     }
     if (sa_run_job(module, &(sa_job){.small = elements < SA_SMALL_ELEMENTS, .compute = scale_all, .call = &c}) == 0) {
         result = Py_NewRef(Py_None);
     }
-fail:
+done:
     sa_arena_give(c.factors);
     sa_arena_give(c.arrays);
     return result;

@@ -328,7 +328,7 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
     const sa_family_state *family = &k.state->rows;
     if (sa_sort_arguments(family, kind, args, nargs, kwnames, values, &given) < 0 ||
         sa_read_arguments(family, &k, values, given) < 0) {
-        goto fail;
+        goto done;
     }
     k.c.f64 = k.result == SA_F64;
     if (!k.has_eps) {
@@ -337,19 +337,19 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
     const bool of_norm = kind == SA_LAYER_NORM_BACKWARD || kind == SA_RMS_NORM_BACKWARD;
     if (of_norm && (make_gradient(&k, SA_ROW_WEIGHT, &k.dweight, &k.c.dweight) < 0 ||
                     make_gradient(&k, SA_ROW_BIAS, &k.dbias, &k.c.dbias) < 0)) {
-        goto fail;
+        goto done;
     }
     if (of_norm) {
         k.c.array[SA_ROW_BIAS].data = NULL; /* only its dtype counted */
     }
     if (make_output(&k) < 0 || run(&k, module) < 0) {
-        goto fail;
+        goto done;
     }
     PyObject *const out = (PyObject *)k.array[SA_ROW_OUT];
     result = of_norm
                  ? PyTuple_Pack(3, out, k.dweight ? (PyObject *)k.dweight : Py_None, k.dbias ? (PyObject *)k.dbias : Py_None)
                  : Py_NewRef(out);
-fail:
+done:
     release(&k);
     return result;
 }

@@ -120,12 +120,12 @@ static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *a
                         "num_key_heads must divide num_heads, and heads have at least one element; not %zd, %zd and %zd",
                         l->key_heads, l->heads, l->width);
     }
-    const npy_intp queries = l->heads * l->width, keys = l->key_heads * l->width;
+    const npy_intp query_width = l->heads * l->width, key_width = l->key_heads * l->width;
     const bool together = item(arrays, 2 * SA_KEY) == Py_None;
     for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
         const npy_intp h = l->hidden, up = which == SA_UP ? -1 : h; /* up gives h */
-        const npy_intp rows[] = {together ? queries + 2 * keys : queries, keys, keys, d, d, up, h, d, d};
-        const npy_intp columns[] = {d, d, d, queries, 0, d, d, h, 0};
+        const npy_intp rows[] = {together ? query_width + 2 * key_width : query_width, key_width, key_width, d, d, up, h, d, d};
+        const npy_intp columns[] = {d, d, d, query_width, 0, d, d, h, 0};
         if (take_parameter(c, first, arrays, which, rows[which], columns[which], l) < 0) {
             return -1;
         }
@@ -139,13 +139,14 @@ static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *a
         return sa_error(PyExc_ValueError, "compact weights of query, key and value must be apart");
     }
     if (together && l->weight[SA_QUERY] != NULL) {
-        parameter_from_query(c, l, SA_KEY, queries);
-        parameter_from_query(c, l, SA_VALUE, queries + keys);
+        parameter_from_query(c, l, SA_KEY, query_width);
+        parameter_from_query(c, l, SA_VALUE, query_width + key_width);
     }
     if (l->weight[SA_OUTPUT] == NULL) {
         l->dropout[SA_DROP_OUTPUT] = 0;
     }
-    const bool sums = l->weight[SA_OUTPUT] != NULL || (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL && queries == d);
+    const bool sums =
+        l->weight[SA_OUTPUT] != NULL || (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL && query_width == d);
     const bool whole = l->hidden > 0 ? l->weight[SA_DOWN] != NULL
                                      : l->weight[SA_UP] == NULL && l->weight[SA_DOWN] == NULL && l->weight[SA_GATE] == NULL &&
                                            l->weight[SA_LAST_NORM] == NULL;

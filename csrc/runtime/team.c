@@ -74,7 +74,7 @@ void sa_block_signals(sigset_t *before) {
     pthread_sigmask(SIG_SETMASK, &all, before);
 }
 
-#if defined(SA_TAKE_TURNS)
+#if defined(SA_SHOW_RACES)
 void sa_let_others_take(void) {
     if (sa_me() != NULL) {
         nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);

@@ -21,7 +21,7 @@ static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
 
 /* Called before a thread takes a task. Small calls end before a second thread has begun; for the sanitizer of threads the first
  * waits. */
-#if defined(SA_TAKE_TURNS)
+#if defined(SA_SHOW_RACES)
 void sa_let_others_take(void);
 #else
 static inline void sa_let_others_take(void) {}

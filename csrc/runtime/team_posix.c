@@ -164,7 +164,7 @@ static void give_back(worker *taken) {
     pthread_mutex_unlock(&pool_lock);
 }
 
-#if defined(SA_TAKE_TURNS)
+#if defined(SA_SHOW_RACES)
 enum { SPINS_BEFORE_TAKING = SA_PATIENCE }; /* one thread alone shows no race */
 #else
 enum { SPINS_BEFORE_TAKING = 100 }; /* about a microsecond */

@@ -65,7 +65,7 @@
 #define SA_UNROLL _Pragma("GCC unroll 64")
 #endif
 
-/* In a loop that must not become memcpy, memset or vectors: few turns, much code. */
+/* In a loop that must not become memcpy, memset or vectors: few rounds, much code. */
 #define SA_KEEP_LOOP() __asm__ volatile("")
 
 #define SA_PASTE2(a, b) a##b

@@ -81,7 +81,7 @@ static void make_prefix(live_case *c, test_block_mask *m, sa_block_mask *mask, r
 void block_masks_make(live_case *c, random_source *r) {
     for (int kinds = c->spec.block_masks; kinds != 0; kinds &= kinds - 1) {
         const int kind = kinds & -kinds, n = c->call.block_mask_count++;
-        c->block_masks[n].share = random_between(r, 0, 1); /* bits must not depend on it */
+        c->block_masks[n].open_fraction = random_between(r, 0, 1); /* bits must not depend on it */
         if (kind == PREFIX) {
             make_prefix(c, &c->block_tables[n], &c->block_masks[n], r);
         } else {

@@ -134,14 +134,14 @@ static void poison_closed(live_case *c, int which, random_source *r) {
     const bool of_keys = which == KEY || which == VALUE;
     const ptrdiff_t rows = a->shape.rows, others = of_keys ? c->spec.L : c->spec.S;
     char *seen = zero_memory(a->bytes + 1);
-    for (int turn = 0; turn < 2; ++turn) {
+    for (int pass = 0; pass < 2; ++pass) {
         for (ptrdiff_t head = 0; head < c->heads; ++head) {
             for (ptrdiff_t row = 0; row < rows && a->shape.cols > 0; ++row) {
                 char *mark = &seen[case_at(c, which, head, row, 0) - a->memory];
-                for (ptrdiff_t other = 0; other < others && turn == 0; ++other) {
+                for (ptrdiff_t other = 0; other < others && pass == 0; ++other) {
                     *mark |= case_allows(c, head, of_keys ? other : row, of_keys ? row : other);
                 }
-                if (turn == 1 && !*mark) {
+                if (pass == 1 && !*mark) {
                     poison_row(c, which, head, row, 4, r);
                 }
             }

@@ -1,5 +1,5 @@
 /* ThreadSanitizer must see the teams of runtime/team.h: it reports `race`, where two threads add to one number, and does not
- * report `race ordered`, where they add in turn. */
+ * report `race ordered`, where they add in order. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +19,7 @@ static void take(void *call, ptrdiff_t t) {
 }
 
 /* Every way in which the drivers order their threads: a count that is raised, a barrier, tasks shared, the end of a team. */
-static void add_in_turn(void *call, int thread, int team) {
+static void add_in_order(void *call, int thread, int team) {
     (void)call;
     sa_wait_for(&raised, thread);
     ++shared;
@@ -31,9 +31,9 @@ static void add_in_turn(void *call, int thread, int team) {
 int main(int argc, char **argv) {
     const int ordered = argc > 1 && strcmp(argv[1], "ordered") == 0;
     ptrdiff_t sum = 0;
-    for (int turn = 0; turn < 20; ++turn) {
+    for (int round = 0; round < 20; ++round) {
         raised = 0;
-        sa_run_team(2, ordered ? add_in_turn : add_at_once, NULL);
+        sa_run_team(2, ordered ? add_in_order : add_at_once, NULL);
         for (int t = 0; t < 64; ++t) {
             sum += taken[t];
         }

@@ -127,11 +127,11 @@ static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r)
     r->lse_error = r->mean_error + r->sums + 4 * fabs((double)r->lse) + 4;
 }
 
-/* The error is share · |x| + more. */
-static void expect_at(expected_array *to, size_t at, wide x, double share, double more) {
+/* The error is relative · |x| + more. */
+static void expect_at(expected_array *to, size_t at, wide x, double relative, double more) {
     if (at < to->count) {
         to->value[at] += x;
-        to->error[at] += share * fabs((double)x) + more;
+        to->error[at] += relative * fabs((double)x) + more;
     }
 }
 

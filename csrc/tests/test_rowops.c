@@ -84,14 +84,14 @@ typedef struct {
 static double get(const array *a, ptrdiff_t i, ptrdiff_t j) { return array_get(a, 0, 1, i, j); }
 
 static double gelu_slope(double x, bool approximate, double *terms) {
-    double share = erfc(-x / sqrt(2)) / 2, bent = x * exp(-x * x / 2) / sqrt(2 * acos(-1));
+    double normal = erfc(-x / sqrt(2)) / 2, bent = x * exp(-x * x / 2) / sqrt(2 * acos(-1));
     if (approximate) {
         const double c = 2 * sqrt(2 / acos(-1)), z = c * (x + 0.044715 * x * x * x);
-        share = 1 / (1 + exp(-z));
-        bent = x * share * (1 - share) * c * (1 + 3 * 0.044715 * x * x);
+        normal = 1 / (1 + exp(-z));
+        bent = x * normal * (1 - normal) * c * (1 + 3 * 0.044715 * x * x);
     }
-    *terms = fabs(share) + fabs(bent) * (1 + x * x);
-    return share + bent;
+    *terms = fabs(normal) + fabs(bent) * (1 + x * x);
+    return normal + bent;
 }
 
 /* dx of row i with its terms' magnitudes; adds to dweight and dbias. */

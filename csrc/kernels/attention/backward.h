@@ -353,7 +353,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     const sa_attention *a = b->g->a;
     const ptrdiff_t lanes = nv * SA_LANES;
     const FN(unit) *unit = s->s.wide.terms ? s->s.unit : NULL;
-    const bool keys_elsewhere = unit && unit->keys && unit->keys(&b->b, &s->s, &s->gradients, first);
+    const bool keys_elsewhere = unit && unit->tile_keys && unit->tile_keys(&b->b, &s->s, &s->gradients, first);
     if (!keys_elsewhere) {
         s->s.k = FN(tile_rows)(&b->b, &b->b.key, &s->s.key, first, n, a->E, &s->s.k_stride);
     }
@@ -429,7 +429,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
         const sa_matrix *dmask = &b->g->dmask.m;
         sa_plan_mask((const char *const *)b->grads->dmask, b->b.rows->count, &s->s.ahead, dmask,
                      (first - b->dmask_key) * dmask->col_stride, n);
-        FN(share_ahead)(&s->s, n);
+        FN(spread_ahead)(&s->s, n);
     }
     const bool dscores = FN(wants_dscores)(b);
     if (!dscores) { /* dV needs no dP; the unit splits dS all the same, so it must be finite */
@@ -637,9 +637,9 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
                 delta -= grad_lse;
             }
             if (a->sinks.m.data && rows->sink[r] != -INFINITY) {
-                real share[SA_LANES];
-                V(store)(share, FN(exp2)(V(set1)(FN(in_log2)(rows->sink[r]) - stats[0])));
-                sink_weight = share[0] * stats[1];
+                real weight[SA_LANES];
+                V(store)(weight, FN(exp2)(V(set1)(FN(in_log2)(rows->sink[r]) - stats[0])));
+                sink_weight = weight[0] * stats[1];
             }
             if (g->dsink_rows.m.data) {
                 *(real *)(void *)b->grads->dsink[r] = rows->sink[r] == -INFINITY ? 0 : -sink_weight * delta;

@@ -5,14 +5,14 @@
 #define SA_DIRECT_STRIDE 1024
 
 /* Copied keys and values stay for the head's next block, up to this size. */
-#define SA_CACHE_BYTES ((size_t)4 << 20)
+#define SA_COPIED_BYTES ((size_t)4 << 20)
 
 /* `room` copied rows of a head, and after them one tile that is not kept. */
 typedef struct {
     real *rows;
     unsigned char *filled; /* [room / SA_KEYS_PER_TILE] */
     ptrdiff_t room;
-} FN(cache);
+} FN(copies);
 
 /* Tiles in bfloat16. */
 typedef struct {
@@ -26,7 +26,7 @@ typedef struct {
 SA_ONCE size_t FN(lay_out_cells)(FN(cells) * s, size_t row_bytes, int rows, ptrdiff_t count, char *base, size_t used) {
     s->row_bytes = row_bytes;
     s->bytes = row_bytes * (size_t)rows;
-    const ptrdiff_t most = (ptrdiff_t)(SA_CACHE_BYTES / s->bytes);
+    const ptrdiff_t most = (ptrdiff_t)(SA_COPIED_BYTES / s->bytes);
     s->room = count < most ? count : most;
     SA_TAKE(tiles, char, (size_t)(s->room + 1) * s->bytes);
     SA_TAKE(state, unsigned char, (size_t)s->room);
@@ -88,7 +88,7 @@ typedef struct {
     real *q;               /* wide: qT[E][nv·lanes]; decode: [rows][E rounded up to 2 vectors] */
     real *O;               /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
     real *P;               /* [keys][nv·lanes] */
-    FN(cache) key, value;
+    FN(copies) key, value;
     real *bias;                          /* mask rows [W][keys] */
     real *row;                           /* SA_LANES rows of E, Dv or keys, rounded up */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
@@ -147,7 +147,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
     const bool copies_keys = FN(some_tile_is_copied)(a, &a->key), copies_values = FN(some_tile_is_copied)(a, &a->value);
     const size_t key_width = copies_keys ? (size_t)a->E : 0, value_width = copies_values ? (size_t)a->Dv : 0;
     const size_t width = key_width + value_width;
-    const size_t most = width == 0 ? 0 : SA_CACHE_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
+    const size_t most = width == 0 ? 0 : SA_COPIED_BYTES / (SA_KEYS_PER_TILE * sizeof(real) * (width + 1));
     const size_t kept = in_cells && unit->replace_rows ? 0
                         : cells < most                 ? cells
                                                        : most,
@@ -210,11 +210,11 @@ SA_INLINE void FN(clear_rows)(real *to) {
 
 /* The next product, of `rows` rows, fetches the planned rows between its rounds; the matrix unit has none, so they are
  * fetched now. */
-SA_INLINE void FN(share_ahead)(FN(scratch) * s, ptrdiff_t rows) {
+SA_INLINE void FN(spread_ahead)(FN(scratch) * s, ptrdiff_t rows) {
     if (s->wide.terms && s->unit->replace_rows) {
         sa_fetch_rest(&s->ahead);
     }
-    s->ahead.share = s->ahead.bytes / (rows / 8 + 1) + 1;
+    s->ahead.each = s->ahead.bytes / (rows / 8 + 1) + 1;
 }
 
 /* True if the rows are native, aligned and without gaps. */
@@ -230,18 +230,18 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
 /* The tile's rows as real[n][width], copied if they are not yet. */
-const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 
 /* The same as real[n][*stride], in place where that is possible and fast. */
-SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
                                     ptrdiff_t width, ptrdiff_t *stride) {
     if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
         *stride = m->row_stride / (ptrdiff_t)sizeof(real);
         return (const real *)(const void *)(m->data + first * m->row_stride);
     }
     *stride = width;
-    return FN(copied_rows)(b, m, cache, first, n, width);
+    return FN(copied_rows)(b, m, copies, first, n, width);
 }
 
 /* Zeroes O unless something has been stored there: the matrix unit stores its first product without adding to O. */
@@ -381,34 +381,35 @@ SA_ONCE void FN(copy_tile)(real *copied, const sa_matrix *m, ptrdiff_t first, pt
     }
 }
 
-SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n,
+SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
                                       ptrdiff_t width) {
-    const ptrdiff_t at = first - b->cache_from, S = b->a->S;
-    if (at + n > cache->room) {
-        real *copied = cache->rows + cache->room * width;
+    const ptrdiff_t at = first - b->copied_from, S = b->a->S;
+    if (at + n > copies->room) {
+        real *copied = copies->rows + copies->room * width;
         FN(copy_tile)(copied, m, first, n, width);
         return copied;
     }
     for (ptrdiff_t cell = at / SA_KEYS_PER_TILE; cell * SA_KEYS_PER_TILE < at + n; ++cell) {
-        if (!cache->filled[cell]) {
-            const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->cache_from + row;
-            FN(copy_tile)(cache->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE, width);
-            cache->filled[cell] = 1;
+        if (!copies->filled[cell]) {
+            const ptrdiff_t row = cell * SA_KEYS_PER_TILE, from = b->copied_from + row;
+            FN(copy_tile)(copies->rows + row * width, m, from, S - from < SA_KEYS_PER_TILE ? S - from : SA_KEYS_PER_TILE,
+                          width);
+            copies->filled[cell] = 1;
         }
     }
-    return cache->rows + at * width;
+    return copies->rows + at * width;
 }
 
 /* Tiny calls would notice a memset of nothing. */
-SA_INLINE void FN(forget_tiles)(FN(cache) * cache) {
-    if (cache->room > 0) {
-        memset(cache->filled, 0, (size_t)cache->room / SA_KEYS_PER_TILE);
+SA_INLINE void FN(forget_tiles)(FN(copies) * copies) {
+    if (copies->room > 0) {
+        memset(copies->filled, 0, (size_t)copies->room / SA_KEYS_PER_TILE);
     }
 }
 
 /* Forgets tiles copied for other keys. */
 SA_INLINE void FN(forget_copies)(const sa_block *b, FN(scratch) * s) {
-    if (!b->cache_holds) {
+    if (!b->holds_copies) {
         FN(forget_tiles)(&s->key);
         FN(forget_tiles)(&s->value);
     }

@@ -31,7 +31,7 @@ SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
         FN(scores_of_decode)(b, s, first, n, SA_LANES, R);
         return false;
     }
-    FN(share_ahead)(s, n);
+    FN(spread_ahead)(s, n);
     if (s->wide.terms && s->unit->scores(b, s, first, n, nv)) {
         return s->unit->know_top;
     }
@@ -466,7 +466,7 @@ SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv
         FN(raise_maximum)(s, nv, s->wide.terms && unit->may_lag && unit->may_lag(b, s, first) ? SA_MAXIMUM_LAG : 0);
         if (!one) {
             sa_plan_tile(b, &s->ahead, &b->key, a->E, first + n);
-            FN(share_ahead)(s, a->Dv);
+            FN(spread_ahead)(s, a->Dv);
         }
         bool by_unit = s->wide.terms && !drops && unit->weights(b, s, first, n, nv, true);
         if (!by_unit) {
@@ -500,7 +500,7 @@ SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_an
 
 /* The block, which must begin at the first key of a cell: itself, or a longer one in *aligned. */
 SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
-    const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->cache_from) % SA_KEYS_PER_TILE : 0;
+    const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->copied_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {
         return b;
     }

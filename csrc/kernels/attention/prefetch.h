@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     sa_rows_ahead rows[5];
     int now, count;
-    ptrdiff_t bytes, share;
+    ptrdiff_t bytes, each;
 } sa_ahead;
 
 SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
@@ -54,9 +54,9 @@ SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     }
 }
 
-SA_INLINE void sa_fetch_share(sa_ahead *a) {
+SA_INLINE void sa_fetch_next(sa_ahead *a) {
     if (a->now < a->count) {
-        sa_fetch_ahead(a, a->share);
+        sa_fetch_ahead(a, a->each);
     }
 }
 
@@ -100,9 +100,9 @@ SA_ONCE void sa_plan_next_block(const sa_block *b, sa_ahead *ahead, ptrdiff_t fi
     }
     const sa_rows *rows = b->rows;
     const ptrdiff_t tiles = (b->end - b->begin + SA_KEYS_PER_TILE - 1) / SA_KEYS_PER_TILE;
-    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, share = (rows->count + tiles - 1) / tiles, at = tile * share;
+    const ptrdiff_t tile = (first - b->begin) / SA_KEYS_PER_TILE, each = (rows->count + tiles - 1) / tiles, at = tile * each;
     if (at < rows->count) {
-        const ptrdiff_t count = rows->count - at < share ? rows->count - at : share;
+        const ptrdiff_t count = rows->count - at < each ? rows->count - at : each;
         sa_plan_ahead(ahead, (sa_rows_ahead){.row = rows->query + at,
                                              .offset = (uintptr_t)b->ahead,
                                              .count = count,
@@ -112,10 +112,10 @@ SA_ONCE void sa_plan_next_block(const sa_block *b, sa_ahead *ahead, ptrdiff_t fi
                                              .bytes = sa_bytes_together(&b->a->out.m, b->a->Dv)});
     }
     const ptrdiff_t keys = b->keys_ahead == 0 ? 0 : b->a->S < SA_KEYS_PER_TILE ? b->a->S : SA_KEYS_PER_TILE;
-    const ptrdiff_t key_share = (keys + tiles - 1) / tiles, key = tile * key_share;
+    const ptrdiff_t keys_each = (keys + tiles - 1) / tiles, key = tile * keys_each;
     sa_plan_ahead(ahead,
                   (sa_rows_ahead){.offset = (uintptr_t)b->key.data + (uintptr_t)(b->keys_ahead + key * b->key.row_stride),
                                   .stride = b->key.row_stride,
-                                  .count = keys - key < key_share ? keys - key : key_share,
+                                  .count = keys - key < keys_each ? keys - key : keys_each,
                                   .bytes = sa_bytes_together(&b->key, b->a->E)});
 }

@@ -11,7 +11,7 @@ enum { SA_AMX_DECODE_ROWS = 4 };
 #define SA_DECODE_KEYS 256
 
 /* Weights are multiplied by this: neither their terms nor products with ordinary values are subnormal. */
-#define SA_DECODE_WEIGHT_UNIT 0x1p60f
+#define SA_DECODE_WEIGHT_SCALE 0x1p60f
 
 enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd columns */ };
 
@@ -84,7 +84,7 @@ SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) *
                                     real *P, const int R) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
     const char *k = rows->at;
-    const vec unit = V(set1)(factor);
+    const vec scale = V(set1)(factor);
     vec top = V(set1)(-(real)INFINITY);
     SA_TILE_FENCE();
     for (ptrdiff_t j = 0; j < n; j += SA_TILE_ROWS, k += SA_TILE_ROWS * stride) {
@@ -98,16 +98,16 @@ SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) *
         SA_TILE_STORE(0, P + j * R, 4 * R);
         SA_TILE_FENCE();
         if (j > 0) {
-            FN(decode_scale)(P + (j - SA_TILE_ROWS) * R, unit, &top, R);
+            FN(decode_scale)(P + (j - SA_TILE_ROWS) * R, scale, &top, R);
         }
     }
-    FN(decode_scale)(P + (n - SA_TILE_ROWS) * R, unit, &top, R);
+    FN(decode_scale)(P + (n - SA_TILE_ROWS) * R, scale, &top, R);
     return top;
 }
 
 /* Weights of scores P[16][R] as a left operand; adds them to *sum. */
 SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to, const int R) {
-    const vec unit = V(set1)(SA_DECODE_WEIGHT_UNIT), zero = V(set1)(0);
+    const vec scale = V(set1)(SA_DECODE_WEIGHT_SCALE), zero = V(set1)(0);
     vec p[4];
     SA_UNROLL
     for (int i = 0; i < R; ++i) {
@@ -128,7 +128,7 @@ SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to
     }
     SA_UNROLL
     for (int r = 0; r < R; ++r, to += FN(decode_weight_rows) * 64) {
-        const vec whole = p[r] * unit, high = V(bf16_nearest)(whole), low = V(bf16_nearest)(whole - high);
+        const vec whole = p[r] * scale, high = V(bf16_nearest)(whole), low = V(bf16_nearest)(whole - high);
         V(store_bf16_pairs)(to, high, zero);
         V(store_bf16_pairs)(to + 64, zero, high);
         V(store_bf16_pairs)(to + 128, low, zero);
@@ -206,22 +206,22 @@ SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, 
                     if (tiles <= 2) {
                         add = add + (V(load)(y + high) + V(load)(y + low));
                     }
-                    V(store)(o + at, V(fma)(add, V(set1)(1 / SA_DECODE_WEIGHT_UNIT), V(set1)(alpha[r]) * V(load)(o + at)));
+                    V(store)(o + at, V(fma)(add, V(set1)(1 / SA_DECODE_WEIGHT_SCALE), V(set1)(alpha[r]) * V(load)(o + at)));
                 }
             }
         }
     }
 }
 
-SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
+SA_ONCE FN(decode_rows) FN(decode_bf16_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(copies) * copies,
                                              ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
-        return FN(decode_rows_of)(b, m, cache, first, n, width);
+        return FN(decode_rows_of)(b, m, copies, first, n, width);
     }
     for (ptrdiff_t j = 0; j < n; j += SA_KEYS_PER_TILE) {
         const ptrdiff_t here = n - j < SA_KEYS_PER_TILE ? n - j : SA_KEYS_PER_TILE;
         ptrdiff_t stride;
-        const real *x = FN(tile_rows)(b, m, cache, first + j, here, width, &stride);
+        const real *x = FN(tile_rows)(b, m, copies, first + j, here, width, &stride);
         for (ptrdiff_t i = 0; i < here; ++i, x += stride) {
             for (ptrdiff_t e = 0; e < width; e += 2 * SA_LANES) {
                 const vec low = V(load)(x + e), high = V(load)(x + e + SA_LANES);

@@ -37,10 +37,10 @@ SA_ONCE bool FN(bf16dot_decode_queries)(const sa_block *b, FN(scratch) * s) {
     return s->decode.use;
 }
 
-SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(cache) * cache,
+SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, const sa_matrix *m, FN(copies) * copies,
                                             ptrdiff_t first, ptrdiff_t n, ptrdiff_t width) {
     if (FN(decode_reads)(m) == SA_READS_BF16) {
-        return FN(decode_rows_of)(b, m, cache, first, n, width);
+        return FN(decode_rows_of)(b, m, copies, first, n, width);
     }
     const ptrdiff_t bytes = (ptrdiff_t)FN(pair_row_bytes)(width);
     for (ptrdiff_t j = 0; j < n; ++j) {

@@ -74,7 +74,7 @@ SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdif
 }
 
 FN(decode_rows)
-FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
+FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
 
 #define SA_DECODE_BYTES(reads) ((reads) == SA_READS_REAL || (reads) == SA_READS_PAIRS ? (ptrdiff_t)sizeof(real) : 2)
 #define SA_DECODE_VECS(reads) ((reads) == SA_READS_BF16 || (reads) == SA_READS_PAIRS ? 2 : 1)
@@ -334,12 +334,12 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     const bool far = SA_FAR(v);
     const int C = SA_VECTOR_REGISTERS == 32 ? (R == 8 ? 2 : R == 4 ? 4 : 8) : (R == 4 ? 2 : 4), U = SA_DECODE_VECS(reads);
     const ptrdiff_t o_stride = FN(decode_width)(Dv), bytes = Dv * SA_DECODE_BYTES(reads);
-    const ptrdiff_t slices = Dv / (C * SA_LANES), share = slices > 0 ? (n + slices - 1) / slices : 0;
+    const ptrdiff_t slices = Dv / (C * SA_LANES), each = slices > 0 ? (n + slices - 1) / slices : 0;
     const FN(decode_rows) rows = {v->at + first * v->stride, v->stride, v->ahead, reads, v->together};
     const real *P_j = P + first * p_stride;
     ptrdiff_t d = 0;
-    for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += share) {
-        FN(fetch_rows)(&rows, row, row + share < n ? row + share : n, bytes);
+    for (ptrdiff_t row = 0; d + C * SA_LANES <= Dv; d += C * SA_LANES, row += each) {
+        FN(fetch_rows)(&rows, row, row + each < n ? row + each : n, bytes);
         FN(decode_values_far)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, C, reads, far);
     }
     if (slices == 0) {
@@ -361,13 +361,13 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    if (Dv == 0) { /* groups would divide by it */
+    if (Dv == 0) { /* `rows` would divide by it */
         return;
     }
     const ptrdiff_t rows = SA_VALUES_TOGETHER / (ptrdiff_t)sizeof(real) / Dv;
-    const ptrdiff_t group = SA_VECTOR_IS_LINE ? n : rows > 4 ? rows : 4;
-    for (ptrdiff_t j = 0; j < n; j += group) {
-        FN(decode_values_rows)(P, p_stride, v, j, n - j < group ? n - j : group, Dv, O, j == 0 ? alpha : ones, R, reads);
+    const ptrdiff_t at_once = SA_VECTOR_IS_LINE ? n : rows > 4 ? rows : 4;
+    for (ptrdiff_t j = 0; j < n; j += at_once) {
+        FN(decode_values_rows)(P, p_stride, v, j, n - j < at_once ? n - j : at_once, Dv, O, j == 0 ? alpha : ones, R, reads);
     }
 }
 
@@ -458,7 +458,7 @@ SA_DECODE_EACH(SA_DECODE_LEAVES, F16)
     default: SA_DECODE_CALL(name, REAL, __VA_ARGS__) break;                                                                    \
     }
 
-SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(cache) * cache, ptrdiff_t first,
+SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first,
                                              ptrdiff_t n, ptrdiff_t width) {
     const int reads = FN(decode_reads)(m);
     if (reads == SA_READS_BF16 || reads == SA_READS_F16 || FN(is_direct)(m)) {
@@ -468,7 +468,7 @@ SA_SHARED FN(decode_rows) FN(decode_rows_of)(const sa_block *b, const sa_matrix 
         return (FN(decode_rows)){m->data + first * m->row_stride, m->row_stride, ahead, reads, m->row_stride == bytes};
     }
     ptrdiff_t stride;
-    const real *rows = FN(tile_rows)(b, m, cache, first, n, width, &stride);
+    const real *rows = FN(tile_rows)(b, m, copies, first, n, width, &stride);
     return (FN(decode_rows)){(const char *)rows, stride * (ptrdiff_t)sizeof(real), {0, 0}, reads, false};
 }
 

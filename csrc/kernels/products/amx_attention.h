@@ -51,7 +51,7 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
     if (!FN(amx_take)(b->a)) {
         return;
     }
-    if (!b->cache_holds) {
+    if (!b->holds_copies) {
         FN(forget_cells)(&s->keys);
         FN(forget_cells)(&s->values);
     }
@@ -72,7 +72,7 @@ SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
 SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
                                 const bool of_values, const bool transposed) {
     const sa_attention *a = b->a;
-    const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
+    const ptrdiff_t at = (first - b->copied_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *tiles = cells->tiles + (size_t)cell * cells->bytes;
     if (at >= cells->room || cells->state[cell] == SA_CELL_UNKNOWN) {
         const ptrdiff_t n = b->keys - first < SA_KEYS_PER_TILE ? b->keys - first : SA_KEYS_PER_TILE;
@@ -198,9 +198,9 @@ SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t t
     }
 }
 
-SA_INLINE void FN(split_slice)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes, real unit,
+SA_INLINE void FN(split_slice)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes, real scale,
                                const real *maximum, real *sum, const int vectors, const bool scores, const int terms) {
-    const vec factor = V(set1)(unit);
+    const vec factor = V(set1)(scale);
     vec m[SA_VECS], more[SA_VECS];
     SA_UNROLL
     for (int v = 0; v < vectors; ++v) {
@@ -227,11 +227,11 @@ SA_INLINE void FN(split_slice)(const real *P, ptrdiff_t lanes, char *to, ptrdiff
 
 #define SA_SPLIT_LEAF(vectors, terms)                                                                                          \
     SA_LEAF void FN(split_slice##vectors##terms)(const real *P, ptrdiff_t lanes, char *to, ptrdiff_t n, size_t term_bytes,     \
-                                                 real unit, const real *maximum, real *sum, bool scores) {                     \
+                                                 real scale, const real *maximum, real *sum, bool scores) {                    \
         if (scores) {                                                                                                          \
-            FN(split_slice)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, true, terms);                            \
+            FN(split_slice)(P, lanes, to, n, term_bytes, scale, maximum, sum, vectors, true, terms);                           \
         } else {                                                                                                               \
-            FN(split_slice)(P, lanes, to, n, term_bytes, unit, maximum, sum, vectors, false, terms);                           \
+            FN(split_slice)(P, lanes, to, n, term_bytes, scale, maximum, sum, vectors, false, terms);                          \
         }                                                                                                                      \
     }
 #define SA_SPLITS(X) X(1, 2) X(2, 2) X(4, 2) X(1, 3) X(2, 3) X(4, 3)

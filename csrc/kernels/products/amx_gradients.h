@@ -28,7 +28,7 @@ SA_ONCE size_t FN(amx_lay_out_gradients)(const sa_attention_gradients *d, char *
 }
 
 SA_ONCE void FN(amx_start_gradients)(const sa_block *b, FN(gradient_state) * g) {
-    if (FN(amx_take)(b->a) && !b->cache_holds) {
+    if (FN(amx_take)(b->a) && !b->holds_copies) {
         FN(forget_cells)(&g->key_columns);
     }
 }

@@ -43,7 +43,7 @@ SA_ONCE void FN(bf16dot_start)(const sa_block *b, FN(wide_state) * s) {
     if (!FN(bf16dot_take)(b->a)) {
         return;
     }
-    if (!b->cache_holds) {
+    if (!b->holds_copies) {
         FN(forget_cells)(&s->keys);
         if (s->weight_terms) {
             FN(forget_cells)(&s->values);
@@ -204,7 +204,7 @@ SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *
 /* The tile's cell, or NULL if pairs do not hold it. With `two`, room for two rows, rows are joined in twos. */
 SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
                                       ptrdiff_t first, int least, char *two) {
-    const ptrdiff_t at = (first - b->cache_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
+    const ptrdiff_t at = (first - b->copied_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
     char *const tile = cells->tiles + (size_t)cell * cells->bytes, *to = tile;
     unsigned char none = SA_CELL_UNKNOWN, *state = at < cells->room ? &cells->state[cell] : &none;
     if (*state == SA_CELL_UNKNOWN) {

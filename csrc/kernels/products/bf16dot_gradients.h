@@ -18,7 +18,7 @@ SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, ch
 }
 
 SA_ONCE void FN(bf16dot_start_gradients)(const sa_block *b, FN(gradient_state) * g) {
-    if (g->grad_out && !b->cache_holds) {
+    if (g->grad_out && !b->holds_copies) {
         FN(forget_cells)(&g->values);
         FN(forget_cells)(&g->key_columns);
     }
@@ -68,7 +68,8 @@ SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(g
     return values != NULL;
 }
 
-SA_ONCE const real *FN(bf16dot_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first) {
+SA_ONCE const real *FN(bf16dot_tile_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g,
+                                          ptrdiff_t first) {
     return g->fit ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->wide.rows) : NULL;
 }
 
@@ -143,7 +144,7 @@ SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) 
                                         real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                         int nv, bool plain, bool keeps) {
     const sa_attention *a = b->g->a;
-    const real *keys = keeps ? NULL : FN(bf16dot_keys)(&b->b, s, g, first);
+    const real *keys = keeps ? NULL : FN(bf16dot_tile_keys)(&b->b, s, g, first);
     if (!keys) {
         return done;
     }

@@ -148,7 +148,7 @@ SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *res
         m[v] = V(load)(top + v * SA_LANES);
     }
 #define SA_TILE(j, rows) FN(rows_tile)(qT, k + (j) * k_stride, k_stride, E, P + (j) * lanes, lanes, factor, m, rows, nv, pairs)
-    SA_EACH_TILE(n, nv, SA_TILE, sa_fetch_share(ahead))
+    SA_EACH_TILE(n, nv, SA_TILE, sa_fetch_next(ahead))
 #undef SA_TILE
     SA_UNROLL
     for (int v = 0; v < nv; ++v) {
@@ -189,7 +189,7 @@ SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *r
         a[v] = V(load)(alpha + v * SA_LANES);
     }
 #define SA_TILE(d, rows) FN(columns_tile)(P, v_j + (d), v_stride, end, O + (d) * lanes, lanes, a, rows, nv, pairs)
-    SA_EACH_TILE(Dv, nv, SA_TILE, sa_fetch_share(ahead))
+    SA_EACH_TILE(Dv, nv, SA_TILE, sa_fetch_next(ahead))
 #undef SA_TILE
 }
 

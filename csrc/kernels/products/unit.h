@@ -39,7 +39,7 @@ struct FN(unit) {
     bool (*dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n, real *dS,
                      int nv); /* (2), to dS */
     /* The tile's keys, all finite, if the unit needs no rows of keys for its gradients; else NULL. The function may be NULL. */
-    const real *(*keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first);
+    const real *(*tile_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first);
     /* (1), (3) and (6) from the tile's key `done` on. plain: P is scores, dS is dP; keeps: dS is left in place. Returns
      * the first key that is left to multiply-adds. */
     ptrdiff_t (*gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P, real *dS,

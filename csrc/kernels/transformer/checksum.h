@@ -5,10 +5,10 @@
 
 /* Folds 32-bit words into h; zeros fill up the last 512 bytes. */
 SA_KERNEL uint64_t FN(checksum)(uint64_t h, const void *data, size_t bytes) {
-    enum { VECTORS = 128 / SA_U32_LANES, GROUP = 16 / SA_U32_LANES }; /* hides the multiplications' latency */
+    enum { VECTORS = 128 / SA_U32_LANES, FOLDED = 16 / SA_U32_LANES }; /* hides the multiplications' latency */
     const char *from = data;
     uint32_t words[128];
-    vu32 lanes[VECTORS], folded[GROUP];
+    vu32 lanes[VECTORS], folded[FOLDED];
     SA_UNROLL
     for (int v = 0; v < VECTORS; ++v) {
         lanes[v] = vu32_set1((uint32_t)h);
@@ -32,9 +32,9 @@ SA_KERNEL uint64_t FN(checksum)(uint64_t h, const void *data, size_t bytes) {
         }
     }
     for (int v = 0; v < VECTORS; ++v) { /* 16 words on every instruction set */
-        folded[v % GROUP] = SA_MIXED(v < GROUP ? vu32_set1((uint32_t)(h >> 32)) : folded[v % GROUP], lanes[v]);
+        folded[v % FOLDED] = SA_MIXED(v < FOLDED ? vu32_set1((uint32_t)(h >> 32)) : folded[v % FOLDED], lanes[v]);
     }
-    for (int v = 0; v < GROUP; ++v) {
+    for (int v = 0; v < FOLDED; ++v) {
         vu32_store(words + v * SA_U32_LANES, folded[v]);
     }
     for (int i = 0; i < 16; i += 2) {

@@ -38,13 +38,13 @@ SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdif
     }
 }
 
-/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x, and unit x or added. */
+/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x, and scaled x or added. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias;
     for (ptrdiff_t r = 0; r < n->rows; ++r) {
         const real *x = (const real *)n->x + r * d;
-        real *u = (real *)n->unit + r * d, *y = (real *)n->y + r * d;
+        real *u = (real *)n->scaled + r * d, *y = (real *)n->y + r * d;
         if (n->added != NULL) {
             const real *added = (const real *)n->added + r * d;
             for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
@@ -68,12 +68,12 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     }
 }
 
-/* With g = dy·weight:  ds = (g − mean(g) − unit·mean(g·unit))·scale, or ds += that; without mean(g) for RMSNorm. */
+/* With g = dy·weight:  ds = (g − mean(g) − scaled·mean(g·scaled))·scale, or ds += that; without mean(g) for RMSNorm. */
 SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight;
     for (ptrdiff_t r = 0; r < n->rows; ++r) {
-        const real *dy_r = (const real *)dy + r * d, *u = (const real *)n->unit + r * d;
+        const real *dy_r = (const real *)dy + r * d, *u = (const real *)n->scaled + r * d;
         real *ds_r = (real *)ds + r * d;
         vec sum = V(set1)(0), along = V(set1)(0);
         for (ptrdiff_t i = 0; i < d; i += SA_LANES) {
