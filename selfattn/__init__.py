@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from selfattn._interrupt import DelayedInterrupt
 
 with DelayedInterrupt(raises=True):
-    # In C, NumPy makes an ImportError of a KeyboardInterrupt, and it cannot be imported again.
+    # NumPy's C code turns a KeyboardInterrupt into an ImportError, and then cannot be imported again.
     import_module("selfattn._core")
 
 from selfattn import functional
@@ -100,7 +100,7 @@ else:
 
 
 def _render(kind: str, steps: object) -> str | None:
-    """Draw steps for a notebook. This is the one way up from `steps` to `views`, which is loaded when a notebook asks."""
+    """Draw steps for a notebook. `steps` uses `views` only here, and imports it when a notebook shows the steps."""
     draw = getattr(import_module("selfattn.views"), f"notebook_{kind}")
     shown: str | None = draw(steps)
     return shown

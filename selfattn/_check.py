@@ -19,7 +19,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists and the like; refuse the subclasses of ndarray with another meaning of operators."""
+    """Convert lists to arrays; refuse masked arrays and matrices, whose operators mean something else."""
     if type(x) is np.ndarray:
         return x
     if isinstance(x, np.ma.MaskedArray | np.matrix):
@@ -31,7 +31,7 @@ def as_array(name: str, x: npt.ArrayLike) -> Array:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Return whether it is one of the four dtypes of selfattn's computations."""
+    """Return whether selfattn computes with arrays of this dtype."""
     return dtype.char in "efd" or dtype.name == "bfloat16"
 
 
@@ -45,7 +45,7 @@ def float_dtype(name: str, array: Array) -> np.dtype[Any]:
 
 
 def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """Promote as NumPy does, and float16 with bfloat16, which NumPy does not promote, to float32."""
+    """Return NumPy's common dtype; float16 with bfloat16, which NumPy refuses, gives float32."""
     kinds = set(found)
     if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
         kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
@@ -98,7 +98,7 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
 
 
 def check_divisor(name: str, value: Any, of: str, size: int) -> int:
-    """Check a number that must divide a size, such as that of heads a width."""
+    """Check a number that must divide a size, as the number of heads must divide the width."""
     number = check_size(name, value)
     if size % number:
         raise ValueError(f"{name} must divide {of}; {number} does not divide {size}")
@@ -135,7 +135,7 @@ def check_probability(name: str, p: Any) -> float:
 
 
 def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
-    """Return an input as an array of floats: lists and integers in the layer's dtype, arrays of floats in their own."""
+    """Return an input as an array of floats: lists and integers get the layer's dtype, floats keep their own."""
     if type(x) is np.ndarray and x.dtype == dtype:
         return x
     array = as_array(name, x)
@@ -171,14 +171,14 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
 
 
 def quoted(value: Any) -> str:
-    """Quote a value, of a long one only the beginning."""
+    """Quote a value; a long one is cut."""
     long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
     text = repr(value[:50] if long else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class Entries:
-    """Settings by name, as in a ``config.json``; :meth:`finish` refuses those that nothing has read."""
+    """Settings by name, as in a ``config.json``; :meth:`finish` refuses the settings that nothing has read."""
 
     harmless: Collection[str] = ()  # keys that change nothing
     off: Collection[Any] = (None, False, {}, [])  # values that switch a feature off
@@ -222,7 +222,7 @@ class Entries:
         return value
 
     def only(self, name: str, value: Any) -> None:
-        """Read a key of which only one value, also the default, is supported."""
+        """Read a key that supports only one value, its default."""
         found = self._get(name, value)
         if found != value:
             raise ValueError(f"{self.where}: {name}={found!r} is not supported; only {value!r} is")

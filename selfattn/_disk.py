@@ -40,7 +40,7 @@ def to_safetensors(
     metadata: dict[str, str] | None = None,
     bfloat16: Collection[str] = (),
 ) -> bytes:
-    """Return the content of a safetensors file; the arrays that ``bfloat16`` names hold the bits of that, in uint16."""
+    """Return the content of a safetensors file; arrays named in ``bfloat16`` are uint16 with the bits of bfloat16."""
     safetensors = import_extra("safetensors.numpy", "text")
     if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
         raise TypeError(f"arrays must be a mapping of names to arrays, not {arrays!r:.80}")
@@ -120,15 +120,15 @@ def _place(path: Path) -> Path:
 
 
 def descriptor_of(path: PathLike) -> int | None:
-    """Return n for a path that names a descriptor of this process, such as ``/dev/stdout`` or ``/dev/fd/n``."""
+    """Return the descriptor of this process that a path such as ``/dev/stdout`` or ``/dev/fd/n`` names, or None."""
     name = os.path.abspath(path)
-    for _ in range(MOST_LINKS):  # one by one: the last would lead to the file of the descriptor
+    for _ in range(MOST_LINKS):  # one link at a time: the last leads to the descriptor's file
         folder = os.path.realpath(os.path.dirname(name))
         if folder in (f"/proc/{os.getpid()}/fd", "/dev/fd") and os.path.basename(name).isdigit():
             return int(os.path.basename(name))
         try:
             name = os.path.join(folder, os.readlink(name))
-        except OSError:  # no link, or one of another process
+        except OSError:  # not a link, or another process's
             return None
     return None
 
@@ -180,7 +180,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
 
 
 def _keep_mode(descriptor: int, path: Path) -> None:
-    """Give a file the permissions of the one that it will replace: private files stay private."""
+    """Give a file the permissions of the file that it will replace: private files stay private."""
     with contextlib.suppress(FileNotFoundError):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
@@ -188,7 +188,7 @@ def _keep_mode(descriptor: int, path: Path) -> None:
 
 
 def _hidden(path: Path, suffix: str, ending: str) -> Path:
-    """Return a hidden name in a file's folder: its own with an ending, or its digest if that is too long."""
+    """Return a hidden name in a file's folder: the file's name with an ending, or its digest if that is too long."""
     name = f".{path.name}.{suffix}.{ending}"
     if len(os.fsencode(name)) > LONGEST_NAME:
         name = f".{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}.{suffix}.{ending}"
@@ -202,7 +202,7 @@ def write_rows(path: Path, arrays: Iterable[Array], width: int, dtype: npt.DType
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
-    if is_special(path):  # there is no way back to the header
+    if is_special(path):  # write_rows must return to the header
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
     path = _place(path)
     temporary = _hidden(path, secrets.token_hex(8), "new")
@@ -231,7 +231,7 @@ def _write_header(file: Any, count: int, width: int, dtype: npt.DTypeLike) -> No
         "fortran_order": False,
         "shape": (count, width),
     }
-    # NumPy pads the header to its length with the largest count.
+    # NumPy pads the header, so its length is the same for every count.
     np.lib.format.write_array_header_1_0(file, header)
 
 
@@ -260,7 +260,7 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
 
 @contextmanager
 def _new_file(path: Path, replaced: Path) -> Iterator[Any]:
-    """Open a new file with the permissions of the one that it will replace, and flush it to the disk at the end."""
+    """Open a new file with the permissions of the file that it will replace; flush it to the disk at the end."""
     with path.open("xb") as file:
         _keep_mode(file.fileno(), replaced)
         yield file
@@ -282,7 +282,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, required: bool = True) -> dict[str, Any]:
-    """Read a small file that must hold an object; without the file it is empty, unless it is required."""
+    """Read a small JSON file that must hold an object; a missing file gives {}, unless it is required."""
     found = read_json(path) if required or path.exists() else {}
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold an object")
@@ -316,7 +316,7 @@ def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Convert exceptions of the library ``tokenizers`` to a ValueError, also Rust's panics, which are BaseExceptions."""
+    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Log:
-    """Standard error that ignores errors: there is none, its disk is full, its reader has ended."""
+    """Standard error that ignores errors: it is missing or closed, its disk is full, its reader has ended."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -29,7 +29,7 @@ class _Log:
 
 
 def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
-    """Return a bar of tqdm that ignores errors in writing; on terminals and in notebooks tqdm handles them."""
+    """Return a bar of tqdm that ignores errors of writing; on terminals and in notebooks tqdm ignores them."""
     tqdm = import_extra("tqdm.auto", extra).tqdm
     return tqdm(*args, **settings, **({} if seen() else {"file": _Log()}))
 
@@ -39,12 +39,12 @@ def seen() -> bool:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     try:
         return type(shell).__name__ == "ZMQInteractiveShell" or sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is no standard error, as for a daemon, or it is closed
+    except (AttributeError, ValueError):  # standard error is missing, as in a daemon, or closed
         return False
 
 
 def import_extra(module: str, extra: str | None) -> Any:
-    """Import a module; without it, the ImportError names selfattn's extra that has it, or with None its own package."""
+    """Import a module; if it is missing, the ImportError names selfattn's extra with it, or its package for None."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class DelayedInterrupt:
-    """In its block the first Ctrl-C only sets ``requested``, and the second raises at once.
+    """Within the block the first Ctrl-C only sets ``requested``; the second raises at once.
 
     With ``raises`` the end of the block raises the KeyboardInterrupt. Signals reach only the main thread; a handler that the
     program has set stays.

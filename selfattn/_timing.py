@@ -1,4 +1,4 @@
-"""The timing of short computations, and the five lines of NumPy for comparison.
+"""The timing of short computations, and attention in five lines of NumPy to compare with.
 
 The command line and the benchmarks use it. It knows nothing of cases, peers or tables.
 """
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def numpy_attention(query: Array, key: Array, value: Array, bias: Array | None = None) -> Array:
-    """Compute attention in plain NumPy, with several arrays (…, L, S)."""
+    """Compute attention in plain NumPy, which allocates several arrays (…, L, S)."""
     scores = query @ np.swapaxes(key, -1, -2) * query.shape[-1] ** -0.5
     if bias is not None:
         scores = scores + bias
@@ -29,7 +29,7 @@ def numpy_attention(query: Array, key: Array, value: Array, bias: Array | None =
 def attention_flops(
     batch: int, heads: int, queries: int, keys: int, width: int, causal: bool = False
 ) -> float:
-    """Count the multiplications and additions of the two products; the closed half of a causal call does not count."""
+    """Count the multiplications and additions of the two products, without the masked half of a causal call."""
     return 4.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
 
 

@@ -45,7 +45,7 @@ TOKENIZERS = {
     "tokenizers": "tokenizer.json",
     "whitespace": "vocabulary.json",
 }
-# Only config.json says how many positions there are, and it must not fill the memory.
+# Only config.json says how many positions there are; a wrong number must not fill the memory.
 MOST_POSITIONS = 2**28
 
 
@@ -173,13 +173,13 @@ def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = Non
 
 
 def is_model(folder: Path) -> bool:
-    """Tell whether a folder is one of :func:`save_model`, whole or damaged, not one of a pretrained model."""
+    """Return whether :func:`save_model` wrote a folder, whole or damaged; not so for a pretrained model's folder."""
     config = _disk.read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     return isinstance(config, dict) and "format" in config and "model_type" not in config
 
 
 def _tokenizer_file(folder: Path) -> str | None:
-    """Return the name of the tokenizer's file of a model in a folder, None without a model of selfattn's."""
+    """Return the name of the tokenizer's file in a folder, or None if selfattn did not save the folder."""
     try:
         return TOKENIZERS.get(_read_config(folder / CONFIG)["tokenizer"])
     except (OSError, ValueError):
@@ -281,7 +281,7 @@ def _load_tokenizer(folder: Path, config: Mapping[str, Any]) -> Any:
         tokenizer = import_extra("sentencepiece", "text").SentencePieceProcessor()
         try:
             tokenizer.LoadFromSerializedProto(content)
-        except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # the last by its own message
+        except (RuntimeError, TypeError, UnicodeDecodeError) as error:  # its message may be undecodable
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
     else:
         tokenizer = _disk.parse_tokenizer(path, content, None)
@@ -313,7 +313,7 @@ def save_arrays(path: _disk.PathLike, arrays: Mapping[str, npt.ArrayLike]) -> No
     """
     path = Path(path)
     content = _disk.to_safetensors(arrays)
-    if _disk.is_special(path):  # it could not be read back
+    if _disk.is_special(path):  # load_arrays could not read it
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
     _disk.write_file(path, content)
 

@@ -1,4 +1,4 @@
-"""PyTorch's CPU random stream, so that a seed gives the numbers here that it gives there.
+"""PyTorch's CPU random stream: a seed gives the same numbers as in PyTorch.
 
 It is the stream of PyTorch 2.13: MT19937's words, which each kind of draw turns into numbers in its own way. What is drawn,
 and in which order, the layers decide.
@@ -22,8 +22,8 @@ __all__ = ["TorchGenerator", "torch_rng"]
 
 Size: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | None
 
-_LONG = 16  # normal_() fills tensors of this size and above block by block
-_WIDE = 2**28  # from this range on randint() spends two words on a number
+_LONG = 16  # normal_() fills tensors of at least this size block by block
+_WIDE = 2**28  # randint() uses two words for a number of this range or a larger one
 
 
 class TorchGenerator:
@@ -44,21 +44,21 @@ class TorchGenerator:
         self.manual_seed(seed)
 
     def __copy__(self) -> TorchGenerator:
-        """Return an independent generator; two that shared the words would skip each other's."""
+        """Return an independent generator; if two shared their words, each would skip the words that the other drew."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return f"torch_rng({self.initial_seed})"
 
     def manual_seed(self, seed: SupportsIndex) -> TorchGenerator:
-        """Start again from ``seed``; return the generator itself, as PyTorch does."""
+        """Restart from ``seed``; return the generator itself, as PyTorch does."""
         if isinstance(seed, bool | np.bool_) or not hasattr(seed, "__index__"):
             raise TypeError(f"seed must be an int, not {type(seed).__name__}")
         self.initial_seed = operator.index(seed)
         if not -(2**63) <= self.initial_seed < 2**64:
             raise ValueError(f"seed must fit into 64 bits, as for torch.manual_seed, not {self.initial_seed}")
         self._source = np.random.RandomState(self.initial_seed & 0xFFFFFFFF)
-        self._kept_normals: list[float] = []  # at most one, but where threads draw at once
+        self._kept_normals: list[float] = []  # at most one, unless several threads draw at once
         return self
 
     # ------------------------------------------------------------------------------------------------- state
@@ -132,7 +132,7 @@ class TorchGenerator:
         x = self.random(n, dtype)
         whole = n - n % _LONG
         x[:whole] = _box_muller(x[:whole], mean, std)
-        if n != whole:  # draw the last 16 again
+        if n != whole:  # PyTorch draws the last 16 again
             x[-_LONG:] = _box_muller(self.random(_LONG, dtype), mean, std)
         return x.reshape(shape)
 
@@ -174,8 +174,8 @@ class TorchGenerator:
         return int(self._words64(1)[0]) & (2**63 - 1)
 
     def permutation(self, n: SupportsIndex) -> npt.NDArray[np.int64]:
-        """Shuffle as an epoch of ``DataLoader(shuffle=True)`` does: a new generator, seeded by this one."""
-        self.random_int64()  # seed of the workers
+        """Shuffle as an epoch of ``DataLoader(shuffle=True)`` does: with a new generator that this one seeds."""
+        self.random_int64()  # DataLoader draws a seed for its workers
         return TorchGenerator(self.random_int64()).randperm(n)
 
     # ----------------------------------------------------------------------------------------------- helpers
@@ -189,7 +189,7 @@ class TorchGenerator:
         return high_low
 
     def _one_normal(self) -> float:
-        """Draw Box and Muller's pair: return the cosine, and keep the sine for the next call, also of another thread."""
+        """Draw Box and Muller's pair: return the cosine, and keep the sine for the next call in any thread."""
         with contextlib.suppress(IndexError):
             return self._kept_normals.pop()  # atomic: no other thread gets the same
         u1, u2 = self.random(2, np.float64).tolist()
@@ -279,7 +279,7 @@ def _box_muller(uniforms: Array, mean: float, std: float) -> Array:
 
 
 def _fma(x: Array, y: Any, z: Any) -> Array:
-    """Compute x·y + z with one rounding, as the processor's instruction does, from ordinary operations.
+    """Compute x·y + z with one rounding, as the processor's FMA instruction does, from ordinary operations.
 
     Boldo and Melquiond, "Emulation of FMA and Correctly Rounded Sums", 2008, algorithm 1 (Fma). Intermediate sums are
     rounded to odd, so that the last rounding, to nearest, is not a double rounding.
@@ -315,7 +315,7 @@ def _two_product(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _odd_sum(a: Array, b: Array) -> Array:
-    """Add, rounding to odd: of the two neighbours of an inexact sum, the one whose last bit is 1."""
+    """Add, and round to odd: an inexact sum becomes the neighbour whose last bit is 1."""
     total, lost = _two_sum(a, b)
     even = (total.view(np.int64) & 1) == 0
     towards = np.where(lost > 0, np.inf, -np.inf)

@@ -1,4 +1,4 @@
-"""The five tutorials: their inputs, their printed tensors, and the same tensors computed by selfattn.
+"""The five tutorials: their inputs, their printed tensors, and selfattn's values of the same tensors.
 
 Three of them print tensors, which are in ``data/tutorials/*.json`` with their inputs. The other two describe modules without
 numbers: a small model trained for this, and inputs made by hand, are compared with `selfattn.reference`.
@@ -54,7 +54,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Tutorial:
-    """A tutorial: its title, the precision of its numbers, the comparisons, and the slips in its text."""
+    """A tutorial: its title, the precision of its numbers, the comparisons, and the mistakes in its text."""
 
     number: int
     title: str
@@ -81,7 +81,7 @@ def class_weights() -> Array:
 
 
 def _rounding_slack(computed: Array) -> Array:
-    """Return a tolerance with which a computed number at a rounding boundary may be rounded either way."""
+    """Return a tolerance within which a computed number at a rounding boundary may be rounded up or down."""
     eps = np.finfo(computed.dtype).eps if computed.dtype.kind == "f" else 0.0
     return np.asarray(16 * eps * (1 + np.abs(computed.astype(np.float64))))
 
@@ -102,13 +102,13 @@ def _to_digits(name: str, printed: Any, computed: Array, digits: int) -> Compari
 
 
 def _to_reference(name: str, expected: Array, computed: Array) -> Comparison:
-    # Short sums of size 1, and a LayerNorm whose deviation is not far below 1.
+    # Sums are short and near 1; the deviation in LayerNorm is not far below 1.
     tolerance = 64 * np.finfo(computed.dtype).eps * (1 + np.abs(expected))
     return Comparison(name, np.asarray(expected, np.float64), computed, ".6f", tolerance, "reference")
 
 
 def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
-    """Embed five words, *bank* in a river sentence and in a finance sentence."""
+    """Embed five words, of which *bank* comes from a river sentence and from a finance sentence."""
     data = load("first_principles")
     decimals = data["printed_decimals"]
     projected = data["projected_attention"]
@@ -232,7 +232,7 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     as_floats = [t.astype(dtype) for t in (querys, keys, values)]
     scores = sa.attention_steps(*as_floats, scale=1.0).scores
     _, weights = sa.scaled_dot_product_attention(*as_floats, scale=1.0, return_weights=True)
-    # The softmax of logarithms of weights gives those weights.
+    # The softmax of the logarithms of weights is the weights.
     with np.errstate(divide="ignore"):
         log_weights = np.log(np.array(printed["attn_scores_softmax_rounded"], dtype))
     nothing = np.zeros((len(x), 0), dtype)

@@ -42,12 +42,12 @@ exit codes:
 
 
 def listed(take: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return the type of an argument of values separated by commas; ``take`` is the type of one."""
+    """Return the argparse type of values separated by commas; ``take`` is the type of one value."""
     return lambda text: [take(each.strip()) for each in text.split(",") if each.strip()] or [take("")]
 
 
 def one_of(what: str, known: Collection[str], lacking: Collection[str] = ()) -> Callable[[str], str]:
-    """Return the type of a name; ``lacking`` are peers that are not installed."""
+    """Return the argparse type of a name; ``lacking`` names the peers that are not installed."""
 
     def take(name: str) -> str:
         if name not in known:
@@ -85,7 +85,7 @@ def new_parser(prog: str, description: str, peers: Mapping[str, Iterable[str]], 
 
 
 def measure(options: Any, rows: list[Row], opened: Open, packages: dict[str, str], **more: Any) -> Result:
-    """Measure rows with the options of :func:`new_parser`; print the table; save and return all results and ``more``."""
+    """Measure rows with the options of :func:`new_parser`, print the table, save and return results and ``more``."""
     rounds = options.rounds or (3 if options.quick else 7)
     seconds = options.seconds if options.seconds is not None else 0.03 if options.quick else 0.1
     facts = config.show_config("dicts")

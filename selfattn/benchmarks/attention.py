@@ -26,7 +26,7 @@ from .turns import Array, Contestant, Prepare, Row, Spelling
 LENGTHS, WIDTHS = (128, 197, 512, 777, 1000, 1024, 4096), (32, 64, 80, 128)
 FEW = (128, 512, 1024), (32, 64, 128)
 MASKS = {"float": "float mask", "float per head": "float mask per head", "bool": "boolean mask"}
-# The largest difference of averages of numbers of size 1.
+# The largest difference of outputs, which are averages of numbers of size 1.
 AGREEMENT = {"float32": 1e-4, "float64": 1e-10, "float16": 4e-3, "bfloat16": 3e-2}
 
 # The pullback alone, or with the forward call.
@@ -252,7 +252,7 @@ def _jax(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
 
 
 class Engine(NamedTuple):
-    """A library: its name in tables, the packages it needs, of which the first has its version, and its spellings."""
+    """A library: its name in tables, the packages it needs (the first has the version), and its spellings."""
 
     title: str
     packages: tuple[str, ...]
@@ -271,7 +271,7 @@ PEERS = {name: engine.packages for name, engine in ENGINES.items() if name != "s
 
 
 def open_engine(engine: str, threads: int) -> Prepare:
-    """Open a library in a worker: "torch", or "selfattn avx2" for an instruction set."""
+    """Import a library in a worker, by name: "torch", or "selfattn avx2" for one instruction set."""
     name, _, isa = engine.partition(" ")
     _core._set_isa(isa or _core.get_isa())
     return lambda case: ENGINES[name].spell(case, case.inputs(), threads)
@@ -289,11 +289,11 @@ class Choice:
     full: bool = False
 
     def sizes(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Return the lengths of the command line, else the suite's own, with --quick only the first."""
+        """Return the lengths of the command line, else the suite's lengths; with --quick only the first."""
         return self.lengths or (lengths[:1] if self.quick else lengths)
 
     def cases(self, lengths: Sequence[int], widths: Sequence[int], **options: Any) -> list[Case]:
-        """Pair lengths and widths: those of the command line, else the suite's own, with --quick few."""
+        """Pair the lengths and widths of the command line, else of the suite; with --quick only a few."""
         if self.quick:
             lengths, widths = [n for n in lengths if n in (128, 1024)], (64,)
         return [Case(*n, **options) for n in product(self.lengths or lengths, self.widths or widths)]

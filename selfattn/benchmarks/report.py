@@ -13,7 +13,7 @@ ATTENTION = "B=1, H=8, float32 unless said otherwise; L x D"
 
 
 def best_time(contestant: Result) -> float | None:
-    """Return the seconds of the fastest sample of the fastest spelling, or None where there is none."""
+    """Return the seconds of the fastest sample of the fastest spelling, or None without samples."""
     samples = [t for rounds in contestant["times"].values() for times in rounds for t in times]
     return min(samples, default=None)
 
@@ -32,7 +32,7 @@ def rate(row: Result, contestant: Result) -> float | None:
 
 
 def ratio(row: Result, name: str) -> float | None:
-    """Return the best time of the named contestant relative to selfattn's, of one operation if their numbers differ."""
+    """Return a contestant's best time divided by selfattn's; per operation if they do different numbers of them."""
     own, other = row["contestants"][0], next((c for c in row["contestants"] if c["name"] == name), None)
     times = best_time(own), best_time(other) if other else None
     if other is None or not times[0] or not times[1]:
@@ -102,7 +102,7 @@ def preamble(run: Result) -> str:
 
 
 def limits_line(rows: Sequence[Result]) -> str:
-    """Return a line of the measured limits, from the lowest to the highest, to which the shares refer."""
+    """Return a line with the lowest and the highest measured limits, of which the shares are fractions."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for each in row["contestants"]:
@@ -114,7 +114,7 @@ def limits_line(rows: Sequence[Result]) -> str:
 
 
 def problems(rows: Sequence[Result]) -> list[str]:
-    """Return lines about results that differ, and errors."""
+    """Return lines about errors and results that differ."""
     lines = []
     for row in rows:
         for contestant in row["contestants"]:
@@ -128,7 +128,7 @@ def problems(rows: Sequence[Result]) -> list[str]:
 
 
 def is_sound(rows: Sequence[Result]) -> bool:
-    """Tell whether selfattn ran every row and all results agree."""
+    """Return whether selfattn ran every row and all results agree."""
     contestants = [each for row in rows for each in row["contestants"]]
     computed = all(row["contestants"][0]["times"] for row in rows)
     return computed and all(each.get("agrees", True) for each in contestants)

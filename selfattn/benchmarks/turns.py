@@ -35,7 +35,7 @@ class Spelling(NamedTuple):
 
 
 Prepare = Callable[[Any], list[Spelling]]
-Open = Callable[[str, int], Prepare]  # of an engine and its number of threads; is pickled
+Open = Callable[[str, int], Prepare]  # takes an engine and its number of threads; is pickled
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: the first contestant is selfattn, which is compared with the others."""
+    """One line of a table: selfattn is the first contestant, and the others are compared with it."""
 
     suite: str
     label: str
@@ -79,7 +79,7 @@ class Library:
         return {"samples": [np.asarray(result, np.float64).ravel() for result in results]}
 
     def run(self, number: int, seconds: float, limit: str) -> Result:
-        """Time every spelling of a prepared case, between two measurements of its limit if it has one."""
+        """Time every spelling of a prepared case; if it has a limit, measure that before and after."""
         facts, spellings = self.prepared[number]
         limits, times = [], {}
         for spelling in spellings:
@@ -90,7 +90,7 @@ class Library:
         return {"times": times, "limits": limits}
 
     def _measure(self, limit: str, facts: Result) -> list[float]:
-        """Measure the operations per second of multiply-adds in registers, or the bytes per second of a loop that reads."""
+        """Measure the operations per second of multiply-adds in registers, or the bytes per second of reading memory."""
         if limit == "flops":
             return [float(_core._fma_peak(facts["limit_dtype"], self.threads, 20))]
         return [float(_core._read_bandwidth(facts["key_value_bytes"], self.threads, 20))] if limit else []
@@ -151,7 +151,7 @@ class Worker:
 
 
 class Turns(ExitStack):
-    """All workers of a run, started at their first use, ended with the block."""
+    """All workers of a run: each starts at its first use, and ends with the block."""
 
     def __init__(self, opened: Open, threads: int, rounds: int, seconds: float) -> None:
         super().__init__()

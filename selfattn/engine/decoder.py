@@ -1,4 +1,4 @@
-"""A language model as the core runs it: layers that look back, a cache of their keys and values, and a head.
+"""A language model as the core runs it: causal layers, a cache of their keys and values, and a head.
 
 `nn.GPT` and the language models of `selfattn.models` share it. Sequences differ in length and are packed, without padding. The
 bits of a token depend on the tokens before it and on nothing else: not on other sequences, nor on later calls.
@@ -58,7 +58,7 @@ class DecoderCache:
             self._move(np.arange(len(self)), room)
 
     def _move(self, chosen: Ids, capacity: int) -> None:
-        """Copy the chosen sequences to arrays with room for `capacity` tokens of each."""
+        """Copy the chosen sequences to arrays with room for `capacity` tokens per sequence."""
         lengths = self.lengths[chosen]
         used = int(lengths.max(initial=0))
         moved = []
@@ -67,11 +67,11 @@ class DecoderCache:
             for to, sequence in enumerate(chosen):
                 new[:, to, :, :used] = array[:, sequence, :, :used]
             moved.append(new)
-        self.lengths, (self.keys, self.values) = lengths, moved  # all of them, or none without memory
+        self.lengths, (self.keys, self.values) = lengths, moved  # all of them, or none if memory runs out
 
 
 class Decoder:
-    """A language model: ids in, logits of the next id out.
+    """A language model: it takes ids, and returns the logits of the next id.
 
     ``model`` has a table, causal layers with the same number and width of heads, and a final norm; it has no pooling. ``head`` is
     (vocabulary, d); a tied one is the table. Arrays are not copied: a change of them counts from the next call on.
@@ -100,7 +100,7 @@ class Decoder:
         self._core_last = transformer.as_core(model._replace(pooling="last"))
 
     def new_cache(self, sequences: int) -> DecoderCache:
-        """Return a cache without tokens for that number of sequences."""
+        """Return an empty cache for that number of sequences."""
         layers = self.model.layers
         heads, width = 1, 1
         if layers:
@@ -115,16 +115,16 @@ class Decoder:
         return np.split(rows, cu_seqlens[1:-1])
 
     def next_logits(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache) -> Array:
-        """Append tokens, and compute the logits of the one that follows, (sequences, vocabulary)."""
+        """Append tokens, and compute the logits of the next token, (sequences, vocabulary)."""
         before = cache.lengths
         try:
             return self.head(self._run(self._core_last, ids, cache)[0], decoding=True)
-        except BaseException:  # no memory for the logits: the cache must not have the tokens
+        except BaseException:  # no memory for the logits: remove the tokens
             cache.lengths = before
             raise
 
     def logits(self, ids: npt.ArrayLike) -> Array:
-        """Compute the logits of the id that follows each one of a sequence, (L, vocabulary)."""
+        """Compute the logits of the next id after each id of a sequence, (L, vocabulary)."""
         return self.head(self._run(self._core_model, [ids], None)[0])
 
     def head(self, rows: Array, *, decoding: bool = False) -> Array:

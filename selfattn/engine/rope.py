@@ -14,14 +14,14 @@ import numpy as np
 from selfattn._check import Entries
 from selfattn.engine.transformer import Rotary
 
-MOST_WIDTH = 2**16  # of a head: a short file must not fill memory
+MOST_WIDTH = 2**16  # of a head, so that a short file cannot fill memory
 NEW, OLD = "rope_parameters", "rope_scaling"  # in configurations of Transformers 5, and before
 
 
 class Rope(NamedTuple):
-    """The frequencies of the pairs of a head's elements."""
+    """The frequency of each pair of elements of a head."""
 
-    frequencies: tuple[float, ...]  # radians a position, float32
+    frequencies: tuple[float, ...]  # radians per position, float32
     factor: float = 1.0  # of cosines and sines
 
     def rotary(self, longest: int, dtype: Any, interleaved: bool = False) -> Rotary:
@@ -69,7 +69,7 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
         raise ValueError(f"{config.where}: heads of a width of {width}; more than {MOST_WIDTH} are not read")
     periods = _periods(width, theta)
     if kind != "default":
-        own.raw("original_max_position_embeddings")  # files have it also where nothing reads it
+        own.raw("original_max_position_embeddings")  # files have the key even if nothing reads it
     try:
         with np.errstate(all="ignore"):
             rope = KINDS[kind](own, periods, theta, longest)
@@ -126,7 +126,7 @@ def _yarn(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     width = 2 * len(periods)
 
     def dimension(turns: float) -> float:
-        """Return the pair that makes that number of turns within the original length."""
+        """Return the index of the pair that makes this number of turns within the original length."""
         return width * math.log(before / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(fast), dimension(slow)

@@ -1,4 +1,4 @@
-"""The transformer of the C core: its settings, one call forward, one forward and backward; and the ids that enter it.
+"""The transformer of the C core: its settings, its forward and backward calls, and the ids that it takes.
 
 A layer of `nn` or a model of `selfattn.models` describes itself with these tuples of arrays. Sequences are packed: their
 rows come one after the other, without padding, and attention stays within each. ``cu_seqlens``, int64 (sequences + 1,), has
@@ -34,7 +34,7 @@ Ids = npt.NDArray[np.int64]
 class Projection(NamedTuple):
     """``x @ weight.T + bias``."""
 
-    # (out, in), contiguous. If one of a layer is Rounded, so are all, and query, key and value are separate.
+    # (out, in), contiguous. A layer's weights are all Rounded or none is; Rounded query, key and value are separate.
     weight: Weight
     bias: Array | None = None  # (out,)
 
@@ -53,14 +53,14 @@ class Rotary(NamedTuple):
 
     cos: Array  # (positions, rotated width / 2)
     sin: Array
-    interleaved: bool = False  # pairs are neighbours, else element i and i + half
+    interleaved: bool = False  # True: pairs are neighbours; else elements i and i + half
 
 
 class Layer(NamedTuple):
     """One layer."""
 
     num_heads: int
-    query: Projection  # where key is None, that of query, key and value in one matrix, (3·width, d)
+    query: Projection  # if key is None, query, key and value in one matrix, (3·width, d)
     key: Projection | None = None
     value: Projection | None = None
     output: Projection | None = None
@@ -78,13 +78,13 @@ class Layer(NamedTuple):
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)
     softcap: float = 0.0
-    # The probabilities of dropout: of attention weights, of the output projection, of the input of `down`, and of its output.
+    # The probabilities of dropout: attention weights, output projection, input of `down`, output of `down`.
     dropout: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    seed: int = 0  # 64 bits, of dropout
+    seed: int = 0  # of dropout, 64 bits
 
 
 class Transformer(NamedTuple):
-    """A stack of layers, what enters it and what leaves it.
+    """A stack of layers with its embeddings and its final norm.
 
     All arrays have one dtype, float32 or float64; with Rounded ones float32.
     """

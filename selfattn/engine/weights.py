@@ -1,4 +1,4 @@
-"""Weights of 8 and 16 bits and quants: rounding to them and back, and matrices of them for the core.
+"""Weights of 8 and 16 bits and GGUF's quants: conversion to and from float32, and matrices for the core.
 
 int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127, rounded to the
 nearest. bfloat16 is held as its bits, in uint16, since NumPy has no such type. The core rounds activations.
@@ -19,16 +19,16 @@ from selfattn._check import Array
 from selfattn.functional._products import FLOAT32, as_rows, linear, plain
 
 KINDS = ("bfloat16", "int8")
-SCALE = "_scale"  # after the name of a weight
+SCALE = "_scale"  # follows the name of a weight
 GROUP = 128  # numbers of a row that share a scale; the last group may have fewer
 
-BLOCK = 2**16  # elements that are rounded at once: they stay in the cache
+BLOCK = 2**16  # elements rounded at once: they fit in the cache
 INT8, BITS = np.dtype(np.int8), np.dtype(np.uint16)
 BITS_OF_INFINITY = 0x7F80
 
 
 class Rounded:
-    """A matrix of weights, (out, in), in fewer bits. An index or ``np.asarray`` converts rows, or all of it, to float32."""
+    """A matrix of weights, (out, in), in fewer bits. Indexing converts rows to float32, ``np.asarray`` all of it."""
 
     dtype = np.dtype(np.float32)
     kind: str
@@ -36,7 +36,7 @@ class Rounded:
 
     @functools.cached_property
     def packed(self) -> Any:
-        """The weights as the core multiplies by them."""
+        """The weights in the form that the core multiplies."""
         return self._pack()
 
     def _pack(self) -> Any:
@@ -44,11 +44,11 @@ class Rounded:
 
     @property
     def table(self) -> Any:
-        """The weights as the core looks rows up."""
+        """The weights in the form from which the core takes rows."""
         return self.packed
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out ``packed``: a copy makes its own."""
+        """Leave out ``packed``, which a copy makes again."""
         return {name: value for name, value in vars(self).items() if name != "packed"}
 
     def __getitem__(self, rows: Any) -> Array:
@@ -76,7 +76,7 @@ class Compact(Rounded):
 
     @property
     def table(self) -> Any:
-        """The weights as the core looks rows up."""
+        """The weights in the form from which the core takes rows."""
         return self.values if self.scale is None else (self.values, self.scale)
 
     def __getitem__(self, rows: Any) -> Array:
@@ -159,7 +159,7 @@ def float_type(weight: Weight) -> np.dtype[Any]:
 
 
 def kind_of(array: Array) -> str:
-    """Return the name of the numbers in an array of weights."""
+    """Return the name of the number type of an array of weights."""
     return "bfloat16" if array.dtype == BITS else array.dtype.name
 
 
@@ -180,13 +180,13 @@ def no_gradients(kind: str) -> ValueError:
 
 
 def refuse_gradients(weight: Array) -> None:
-    """Raise the error of :func:`no_gradients` if the weight is rounded."""
+    """Raise the error that :func:`no_gradients` returns if the weight is rounded."""
     if is_compact(weight):
         raise no_gradients(kind_of(weight))
 
 
 def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
-    """Round float32 weights (out, in); return the values, and for int8 the scales (out, groups). NaN and infinity are a ValueError."""
+    """Round float32 weights (out, in); return values, and for int8 scales (out, groups). NaN and inf are a ValueError."""
     values: Array
     if kind == "bfloat16":
         values = np.empty(weight.shape, BITS)
@@ -207,7 +207,7 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
                 factor /= 127
                 quotients = numbers / np.where(factor == 0, 1, factor)
                 np.rint(quotients, out=quotients)
-                np.clip(quotients, -127, 127, out=quotients)  # the scale of subnormal groups is not exact
+                np.clip(quotients, -127, 127, out=quotients)  # scales of subnormal numbers are inexact
                 values[begin : begin + rows, of_group] = quotients
     if not np.isfinite(scale).all():
         raise ValueError(f"{name} holds NaN or an infinity")
@@ -228,17 +228,17 @@ def to_float32(values: Array, scale: Array | None) -> Array:
 
 
 def good_bits(values: Array) -> bool:
-    """Return whether all bits of bfloat16 are finite numbers."""
+    """Return whether all numbers, given as bits of bfloat16, are finite."""
     return not ((values & BITS_OF_INFINITY) == BITS_OF_INFINITY).any()
 
 
 def good_scale(scale: Array) -> bool:
-    """Return whether all scales are finite and not negative, as those of weights are."""
+    """Return whether all scales are finite and not negative, as rounding makes them."""
     return bool((np.isfinite(scale) & (scale >= 0)).all())
 
 
 def multiply(x: Array, weight: Weight, bias: Array | None, *, decoding: bool = False) -> Array:
-    """Compute ``x @ weight.T + bias``, x (..., in), with weights that may be Rounded; these multiply float32, not float64.
+    """Compute ``x @ weight.T + bias``, x (..., in); the weight may be Rounded if x is not float64.
 
     With ``decoding`` each row is of a sequence's new token, and the core reads Quants without expanding them. The bits of a row depend
     on ``decoding``, but not on the other rows.

@@ -30,7 +30,7 @@ class AttentionGradients(NamedTuple):
     query: Array | None
     key: Array | None
     value: Array | None
-    attn_mask: Any = None  # a list for packed sequences
+    attn_mask: Any = None  # packed sequences have a list
     alibi_slopes: Array | None = None
     sinks: Array | None = None
 
@@ -51,7 +51,7 @@ def attention_vjp(
     return_lse: bool,
     out: Array | None,
 ) -> tuple[Any, Pullback]:
-    """Run the forward pass, and return its result and its pullback.
+    """Run the forward pass; return its result and its pullback.
 
     ``forward`` is the core's. ``backward(q, k, v, **options, names, grad_out, grad_lse, out, statistics)`` returns the
     gradients that ``names`` lists. Both halves take ``options``; this sets the seed of dropout in them. ``heads`` are the
@@ -71,7 +71,7 @@ def attention_vjp(
     dtype = output.dtype  # the pullback must not hold `output`
 
     def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
-        """Pull the gradient of the output (and of the log-sum-exp) back to the inputs that wrt names."""
+        """Pull the gradient of the output (and of the log-sum-exp) back to the inputs named in ``wrt``."""
         if grad_lse is not None and not return_lse:
             raise TypeError("grad_lse was given, but the log-sum-exp was not returned: use return_lse=True")
         if grad_out is None and grad_lse is not None:
@@ -104,7 +104,7 @@ def take_gradients(
     bits = sum(_BITS[name] for name in set(names))
     raw = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
     found = dict(zip(AttentionGradients._fields, raw, strict=True))
-    with np.errstate(all="ignore"):  # arithmetic in C gives no warnings either
+    with np.errstate(all="ignore"):  # as in C, without NumPy's warnings
         for name in ("alibi_slopes", "sinks"):
             if found[name] is not None:
                 found[name] = np.asarray(row_sums(_row_shares(name, found[name])))
@@ -122,14 +122,14 @@ def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
     if raw.shape == given.shape and raw.dtype == given.dtype:
         return raw
     dtype = gradient_dtype(given)
-    if raw.size == 0:  # 0 query heads are a multiple of any number of key heads
+    if raw.size == 0:  # without query heads, there may be any number of key heads
         return np.zeros(given.shape, dtype)
     with np.errstate(all="ignore"):
         return rounded(sum_to_shape(raw, given.shape), dtype, num_threads)
 
 
 def _row_shares(name: str, raw: Array) -> Array:
-    """Return each row's share of the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
+    """Return each row's term in the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
     rows = raw.astype(np.float64)
     shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
     return shares
@@ -164,7 +164,7 @@ def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
 
 
 def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
-    """Return dropout's probability as a float; if it drops, also a seed, so that both passes drop the same."""
+    """Return dropout's probability as a float and, if it is not 0, a seed, so that both passes drop the same weights."""
     try:
         is_bool = isinstance(dropout_p, bool) or getattr(dropout_p, "dtype", None) == np.bool_
         number = dropout_p if is_bool or isinstance(dropout_p, str | bytes) else float(dropout_p)
@@ -186,7 +186,7 @@ def apart(x: Array, axes: slice) -> Array:
 
 
 def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Array:
-    """Convert lists and numbers to ``dtype``, beyond its range to inf without a warning; arrays stay as they are."""
+    """Convert lists and numbers to ``dtype``; numbers beyond its range become inf, without a warning. Arrays are kept."""
     if isinstance(x, np.ndarray):
         return x
     if x is None:
@@ -202,7 +202,7 @@ def as_gradient(name: str, x: npt.ArrayLike | None, dtype: np.dtype[Any]) -> Arr
 def as_fitting_gradient(
     name: str, x: npt.ArrayLike | None, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array:
-    """Return the gradient of a result of ``shape`` and ``dtype``, in ``dtype`` if it was no array.
+    """Return the gradient of a result of ``shape`` and ``dtype``; lists and numbers get this dtype.
 
     float64, and integers, which count as float64, are refused where the result has fewer bits.
     """
@@ -227,8 +227,8 @@ def like(x: Array, dx: Array) -> Array:
 
 
 def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
-    """Round to the dtype of a gradient: x itself where it has that dtype. Beyond its range is inf, without a warning."""
-    x = np.asarray(x)  # NumPy's sum over everything is a scalar
+    """Round x to the dtype of a gradient, if it has another; numbers beyond its range become inf, without a warning."""
+    x = np.asarray(x)  # NumPy's sum over all axes is a scalar
     if x.dtype != np.float32 or dtype.itemsize != 2 or not x.flags.c_contiguous:
         return x.astype(dtype, copy=False)
     narrow = np.empty(x.shape, dtype)
@@ -237,7 +237,7 @@ def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
 
 
 def _round_into(out: Array, x: Array, num_threads: int | None) -> None:
-    """Round float32, C-contiguous, to an array of 16 bits of any strides."""
+    """Round a C-contiguous float32 array into a 16-bit array of any strides."""
     if out.flags.c_contiguous and out.flags.aligned:
         _core._narrow(x, out, num_threads or 0)
     else:

@@ -35,13 +35,13 @@ class ScoreOptions(TypedDict, total=False):
 
 
 class CacheOptions(ScoreOptions, total=False):
-    """The options of attention over a cache, whose heads are grouped as the cache's are and whose rule is causal."""
+    """The options of attention over a cache, which is always causal, with as many key heads as the cache."""
 
     num_threads: int | None
 
 
 class PairOptions(ScoreOptions, total=False):
-    """The options that decide which pairs there are, and which of them dropout drops."""
+    """The options that decide which pairs attend, and which of them dropout drops."""
 
     enable_gqa: bool
     causal: Literal["upper_left", "lower_right"] | None
@@ -57,7 +57,7 @@ class VarlenOptions(PairOptions, total=False):
 
 
 class StepsOptions(PairOptions, total=False):
-    """The options of attention step by step, in NumPy."""
+    """The options of `attention_steps`, in NumPy."""
 
     key_lengths: npt.ArrayLike | None
     block_mask: BlockMask | None
@@ -94,7 +94,7 @@ _DESCRIPTIONS = _descriptions()
 
 
 def takes(options: type[Any]) -> Callable[[Function], Function]:
-    """Show the options of a class above in the signature and in the docstring of a function, and refuse others.
+    """Add the options of a class above to the signature and docstring of a function, which then refuses others.
 
     In the docstring they replace ``**options``, after masks and dropout where these are positional. The check is here because the
     functions below may take more options, and their errors would have their names.
@@ -107,7 +107,7 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
     def shown(function: Function) -> Function:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        # Shared options have one order.
+        # Options that two classes share have one order.
         shared = [p.name in _PLACES and p.kind is keyword for p in own]
         first = shared.index(True) if any(shared) else sum(p.kind is not keyword for p in own)
         rest = sorted([*own[first:], *taken], key=lambda p: _PLACES.get(p.name, len(_PLACES)))

@@ -1,4 +1,4 @@
-"""Products with matrices by the core's kernels: the bits of a row depend neither on the other rows nor on threads."""
+"""Matrix products by the core's kernels: the bits of a row depend neither on other rows nor on threads."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def linear_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, A
 
 
 def widest(*arrays: Array) -> np.dtype[Any]:
-    """Return the dtype in which products of these are computed: float64 if one of them is, of any byte order, else float32."""
+    """Return the dtype of a product of these arrays: float64 if one of them is float64 of any byte order, else float32."""
     return FLOAT64 if "d" in [x.dtype.char for x in arrays] else FLOAT32
 
 
 def plain(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array as the core reads it, native, aligned and without gaps; itself if it is so already."""
+    """Return an array as the core reads it: native, aligned, without gaps; a copy only if that is needed."""
     flags = x.flags
     if x.dtype == dtype and flags.c_contiguous and flags.aligned:
         return x

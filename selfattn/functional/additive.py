@@ -1,4 +1,4 @@
-"""Additive attention (Bahdanau's score), tile by tile: there are never tangents of all pairs at once.
+"""Additive attention (Bahdanau's score), tile by tile: the tangents of all pairs never exist at once.
 
 NumPy computes the scores of a few rows here, masks included; the C core computes the softmax and the rest. The gradients
 compute the tangents of each tile again.
@@ -19,12 +19,12 @@ from selfattn.functional._options import AdditiveOptions, takes
 from selfattn.functional._products import linear, linear_backward
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 
-# Elements of a tile of tangents and of a tile of scores; rows at a time.
+# Elements in a tile of tangents and in a tile of scores; rows per tile.
 TILE, SCORES, ROWS = 2**18, 2**21, 64
 
 
 class AdditiveGradients(NamedTuple):
-    """The gradients that a pullback of additive attention returns.
+    """What a pullback of additive attention returns.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ def additive_attention_vjp(
 
 
 class _Call:
-    """A call, checked: arrays in the precision that computes, projected, their leading dims broadcast."""
+    """A checked call: projected arrays in the dtype of the computation, with broadcast leading dims."""
 
     @np.errstate(all="ignore")
     def __init__(
@@ -239,14 +239,14 @@ class _Call:
             self.lengths = np.broadcast_to(key_lengths, lead or np.shape(key_lengths)).reshape(lead)
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], slice]]:
-        """Yield heads, and for each some rows at a time: those of at most SCORES scores, or one row."""
+        """Yield a head and some of its rows: as many as have at most SCORES scores, but at least one."""
         step = max(1, min(ROWS, SCORES // max(self.n_keys, 1)))
         for head in np.ndindex(*self.lead):
             for first in range(0, self.length, step):
                 yield head, slice(first, min(first + step, self.length))
 
     def tiles(self, head: tuple[int, ...], rows: slice) -> Iterator[tuple[slice, Array]]:
-        """Yield some keys and the tangents of the rows with them, (rows, keys, A): new arrays."""
+        """Yield some keys and the tangents of the rows with these keys, (rows, keys, A), as new arrays."""
         query = self.query[head][rows]
         step = max(1, TILE // max(query.size, 1))
         for first in range(0, self.n_keys, step):
@@ -256,7 +256,7 @@ class _Call:
 
     @np.errstate(all="ignore")
     def arguments(self, head: tuple[int, ...], rows: slice) -> tuple[Array, Array, Array, Array]:
-        """Return query, key, value and float mask of a call of dot products with the scores of the rows."""
+        """Return query, key, value and float mask of a call of dot-product attention that has the scores of the rows."""
         scores = np.empty((rows.stop - rows.start, self.n_keys), self.compute)
         for keys, tangents in self.tiles(head, rows):
             scores[:, keys] = linear(tangents, self.v[None])[..., 0]
@@ -295,7 +295,7 @@ class _Call:
     def gradients(
         self, d_query: Array, d_key: Array, d_value: Array, d_v: Array, query_is_used: Array, key_is_used: Array
     ) -> AdditiveGradients:  # fmt: skip
-        """Return the gradients of the arguments from those of the projections; a row in no open pair may hold any values."""
+        """Return the gradients of the arguments from the projections' gradients; rows without open pairs are ignored."""
         query, key, value, w_query, w_key, _ = self.given
         shapes = (*query.shape[:-1], self.v.size), (*key.shape[:-1], self.v.size)
         d_query, d_key = sum_to_shape(d_query, shapes[0]), sum_to_shape(d_key, shapes[1])

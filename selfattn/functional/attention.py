@@ -1,4 +1,4 @@
-"""Attention with its gradients, and its two halves for callers that manage memory themselves.
+"""Attention with its gradients; the forward and backward halves are for callers that manage memory themselves.
 
 The C core computes both halves. Code that packed attention shares is in `_gradients`; the checks of ``gradients=`` are here.
 """
@@ -29,7 +29,7 @@ from selfattn.functional._options import AttentionOptions, takes
 
 HEADS = slice(None, -2)
 
-_OVERLAP_WORK = 10_000  # as for `out` in the core
+_OVERLAP_WORK = 10_000  # the core requires the same of `out`
 
 
 @takes(AttentionOptions)
@@ -288,7 +288,7 @@ def _backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
 
 
 def _check_gradients(gradients: AttentionGradients, names: tuple[str, ...], given: dict[str, Any]) -> None:
-    """Check arrays to write to against one another and against all arrays that the call reads."""
+    """Check that the arrays to write to overlap neither one another nor an array that the call reads."""
     if not isinstance(gradients, AttentionGradients):
         raise TypeError(f"gradients must be an AttentionGradients, got {type(gradients).__name__}")
     readers = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
@@ -313,7 +313,7 @@ def _check_target(name: str, target: Array, given: Array) -> None:
                          f"got {target.dtype} of shape {target.shape}")  # fmt: skip
     if not target.flags.writeable:
         raise ValueError(f"{name} is read-only")
-    reach = target.itemsize  # each stride must exceed the reach of all smaller ones
+    reach = target.itemsize  # each stride must exceed the extent of all axes with smaller strides
     axes = zip(map(abs, target.strides), target.shape, strict=True)
     for stride, n in sorted(axis for axis in axes if axis[1] > 1):
         if stride < reach and target.size > 0:

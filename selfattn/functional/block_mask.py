@@ -1,4 +1,4 @@
-"""Masks that are described in blocks: documents, a prefix, a pattern of blocks.
+"""Masks that need no array of all pairs: documents, a prefix, a pattern of blocks.
 
 Owns their ids, lengths and patterns, and the tables of runs that the C core reads.
 """
@@ -17,13 +17,13 @@ from selfattn._check import Array, as_array, as_integers, check_size
 Lead: TypeAlias = tuple[int, ...]
 Table: TypeAlias = tuple[Any, ...]  # read by csrc/python/block_mask.c
 
-_MOST = 4  # SA_MAX_BLOCK_MASKS
+_MOST = 4  # equals SA_MAX_BLOCK_MASKS
 _NO_LENGTH = 2**48  # longer than the core takes
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockMask:
-    """Which keys each query may attend to, in far fewer numbers than one for each pair.
+    """A mask in far fewer numbers than pairs: which keys each query may attend to.
 
     It is the argument ``block_mask`` of :func:`selfattn.scaled_dot_product_attention` and of its vjp. The core never reads
     keys that the mask closes for a whole block of queries, so time is about proportional to the share of open pairs, and
@@ -38,7 +38,7 @@ class BlockMask:
     shape : tuple
         The leading dims, which broadcast to those of the call, then L and S; None for a length that the call decides.
     open_share : float or None
-        The share of the pairs that are open, or None where it depends on the call.
+        The fraction of pairs that are open, or None if it depends on the call.
 
     See Also
     --------
@@ -67,7 +67,7 @@ class BlockMask:
 
     _parts: tuple[_Documents | _Prefix | _Blocks, ...]
 
-    __array_ufunc__: ClassVar[None] = None  # array & mask: an error, not an array of masks
+    __array_ufunc__: ClassVar[None] = None  # array & mask is an error, not an array of masks
 
     def __post_init__(self) -> None:
         parts, kinds = self._parts, (_Documents, _Prefix, _Blocks)
@@ -192,7 +192,7 @@ class BlockMask:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Leading dims, L and S; None for a length that the call decides."""
+        """The leading dims, L and S; L or S is None if the call decides it."""
         lengths = [
             next((p.lengths[n] for p in self._parts if p.lengths[n] is not None), None) for n in (0, 1)
         ]
@@ -200,7 +200,7 @@ class BlockMask:
 
     @property
     def open_share(self) -> float | None:
-        """The share of the pairs that are open, or None where it depends on the call."""
+        """The fraction of pairs that are open, or None if it depends on the call."""
         return self._parts[0].open_share if len(self._parts) == 1 else None
 
     def __and__(self, other: BlockMask) -> BlockMask:
@@ -256,7 +256,7 @@ class BlockMask:
         return f"BlockMask({kinds}, shape={self.shape}, open_share={share})"
 
     def to_dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
-        """Return the mask as a boolean array, True = attend: the ``attn_mask`` of the same meaning.
+        """Return the equivalent boolean ``attn_mask``, True = attend.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class BlockMask:
 
 
 class _Runs(NamedTuple):
-    """The open keys of classes of rows, as runs: see sa_block_mask in csrc/selfattn.h."""
+    """The open keys of each class of rows, as runs: see sa_block_mask in csrc/selfattn.h."""
 
     classes: Array  # (..., n)
     rows: int  # per class
@@ -378,7 +378,7 @@ class _Prefix:
 
     def table(self, n_queries: int, n_keys: int) -> Table:
         prefix = float(self.prefix.mean()) / max(n_keys, 1) if self.prefix.size else 0.0
-        share = (1 + prefix**2) / 2  # of a square
+        share = (1 + prefix**2) / 2  # a square block
         return self.prefix, self._offset(n_queries, n_keys), share
 
 
@@ -407,7 +407,7 @@ class _Blocks(_InRuns):
 
 
 def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
-    """Return a class for every id of every row of key_ids; class 0, without keys, is for ids that only queries have."""
+    """Return a class for every id in every row of key_ids; class 0, without keys, is for ids that no key has."""
     n_keys = key_ids.shape[-1]
     queries = np.broadcast_to(query_ids, (*lead, query_ids.shape[-1]))
     keys = key_ids.reshape((1,) * (len(lead) + 1 - key_ids.ndim) + key_ids.shape)
@@ -417,7 +417,7 @@ def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
         ids = keys[index]
         lo = np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
         hi = np.concatenate([lo[1:], [n_keys]])
-        order = np.argsort(ids[lo], kind="stable")  # keep an id's runs in order
+        order = np.argsort(ids[lo], kind="stable")  # keep the runs of an id in order
         known, first = np.unique(ids[lo][order], return_index=True)
         here = tuple(slice(None) if n == 1 else at for at, n in zip(index, keys.shape, strict=False))
         at = np.minimum(np.searchsorted(known, queries[here]), len(known) - 1)

@@ -1,4 +1,4 @@
-"""A check of gradients that are written by hand: a pullback against finite differences."""
+"""A check of hand-written gradients: it compares a pullback with finite differences."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def check_vjp(
         ends = [array + step * direction, array - step * direction]
         after, before = (results(f, [*arrays[:k], end, *arrays[k + 1 :]])[0] for end in ends)
         change = sum(np.sum(dy * difference(a, b)) for dy, a, b in zip(dys, after, before, strict=True))
-        # The direction after rounding.
+        # The direction that rounding left.
         products = grad * (difference(*ends) / (2 * step))
         expected, got = float(change / (2 * step)), float(products.sum())
         allowed = tolerance * math.sqrt(np.square(products).sum()) + noise / step
@@ -154,7 +154,7 @@ def match(grads: Any, n: int) -> list[Array | None]:
     """Return one gradient, or None, for each of n arguments."""
     given: list[Any] = []
     for grad in grads if isinstance(grads, tuple) else [grads]:
-        given += grad if isinstance(grad, list) else [grad]  # of parts, or of masks of packed sequences
+        given += grad if isinstance(grad, list) else [grad]  # lists: parts, or packed masks
     found = [grad for grad in given if grad is not None]
     if not found:
         raise ValueError("the pullback returns no gradient, so there is nothing to check")

@@ -106,7 +106,7 @@ class KVCache:
         self._value = _aligned((batch_size, heads, capacity, value_dim), own)
 
     def __copy__(self) -> KVCache:
-        """Copy the arrays too: tokens of one cache must not overwrite the other's."""
+        """Copy the arrays too, so that tokens of one cache do not overwrite tokens of the other."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
@@ -118,12 +118,12 @@ class KVCache:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each sequence."""
+        """The number of tokens of each sequence."""
         return self._lengths.copy()
 
     @property
     def capacity(self) -> int:
-        """The tokens of each sequence for which there is room."""
+        """The number of tokens for which each sequence has room."""
         return int(self._key.shape[2])
 
     @property
@@ -192,7 +192,7 @@ class KVCache:
         self._lengths = ends
 
     def _reserve(self, tokens: int) -> None:
-        """Make room by doubling, so that appending n tokens one by one copies fewer than 2n of them."""
+        """Double the room, so that appending n tokens one by one copies fewer than 2n tokens."""
         capacity = self.capacity
         if tokens <= capacity:
             return
@@ -276,7 +276,7 @@ class KVCache:
         return_lse: bool = False,
         **options: Unpack[CacheOptions],
     ) -> Any:
-        """Append new keys and values, if given, and attend from the queries to all keys of their sequence.
+        """Append new keys and values, if given; then let the queries attend to all keys of their sequence.
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, the key
         n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. Nothing is
@@ -337,8 +337,8 @@ class KVCache:
                 query_lengths=counts[:, None], return_lse=True, **options,
             )  # fmt: skip
             is_padding = np.arange(queries.shape[2]) >= counts[:, None]
-            lse.swapaxes(1, 2)[is_padding] = -np.inf  # no sink either
-        except BaseException:  # wrong options, Ctrl-C: the cache must not have the tokens
+            lse.swapaxes(1, 2)[is_padding] = -np.inf  # padding does not attend to sinks
+        except BaseException:  # after wrong options or Ctrl-C, remove the tokens
             self._lengths = before
             raise
         return (out, lse) if return_lse else out
@@ -372,7 +372,7 @@ class KVCache:
         return self._integers("lengths", lengths, most, f"n = {most}")
 
     def _integers(self, name: str, given: npt.ArrayLike, most: Any, shown: str) -> npt.NDArray[np.int64]:
-        """Check a number from 0 to ``most`` for each sequence, or one for all."""
+        """Check numbers from 0 to ``most``: one for each sequence, or one for all."""
         array, shape = as_integers(name, given), self._lengths.shape
         if array.shape not in (shape, ()):
             raise ValueError(f"{name} must have shape {shape} or (), got {array.shape}")
@@ -383,7 +383,7 @@ class KVCache:
 
 
 def _bring_alike(**arrays: Array) -> None:
-    """Refuse arrays that differ in their number of tokens."""
+    """Refuse keys and values that differ in their number of tokens."""
     if len({array.shape[2] for array in arrays.values()}) > 1:
         *others, last = (f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"{', '.join(others)} and {last} differ in how many tokens they bring")
@@ -391,7 +391,7 @@ def _bring_alike(**arrays: Array) -> None:
 
 def _float_dtype(given: npt.DTypeLike) -> np.dtype[Any]:
     try:
-        own = None if given is None else np.dtype(given)  # NumPy's None is float64
+        own = None if given is None else np.dtype(given)  # np.dtype(None) is float64
     except (TypeError, ValueError, SyntaxError):
         own = None
     if own is None or not is_float(own):

@@ -1,4 +1,4 @@
-"""Merging attention over parts of the keys, and its gradients, in NumPy: a few sums over arrays of the output's size."""
+"""Merging attention over parts of the keys, and its gradients, in NumPy: a few sums of arrays as large as the output."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def merge_attention_vjp(
 
 
 def as_parts(name: str, arrays: Sequence[npt.ArrayLike]) -> list[Array]:
-    """Convert each of a sequence to an array."""
+    """Convert each element of a sequence to an array."""
     if not isinstance(arrays, Iterable):
         raise TypeError(f"{name} must be a sequence of arrays, got {type(arrays).__name__}")
     return [as_array(f"{name}[{n}]", array) for n, array in enumerate(arrays)]

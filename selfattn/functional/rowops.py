@@ -361,7 +361,7 @@ def apply_rotary_emb_vjp(
 def _with_pullback(
     forward: Callable[..., Array], backward: Callable[..., Any], x: npt.ArrayLike, *options: Any
 ) -> tuple[Array, Callable[[npt.ArrayLike], Any]]:
-    """Run an operation on the rows of x; the core has its forward and its backward half."""
+    """Run the core's forward half of an operation on the rows of x; the pullback runs its backward half."""
     array = as_array("x", x)
     y = forward(array, *options)
     dtype = y.dtype  # the pullback must not hold `y`

@@ -36,7 +36,7 @@ def varlen_attention(
     out: Array | None = None,
     **options: Unpack[VarlenOptions],
 ) -> Any:
-    """Compute attention over n packed sequences of any lengths; each attends only to itself.
+    """Compute attention over n packed sequences of any lengths, each of which attends only to itself.
 
     There is no padding. The threads share the tasks of all sequences, the costliest first. Without dropout, every sequence's
     result has the bits that :func:`scaled_dot_product_attention` gives for it alone.
@@ -172,7 +172,7 @@ def varlen_attention_vjp(
         return take_gradients(_core._varlen_backward, *arrays, row_sums=row_sums, **given)
 
     def row_sums(rows: Array) -> Array:
-        """Sum (total_q, H) over the rows of each sequence."""
+        """Sum an array (total_q, H) over the rows of each sequence."""
         sums = [rows[a:b].sum(axis=0) for a, b in pairwise(offsets_q)]
         return np.array(sums).reshape(len(offsets_q) - 1, rows.shape[1])
 

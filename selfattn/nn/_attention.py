@@ -1,4 +1,4 @@
-"""Functions that attention layers share: projections and sums without masked tokens, and masks of pairs to ignore."""
+"""Functions that attention layers share: projections, sums that leave masked tokens out, masks of pairs to ignore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selfattn.engine.weights import Weight, multiply
 from selfattn.functional._products import linear_backward
 
 PROJECTIONS = ("query", "key", "value")
-OPTIONS = (  # of a call
+OPTIONS = (  # options of a call
     "dropout_p", "is_causal", "causal", "window", "softcap", "alibi_slopes", "sinks", "key_lengths", "rng",
     "num_threads",
 )  # fmt: skip
@@ -22,7 +22,7 @@ ADDITIVE_OPTIONS = ("is_causal", "causal", "key_lengths", "num_threads")
 
 
 def check_options(options: dict[str, Any], known: tuple[str, ...] = OPTIONS) -> None:
-    """Refuse options that the layers do not pass on."""
+    """Refuse options that the layer does not have."""
     for name in options:
         if name not in known:
             raise TypeError(f"unknown option {name!r}; a layer takes {', '.join(known)}")
@@ -35,7 +35,7 @@ def project(x: Array, weight: Weight, bias: Array | None) -> Array:
 
 
 def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """Differentiate :func:`project`; a token with a ``dy`` of zero contributes nothing, even if it is NaN.
+    """Return the gradients of :func:`project`; a token whose ``dy`` is zero contributes nothing, even if it is NaN.
 
     Masked tokens have zero gradients, but 0 · NaN is NaN. If the gradient of the weight is not finite, it is computed
     again without them.
@@ -71,7 +71,7 @@ def mask_from_ignored(
     pairs: tuple[int, int],
     dtype: npt.DTypeLike,
 ) -> tuple[Array | None, Array | None]:
-    """Convert PyTorch's two masks for layers, in which True means *ignore*, to the attention's mask and bias of keys.
+    """Convert the two masks of PyTorch's layers, in which True means *ignore*, to attention's mask and a bias of keys.
 
     ``attn_mask`` is (L, S) or (N·num_heads, L, S), ``key_padding_mask`` (N, S), or (S,) for one sequence; each is boolean, or
     floats that are added to the scores. ``lead`` is (N,), or () for one sequence, ``pairs`` (L, S); attention computes in ``dtype``.
@@ -110,7 +110,7 @@ def _checked_mask(name: str, mask: npt.ArrayLike, named: str, *shapes: tuple[int
 
 
 def _warn_of_inverted(mask: Array) -> None:
-    """Warn of a lower triangle, the pairs that a causal mask allows, in a mask of pairs to ignore."""
+    """Warn if a mask of pairs to ignore is the lower triangle, which are the pairs that a causal mask allows."""
     length = mask.shape[-1]
     if mask.shape[-2] != length or length < 2 or not mask.size:
         return
@@ -133,7 +133,7 @@ def _warn_of_inverted(mask: Array) -> None:
 
 
 def _frames_to_caller() -> int:
-    """Return the stacklevel of the first frame outside of the package, for the function that calls this."""
+    """Return the stacklevel, for the calling function, of the first frame outside the package."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
         frame, level = frame.f_back, level + 1
@@ -154,11 +154,11 @@ def _as_bias(ignored: Array, dtype: np.dtype[Any]) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             bias = ignored.astype(dtype)
         bias = np.where(np.isfinite(ignored), np.clip(bias, -most, most), bias)
-    return np.ascontiguousarray(bias)  # NumPy keeps the order of the mask
+    return np.ascontiguousarray(bias)  # NumPy kept the memory order of the mask
 
 
 def with_key_bias(mask: Array, key_bias: Array) -> Array:
-    """Combine a mask and a bias of keys to one mask, (N, num_heads, L, S), for steps that show all scores."""
+    """Combine a mask and a bias of keys into one mask, (N, num_heads, L, S), for steps, which show all scores."""
     bias, both = key_bias[..., None, :], mask
     if mask.dtype != np.bool_:
         with np.errstate(invalid="ignore"):
@@ -183,7 +183,7 @@ def merge_heads(x: Array) -> Array:
 
 
 def mask_for_heads(mask: npt.ArrayLike | None) -> Array | None:
-    """Add the axis of heads to a mask (..., L, S) that they share."""
+    """Add the axis of heads to a mask (..., L, S) that all heads share."""
     if mask is None:
         return None
     array = as_array("attn_mask", mask)

@@ -12,7 +12,7 @@ from selfattn.nn.module import Module, Pullback
 
 
 class ModuleList(Module):
-    """A list of modules. The names of their parameters begin with ``0.``, ``1.`` and so on.
+    """A list of modules, whose parameters' names begin with ``0.``, ``1.`` and so on.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class ModuleList(Module):
         return ((str(n), module) for n, module in enumerate(self._modules))
 
     def __copy__(self) -> Self:
-        """Copy the list, not the modules, as ``copy`` of a list does."""
+        """Copy the list, not the modules, as ``copy`` does for a list."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), _modules=list(self._modules))
         return made
@@ -129,7 +129,7 @@ class Sequential(ModuleList):
         return x
 
     def vjp(self, x: Any, **options: Any) -> tuple[Any, Pullback]:
-        """Call one module after the other; the pullback goes back through them in reverse.
+        """Call one module after the other; the pullback calls their pullbacks in reverse order.
 
         Parameters
         ----------

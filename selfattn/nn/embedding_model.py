@@ -35,7 +35,7 @@ Sentence: TypeAlias = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 class EmbeddingModel(Module):
-    """Compute a vector for a sentence: the mean over its tokens after some layers of self-attention.
+    """Computes a vector for a sentence: the mean of its tokens' rows after some layers of self-attention.
 
     Each token's row of a table, plus sinusoidal positions, goes through ``num_layers`` layers
     ``LayerNorm(x + attention(x))``; the mean of their output is the embedding of the sentence.
@@ -184,11 +184,11 @@ class EmbeddingModel(Module):
         def backward(dy: Array) -> Gradients:
             wide = np.ascontiguousarray(widened(dy.reshape(rows.shape)))
             grads, _, _ = _core._transformer_backward(saved, wide, False, False)
-            if len(set(map(id, parameters))) < len(parameters):  # some are shared
+            if len(set(map(id, parameters))) < len(parameters):  # some parameters are shared
                 return named_gradients(self.parameters(), zip(parameters, grads, strict=True))
             return {name: g.astype(dtype, copy=False) for name, g in zip(names, grads, strict=True)}
 
-        return y, checked_pullback(self, y, of_layers, backward)  # gradients do not need the table
+        return y, checked_pullback(self, y, of_layers, backward)  # the backward pass does not read the table
 
     def encode(self, sentences: Iterable[Sentence], batch_size: int = 1024, progress: bool = False) -> Array:
         """Compute the embeddings of many sentences.
@@ -267,7 +267,7 @@ class EmbeddingModel(Module):
         return model_steps(embeddings, positions, steps, self._pieces(sentence, ids))
 
     def _pieces(self, sentence: Sentence, ids: npt.NDArray[np.intp]) -> list[str] | None:
-        """Return the words or pieces of a sentence, one for each id, or None if they are not known."""
+        """Return the word or piece of each id of a sentence, or None if the tokenizer does not know them."""
         for name in ("id_to_piece", "id_to_token"):  # SentencePiece; tokenizers
             if callable(piece := getattr(self.tokenizer, name, None)):
                 return [str(piece(int(n))) for n in ids]
@@ -303,7 +303,7 @@ class EmbeddingModel(Module):
         )
 
     def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
-        """Return the ids of a sentence, after a check of those from the tokenizer.
+        """Return the ids of a sentence; ids from the tokenizer are checked.
 
         Parameters
         ----------
@@ -322,12 +322,12 @@ class EmbeddingModel(Module):
         return self.pack([sentence])[0]
 
     def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
-        """Check the ids of a sentence, which has this name in messages."""
+        """Check the ids of a sentence; ``name`` is its name in messages."""
         try:
             found = np.asarray(_first(ids, self.max_seq_len))
             if found.dtype == object and found.size:
                 found = np.array([operator.index(n) for n in found], np.int64)
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # no sequence of numbers
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # not a sequence of numbers
             found = np.empty(0, object)
         if found.ndim != 1 or (
             found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
@@ -380,13 +380,13 @@ def _names(num_layers: int) -> list[str]:
 
 
 def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
-    """Return whether there is one sentence, which may itself be a list of ids, and a list of the sentences."""
+    """Return whether there is one sentence (a text or a list of ids), and the list of sentences."""
     if isinstance(sentences, str):
         return True, [sentences]
     ndim = getattr(sentences, "ndim", None)  # arrays, tensors, series
     if ndim == 0 and isinstance(sentences, np.ndarray) and sentences.dtype.kind in "OTU":
         return True, [sentences.item()]
-    if ndim is None and not isinstance(sentences, list | Sequence):  # list first: it is fast
+    if ndim is None and not isinstance(sentences, list | Sequence):  # the check of list is fast
         if isinstance(sentences, Mapping) or not isinstance(sentences, Iterable):
             return True, [sentences]
         sentences = list(sentences)  # a generator, a view of a dict

@@ -25,8 +25,8 @@ from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, na
 from selfattn.nn.rows import LayerNorm
 from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
 
-IGNORED = -100  # a target that the loss does not count, CrossEntropyLoss's default
-STD = 0.02  # of new weights
+IGNORED = -100  # a target that the loss leaves out, as CrossEntropyLoss does by default
+STD = 0.02  # standard deviation of new weights
 
 
 class GPT(Module):
@@ -205,7 +205,7 @@ class GPT(Module):
         return call.unpacked(multiply(call.rows(), self.head._operand("weight"), None))
 
     def vjp(self, ids: npt.ArrayLike | Sequence[npt.ArrayLike]) -> tuple[Any, Pullback]:
-        """Compute the logits and their pullback, ``dy -> grads``: ids have no gradient. It drops what was dropped.
+        """Compute the logits and their pullback, ``dy -> grads``: ids have no gradient. The pullback uses the same dropout.
 
         Parameters
         ----------
@@ -266,7 +266,7 @@ class GPT(Module):
         ids: npt.ArrayLike | Sequence[npt.ArrayLike],
         targets: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
     ) -> tuple[float, Pullback]:
-        """Compute the loss and its pullback, ``d_value -> grads``. It drops what was dropped.
+        """Compute the loss and its pullback, ``d_value -> grads``. The pullback uses the same dropout.
 
         Parameters
         ----------
@@ -319,7 +319,7 @@ class GPT(Module):
         rng: Any = None,
         stream: bool = False,
     ) -> Any:
-        """Continue a prompt, or several of different lengths at once, without dropout.
+        """Continue one prompt, or several of different lengths at once, without dropout.
 
         Parameters
         ----------
@@ -365,7 +365,7 @@ class GPT(Module):
         alone = _is_one(prompt)
         if stream:
             return _first(steps) if alone else steps
-        whole = list(steps)  # not spread itself: CPython 3.11 loses memory where an iterator raises there
+        whole = list(steps)  # not zip(*steps): CPython 3.11 loses memory if an iterator raises there
         written = list(zip(*whole, strict=True))
         arrays = [np.array([new for new in own if new is not None], np.int64) for own in written]
         return arrays[0] if alone else arrays
@@ -420,7 +420,7 @@ class _Call:
         return transformer.forward(self.model, self.ids, self.cu_seqlens)
 
     def unpacked(self, rows: Array) -> Any:
-        """View the logits of packed tokens as those of the given sequences."""
+        """View the logits of packed tokens in the shape of the given sequences."""
         if self.one:
             return rows
         if self.shape is not None:
@@ -428,7 +428,7 @@ class _Call:
         return np.split(rows, self.cu_seqlens[1:-1])
 
     def vjp(self) -> tuple[Array, Pullback]:
-        """Compute packed logits, and the pullback of their gradient to those of the parameters."""
+        """Compute packed logits, and the pullback from their gradient to the gradients of the parameters."""
         parameters = self.owner.parameters()
         for parameter in parameters.values():
             refuse_gradients(parameter)
@@ -448,7 +448,7 @@ class _Call:
         return logits, checked_pullback(self.owner, logits, parameters.values(), back)
 
     def _of_positions(self, dx: Array, shape: tuple[int, ...]) -> Array:
-        """Sum the gradients of the layers' input over sequences."""
+        """Sum the gradients of the layers' input over sequences, position by position."""
         d_weight = np.zeros(shape, dx.dtype)
         lengths = np.diff(self.cu_seqlens)
         if len(set(lengths.tolist())) == 1:
@@ -466,7 +466,7 @@ def _rotary(longest: int, width: int, theta: float, dtype: np.dtype[Any]) -> tra
 
 
 def _stop_ids(stop: Any) -> frozenset[int]:
-    """Return one id or many, of any kind of integers, as a set."""
+    """Return one id or many, integers of any type, as a set."""
     if stop is None:
         return frozenset()
     one = not isinstance(stop, Iterable) or getattr(stop, "ndim", 1) == 0
@@ -474,14 +474,14 @@ def _stop_ids(stop: Any) -> frozenset[int]:
 
 
 def _is_one(ids: Any) -> bool:
-    """Return whether ids are one sequence, not many."""
+    """Return whether ids are one sequence, not several."""
     if isinstance(ids, list | tuple):
         return not ids or np.ndim(ids[0]) == 0
     return np.ndim(ids) == 1
 
 
 def _sequences(name: str, ids: Any) -> list[Ids]:
-    """Return one sequence or many as vectors of int64."""
+    """Return one sequence or several as vectors of int64."""
     if isinstance(ids, list | tuple) and not _is_one(ids):
         return vectors(name, ids)
     array = as_integers(name, ids)
@@ -493,7 +493,7 @@ def _sequences(name: str, ids: Any) -> list[Ids]:
 
 
 def _first(steps: Iterator[list[int | None]]) -> Iterator[int]:
-    """Yield the tokens of the only prompt."""
+    """Yield the tokens that continue the only prompt."""
     for (new,) in steps:
         if new is not None:
             yield new

@@ -148,7 +148,7 @@ def kaiming_normal_(
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """Return the factor of weights with which signals keep their size after a non-linearity.
+    """Return the gain of weights with which activations keep their variance through a non-linearity.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def _drawn_dtype(tensor: Array) -> Any:
-    """Return the dtype in which numbers for an array are drawn; refuse anything but an array of floats."""
+    """Return the dtype in which the numbers of an array are drawn; refuse anything but an array of floats."""
     if not isinstance(tensor, np.ndarray) or tensor.dtype.name not in FLOATS:
         raise TypeError(f"tensor must be an ndarray of floats, which is filled, not {tensor!r:.80}")
     return np.float64 if tensor.dtype.char == "d" else np.float32

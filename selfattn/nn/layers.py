@@ -1,4 +1,4 @@
-"""The layers of which all models consist: Linear, Embedding and Dropout."""
+"""The layers that all models use: Linear, Embedding and Dropout."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ class Embedding(Module):
         def backward(dy: Array) -> Gradients:
             d_weight = np.zeros_like(widened(self.weight))
             if ids.size:
-                # Sums over runs of one id are several times as fast as adding row by row.
+                # Sums over runs of equal ids are several times as fast as adding row by row.
                 order = np.argsort(ids, axis=None, kind="stable")
                 in_order = ids.reshape(-1)[order]
                 starts = np.flatnonzero(np.concatenate([[True], in_order[1:] != in_order[:-1]]))
@@ -273,7 +273,7 @@ class Embedding(Module):
                 d_weight[self.padding_idx] = 0
             return {"weight": d_weight.astype(self.weight.dtype, copy=False)}
 
-        # A model's pullback is for one state of its parameters, the table's included.
+        # The pullback refuses changed parameters, as every model's does, so the table is checked too.
         return y, checked_pullback(self, y, [self.weight], backward)
 
 
@@ -313,7 +313,7 @@ class Dropout(Module):
         return f"p={self.p}"
 
     def forward(self, x: npt.ArrayLike) -> Array:
-        """Drop from an array of any shape.
+        """Drop numbers of an array of any shape.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class Dropout(Module):
         return _times(x, self._factors(x))
 
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, with zeros in the same places.
+        """Compute the output and its pullback, ``dy -> (dx, {})``; dx has zeros in the same places as the output.
 
         Parameters
         ----------
@@ -350,7 +350,7 @@ class Dropout(Module):
         return y, pullback
 
     def _factors(self, x: Array) -> Array | None:
-        """Return 0 or 1/(1 − p) for each element; None where nothing is dropped."""
+        """Return 0 or 1/(1 − p) for each element, or None if nothing is dropped."""
         if not self.training or self.p == 0:
             return None
         if self.p == 1:

@@ -1,4 +1,4 @@
-"""Losses: the distance of a result from its target, and its gradient."""
+"""Losses: the distance of an output from its target, and its gradient."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Elements(NamedTuple):
 
     x: Array
     losses: Array  # float32 or float64
-    divisor: float  # of the mean
-    slope: Callable[[Array], Array]  # the gradient of x from those of the losses
+    divisor: float  # what the mean divides by
+    slope: Callable[[Array], Array]  # from the gradients of the losses to the gradient of x
     dtype: np.dtype[Any]  # of the result
 
 
@@ -44,7 +44,7 @@ class Loss(Module):
     def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
         raise NotImplementedError
 
-    @np.errstate(all="ignore")  # infinities and NaN show in the result
+    @np.errstate(all="ignore")  # the result shows infinities and NaN
     def forward(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Any:
         """Compute the loss.
 
@@ -102,7 +102,7 @@ class Loss(Module):
         _, losses, divisor, _, dtype = elements
         if self.reduction == "none":
             return losses.astype(dtype, copy=False)
-        total = np.ascontiguousarray(losses).sum(dtype=np.float64)  # in the same order for every layout
+        total = np.ascontiguousarray(losses).sum(dtype=np.float64)  # one order for every layout
         return dtype.type(total / np.float64(divisor) if self.reduction == "mean" else total)
 
 
@@ -216,7 +216,7 @@ class CrossEntropyLoss(Loss):
         return ValueError(message)
 
     def _of_classes(self, scores: Array, classes: Array) -> tuple[Array, float, Callable[[Array], Array]]:
-        """Compute the losses of scores (…, C) for classes (…), the mean's divisor, and the gradient."""
+        """Compute the losses of scores (…, C) for target classes (…), the divisor of their mean, and the gradient."""
         number = scores.shape[-1]
         counts = classes != self.ignore_index
         wrong = counts & ((classes < 0) | (classes >= number))
@@ -228,7 +228,7 @@ class CrossEntropyLoss(Loss):
         logs = sa.log_softmax(scores)
         kind, smoothing = logs.dtype, self.label_smoothing
         weight = None if self.weight is None else self.weight.astype(kind, copy=False)
-        # The target probabilities are `sure` at the class, and `spread` (C,) is added for all classes.
+        # The target probabilities are `spread` (C,), plus `sure` at the target class.
         sure: Array = np.full(classes.shape, 1 - smoothing, kind)
         if weight is not None:
             sure = (1 - smoothing) * weight[index[..., 0]]
@@ -257,7 +257,7 @@ class CrossEntropyLoss(Loss):
     def _of_probabilities(
         self, scores: Array, wanted: Array
     ) -> tuple[Array, float, Callable[[Array], Array]]:
-        """Compute the same for scores (…, C) and their target probabilities."""
+        """Compute the losses of scores (…, C) for target probabilities, the divisor, and the gradient."""
         kind = widest(scores, wanted)
         scores = scores.astype(kind, copy=False)
         smoothing, number = self.label_smoothing, max(scores.shape[-1], 1)

@@ -1,4 +1,4 @@
-"""The base of all layers: parameters and submodules by name, state dicts, modes, repr."""
+"""The base of all layers: named parameters and submodules, state dicts, training mode, repr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Pullback: TypeAlias = Callable[..., Any]
 
 
 class IncompatibleKeys(NamedTuple):
-    """The names in which a module and a state of :meth:`Module.load_state_dict` differ.
+    """The names that only the module or only the state has, as :meth:`Module.load_state_dict` returns them.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class IncompatibleKeys(NamedTuple):
 
 
 class Module:
-    """A layer: it has parameters, computes outputs from inputs, and pulls gradients back.
+    """A layer has parameters, computes outputs from inputs, and computes gradients.
 
     A subclass registers its arrays with :meth:`register_parameter`, keeps other modules as attributes, and
     defines ``forward`` (which ``layer(...)`` calls) and, to be trainable, ``vjp``.
@@ -101,9 +101,9 @@ class Module:
 
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
-    _rounds: ClassVar[tuple[str, ...]] = ()  # weights that quantize rounds
-    _floats_alone: ClassVar[bool] = False  # it cannot compute with rounded weights of modules in it
-    _call_options: ClassVar[tuple[str, ...] | None] = None  # names that ** of forward takes; None: any
+    _rounds: ClassVar[tuple[str, ...]] = ()  # the names of weights that quantize rounds
+    _floats_alone: ClassVar[bool] = False  # True: it cannot use submodules with rounded weights
+    _call_options: ClassVar[tuple[str, ...] | None] = None  # names that forward takes as **options; None: any
 
     # ---------------------------------------------------------------------------------------------- calling
 
@@ -147,7 +147,7 @@ class Module:
     # ------------------------------------------------------------------------------------------- parameters
 
     def register_parameter(self, name: str, array: Array | None) -> None:
-        """Make an array a parameter, an attribute that is trained and saved; None stands for a parameter that is left out.
+        """Make an array a parameter: an attribute that is trained and saved. None means that the layer lacks this parameter.
 
         The array itself is kept, not a copy. An array that is registered in two places is shared.
 
@@ -232,13 +232,13 @@ class Module:
         return self
 
     def _operand(self, name: str, rows: slice = slice(None)) -> Weight:
-        """Return a weight, or some of its rows, as a product takes it; rounded ones are packed once."""
+        """Return a weight, or some of its rows, in the form that a product takes; rounded weights are packed once."""
         values: Array = self.__dict__[name]
         scale: Array | None = self.__dict__.get(name + SCALE)
         if not is_compact(values):
             return values if rows == slice(None) else values[rows]
         kept: dict[Any, Compact] = self.__dict__.setdefault("_compacts", {})
-        if any(array.flags.writeable for array in (values, scale) if array is not None):  # new, or written to
+        if any(array.flags.writeable for array in (values, scale) if array is not None):  # changed
             kept.clear()
             for array in (values, scale):
                 if array is not None:
@@ -253,7 +253,7 @@ class Module:
             object.__setattr__(self, name, value)
             return
         parameter = self.__dict__[name]
-        if value is parameter:  # the end of `layer.weight += 1`
+        if value is parameter:  # this ends `layer.weight += 1`
             return
         if parameter is None:
             raise AttributeError(f"this {type(self).__name__} was made without {name}")
@@ -265,7 +265,7 @@ class Module:
                 yield name, array
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Yield the direct submodules with their names, in the order in which they were set."""
+        """Yield the direct submodules with their names, in the order of assignment."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
@@ -282,14 +282,14 @@ class Module:
                 stack += [child for _, child in module.named_children()][::-1]
 
     def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
-        """Yield every parameter under each of its names."""
+        """Yield every parameter once for each of its names."""
         for name, array in self._own_parameters():
             yield prefix + name, array
         for name, child in self.named_children():
             yield from child._all_parameters(f"{prefix}{name}.")
 
     def parameters(self) -> dict[str, Array]:
-        """Return the live arrays by name: optimisers write into them. A shared one appears once.
+        """Return the parameters by name, not copies: optimisers write into them. A shared parameter appears once.
 
         Returns
         -------
@@ -302,7 +302,7 @@ class Module:
         return dict(first.values())
 
     def gather_gradients(self, parts: Mapping[str, Gradients]) -> Gradients:
-        """Name the gradients of submodules as :meth:`parameters` does, adding up those of shared parameters.
+        """Name the gradients of submodules as :meth:`parameters` does; gradients of a shared parameter are added up.
 
         Parameters
         ----------
@@ -325,7 +325,7 @@ class Module:
         return named_gradients(once, ((every[name], gradient) for name, gradient in gradients.items()))
 
     def state_dict(self) -> dict[str, Array]:
-        """Return copies of all parameters by name, shared ones under each of their names, as PyTorch does."""
+        """Return copies of all parameters by name; as in PyTorch, a shared parameter has all its names."""
         return {name: array.copy() for name, array in self._all_parameters()}
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
@@ -367,7 +367,7 @@ class Module:
                     _check_rounded(name, array, fitting[name], name in scales)
                     if not (array.flags.writeable or is_compact(array) or name in scales):
                         raise ValueError(f"{name} is read-only")
-                    # A parameter in the state could be written to before it is read.
+                    # The state may hold a parameter, which would be written to before it is read.
                     if id(_owner(fitting[name])) in owners:
                         fitting[name] = fitting[name].copy()
                 except (TypeError, ValueError) as error:
@@ -376,7 +376,7 @@ class Module:
             raise ValueError(f"the state does not fit {type(self).__name__}:\n  " + "\n  ".join(problems))
         for name, value in fitting.items():
             if is_compact(parameters[name]) or name in scales:
-                parameters[name].flags.writeable = True  # packed weights are then made again
+                parameters[name].flags.writeable = True  # so the packed weights are made again
             parameters[name][...] = value
         return IncompatibleKeys(missing, unexpected)
 
@@ -413,7 +413,7 @@ class Module:
     # --------------------------------------------------------------------------------------------------- repr
 
     def extra_repr(self) -> str:
-        """Return the text of repr before the shapes; subclasses may define it."""
+        """Return the part of the repr before the shapes; subclasses may define it."""
         return ""
 
     def __repr__(self) -> str:
@@ -429,7 +429,7 @@ class Module:
 
 
 def add_gradients(total: Gradients, more: Gradients) -> Gradients:
-    """Add ``more`` to ``total``, name by name, and return ``total``; for a layer that is used more than once.
+    """Add ``more`` to ``total``, name by name, and return ``total``: the gradients of a layer that is used more than once.
 
     Parameters
     ----------
@@ -449,7 +449,7 @@ def add_gradients(total: Gradients, more: Gradients) -> Gradients:
 
 
 def named_gradients(parameters: Mapping[str, Array], pairs: Iterable[tuple[Array, Array]]) -> Gradients:
-    """Name gradients, each given after its parameter, and round them to its dtype; those of a shared one are added up."""
+    """Name gradients, given as pairs (parameter, gradient), and round them; a shared parameter's are added up."""
     names = {id(array): name for name, array in parameters.items()}
     found: Gradients = {}
     for parameter, gradient in pairs:
@@ -459,7 +459,7 @@ def named_gradients(parameters: Mapping[str, Array], pairs: Iterable[tuple[Array
 
 
 def run(module: Any, keep: bool, *inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Call a module, and return ``(y, pullback)``, or ``(y, None)`` if nothing is kept for gradients."""
+    """Call a module, and return ``(y, pullback)``, or without ``keep`` ``(y, None)``."""
     return module.vjp(*inputs, **options) if keep else (module(*inputs, **options), None)
 
 
@@ -470,7 +470,7 @@ def checked_pullback(
     backward: Callable[[Array], Any],
     name: str = "dy",
 ) -> Pullback:
-    """Return a pullback that checks the gradient of y and that the parameters have not changed, and calls backward.
+    """Return a pullback that checks the gradient of y, refuses changed parameters, and calls ``backward``.
 
     The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with new weights. A
     checksum of their memory costs a fraction of the weights' product, and unlike a counter it also notices ``weight[...] = 0``.
@@ -495,7 +495,7 @@ def _owner(array: Any) -> Any:
 
 
 def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> None:
-    """Refuse rounded weights for a parameter of floats, and numbers that no rounding returns."""
+    """Refuse rounded weights for a float parameter, and values or scales that rounding cannot give."""
     if is_compact(array) and not is_compact(parameter):
         raise ValueError(f"{name} is {parameter.dtype}; the state has rounded weights")
     if scale and not good_scale(array):
@@ -505,7 +505,7 @@ def _check_rounded(name: str, parameter: Array, array: Array, scale: bool) -> No
 
 
 def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) -> Array:
-    """Return the value as an array that may be written into the parameter; others are an error."""
+    """Return the value as an array that fits the parameter; a value that does not is an error."""
     array = np.asarray(as_array(name, value))
     if array.shape != parameter.shape:
         raise ValueError(f"{name} has shape {parameter.shape}, not {array.shape}")

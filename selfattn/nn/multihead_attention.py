@@ -135,7 +135,7 @@ class MultiheadAttention(Module):
         self.out_proj = Linear(embed_dim, embed_dim, bias=bias, dtype=dtype, rng=self.rng)
         kind, widths = self.out_proj.weight.dtype, (embed_dim, self.kdim, self.vdim)
         one = widths == (embed_dim,) * 3
-        # PyTorch has drawn out_proj before these.
+        # PyTorch draws the weights of out_proj before these.
         columns = [embed_dim, None, None, None] if one else [None, *widths]
         for name, width in zip(self._rounds, columns, strict=True):
             shape = (3 * embed_dim if one else embed_dim, width or 0)
@@ -299,7 +299,7 @@ class MultiheadAttention(Module):
     # ---------------------------------------------------------------------------------------- their steps
 
     def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
-        """Check the inputs: each is a sequence or a batch, and sizes fit."""
+        """Check that the inputs are sequences or batches whose sizes fit."""
         dtype, widths = float_type(self.out_proj.weight), (self.embed_dim, self.kdim, self.vdim)
         given = zip((query, key, value), widths, PROJECTIONS, strict=True)
         q, k, v = (as_features(x, width, dtype, name) for x, width, name in given)
@@ -321,7 +321,7 @@ class MultiheadAttention(Module):
         return x.ndim == 3 and not self.batch_first
 
     def _lead(self, x: Array) -> tuple[int, ...]:
-        """Return (N,), or () for one sequence."""
+        """Return the leading dims: (N,), or () for one sequence."""
         return () if x.ndim == 2 else (x.shape[0 if self.batch_first else 1],)
 
     def _options(
@@ -393,7 +393,7 @@ class MultiheadAttention(Module):
 
 
 def _averaged(weights: Array | None, average: bool) -> Array | None:
-    """Return the mean over the heads of (..., num_heads, L, S), with ``average``."""
+    """Return the mean over the heads of (..., num_heads, L, S) if ``average``, else the weights of each head."""
     if weights is None or not average:
         return weights
     mean: Array = widened(weights).mean(axis=-3)

@@ -1,4 +1,4 @@
-"""Positions: sinusoids and learned rows, which are added to inputs, and rotations of queries and keys."""
+"""Positions: sinusoids and learned rows, which are added to inputs, and rotary embeddings of queries and keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 
 class AddedPositions(Module):
-    """Adds row t of a table to row t of a sequence. A subclass has the table, (max_len, d_model)."""
+    """Adds row t of a table to row t of a sequence. A subclass makes the table, (max_len, d_model)."""
 
     d_model: int
     max_len: int
@@ -80,7 +80,7 @@ class AddedPositions(Module):
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
             grads = {}
-            for name, weight in parameters.items():  # the table, if it is learned
+            for name, weight in parameters.items():  # the table, if it is a parameter
                 d_weight = np.zeros_like(widened(weight))
                 d_weight[: dy.shape[-2]] = widened(dy).reshape(-1, *dy.shape[-2:]).sum(axis=0)
                 grads[name] = d_weight.astype(weight.dtype, copy=False)
@@ -90,7 +90,7 @@ class AddedPositions(Module):
 
 
 class SinusoidalPositions(AddedPositions):
-    """Add to row t of a sequence: sin(t·10000^(−i/d)) in column i = 0, 2, …, and the cosine in the next.
+    """Adds to row t of a sequence sin(t·10000^(−i/d)) in column i = 0, 2, …, and the cosine in column i + 1.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class SinusoidalPositions(AddedPositions):
 
 
 class LearnedPositions(AddedPositions):
-    """Add to row t of a sequence the row t of a table that is learned, as BERT and GPT-2 do.
+    """Adds row t of a learned table to row t of a sequence, as in BERT and GPT-2.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class LearnedPositions(AddedPositions):
 
 
 class RotaryEmbedding(Module):
-    """Turn pairs of columns of row t by angles that grow with t, so that products of queries and keys depend on distances.
+    """Rotates pairs of columns of row t by angles that grow with t, so that products of queries and keys depend on distances.
 
     Pair n of a row at position t is turned by t·theta^(−2n/dim). There are no parameters. Queries and keys of each head are
     turned after their projection and before attention.
@@ -257,7 +257,7 @@ class RotaryEmbedding(Module):
             raise ValueError("rope_theta in scaling is the argument theta")
         config = Entries({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
         rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, layer_dtype(dtype))
-        self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # rotary is cached
+        self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # rotary() returns cached arrays
 
     def extra_repr(self) -> str:
         """Return the sizes and the options that are not the default."""
@@ -279,7 +279,7 @@ class RotaryEmbedding(Module):
         return self.cos[index], self.sin[index]
 
     def forward(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> Array:
-        """Turn the rows of (..., L, dim).
+        """Rotate the rows of (..., L, dim).
 
         Parameters
         ----------
@@ -302,7 +302,7 @@ class RotaryEmbedding(Module):
         return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
 
     def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which turns the gradient back.
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which rotates the gradient back.
 
         Parameters
         ----------

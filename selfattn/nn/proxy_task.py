@@ -1,4 +1,4 @@
-"""The training objective of a sentence-embedding model: similar sentences near, others far."""
+"""The training objective of a sentence-embedding model: embeddings of similar sentences move together, others apart."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ProxyTask(Module):
     forward = execute
 
     def check(self, triplets: Iterable[Sequence[Any]]) -> None:
-        """Check that the model can take every sentence of triplets, before a training changes anything.
+        """Check, before training changes anything, that the model can take every sentence of the triplets.
 
         Parameters
         ----------
@@ -153,12 +153,12 @@ class ProxyTask(Module):
 
 
 def _triplets(rows: Array) -> Array:
-    """View the embeddings of main, similar and non-similar sentences, (3·n, d), as (3, n, d)."""
+    """View the embeddings (3·n, d) of n main, n similar and n non-similar sentences as (3, n, d)."""
     return widened(rows).reshape(3, -1, rows.shape[-1])
 
 
 def _all_of(*kinds: Sentences) -> tuple[bool, list[Any]]:
-    """Return whether there are lists, and all main sentences, then all similar and all other ones."""
+    """Return whether lists were given, and one list: the main, then the similar, then the non-similar sentences."""
     read = [as_batch(kind) for kind in kinds]
     alone, given = zip(*read, strict=True)
     if len(set(alone)) > 1:

@@ -16,7 +16,7 @@ from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
 
 class Norm(Module):
-    """A function of the last axes with a weight, and perhaps a bias, for each place in them.
+    """The base of the norms: they normalise the last axes; each place in them has a weight, and perhaps a bias.
 
     A subclass has the function and its vjp, which take x, the shape, the parameters of ``_names`` and eps.
     """
@@ -196,7 +196,7 @@ class Activation(Module):
     def _back(self, x: Array, dy: Array) -> Array:
         raise NotImplementedError
 
-    @np.errstate(all="ignore")  # infinities and NaN show in the result
+    @np.errstate(all="ignore")  # the result shows infinities and NaN
     def forward(self, x: npt.ArrayLike) -> Array:
         """Compute the function of each number.
 
@@ -257,7 +257,7 @@ class ReLU(Activation):
         return np.maximum(x, 0)
 
     def _back(self, x: Array, dy: Array) -> Array:
-        return np.where(x <= 0, x.dtype.type(0), dy)  # at NaN dy, as in PyTorch
+        return np.where(x <= 0, x.dtype.type(0), dy)  # if x is NaN, dx is dy, as in PyTorch
 
 
 class Tanh(Activation):
@@ -313,7 +313,7 @@ class SiLU(Activation):
 
 
 class GELU(Activation):
-    """x·Φ(x), Φ the distribution of the standard normal, as ``torch.nn.GELU``.
+    """x·Φ(x), where Φ is the standard normal distribution function, as ``torch.nn.GELU``.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ class GELU(Activation):
         self.approximate = approximate
 
     def extra_repr(self) -> str:
-        """Return the kind."""
+        """Return the approximation."""
         return f"approximate={self.approximate!r}"
 
     def _apply(self, x: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Attention without parameters as a module, as it is often taught: each call has its mask and dropout."""
+"""Attention without parameters as a module, as tutorials write it: the mask and dropout are arguments of the call."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _attend(
     attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
 ) -> tuple[Array, Array, tuple[Array, Array] | None]:
-    """Return values, weights before dropout, and with a mask the pairs of `_pairs`."""
+    """Return values, weights before dropout, and with a mask the result of `_pairs`."""
     q, k, v = inputs
     values: Array
     weights: Array
@@ -224,7 +224,7 @@ def _pairs(
     attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
 ) -> tuple[Array, Array]:
-    """Return which pairs have a score of query and key, and which have a weight, both (..., L, S).
+    """Return which pairs have the score of their query and key, and which have a weight, both (..., L, S).
 
     They differ in rows without open keys, where all scores are −1e9.
     """

@@ -1,4 +1,4 @@
-"""Self-attention with its projections: alone, and with residual and LayerNorm."""
+"""Self-attention with its projections, without and with residual and LayerNorm."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class SelfAttention(Module):
         return f"d_in={self.d_in}, d_out={self.d_out}, d_v={self.d_v}, score={self.score!r}"
 
     def _project(self, x: Array) -> list[Array]:
-        # Linear's weights are transposed; a view.
+        # Linear's weights are transposed: return views.
         weights = self._weights()
         return [project(x, W.T, getattr(self, f"b_{n}")) for n, W in zip(PROJECTIONS, weights, strict=True)]
 
@@ -160,7 +160,7 @@ class SelfAttention(Module):
         return y
 
     def _additive_arguments(self, x: Array) -> tuple[Any, ...]:
-        """Return the arguments of additive attention; a bias is one more row of a weight, for a column of ones."""
+        """Return the arguments of additive attention; a bias is a last row of a weight, and the input gets a column of ones."""
         value = project(x, self.W_value.T, self.b_value)
         if self.b_query is None or self.b_key is None:
             return x, x, value, self.W_query, self.W_key, self.v
@@ -212,7 +212,7 @@ class SelfAttention(Module):
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         x = self._checked(x, options)
-        options.pop("num_threads", None)  # NumPy computes
+        options.pop("num_threads", None)  # steps are computed in NumPy
         if self.v is None:
             options["scale"] = self._scale()
         return layer_steps(
@@ -224,7 +224,7 @@ class SelfAttention(Module):
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``, which drops the same weights.
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout.
 
         Parameters
         ----------
@@ -369,7 +369,7 @@ class SelfAttentionBlock(Module):
 
         x = as_sequence(x, self.d_model, self.query.weight.dtype)
         check_options(options)
-        options.pop("num_threads", None)  # NumPy computes
+        options.pop("num_threads", None)  # steps are computed in NumPy
         if self.num_heads > 1:  # one head has no axis in the steps
             attn_mask, key_lengths = mask_for_heads(attn_mask), lengths_for_heads(key_lengths)
         return layer_steps(
@@ -387,7 +387,7 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``, which drops the same weights.
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout.
 
         Parameters
         ----------
@@ -411,7 +411,7 @@ class SelfAttentionBlock(Module):
         options: dict[str, Any],
     ) -> tuple[Array, Pullback]:
         x = array = as_sequence(x, self.d_model, self.query.weight.dtype)
-        # A list, since CPython 3.11 loses memory where a generator raises while it is spread.
+        # A list: CPython 3.11 loses memory if a generator raises while * unpacks it.
         runs = [run(getattr(self, name), keep, x) for name in PROJECTIONS]
         projected, pullbacks = zip(*runs, strict=True)
         q, k, v = (split_heads(each, self.num_heads) for each in projected)

@@ -15,7 +15,7 @@ from selfattn.nn.multihead_attention import MultiheadAttention
 from selfattn.nn.rows import GELU, Activation, LayerNorm, ReLU
 from selfattn.nn.transformer_encoder import ResidualLayer, Stack
 
-# From the gradient of a sublayer's output to those of its input, of the memory, and of parameters by the names of submodules.
+# Takes the gradient of a sublayer's output; returns the gradients of its input, the memory, and parameters by submodule.
 Back: TypeAlias = Callable[[Array], tuple[Array, Array | None, dict[str, Gradients]]]
 Sublayer: TypeAlias = Callable[[Array], tuple[Array, Back]]
 ACTIVATIONS: dict[str, Activation] = {"relu": ReLU(), "gelu": GELU()}
@@ -126,7 +126,7 @@ class TransformerDecoderLayer(ResidualLayer):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. It drops what was dropped.
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout.
 
         Parameters
         ----------
@@ -147,13 +147,13 @@ class TransformerDecoderLayer(ResidualLayer):
     def _run(
         self, keep: bool, tgt: npt.ArrayLike, memory: npt.ArrayLike, own: tuple[Any, ...], cross: tuple[Any, ...]
     ) -> tuple[Array, Pullback]:  # fmt: skip
-        """Compute the output; ``own`` and ``cross`` are the options of the two attentions."""
+        """Compute the output; ``own`` and ``cross`` are the options of self- and cross-attention."""
         dtype = float_type(self.linear1.weight)
         x = as_features(tgt, self.d_model, dtype, "tgt")
         memory = as_features(memory, self.d_model, dtype, "memory")
 
         def attend(name: str, dropout: Dropout, to: Array | None, options: tuple[Any, ...]) -> Sublayer:
-            """Attend to the memory, or without one to x itself."""
+            """Attend to the memory, or to x itself if ``to`` is None."""
             mask, padding, is_causal, key_lengths = options
 
             def sublayer(x: Array) -> tuple[Array, Back]:
@@ -236,7 +236,7 @@ class TransformerDecoderLayer(ResidualLayer):
 
 
 class TransformerDecoder(Stack):
-    """Decoder layers one after the other, and a norm at the end if there is one.
+    """Decoder layers one after the other, and an optional norm at the end.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerDecoder``. As there, the layers are
     copies of the given one, so all of them start with the same weights, and a new decoder is in training mode.
@@ -322,7 +322,7 @@ class TransformerDecoder(Stack):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. It drops what was dropped.
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout.
 
         Parameters
         ----------

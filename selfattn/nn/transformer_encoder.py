@@ -25,7 +25,7 @@ ACTIVATIONS = ("relu", "gelu")
 
 
 class ResidualLayer(Module):
-    """Attentions and a feed-forward network, each with its own dropout, residual and LayerNorm.
+    """The base of encoder and decoder layers: attentions and a feed-forward network, each with residual and LayerNorm.
 
     A subclass names its attentions, and describes the parameters.
     """
@@ -72,7 +72,7 @@ class ResidualLayer(Module):
             setattr(self, f"dropout{n}", Dropout(dropout, **drawn))
 
     def extra_repr(self) -> str:
-        """Return the width, and the options that the shapes of parameters do not show."""
+        """Return the width and the options that parameters' shapes do not show."""
         return f"d_model={self.d_model}, activation={self.activation!r}, norm_first={self.norm_first}"
 
 
@@ -184,7 +184,7 @@ class TransformerEncoderLayer(ResidualLayer):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class TransformerEncoderLayer(ResidualLayer):
 
 
 class Stack(Module):
-    """Copies of a layer one after the other, and a norm at the end if there is one.
+    """Copies of a layer one after the other, and an optional norm at the end.
 
     The copies share the generators of dropout: with copies of these, every layer would drop the same places.
     """
@@ -222,7 +222,7 @@ class Stack(Module):
         self.norm = norm
 
     def _run(self, keep: bool, x: Any, *inputs: Any, **options: Any) -> tuple[Array, Pullback]:
-        """Call one after the other; the gradients of a second input, a memory, are added up."""
+        """Call one layer after the other; the gradients of a memory, the second input, are added up."""
         pullbacks = []
         for n, layer in enumerate(self.layers):
             x, back = run(layer, keep, x, *inputs, **options)
@@ -247,7 +247,7 @@ class Stack(Module):
 
 
 class TransformerEncoder(Stack):
-    """Encoder layers one after the other, and a norm at the end if there is one.
+    """Encoder layers one after the other, and an optional norm at the end.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoder``. As there, the layers are
     copies of the given one, so all of them start with the same weights, and a new encoder is in training mode. The values
@@ -308,7 +308,7 @@ class TransformerEncoder(Stack):
         is_causal: bool | None,
         key_lengths: npt.ArrayLike | None,
     ) -> tuple[Array, Pullback]:
-        """Run the layers, in one call of the core if it has the kinds of all of them and of the norm."""
+        """Run the layers, in one call of the core if it can compute all of them and the norm."""
         norm: Any = self.norm
         own: list[Any] = [layer for layer in self.layers if type(layer) is TransformerEncoderLayer]
         shapes = {(layer.d_model, layer.self_attn.num_heads, layer.self_attn.batch_first) for layer in own}
@@ -353,7 +353,7 @@ class TransformerEncoder(Stack):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. It drops what was dropped.
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout.
 
         Parameters
         ----------
@@ -370,7 +370,7 @@ class TransformerEncoder(Stack):
 
 
 class _Call:
-    """A call of layers one after the other in the form of the core: packed rows, settings, one mask.
+    """A call of a stack of layers in the core's form: packed rows, settings, one mask.
 
     The rows are without the padding that ``key_lengths`` marks. Results and gradients have zeros in its places.
     """
@@ -427,7 +427,7 @@ class _Call:
         return x.swapaxes(0, 1) if x.ndim == 3 and not self.batch_first else x
 
     def _mask(self, mask: Array | None, present: Array) -> Array | None:
-        """View a mask that is broadcastable to (N, heads, L, L) with four axes, without empty sequences."""
+        """View a mask that is broadcastable to (N, heads, L, L) with four axes; leave out empty sequences."""
         if mask is None:
             return None
         length = self.shape[1]
@@ -452,7 +452,7 @@ class _Call:
         return np.ascontiguousarray(y, self.dtype)
 
     def run(self, keep: bool) -> tuple[Array, Any]:
-        """Compute the output, and its pullback with ``keep``."""
+        """Compute the output and, with ``keep``, its pullback."""
         if not keep:
             return self._unpacked(transformer.forward(self.model, self.rows, self.cu_seqlens)), None
         rows, core_back = self.described.vjp(self.model, self.rows, self.cu_seqlens)
@@ -466,15 +466,15 @@ class _Call:
 
 
 class Description:
-    """Describes layers to the core; it remembers the parameter of each of the core's arrays, for the gradients."""
+    """Describes layers to the core; it remembers which parameter each of the core's arrays comes from, for the gradients."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
-        # By the id of an array that the core reads: that array, and its parameter.
+        # Keys are ids of arrays that the core reads; values are the array and its parameter.
         self.origins: dict[int, tuple[Array, Array]] = {}
 
     def array(self, parameter: Any) -> Any:
-        """Return a parameter as the core reads it, of 16 bits as float32."""
+        """Return a parameter as the core reads it; 16-bit floats become float32."""
         if parameter is None or isinstance(parameter, Compact):
             return parameter
         taken = plain(parameter, self.dtype)
@@ -493,7 +493,7 @@ class Description:
         return transformer.Norm(self.array(norm.weight), self.array(norm.bias), norm.eps)
 
     def layer(self, layer: TransformerEncoderLayer, is_causal: bool) -> transformer.Layer:
-        """Describe a layer in its mode, with a new seed if it drops."""
+        """Describe a layer in its current mode; dropout gets a new seed."""
         attention, linear1, linear2 = layer.self_attn, layer.linear1, layer.linear2
         first, wide, last = (
             own.p if own.training else 0.0 for own in (layer.dropout1, layer.dropout, layer.dropout2)
@@ -523,7 +523,7 @@ class Description:
         )
 
     def vjp(self, model: transformer.Transformer, inputs: Array, cu_seqlens: Array) -> tuple[Array, Any]:
-        """Compute the rows of a model, and ``dy -> (dx, pairs of a parameter and its gradient)``."""
+        """Compute the rows of a model, and ``dy -> (dx, pairs (parameter, gradient))``."""
         rows, core_back = transformer.vjp(model, inputs, cu_seqlens)
 
         def back(dy: Array) -> tuple[Array, list[tuple[Array, Array]]]:
@@ -535,7 +535,7 @@ class Description:
 
 
 def check_layer(layer: TransformerEncoderLayer) -> None:
-    """Refuse a layer with modules of kinds that the core does not have."""
+    """Refuse a layer with submodules that the core cannot compute."""
     kinds = {
         "self_attn": MultiheadAttention, "norm1": LayerNorm, "linear1": Linear, "linear2": Linear, "norm2": LayerNorm,
         "dropout": Dropout, "dropout1": Dropout, "dropout2": Dropout,

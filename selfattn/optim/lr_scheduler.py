@@ -55,7 +55,7 @@ class LRScheduler:
     """
 
     _saved: tuple[str, ...] = ("base_lrs", "last_epoch", "_step_count", "_last_lr")
-    _schedulers: Sequence[LRScheduler] = ()  # that it calls
+    _schedulers: Sequence[LRScheduler] = ()  # the schedules that it calls
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         self.optimizer = _checked(optimizer)
@@ -85,15 +85,15 @@ class LRScheduler:
         return self.optimizer.lr
 
     def _next(self) -> float:
-        """Return the learning rate after ``last_epoch`` steps; the optimiser has that of the step before."""
+        """Return the learning rate after ``last_epoch`` steps; the optimiser still has the previous one."""
         raise NotImplementedError
 
     def _restarted(self) -> float:
-        """Return the learning rate of the first step after another schedule."""
+        """Return the learning rate of the first step if another schedule came before."""
         return self._first()
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rate that was set last, in a list of one, as PyTorch does."""
+        """Return the learning rate that was set last in a list, as PyTorch does."""
         return list(self._last_lr)
 
     def step(self) -> None:
@@ -204,7 +204,7 @@ class LambdaLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """A factor that changes from one number to another in equal steps, and stays there.
+    """The learning rate times a factor that changes from one number to another in equal steps, then stays constant.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ class LinearLR(LRScheduler):
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Half a period of a cosine, from the initial learning rate down to ``eta_min`` in ``T_max`` steps; then up again.
+    """Half a cosine from the initial learning rate down to ``eta_min`` in ``T_max`` steps; then up again.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ class CosineAnnealingLR(LRScheduler):
         lr, step, length = self.optimizer.lr, self.last_epoch, self.T_max
         if (step - 1 - length) % (
             2 * length
-        ) == 0:  # up from the lowest rate, where the ratio below would divide by 0
+        ) == 0:  # after the lowest rate, the ratio below would divide by 0
             return lr + (self.base_lrs[0] - self.eta_min) * (1 - math.cos(math.pi / length)) / 2
         ratio = (1 + math.cos(math.pi * step / length)) / (1 + math.cos(math.pi * (step - 1) / length))
         return ratio * (lr - self.eta_min) + self.eta_min
@@ -321,7 +321,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """Up to ``max_lr`` and down again to almost 0, while momentum goes down and up.
+    """The learning rate rises to ``max_lr`` and falls to almost 0, while momentum falls and rises.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ class OneCycleLR(LRScheduler):
         share = (self.last_epoch - before) / (end - before) if end > before else 1.0
         if self.cycle_momentum:
             self._set_momentum(self._between(momentum_from, momentum_to, share))
-        return max(0.0, self._between(lr_from, lr_to, share))  # a line is below 0 one step after the last
+        return max(0.0, self._between(lr_from, lr_to, share))  # a line is below 0 after the last step
 
     _first = _next
 
@@ -514,7 +514,7 @@ class SequentialLR(LRScheduler):
             raise ValueError(f"milestones must rise, not be {milestones}")
         self.last_epoch = check_size("last_epoch", last_epoch, -1) + 1
         assert optimizer.initial_lr is not None
-        # Each scheduler has set a learning rate when it was made; only that of the first counts.
+        # Each scheduler set a learning rate when it was made; only the first one's counts.
         optimizer.lr = optimizer.initial_lr
         for scheduler in schedulers:
             scheduler.last_epoch -= 1
@@ -522,7 +522,7 @@ class SequentialLR(LRScheduler):
         self._last_lr = self._schedulers[0].get_last_lr()
 
     def __copy__(self) -> Self:
-        """Return a schedule of the same optimiser with its own count of steps."""
+        """Return a copy for the same optimiser with its own count of steps."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), _schedulers=[copy.copy(each) for each in self._schedulers])
         return made
@@ -547,7 +547,7 @@ def _checked(optimizer: Any) -> Optimizer:
 
 
 def _within(name: str, value: Any, fits: Callable[[float], bool], words: str) -> float:
-    """Return a number, after a check of its bounds."""
+    """Check the bounds of a number, and return it."""
     number = check_number(name, value)
     if not fits(number):
         raise ValueError(f"{name} must be {words}, not {value}")
@@ -555,12 +555,12 @@ def _within(name: str, value: Any, fits: Callable[[float], bool], words: str) ->
 
 
 def _copied(value: Any) -> Any:
-    """Copy lists of numbers and of lists."""
+    """Copy nested lists of numbers."""
     return [_copied(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _alike(value: Any, example: Any) -> bool:
-    """Return whether a saved value could replace another: a number a number, a list one of the same length."""
+    """Return whether a saved value can replace a value: both are numbers, or lists of the same length."""
     if isinstance(example, list):
         return isinstance(value, list) and len(value) == len(example) and all(map(_alike, value, example))
     if isinstance(example, str | bool):

@@ -1,4 +1,4 @@
-"""The optimisers SGD, Adam and AdamW, and clipping, which scales gradients of too large a norm."""
+"""The optimisers SGD, Adam and AdamW, and clipping, which scales gradients down to a largest norm."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from selfattn.functional._products import FLOAT32, FLOAT64, plain
 Arrays: TypeAlias = list[Array]
 Targets: TypeAlias = list[Array | None] | None
 
-CHUNK = 4096  # elements that are summed in their own precision; the sum of chunks is float64
-# Dtypes of parameters, and of their updates.
+CHUNK = 4096  # a chunk of this many elements is summed in their dtype; chunks are added in float64
+# From the dtype of a parameter to the dtype in which its updates are computed.
 COMPUTED_IN = {"float16": FLOAT32, "bfloat16": FLOAT32, "float32": FLOAT32, "float64": FLOAT64}
 
 
@@ -40,11 +40,11 @@ class Optimizer:
     """
 
     initial_lr: float | None = None  # the learning rate when the first scheduler was made
-    stepped: bool  # whether there was a step
+    stepped: bool  # whether step has been called
 
     _options: tuple[str, ...] = ("lr", "weight_decay")  # saved arguments
     _slots: tuple[str, ...] = ()  # state per parameter: "step", and arrays of its shape
-    _fixed: Mapping[str, Any] = {}  # saved to distinguish classes
+    _fixed: Mapping[str, Any] = {}  # constants that are saved: they distinguish classes
 
     def __init__(self, params: Mapping[str, Array], lr: float, weight_decay: float = 0.0) -> None:
         if not isinstance(params, Mapping):
@@ -62,7 +62,7 @@ class Optimizer:
         self._computed_in = {name: COMPUTED_IN[array.dtype.name] for name, array in params.items()}
 
     def __copy__(self) -> Self:
-        """Return an optimiser of the same parameters with a copy of the state: steps of one do not change that of the other."""
+        """Return an optimiser of the same parameters with its own copy of the state."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), params=dict(self.params), state=copy.deepcopy(self.state))
         return made
@@ -102,7 +102,7 @@ class Optimizer:
                 stacklevel=2,
             )
         names = list(grads)
-        # A gradient may be another parameter itself, which a step would change before it is read.
+        # A gradient may be another parameter's array, which a step would change before it is read.
         live = set(map(id, self.params.values()))
         gradients: list[Any] = [
             np.array(g, subok=True) if id(g) in live or id(getattr(g, "base", None)) in live else g
@@ -110,13 +110,13 @@ class Optimizer:
         ]
         parameters: list[Any] = [self.params.get(name) for name in names]
         targets: Targets = None
-        if not _core._are_plain(parameters, gradients):  # a quick check of all
+        if not _core._are_plain(parameters, gradients):  # checks all arrays quickly
             targets = self._made_plain(names, parameters, gradients)
         self._move(names, parameters, gradients, targets)
         self.stepped = True
 
     def _made_plain(self, names: list[str], parameters: list[Any], gradients: list[Any]) -> Targets:
-        """Check arrays, replace those that the core does not read by copies, and return the arrays to write the copies to."""
+        """Check arrays, copy arrays that the core cannot read, and return the arrays to write the copies back to."""
         targets: list[Array | None] = []
         for i, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
             parameter = self.params.get(name)
@@ -187,7 +187,7 @@ class Optimizer:
         if set(group["params"]) != set(self.params) or len(group["params"]) != len(self.params):
             raise ValueError(f"the state is of the parameters {group['params']}, not {list(self.params)}")
         options = {name: group[name] for name in self._options}
-        checked = type(self)(self.params, **options)  # raises
+        checked = type(self)(self.params, **options)  # the constructor checks them
         for name, entries in saved.items():
             if name not in self.params:
                 raise ValueError(
@@ -222,7 +222,7 @@ class Optimizer:
         return copied
 
     def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:
-        """Write all parameters after a step, and their states; the arrays are contiguous, float32 or float64.
+        """Update all parameters and their states by a step; the arrays are contiguous, float32 or float64.
 
         Where a parameter is a copy, ``targets`` has the original, which is also written. A step is taken as a whole or, without
         memory, not at all: nothing may allocate after the core has begun.
@@ -236,7 +236,7 @@ class Optimizer:
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum if wanted.
+    """Stochastic gradient descent, with optional momentum.
 
     Parameters
     ----------
@@ -299,7 +299,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam: steps of about ``lr`` in each coordinate, along means of the gradient.
+    """Adam: each coordinate moves by about ``lr`` along a running mean of its gradient.
 
     Parameters
     ----------
@@ -360,7 +360,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: parameters shrink by lr·weight_decay, whatever the gradients.
+    """Adam with decoupled weight decay: each step shrinks parameters by lr·weight_decay, whatever the gradients are.
 
     Parameters
     ----------
@@ -466,7 +466,7 @@ def clip_grad_norm_(
 
 
 def _is_writable_kind(array: Any) -> bool:
-    """Return whether it is an ndarray of floats, which can be changed in place."""
+    """Return whether an array is an ndarray of floats, which can be changed in place."""
     is_array = isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray)
     return is_array and array.dtype.name in COMPUTED_IN
 
@@ -486,7 +486,7 @@ def _parts(state_dict: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def _as_saved(name: str, option: Any) -> Any:
-    """Return an option, which may have been set to a number of any kind, as a file can hold it."""
+    """Return an option, a number of any kind, in a type that a file can hold."""
     if isinstance(option, bool | np.bool_):
         return bool(option)
     if isinstance(option, Sequence | np.ndarray) and np.ndim(option):
@@ -495,7 +495,7 @@ def _as_saved(name: str, option: Any) -> Any:
 
 
 def not_negative(name: str, value: Any) -> float:
-    """Return a number, after a check that it is at least 0 and finite."""
+    """Check that a number is at least 0 and finite, and return it."""
     number = check_number(name, value)
     if not 0 <= number < math.inf:
         raise ValueError(f"{name} must be at least 0 and finite, not {value}")
@@ -509,11 +509,11 @@ def _norm(arrays: list[Array], power: float) -> float:
         total = sum((_square_sum(array) for array in wide), 0.0)
         if 1e-30 < total < math.inf:
             return math.sqrt(total)
-    largest = float(np.max([0.0, *(np.abs(array).max() for array in wide if array.size)]))  # NaN if one is
+    largest = float(np.max([0.0, *(np.abs(array).max() for array in wide if array.size)]))  # or NaN
     if math.isinf(power) or not 0 < largest < math.inf:
         return largest
     total = sum(float(((np.abs(array).astype(np.float64) / largest) ** power).sum()) for array in wide)
-    # A float64's power is inf where p is so small that the norm is beyond the range; a Python float's is an error.
+    # For a tiny p the norm overflows: the power of a float64 is then inf, that of a Python float an OverflowError.
     return float(largest * np.float64(total) ** (1 / power))
 
 

@@ -110,7 +110,7 @@ def additive_attention_vjp(
         open_tangents = np.where(d_scores == 0, 0, tangents)
         d_sum = d_scores * w_v * (1 - open_tangents**2)
         d_q, d_k = d_sum.sum(axis=-2), d_sum.sum(axis=-3)
-        used = d_scores[..., 0] != 0  # other rows may have any values
+        used = d_scores[..., 0] != 0  # rows without a gradient may have any values
         used_q = np.where(used.any(axis=-1)[..., None], q, 0)
         used_k = np.where(used.any(axis=-2)[..., None], k, 0)
         d_value = weighted_sum(weights.swapaxes(-1, -2), d_out, allowed.swapaxes(-1, -2))
@@ -133,7 +133,7 @@ def _read(
 
 
 def additive_scores(query: Array, key: Array, v: Array) -> tuple[Array, Array]:
-    """Score projected queries and keys, (..., L, A) and (..., S, A): (..., L, S), and the tangents, (..., L, S, A)."""
+    """Return the scores (..., L, S) of projected queries (..., L, A) and keys (..., S, A), and tangents (..., L, S, A)."""
     tangents = np.tanh(query[..., :, None, :] + key[..., None, :, :])
     return tangents @ v, tangents
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, and the one form in which the functions of :mod:`selfattn.reference` get them."""
+"""Checks of arguments, and their common form for the functions of :mod:`selfattn.reference`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call:
     softcap: float | None
     alibi_slopes: Array | None  # (...,)
     bias: Array | None  # (..., L, S), the float mask
-    allowed: Array  # (..., L, S), bool: all masks together
+    allowed: Array  # (..., L, S), bool: all masks combined
     sinks: Array | None  # (...,)
     keep: Array | None  # (..., L, S), bool: weights not dropped
     dropout_p: float
@@ -98,7 +98,7 @@ def prepare(
         mask = check_mask(attn_mask, pairs)
         if mask.dtype != np.bool_:
             bias, limit = mask.astype(compute), np.finfo(compute).max
-            bias = np.where(np.isfinite(mask), np.clip(bias, -limit, limit), bias)  # finite stays finite
+            bias = np.where(np.isfinite(mask), np.clip(bias, -limit, limit), bias)  # finite is kept
             mask = mask != -np.inf
     lengths = check_key_lengths(key_lengths, lead, n_keys)
     allowed = allowed_pairs(pairs, mask, bool(is_causal or causal), check_window(window), offset, lengths)
@@ -186,7 +186,7 @@ def repeat_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
 
 
 def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists and the like; refuse the subclasses of ndarray with another meaning of operators."""
+    """Convert lists to arrays; refuse masked arrays and matrices, whose operators mean something else."""
     if isinstance(x, np.ma.MaskedArray | np.matrix):
         raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
     try:
@@ -205,7 +205,7 @@ def float_dtype(name: str, array: Array) -> np.dtype[Any]:
 
 
 def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """Promote as NumPy does, and float16 with bfloat16, which NumPy does not promote, to float32."""
+    """Return NumPy's common dtype; float16 with bfloat16, which NumPy refuses, gives float32."""
     kinds = set(found)
     if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
         kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
@@ -215,7 +215,7 @@ def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
 def dtypes(
     compute_dtype: npt.DTypeLike | None, arrays: dict[str, Array]
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """Return the dtype of the computation and that of the result, for the named inputs."""
+    """Return the dtype of the computation and the dtype of the result for the named inputs."""
     result = promoted(float_dtype(name, array) for name, array in arrays.items())
     if compute_dtype is not None:
         compute = np.dtype(compute_dtype)
@@ -304,7 +304,7 @@ def norm_arguments(
     compute_dtype: npt.DTypeLike | None,
     **params: npt.ArrayLike | None,
 ) -> tuple[Array, dict[str, Array], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
-    """Check the arguments of a norm; return x and params in the precision of the computation, axes, and both :func:`dtypes`."""
+    """Check the arguments of a norm; return x and params in the dtype of the computation, axes, and :func:`dtypes`."""
     shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
     x = as_array("x", x)
     given = {name: as_array(name, param) for name, param in params.items() if param is not None}
@@ -345,7 +345,7 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 
 def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
-    """Return a gradient in the shape and dtype of its input, or with a ``compute_dtype`` in that."""
+    """Return a gradient in the shape and dtype of its input, or in the ``compute_dtype`` if there is one."""
     given = np.asarray(x)
     summed = sum_to_shape(dx, given.shape)
     return summed if compute_dtype is not None else summed.astype(float_dtype("x", given), order="C")

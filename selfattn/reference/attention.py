@@ -28,7 +28,7 @@ def scaled_dot_product_attention(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Compute for every query a weighted mean of the values; a weight is large if the query fits the value's key.
+    """Compute for every query a weighted mean of the values; a weight is large if the query is similar to the value's key.
 
     The score of query i and key j is computed in this order: ``scale * (query[i] @ key[j])``, then ``softcap``,
     then ALiBi, then a float mask; then every mask that forbids the pair. The softmax over j of the scores are the weights.

@@ -17,7 +17,7 @@ from selfattn.reference.dropout import Array
 
 
 class AttentionGradients(NamedTuple):
-    """The gradients with respect to the arguments of these names, in their shapes and dtypes; None for what was not given."""
+    """The gradients of the arguments of these names, in their shapes and dtypes; None for an argument that was not given."""
 
     query: Array | None
     key: Array | None

@@ -45,7 +45,7 @@ def philox4x32(key: npt.ArrayLike, counter: npt.ArrayLike, rounds: int = 7) -> n
 def dropout_keep_mask(
     seed: int, p: float, lead_shape: Sequence[int], n_queries: int, n_keys: int, first_head: int = 0
 ) -> npt.NDArray[np.bool_]:
-    """Return which weights dropout keeps; it depends only on the arguments.
+    """Return which weights dropout keeps, a function of the arguments alone.
 
     The word for key j of query i in head h (the flattened index over the leading dims) is number ``j & 3``
     of Philox4x32 with 7 rounds, key ``(seed, seed >> 32)`` and counter ``(j >> 2, i, h, h >> 32)``, all
@@ -83,7 +83,7 @@ def seed_from_rng(rng: Any) -> int:
 
 
 def check_seed(rng: Any) -> int:
-    """Return the int of an ``rng`` that is not a generator."""
+    """Return an ``rng`` that is not a generator as an int."""
     if isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__"):
         raise TypeError(f"rng must be an int, a numpy.random.Generator or None, not {type(rng).__name__}")
     if operator.index(rng) < 0:

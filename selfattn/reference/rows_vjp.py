@@ -1,4 +1,4 @@
-"""The gradients of the row operations, in plain NumPy: the formulas of the function of that name in :mod:`selfattn`.
+"""The gradients of the row operations in plain NumPy, under the names of the functions in :mod:`selfattn`.
 
 Every function takes the arguments of its operation and returns ``(y, pullback)``: ``pullback(dy)`` takes the gradient of a
 number with respect to y, and returns that with respect to the inputs. Gradients have the shapes and dtypes of the inputs;
@@ -201,7 +201,7 @@ def gelu_vjp(
             c = 2 * math.sqrt(2 / math.pi)
             z = c * (x + 0.044715 * x * x * x)
             s, one_minus_s = 1 / (1 + np.exp(-z)), 1 / (1 + np.exp(z))
-            near = np.clip(x, -100, 100)  # outside, s * (1 - s) is 0, but dz/dx may be infinite
+            near = np.clip(x, -100, 100)  # beyond 100, s * (1 - s) is 0, but dz/dx may be infinite
             slope = s + x * s * one_minus_s * c * (1 + 3 * 0.044715 * near * near)
         return np.asarray(dy * slope.astype(x.dtype))
 
@@ -217,7 +217,7 @@ def apply_rotary_emb_vjp(
     wrt: str | Sequence[str] = ("x", "cos", "sin"),
     compute_dtype: npt.DTypeLike | None = None,
 ) -> tuple[Array, Callable[[npt.ArrayLike], RotaryGradients]]:
-    """Compute rotary embeddings and their pullback, in which the pair (a, b) of x becomes (p, q).
+    """Compute rotary embeddings, which turn a pair (a, b) of x into (p, q), and their pullback.
 
     Examples
     --------

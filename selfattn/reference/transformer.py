@@ -18,17 +18,17 @@ from selfattn.reference.rows import apply_rotary_emb
 from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
 from selfattn.reference.varlen import varlen_attention_vjp
 
-# Of a parameter: its layer, its field in PARTS, 0 for a weight and 1 for a bias.
+# The place of a parameter: its layer, its field in PARTS, 0 for a weight or 1 for a bias.
 Place: TypeAlias = tuple[int, ...]
 
 PARTS = ("query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm")
 MASK = len(PARTS)  # the place of the mask's gradient
 WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
-GOLDEN = 0x9E3779B97F4A7C15  # what seeds of the four differ by
+GOLDEN = 0x9E3779B97F4A7C15  # the difference of the seeds of these four
 
 
 class Tape:
-    """Remembers the arrays from which every array was computed."""
+    """Remembers from which arrays every array was computed."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Array, Sequence[Array | Place], Callable[[Array], Iterable[Any]]]] = []
@@ -36,12 +36,12 @@ class Tape:
     def put(
         self, y: Array, sources: Sequence[Array | Place], pull: Callable[[Array], Iterable[Any]]
     ) -> Array:
-        """Remember that y was computed from arrays and parameters; ``pull`` computes their gradients from its own."""
+        """Remember that y was computed from arrays and parameters; ``pull`` computes their gradients from y's gradient."""
         self.made.append((y, sources, pull))
         return y
 
     def back(self, y: Array, dy: Array) -> dict[int | Place, Array]:
-        """Return the gradients of all that y was computed from: of arrays by their id, of parameters by their place."""
+        """Return the gradients of everything that y was computed from: arrays by id, parameters by place."""
         found: dict[int | Place, Array] = {id(y): dy}
         for made, sources, pull in reversed(self.made):
             for source, gradient in zip(sources, pull(found[id(made)]), strict=False):
@@ -110,14 +110,14 @@ def transformer_vjp(
         if model.table is not None:
             grads.insert(0, np.zeros(model.table.shape, compute))
             np.add.at(grads[0], given, dx)
-        alike = len({d_mask.shape for d_mask in d_masks}) == 1  # layers have as many heads
+        alike = len({d_mask.shape for d_mask in d_masks}) == 1  # all layers have the same number of heads
         return dx, grads, np.sum(d_masks, axis=0) if alike else None
 
     return y, pullback
 
 
 def _enter(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) -> Array:
-    """Look ids up, and add ``always`` and the positions; rows of a model without a table stay as they are."""
+    """Look ids up, and add ``always`` and the positions; without a table, return the rows as they are."""
     if model.table is None:
         return given.astype(compute)
     x: Array = model.table[given].astype(compute)
@@ -129,7 +129,7 @@ def _enter(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) 
 
 
 def _places(cu_seqlens: Array) -> Array:
-    """Return the place of every token in its sequence."""
+    """Return the position of every token in its sequence."""
     lengths = np.diff(cu_seqlens)
     places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
     return places
@@ -139,7 +139,7 @@ def _pool(tape: Tape, kind: str | None, x: Array, cu_seqlens: Array) -> Array:
     if kind is None:
         return x
     lengths = np.diff(cu_seqlens)
-    share = np.zeros((len(lengths), len(x)), x.dtype)  # of each row in each result
+    share = np.zeros((len(lengths), len(x)), x.dtype)  # the weight of each row in each mean
     for s, (begin, end) in enumerate(pairwise(cu_seqlens)):
         rows = {"mean": slice(begin, end), "first": begin, "last": end - 1}[kind]
         share[s, rows] = 1 / lengths[s] if kind == "mean" else 1
@@ -176,7 +176,7 @@ class _Layer:
     def residual(
         self, x: Array, part: Callable[[Array], Array], norm: str, names: tuple[str, str, str]
     ) -> Array:
-        """Add to x its attention or feed-forward network, ``part``, with a norm before it or after the sum."""
+        """Add to x the output of ``part``, attention or feed-forward network, with a norm before it or after the sum."""
         tape, place, given = self.tape, (self.n, PARTS.index(norm)), getattr(self.layer, norm)
         first, last = (given, None) if self.layer.norm_first else (None, given)
         inside = normalised(tape, first, x, place)
@@ -191,7 +191,7 @@ class _Layer:
         return y
 
     def attend(self, x: Array) -> Array:
-        """Project to queries, keys and values, turn queries and keys, attend within each sequence, and project the output."""
+        """Project to queries, keys and values, rotate queries and keys, attend within sequences, project the output."""
         layer, cu_seqlens = self.layer, self.cu_seqlens
         heads = layer.num_heads
         key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
@@ -218,7 +218,7 @@ class _Layer:
             attn_mask=_masks(self.model, cu_seqlens, heads, x.dtype),
         )  # fmt: skip
         mask = self.model.mask
-        has_gradient = mask is not None and mask.dtype != np.bool_ and len(mask) == 1  # sequences share it
+        has_gradient = mask is not None and mask.dtype != np.bool_ and len(mask) == 1  # a shared mask
 
         def back(dy: Array) -> list[Array]:
             found = pull(dy.reshape(attended.shape))
@@ -267,7 +267,7 @@ class _Layer:
         return self.tape.put(y, sources, lambda dy: [dy @ weight, dy.T @ x, dy.sum(axis=0)])
 
     def drop(self, kind: int, x: Array) -> Array:
-        """Set elements to 0 with the layer's probability of that kind, and divide the others by 1 − p."""
+        """Set elements to 0 with the layer's probability p for ``kind``, and divide the others by 1 − p."""
         p = self.layer.dropout[kind]
         if p == 0:
             return x
@@ -277,7 +277,7 @@ class _Layer:
 
 
 def normalised(tape: Tape, norm: Any, x: Array, place: Place) -> Array:
-    """Normalise rows; without a norm they stay as they are."""
+    """Normalise rows; without a norm, return them as they are."""
     if norm is None:
         return x
     weight = norm.weight.astype(x.dtype)
@@ -291,7 +291,7 @@ def normalised(tape: Tape, norm: Any, x: Array, place: Place) -> Array:
 
 
 def _words(seed: int, rows: int, width: int) -> Array:
-    """Return the random 32-bit word of every element.
+    """Return a random 32-bit word for every element.
 
     Of 64 columns each, the four words of a counter are 16 columns apart: it is word ``column % 64 // 16`` of Philox4x32 with
     7 rounds, key ``(seed, seed >> 32)`` and counter ``(row, column // 64 * 16 + column % 16, row >> 32, 0)``.
@@ -331,7 +331,7 @@ def _masks(model: Any, cu_seqlens: Array, heads: int, dtype: np.dtype[Any]) -> l
 
 
 def _rotate(tape: Tape, rotary: Any, x: Array, places: Array) -> Array:
-    """Turn the first elements of every head, (tokens, heads, width), by the angles of its place; the rest stays."""
+    """Rotate the first elements of every head, (tokens, heads, width), by its position's angles; the rest stays."""
     if rotary is None:
         return x
     cos, sin = (table[places].astype(x.dtype) for table in (rotary.cos, rotary.sin))
@@ -349,7 +349,7 @@ def _activate(tape: Tape, kind: str, x: Array) -> Array:
         return tape.put(np.maximum(x, 0), [x], lambda dy: [np.where(x > 0, dy, 0)])
     if kind == "silu":  # x·σ(x), with the derivative σ(x)(1 + x(1 − σ(x)))
         with np.errstate(over="ignore"):
-            inverse = 1 + np.exp(-x)  # of σ(x)
+            inverse = 1 + np.exp(-x)  # the inverse of σ(x)
         return tape.put(x / inverse, [x], lambda dy: [dy / inverse * (1 + x * (1 - 1 / inverse))])
     y, pull = gelu_vjp(x, {"gelu": "none", "gelu_tanh": "tanh"}[kind])
     return tape.put(y, [x], lambda dy: [pull(dy)])

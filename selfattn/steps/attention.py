@@ -33,7 +33,7 @@ STEPS = {
 
 
 class Shown:
-    """An object that a notebook shows as a page."""
+    """The base of objects that a notebook shows as a page."""
 
     def _repr_html_(self) -> str | None:
         return selfattn._render("html", self)
@@ -84,8 +84,8 @@ class AttentionSteps(Shown):
     weights: Array
     dropped_weights: Array
     output: Array
-    _call: reference.arguments.Call  # checked arguments
-    _replaced: bool = False  # weights after dropout are given
+    _call: reference.arguments.Call  # the checked arguments
+    _replaced: bool = False  # True: with_weights gave the weights after dropout
     tokens: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class AttentionSteps(Shown):
         return terms
 
     def with_weights(self, weights: npt.ArrayLike) -> Self:
-        """Continue from other weights: the same steps, but those after the weights computed from these.
+        """Return the steps with other weights: the steps after the weights are computed from these.
 
         This shows, for example, the effect of rounding, or of using only the best key.
 
@@ -164,7 +164,7 @@ class AttentionSteps(Shown):
         return replace(self, dropped_weights=given.astype(dtype), output=output, _replaced=True, **after)
 
     def _after(self, output: Array) -> dict[str, Array]:
-        """Return the steps after the weighted sum by name; attention alone has none."""
+        """Return the steps after the weighted sum by name; attention alone has no such steps."""
         return {}
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
@@ -273,7 +273,7 @@ def attention_steps(
 
 
 def steps_from_scores(call: reference.arguments.Call, scores: Array) -> AttentionSteps:
-    """Compute all steps after the scores of a call, whatever the scores are made of."""
+    """Compute all steps after the scores of a call; any function may have made the scores."""
     found = reference.attention.attend(call, scores)
     return AttentionSteps(
         scores=scores,

@@ -1,4 +1,4 @@
-"""Attention layers step by step: projections, attention, and the steps after it, every intermediate named.
+"""Attention layers step by step: projections, attention and the steps after it, with a name for each array.
 
 The layers of :mod:`selfattn.nn` give their arrays to :func:`layer_steps`, and a sentence-embedding model its blocks to
 :func:`model_steps`; attention itself is :func:`selfattn.attention_steps`.
@@ -35,7 +35,7 @@ LAYER_STEPS = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerParameters:
-    """The parameters of a layer: the projections of :func:`layer_steps`, and those after attention.
+    """The parameters of a layer: the projections of :func:`layer_steps`, and the parameters after attention.
 
     Attributes
     ----------
@@ -259,7 +259,7 @@ def _split_heads(name: str, x: Array, num_heads: int) -> Array:
 
 
 def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) -> dict[str, Array]:
-    """Concatenate the heads, project, add the inputs, normalise; return the steps that the layer has by name."""
+    """Concatenate the heads, project, add the inputs, normalise; return the steps of this layer by name."""
     after, y = {}, output
     if parameters.num_heads > 1:
         merged = y.swapaxes(-2, -3)
@@ -281,7 +281,7 @@ def _after_attention(output: Array, inputs: Array, parameters: LayerParameters) 
 class StackSteps:
     """The base of the steps of models that are a stack of layers."""
 
-    _layers_are: ClassVar[str] = "layers"  # the name of the attribute
+    _layers_are: ClassVar[str] = "layers"  # the name of the attribute with the layers
 
     embeddings: Array
     positions: Array | None
@@ -290,7 +290,7 @@ class StackSteps:
     tokens: tuple[str, ...] | None = None
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return all steps by name, in order; those of layer n are called ``layers.n.scores`` (``blocks.n.…``) and so on."""
+        """Return all steps by name, in order; a step of layer n is called ``layers.n.scores`` (``blocks.n.…``), for example."""
         first = {name: getattr(self, name) for name in ("embeddings", "positions", "inputs")}
         steps: dict[str, Array] = {name: array for name, array in first.items() if array is not None}
         for n, layer in enumerate(getattr(self, self._layers_are)):

@@ -1,4 +1,4 @@
-"""Transformers step by step: their inputs, and every intermediate of every layer and head, named.
+"""Transformers step by step: their inputs, and the named intermediate values of every layer and head.
 
 The settings are those of the core, :class:`selfattn.engine.transformer.Transformer`; `selfattn.reference.transformer` computes
 the steps, with the attention of :func:`selfattn.attention_steps`.
@@ -97,7 +97,7 @@ class TransformerLayerSteps:
         return list(self.to_dict(weighted_values=False).values())[-1]
 
     def to_dict(self, *, weighted_values: bool = True) -> dict[str, Array]:
-        """Return all steps by name, in order, also those of attention."""
+        """Return all steps by name, in order, with the steps of attention."""
         steps: dict[str, Array] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -161,7 +161,7 @@ def transformer_steps(
     if model.always is not None:
         embeddings = embeddings + model.always
     positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
-    tape = Tape()  # of gradients, which nobody asks for here
+    tape = Tape()  # records what gradients need; the steps have no gradients
     x = embeddings if positions is None else embeddings + positions
     x = normalised(tape, model.embedding_norm, x, ())
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
@@ -179,7 +179,7 @@ def transformer_steps(
 
 
 class _Seen(Watch):
-    """Keeps the intermediates of a layer of one sequence, also those of its attention."""
+    """Keeps the intermediate values of a layer and its attention, for one sequence."""
 
     def __init__(self, tokens: tuple[str, ...] | None) -> None:
         self.tokens, self.steps = tokens, dict[str, Any]()

@@ -18,14 +18,14 @@ from selfattn.nn.init import Generator
 
 
 class Batch(NamedTuple):
-    """The content of one pass through the model, and its number of items."""
+    """A batch, which goes through the model at once, and its number of items."""
 
     content: Any
     items: int
 
 
 class Items:
-    """A sequence: each epoch takes all of it, ``batch_size`` items at a time, with ``shuffle`` in a new order.
+    """Items of a sequence: each epoch takes them all, ``batch_size`` at a time, with ``shuffle`` in a new order.
 
     Without ``batch_size`` the items are batches.
     """
@@ -73,7 +73,7 @@ class Items:
         self.done, self.order = 0, None
 
     def restore(self, done: Any, order: Any) -> None:
-        """Set a place; an impossible one is a ValueError."""
+        """Set the place in the epoch; an impossible place is a ValueError."""
         n = len(self.items)
         if order is None:
             valid = done == 0
@@ -86,7 +86,7 @@ class Items:
 
 
 class _Counted:
-    """Batches without an order to save: a place among them is a count."""
+    """Batches without an order to save: their place is a count."""
 
     batch_size: int | None = None
     shuffle = endless = False
@@ -96,7 +96,7 @@ class _Counted:
         self.done = 0
 
     def restore(self, done: Any, order: Any) -> None:
-        """Set a place; an impossible one is a ValueError."""
+        """Set the place in the epoch; an impossible place is a ValueError."""
         if type(done) is not int or done < 0 or order is not None:
             raise ValueError(f"its place is batch {done!r}")
         self.done = done
@@ -113,7 +113,7 @@ class Stream(_Counted):
 
     @property
     def once(self) -> bool:
-        """Whether it is an iterator, which ends after one epoch."""
+        """Whether the batches are an iterator, which ends after one epoch."""
         return isinstance(self.source, Iterator)
 
     @property
@@ -149,7 +149,7 @@ class Stream(_Counted):
 
 
 class Draws(_Counted):
-    """Batches that a function of a generator draws: there are no epochs."""
+    """Batches that a function draws with a random generator, without epochs."""
 
     batches: int | None = None
     endless, ended = True, False
@@ -175,7 +175,7 @@ Source = Items | Stream | Draws
 
 
 def source_of(batches: Any, batch_size: int | None, shuffle: bool | None) -> Source:
-    """Return the source of these batches; wrong kinds, no batches and options that need a sequence are an error."""
+    """Return the source of batches; a wrong type, an empty sequence and options that need a sequence are errors."""
     if isinstance(batches, np.ndarray) and batches.ndim == 0:
         raise TypeError("batches is an array without dimensions; one batch for each row is needed")
     if is_sequence(batches):
@@ -211,7 +211,7 @@ def is_sequence(batches: Any) -> bool:
 
 
 def stacked(examples: list[Any]) -> Any:
-    """Return a batch of examples: arrays with one more axis, a tuple for tuples, a dict for dicts, a list for texts."""
+    """Stack examples to a batch: arrays get one more axis, tuples become a tuple, dicts a dict, texts a list."""
     first = examples[0]
     if isinstance(first, str):
         return examples

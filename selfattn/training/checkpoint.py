@@ -32,13 +32,13 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def parts(state: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Split a state into JSON and arrays; a leaf that no file can hold is a TypeError."""
+    """Split a state into JSON and arrays; a leaf that cannot be saved is a TypeError."""
     arrays: dict[str, Any] = {}
     return json.dumps(_without_arrays(state, "", arrays)), arrays
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a file of :func:`save`, with lists in place of tuples; another or a damaged file is a ValueError."""
+    """Read a file that :func:`save` wrote, with lists in place of tuples; a damaged or other file is a ValueError."""
     arrays, metadata = _disk.read_safetensors(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is no checkpoint of selfattn's")
@@ -101,7 +101,7 @@ def state_of(training: Training) -> dict[str, Any]:
 
 
 def restore(training: Training, path: Path) -> None:
-    """Set the state of a training from a checkpoint, after a check that all of it fits."""
+    """Check that all of a checkpoint fits a training, then set the training's state from it."""
     state = load(path)
     try:
         _compare("", training.fixed, state["fixed"])
@@ -116,7 +116,7 @@ def restore(training: Training, path: Path) -> None:
         steps, epochs = _losses(state["step_losses"], 1), _losses(state["epoch_losses"], 1)
         validations = [(int(n), loss) for n, loss in _losses(state["validation_losses"], 2)]
         for generator, own in zip(drawn, states, strict=True):
-            set_generator_state(copy.deepcopy(generator), own)  # raises
+            set_generator_state(copy.deepcopy(generator), own)  # a check
         training.source.restore(done, order)
         training.optimizer.load_state_dict(state["optimizer"])
         if training.scheduler is not None:
@@ -161,12 +161,12 @@ def generators(rng: Generator, task: Any) -> list[Generator]:
 
 
 def generator_state(generator: Generator) -> Any:
-    """Return the state of the next draws, the cached normal of a torch_rng included."""
+    """Return the state of a generator, with the cached normal number of a torch_rng."""
     return generator.get_state() if isinstance(generator, TorchGenerator) else generator.bit_generator.state
 
 
 def set_generator_state(generator: Generator, state: Any) -> None:
-    """Set a result of :func:`generator_state`; that of a generator of another kind is a ValueError."""
+    """Set the state that :func:`generator_state` returned; the state of another kind of generator is a ValueError."""
     if isinstance(generator, TorchGenerator):
         generator.set_state(state)
         return
@@ -194,13 +194,13 @@ def fingerprint(triplets: Iterable[Sequence[Any]]) -> str:
 
 
 def digest(things: Any) -> str:
-    """Return a digest of nested sequences, dicts, arrays, texts and numbers; of another object only the class counts."""
+    """Return a digest of nested sequences, dicts, arrays, texts and numbers; any other object counts only by its class."""
     found = hashlib.sha256()
 
     def add(thing: Any) -> None:
         if isinstance(thing, np.ndarray | np.generic):
             found.update(f"{thing.dtype}{np.shape(thing)}".encode())
-            if thing.dtype.kind in "OT":  # memory holds addresses
+            if thing.dtype.kind in "OT":  # the memory of such arrays holds addresses
                 add(thing.tolist())
             else:
                 found.update(np.ascontiguousarray(thing).tobytes())

@@ -228,7 +228,7 @@ def fit(
 
 
 def _open(training: Training, file: Path, resume: bool) -> None:
-    """Check before the first epoch, not after it, that a checkpoint can be written, and continue from an old one."""
+    """Check, before training begins, that a checkpoint can be written, and continue from an old one."""
     import_extra("safetensors", "text")
     if not file.parent.is_dir():
         raise FileNotFoundError(f"the folder of checkpoint={file} does not exist")

@@ -1,4 +1,4 @@
-"""The training loop: a loss of batches in order, steps of the optimiser, when to validate and to save, and Ctrl-C.
+"""The training loop: losses of batches, steps of the optimiser, validation, saving, and Ctrl-C.
 
 `batches` knows the place in the data, `checkpoint` writes and reads the state, `progress` shows it, and `fitting` checks what
 users pass.
@@ -30,10 +30,10 @@ from selfattn.training.progress import Progress
 
 
 class Task(Protocol):
-    """What can be trained without a loss: :class:`selfattn.nn.ProxyTask`, or another class with these two methods."""
+    """A task, which is trained without a loss: :class:`selfattn.nn.ProxyTask`, or a class with these two methods."""
 
     def parameters(self) -> dict[str, Array]:
-        """Return the live arrays by name."""
+        """Return the parameters by name, not copies."""
 
     def vjp(self, main: Any, similar: Any, non_similar: Any) -> tuple[Any, Callable[..., Gradients]]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``.
@@ -127,7 +127,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Objective(NamedTuple):
-    """A loss of a batch, in two functions of it."""
+    """A loss, as two functions of a batch."""
 
     gradients: Callable[[Any], tuple[float, Gradients]]  # the loss, and the gradients of the parameters
     value: Callable[[Any], float]  # the loss alone
@@ -135,7 +135,7 @@ class Objective(NamedTuple):
 
 
 def of_triplets(task: Any) -> Objective:
-    """Return −confidence of a task; a batch is a list of triplets, and its loss the mean."""
+    """Return the objective −confidence of a task; a batch is a list of triplets, and its loss is their mean."""
 
     def forward(batch: Sequence[Sequence[Any]]) -> tuple[float, Callable[[float], Any]]:
         if len(batch) == 1:
@@ -152,7 +152,7 @@ def of_triplets(task: Any) -> Objective:
 
 
 def of_output(model: Any, loss: Any) -> Objective:
-    """Return a loss of a model's output and a target; a batch has inputs, the target, and perhaps options of the model."""
+    """Return the objective of a loss of output and target; a batch is inputs, target, and perhaps the model's options."""
 
     def gradients(batch: Any) -> tuple[float, Gradients]:
         inputs, target, options = _split(batch)
@@ -168,7 +168,7 @@ def of_output(model: Any, loss: Any) -> Objective:
 
 
 def of_model(model: Any) -> Objective:
-    """Return the model's own loss, ``loss_vjp``; a batch is its argument, or a tuple of them."""
+    """Return the objective of a model with ``loss_vjp``; a batch is its argument, or a tuple of its arguments."""
 
     def gradients(batch: Any) -> tuple[float, Gradients]:
         value, pullback = model.loss_vjp(*_tuple(batch))
@@ -182,7 +182,7 @@ def of_model(model: Any) -> Objective:
 
 
 def of_function(model: Any, function: Callable[[Any, Any], Any]) -> Objective:
-    """Return the loss and gradients of a function of model and batch."""
+    """Return the objective of a function of model and batch that returns loss and gradients."""
 
     def gradients(batch: Any) -> tuple[float, Gradients]:
         found = function(model, batch)
@@ -197,7 +197,7 @@ def of_function(model: Any, function: Callable[[Any, Any], Any]) -> Objective:
 
 
 def objective_of(model: Any, loss: Any) -> Objective:
-    """Return the objective of a model and a loss; a TypeError if they lack a method of it."""
+    """Return the objective of a model and a loss; it is a TypeError if they lack a method that it needs."""
     if loss is None and callable(getattr(model, "loss_vjp", None)):
         return of_model(model)
     if loss is None:
@@ -231,21 +231,21 @@ def _check_task(task: Any) -> None:
 
 
 def one_number(value: Any) -> float:
-    """Return a loss as a float."""
+    """Return a loss, an array or a number, as a float."""
     if np.shape(value) != ():
         raise TypeError(f"the loss must be one number, not an array of shape {np.shape(value)}")
     return float(value)
 
 
 def gradients_in(result: Any) -> Gradients:
-    """Return the gradients in a pullback's result, where those of inputs may come first, as arrays in a new dict."""
+    """Return the parameters' gradients from a pullback's result, after gradients of inputs, as arrays in a new dict."""
     grads = result[-1] if isinstance(result, tuple) else result
     if not isinstance(grads, Mapping):
         raise TypeError(
             f"the pullback must return the dict of gradients, or inputs' gradients and the dict, not {type(result).__name__}"
         )
     arrays = {name: as_array(f"the gradient of {name}", gradient) for name, gradient in grads.items()}
-    # Integers become floats, since gradients are added up and scaled.
+    # Integers become floats, which can be added up and scaled.
     return {name: x.astype(np.float64) if x.dtype.kind in "iu" else x for name, x in arrays.items()}
 
 
@@ -271,7 +271,7 @@ def _split(batch: Any) -> tuple[tuple[Any, ...], Any, Mapping[str, Any]]:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Leave training mode within the block; every module then returns to its own mode."""
+    """Leave training mode within the block; after it, every module returns to its previous mode."""
     modules = list(model.modules()) if isinstance(model, Module) else []
     modes = [module.training for module in modules]
     for module in modules:
@@ -288,7 +288,7 @@ def evaluating(model: Any) -> Iterator[None]:
 
 @dataclass
 class Training:
-    """A training and its place: the completed epochs, and the items of the next one that ``source`` has counted."""
+    """A training and its place: the completed epochs, and in ``source`` the items taken from the current epoch."""
 
     model: Any
     objective: Objective
@@ -303,13 +303,13 @@ class Training:
     file: Path | None
     checkpoint_every: int | None
     callbacks: list[Callback]
-    epochs: int | None  # to run, those before a resumption included
-    total_steps: int | None  # the same, of all epochs
+    epochs: int | None  # the epochs in all, also before resuming
+    total_steps: int | None  # the steps in all
     fixed: dict[str, Any] = field(
         default_factory=dict
-    )  # what a checkpoint must have in common with the training
+    )  # the properties that a checkpoint must share with the training
     epoch: int = 0
-    total_loss: float = 0.0  # of the epoch, over items
+    total_loss: float = 0.0  # of the epoch so far, summed over items
     history: History = field(default_factory=History)
 
     @property
@@ -330,14 +330,14 @@ class Training:
         return of_steps or (self.epochs is not None and self.epoch >= self.epochs)
 
     def run(self, progress: Progress) -> None:
-        """Train until the training is finished, a callback ends it, or Ctrl-C does, which raises Interrupted."""
-        # The loss is checked, and shows overflow.
+        """Train until the end, until a callback returns True, or until Ctrl-C, which raises Interrupted."""
+        # NumPy need not warn: overflow shows in the loss, which is checked.
         with DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
             while not self.finished:
                 step = self.advance()
                 ends = step.average_loss is not None or self.finished
                 step = self.validated(step, ends)
-                # Only True counts, not 1 or an array, which a callback may happen to return.
+                # Only True ends the training, not 1 or an array, which a callback may return by accident.
                 answers = [callback(step) for callback in self.callbacks]
                 stop = any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
                 progress.show(step)
@@ -351,7 +351,7 @@ class Training:
             raise Interrupted(self.history)
 
     def advance(self) -> Step:
-        """Move the parameters along the gradient of one batch, or the mean of some."""
+        """Move the parameters along the gradient of one batch, or the mean of several batches."""
         self.source.begin(self.generator)
         step = self.steps_of_epoch + 1
         loss, grads, items = self._gradients()
@@ -379,10 +379,10 @@ class Training:
         return done
 
     def _gradients(self) -> tuple[float, Gradients, int]:
-        """Return the mean loss of the next batches, its gradients, and the number of items."""
+        """Take the next batches; return their mean loss, its gradients, and the number of items."""
         batch = self.source.take(self.generator)
         loss, grads = self.objective.gradients(batch.content)
-        if self.accumulate > 1:  # a sum of float16 may be beyond it
+        if self.accumulate > 1:  # a sum of float16 may overflow
             grads = {name: widened(array) for name, array in grads.items()}
         items, count = batch.items, 1
         total = loss * items
@@ -399,7 +399,7 @@ class Training:
         return loss, grads, items
 
     def validated(self, step: Step, ends: bool) -> Step:
-        """Return the step with the loss of the validation batches, if it is due."""
+        """Return the step with the loss of the validation batches, if validation is due."""
         due = ends if self.validate_every is None else step.number % self.validate_every == 0
         if self.validation is None or not due:
             return step

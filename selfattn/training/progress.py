@@ -1,4 +1,4 @@
-"""The progress of a training: printed lines, for triplets those of the tutorial, and a bar."""
+"""The progress of a training: printed lines, which for triplets are as in the tutorial, and a bar."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Progress:
         if not self.endless:
             parts.insert(0, f"Epoch [{step.epoch}/{step.epochs}]" if step.epochs else f"Epoch {step.epoch}")
         if self.timed:
-            pace = (time.monotonic() - self.began) / (step.number - self.start)  # seconds a step
+            pace = (time.monotonic() - self.began) / (step.number - self.start)  # seconds per step
             parts += [f"LR: {step.lr:.4g}", f"{1 / pace:.3g} steps/s" if pace < 1 else f"{pace:.3g} s/step"]
             if self.total is not None:
                 parts.append(f"{duration(pace * (self.total - step.number))} left")

@@ -1,4 +1,4 @@
-"""Triplets for training: from a file of three columns, or from a text in which neighbouring sentences count as similar."""
+"""Triplets for training, from a file with three columns, or from a text whose neighbouring sentences count as similar."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def make_triplets(
 
 
 def read_lines(path: PathLike | BinaryFile) -> list[str]:
-    """Read the lines of a UTF-8 text file, without blanks at the ends; empty lines are kept, for their numbers.
+    """Read the lines of a UTF-8 text file, stripped of blanks; empty lines are kept, so that line numbers are right.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def read_lines(path: PathLike | BinaryFile) -> list[str]:
 
 
 def read_text(path: PathLike | BinaryFile) -> str:
-    """Read a UTF-8 file, by its path or open in binary mode, with or without a byte order mark and with line ends of any kind.
+    """Read a UTF-8 file, given by path or open in binary mode, with or without a byte order mark, with any line ends.
 
     Other bytes are a ValueError with their place, and another argument is a TypeError.
     """
