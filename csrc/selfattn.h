@@ -1,7 +1,7 @@
-/* Attention's structs, the core's status codes and entry points. README.md follows a call.
+/* Attention's structs, and the status codes and entry points of the core. README.md follows a call.
  *
- * B… are the leading dims (batch and heads), L queries, S keys, E the width of queries and keys, Dv of values, D of both.
- * Strides are in bytes. */
+ * Shape letters: B… are the leading dims (batch and heads), L counts queries, S keys. E is the width of queries and keys, Dv
+ * the width of values, D either if both are equal. Strides are in bytes. */
 #ifndef SELFATTN_H
 #define SELFATTN_H
 
@@ -37,7 +37,7 @@ typedef enum {
 
 size_t sa_itemsize(sa_dtype dtype);
 
-/* A matrix: any strides, any alignment, either byte order. */
+/* A matrix with any strides, any alignment and either byte order. */
 typedef struct {
     char *data;
     ptrdiff_t row_stride, col_stride;
@@ -63,7 +63,7 @@ typedef struct {
 /* Which keys a query may see.
  *
  * As runs: row i of a head has class classes[i / class_rows], and class c sees the runs starts[c] … starts[c + 1] − 1.
- * Runs rise and do not touch; the last may end beyond S. All heads share the classes.
+ * Runs ascend and do not touch; the last may end beyond S. All heads have the same classes.
  * As a prefix, if prefix.m.data is not NULL: the keys before it, and those up to i + diagonal. */
 typedef struct {
     sa_tensor classes; /* int64, (B…, ceil(L / class_rows), 1) */
@@ -73,19 +73,19 @@ typedef struct {
     bool gaps;        /* some class has more than one run */
     sa_tensor prefix; /* int64 scalars per leading index, ≥ 0 */
     ptrdiff_t diagonal;
-    double open_fraction; /* of pairs that are open, roughly */
+    double open_fraction; /* roughly the fraction of pairs that are open */
 } sa_block_mask;
 
-/* Stops a long call. Any thread may set cancelled, atomically. Between tasks the calling thread calls poll, unless NULL. */
+/* Stops a long call. Any thread may set cancelled, atomically. Between tasks the calling thread calls poll, if it is set. */
 typedef struct sa_watch {
     int cancelled;
     void (*poll)(struct sa_watch *);
 } sa_watch;
 
-/* True if the call should stop; the calling thread polls for that. False for NULL. */
+/* True if the call should stop; the calling thread polls to find out. False if watch is NULL. */
 bool sa_stops(sa_watch *watch);
 
-/* A forward call. The caller has checked it. "Scalars" are one for each leading index. */
+/* A forward call, which the caller has checked. "Scalars" have one number for each leading index. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
@@ -94,86 +94,86 @@ typedef struct {
     bool f64;
 
     sa_tensor query, key, value;
-    sa_tensor mask;     /* boolean or float, (B…, L, S) */
-    sa_tensor key_bias; /* added to a key's scores: of the type that computes, (B…, 1, S) without gaps, one for each key head */
-    sa_tensor alibi;    /* float64 scalars */
-    sa_tensor sinks;    /* likewise */
+    sa_tensor mask;        /* boolean or float, (B…, L, S) */
+    sa_tensor key_bias;    /* (B…, 1, S), contiguous, of the type that computes: added to scores; one for each key head */
+    sa_tensor alibi;       /* float64 scalars */
+    sa_tensor sinks;       /* float64 scalars */
     sa_tensor key_lengths; /* int64 scalars, each in 0…S */
     sa_tensor out;         /* (B…, L, Dv) */
     sa_tensor lse;         /* (B…, L, 1), float32 or float64 */
     sa_tensor weights;     /* (B…, L, S); must come zero-filled */
-    sa_tensor stats;       /* (B…, L, 2) for the backward pass: what is subtracted from scores, in log2 units, and 1/sum */
+    sa_tensor stats;       /* (B…, L, 2) for the backward pass: the number subtracted from scores, in log2 units, and 1/sum */
 
-    const sa_block_mask *block_masks; /* a pair is open if it is in all of them */
+    const sa_block_mask *block_masks; /* a pair is open if all of them open it */
     int block_mask_count;
 
-    ptrdiff_t first_head;  /* the first of dropout's head numbers */
-    double scale, softcap; /* softcap 0: none */
+    ptrdiff_t first_head;  /* the number of the first head, for dropout */
+    double scale, softcap; /* softcap 0: no cap */
     bool causal;
     ptrdiff_t diagonal;                  /* query i has the position of key i + diagonal */
-    ptrdiff_t window_left, window_right; /* SA_UNBOUNDED where open */
+    ptrdiff_t window_left, window_right; /* SA_UNBOUNDED: no bound */
     double dropout_p;
     uint64_t seed;
     sa_watch *watch;
-    /* int64 scalars in 0…L, optional: queries from there on are padding and see nothing. The diagonal is then
-     * key_lengths − query_lengths. */
+    /* Optional int64 scalars in 0…L: queries from there on are padding and see nothing. The diagonal is then key_lengths −
+     * query_lengths. */
     sa_tensor query_lengths;
 } sa_attention;
 
-/* How a call is cut up, by shape, options and instruction set alone: bits do not depend on threads. */
+/* How a call is cut up. The plan depends on shape, options and instruction set, so bits do not depend on threads. */
 typedef struct {
     ptrdiff_t group;  /* query heads that share a key head */
     ptrdiff_t groups; /* key heads */
     ptrdiff_t rows;   /* group × L */
     ptrdiff_t block_rows;
     ptrdiff_t blocks;
-    ptrdiff_t chunks; /* of the keys */
+    ptrdiff_t chunks; /* chunks of a block's keys */
     ptrdiff_t chunk_keys;
     ptrdiff_t tasks; /* groups × blocks × chunks */
     size_t scratch_bytes;
     size_t partial_bytes;
-    bool large;  /* exceeds the cores' caches: fetch ahead */
+    bool large;  /* queries and outputs exceed the cores' caches: rows are fetched ahead */
     bool far;    /* keys and values exceed all caches */
-    int threads; /* that pay, at most those asked for */
+    int threads; /* as many as pay, at most the number asked for */
 } sa_attention_plan;
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
 
-/* Here and below: scratch has plan.threads × plan.scratch_bytes, partial plan.partial_bytes, 64-byte aligned. Outputs
- * overlap no input. */
+/* Here and below: scratch has plan.threads × plan.scratch_bytes bytes, partial has plan.partial_bytes, both 64-byte aligned.
+ * Outputs overlap no input. */
 sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *plan, void *scratch, void *partial);
 
-/* A backward call, which reads `out` and `stats` of its forward call. Gradients have their arrays' shapes, the type that
- * computes and contiguous rows, and come zero-filled; data is NULL if one is not wanted. The order of additions depends on
- * shape and options alone. */
+/* A backward call, which reads `out` and `stats` of its forward call. Gradients have the shapes of their arrays, the type that
+ * computes and contiguous rows, and must come zero-filled; data is NULL for a gradient that is not wanted. The order of
+ * additions depends on shape and options alone. */
 typedef struct {
     const sa_attention *a;
     sa_tensor grad_out;
     sa_tensor grad_lse;
     sa_tensor dquery;
     sa_tensor dkey, dvalue; /* the last leading axis counts key heads; stride 0 along a group */
-    /* Stride 0 where broadcast. A float mask needs strides even if data is NULL: they order additions. */
+    /* Strides are 0 along broadcast axes. A float mask needs them even without data: they decide the order of additions. */
     sa_tensor dmask;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1), to be summed over L */
-    void *delta;           /* an element for each row of all heads */
+    void *delta;           /* one element for each row of each head */
     bool only_turns;       /* tasks of a turn must not wait for each other */
 } sa_attention_gradients;
 
 /* drivers/attention_backward.c explains the rotation. */
 typedef struct {
     ptrdiff_t group, groups, rows, block_rows, blocks;
-    ptrdiff_t key_ranges, row_ranges;   /* of a group */
-    ptrdiff_t range_keys, range_blocks; /* the most of a range */
-    ptrdiff_t grain_blocks;             /* a row range is a multiple of this */
-    ptrdiff_t sharing, together;        /* groups that share a float mask; those that work at the same time */
+    ptrdiff_t key_ranges, row_ranges;   /* ranges of a group's keys and rows */
+    ptrdiff_t range_keys, range_blocks; /* the most keys and blocks of a range */
+    ptrdiff_t grain_blocks;             /* a row range has a multiple of this many blocks */
+    ptrdiff_t sharing, together;        /* groups that share a float mask, and how many of them work at the same time */
     ptrdiff_t turns, turns_at_once, tasks;
     ptrdiff_t delta_count;
     size_t scratch_bytes;
-    size_t gathered_at;  /* in scratch: a task's dK and dV; 0: added to in place */
-    size_t mask_sums_at; /* in scratch: sums of a shared mask gradient */
-    size_t done_at;      /* in scratch: counts of finished turns or rows */
-    bool follow;         /* groups go through a shared mask one after the other */
+    size_t gathered_at;  /* offset in scratch of a task's dK and dV; 0: they are in place */
+    size_t mask_sums_at; /* offset in scratch of the sums of a shared mask gradient */
+    size_t done_at;      /* offset in scratch of the counts of finished turns or rows */
+    bool follow;         /* groups pass through a shared mask one after the other */
     bool mask_apart;     /* the mask's gradient has its own pass */
     bool large;
     int threads;
@@ -183,18 +183,18 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
 
 sa_status sa_attention_backward(const sa_attention_gradients *g, const sa_backward_plan *plan, void *scratch);
 
-/* a × b, or false on overflow. */
+/* Sets *product to a × b. False on overflow. */
 bool sa_multiply(size_t a, size_t b, size_t *product);
 
-/* Instruction sets, best first. */
+/* The instruction sets, best first. */
 const char *sa_isa_name(void);
 const char *const *sa_isa_available(void); /* for this build, CPU and OS; NULL-terminated */
-sa_status sa_isa_set(const char *name);    /* NULL: the best */
+sa_status sa_isa_set(const char *name);    /* NULL chooses the best */
 
 int sa_get_num_threads(void);
-void sa_set_num_threads(int n); /* 0: back to the number at the start */
+void sa_set_num_threads(int n); /* 0 restores the number at the start */
 
-/* For benchmarks: operations of multiply-adds (float32, float64, int8 or bfloat16), and bytes read, per second. */
+/* For benchmarks: multiplications and additions (float32, float64, int8 or bfloat16) per second, and bytes read per second. */
 double sa_measure_flops(sa_dtype dtype, int threads, double seconds);
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds);
 

@@ -1,10 +1,10 @@
-/* For files with other products on AVX-512: types and inline functions of float32's attention. Ordinary functions are
- * isa/avx512.c's. */
+/* For ISA files with other products on AVX-512: the types and inline functions of attention in float32. Ordinary functions come
+ * from isa/avx512.c. */
 #define SA_PRODUCTS_ALONE
 #include "isa/table.h"
 #include "kernels/attention/prefetch.h"
 
-#define SA_REAL_IS_F64 1 /* for the number of rows in a block */
+#define SA_REAL_IS_F64 1 /* for the number of rows in a float64 block */
 #include "simd/macros.h"
 #undef SA_REAL_IS_F64
 #define SA_REAL_IS_F64 0

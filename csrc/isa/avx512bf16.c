@@ -1,10 +1,10 @@
-/* AVX-512 with bfloat16 dot products, for attention on bfloat16 arrays; all else is isa/avx512.c's. */
+/* AVX-512 with dot products of bfloat16, for attention on bfloat16 arrays. All other kernels come from isa/avx512.c. */
 #include "simd/macros.h"
 #if defined(__x86_64__)
 SA_TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16", "prefer-vector-width=512")
 SA_OPTIMIZE(SA_BY_HAND)
 #include <immintrin.h>
-#define SA_ISA avx512 /* whose types and functions are used */
+#define SA_ISA avx512 /* its types and functions are used */
 #include "simd/avx512.h"
 #include "simd/avx512bf16.h"
 #include "isa/avx512_unit.h"

@@ -1,4 +1,4 @@
-/* The kernels in plain C, for any CPU. On x86-64 and aarch64 they are for tests alone, and compiled to be small. */
+/* The kernels in plain C, for any CPU. On x86-64 and aarch64 only tests use them, so they are compiled to be small. */
 #if (defined(__x86_64__) || defined(__aarch64__)) && !defined(SA_PARTS_APART)
 #define SA_PARTS_APART
 #endif

@@ -3,7 +3,7 @@
 #if defined(__aarch64__)
 #if defined(__clang__)
 SA_TARGET("dotprod")
-#elif defined(__ARM_FEATURE_DOTPROD) /* a user's newer -march stays: GCC would redefine its macros */
+#elif defined(__ARM_FEATURE_DOTPROD) /* a newer -march of the user stays, as GCC would redefine its macros */
 SA_PRAGMA(GCC push_options)
 #else
 SA_TARGET("arch=armv8.2-a+dotprod")

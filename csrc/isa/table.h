@@ -52,7 +52,7 @@
     X(SA_GELU_TANH_BACKWARD, gelu_tanh_backward, dtype, isa)
 #define SA_ROW_ENTRIES(X, dtype, isa) SA_ROW_FORWARD_ENTRIES(X, dtype, isa) SA_ROW_BACKWARD_ENTRIES(X, dtype, isa)
 #define SA_UPDATE_ENTRIES(X, dtype, isa) X(SA_SGD, sgd, dtype, isa) X(SA_ADAM, adam, dtype, isa)
-/* Entries of no type, or of float32 alone. */
+/* The entries that have no element type, or only float32. */
 #define SA_SINGLE_ENTRIES(X, isa)                                                                                              \
     X(checksum, f32, isa)                                                                                                      \
     X(narrow, f32, isa)                                                                                                        \

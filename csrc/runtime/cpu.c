@@ -1,4 +1,4 @@
-/* Which instruction sets this CPU and operating system can run. */
+/* Finds which instruction sets this CPU and operating system can run. */
 #define _GNU_SOURCE
 #include "kernels/kernels.h"
 
@@ -19,7 +19,7 @@ typedef struct {
     unsigned eax, ebx, ecx, edx;
 } registers;
 
-/* Zeros for a leaf that the CPU lacks. */
+/* Returns zeros for a leaf that the CPU does not have. */
 static registers cpuid(unsigned leaf, unsigned part) {
     registers r = {0, 0, 0, 0};
     __get_cpuid_count(leaf, part, &r.eax, &r.ebx, &r.ecx, &r.edx);
@@ -45,10 +45,10 @@ static bool has_avx2(void) {
 
 static bool has_avx512(void) {
     const unsigned f = 1u << 16, dq = 1u << 17, bw = 1u << 30, vl = 1u << 31;
-    return has_avx2() && saves(0xe6) && has_all(cpuid(7, 0).ebx, f | dq | bw | vl); /* also masks, and all of ZMM */
+    return has_avx2() && saves(0xe6) && has_all(cpuid(7, 0).ebx, f | dq | bw | vl); /* masks and ZMM, too */
 }
 
-/* On AMD's CPUs only: Intel's instructions are slower than multiply-adds. */
+/* Only AMD's CPUs count: on Intel's these instructions are slower than multiply-adds. */
 static bool has_avx512bf16(void) {
     const registers name = cpuid(0, 0);
     const bool amd = name.ebx == signature_AMD_ebx && name.edx == signature_AMD_edx && name.ecx == signature_AMD_ecx;
@@ -59,7 +59,7 @@ static bool has_avx512vnni(void) { return has_avx512() && has_all(cpuid(7, 0).ec
 
 static bool has_avxvnni(void) { return has_avx2() && has_all(cpuid(7, 1).eax, 1u << 4); }
 
-/* A process asks Linux for the tiles once, for all threads. */
+/* A process has to request the tiles from Linux once, for all its threads. */
 static bool has_amx(void) {
 #if defined(__linux__)
     const unsigned amx_bf16 = 1u << 22, amx_tile = 1u << 24;
@@ -108,5 +108,5 @@ bool sa_cpu_runs(const char *isa) {
 #else
     (void)isa;
 #endif
-    return true; /* every CPU of the architecture has it */
+    return true; /* every CPU of this architecture has it */
 }

@@ -1,11 +1,11 @@
-/* Chooses the kernel table: the best that can run, or the one that the user names. */
+/* Chooses the kernel table: the best that this CPU can run, or the one that the user names. */
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
 
-/* Best first. */
+/* The best comes first. */
 static const sa_kernels *const built[] = {
 #if defined(__x86_64__)
     &sa_kernels_amx,     &sa_kernels_avx512bf16, &sa_kernels_avx512, &sa_kernels_avx2, &sa_kernels_baseline,
@@ -17,9 +17,9 @@ static const sa_kernels *const built[] = {
 };
 enum { BUILT = sizeof built / sizeof built[0] };
 
-static atomic_int active; /* 1 + the place in `built`; 0: not chosen yet */
+static atomic_int active; /* 1 + the index in `built`; 0: not chosen yet */
 
-/* The same number for a name, or for the best that runs if it is NULL; 0: there is none. */
+/* Returns 1 + the index in `built` of the named table, or of the best that runs if name is NULL; 0 if there is none. */
 static int find(const char *name) {
     for (int i = 0; i < BUILT; ++i) {
         if ((name == NULL || strcmp(built[i]->name, name) == 0) && sa_cpu_runs(built[i]->name)) {
@@ -40,8 +40,8 @@ static int place_in_use(void) {
 
 const sa_kernels *sa_kernels_active(void) { return built[place_in_use()]; }
 
-/* A function that returns the first unit of a table's list that this CPU runs. It is found once for each table: asking the CPU is
- * slow where it is a virtual one. */
+/* Defines a function that returns the first unit of a table's list that this CPU runs. The answer is kept for each table, as a
+ * virtual CPU answers slowly. */
 #define FIRST_THAT_RUNS(linkage, function, type, list)                                                                         \
     linkage const type *function(void) {                                                                                       \
         static _Atomic(const type *) found[BUILT];                                                                             \

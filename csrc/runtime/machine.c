@@ -1,4 +1,4 @@
-/* Measures the limits of the machine: by the loops of kernels/loops.h, and by products of compact weights out of L1. */
+/* Measures the limits of the machine: with the loops of kernels/loops.h, and with products of compact weights in L1. */
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 200809L
 #endif
@@ -15,7 +15,7 @@ static double now(void) {
 
 enum { SA_LOOP_STEPS = 64, SA_LOOP_ROWS = 32 };
 
-/* Multiplies a tile `rounds` times. Returns the number of multiplications and additions, or 0 if no unit multiplies them. */
+/* Multiplies a tile `rounds` times. Returns the number of multiplications and additions, or 0 without a unit for them. */
 static double product_loop(sa_weights kind, ptrdiff_t rounds) {
     const sa_compact_unit *unit = sa_compact_active(kind);
     char x[2 * SA_LOOP_ROWS * SA_LOOP_STEPS * SA_WORD] __attribute__((aligned(64)));
@@ -24,7 +24,7 @@ static double product_loop(sa_weights kind, ptrdiff_t rounds) {
     if (unit == NULL) {
         return 0;
     }
-    for (size_t i = 0; i < sizeof x; ++i) { /* on zeros a CPU would clock higher; as bfloat16 they are from 1e-12 to 8 */
+    for (size_t i = 0; i < sizeof x; ++i) { /* zeros would raise the clock; as bfloat16 these are from 1e-12 to 8 */
         x[i] = panel[i % sizeof panel] = (char)(i * i % 13 + 45);
     }
     const sa_compact_tile t = {unit->most_rows, SA_LOOP_STEPS, x, SA_LOOP_STEPS * SA_WORD * (unit->widened ? 2 : 1),
@@ -57,7 +57,7 @@ typedef struct {
     double seconds, best[SA_MOST_THREADS];
 } flops_of_threads;
 
-/* Threads run for the same time and never wait. Each one's best slice counts. */
+/* Threads run for the same time and never wait. The best slice of each thread counts. */
 static void measure_flops(void *call, int thread, int team) {
     (void)team;
     flops_of_threads *f = call;
@@ -81,7 +81,7 @@ double sa_measure_flops(sa_dtype dtype, int threads, double seconds) {
 typedef struct {
     const char *data;
     size_t bytes;
-    uint64_t all; /* keeps the reads */
+    uint64_t all; /* so that the compiler keeps the reads */
 } reading;
 
 static void read_share(void *call, int thread, int team) {

@@ -1,5 +1,5 @@
-/* Members of teams, for runtime/team*.c alone: both ways of running a team share them (team.c). A member finds its team by a
- * key. */
+/* Members of teams, for runtime/team*.c alone, where both ways of running a team use them. A thread-local key finds a member's
+ * team. */
 #ifndef SA_MEMBERS_H
 #define SA_MEMBERS_H
 
@@ -12,11 +12,11 @@
 typedef struct {
     sa_team_work *work;
     void *call;
-    int size;                           /* this and the next are for POSIX threads */
+    int size;                           /* this field and the next are for POSIX threads */
     _Alignas(64) atomic_int working;    /* other threads that have not ended */
     _Alignas(64) atomic_ptrdiff_t next; /* the next task; calls of sa_share_tasks number their tasks one after the other */
-    _Alignas(64) atomic_int arrived;    /* at the barrier */
-    atomic_uint barriers;               /* passed */
+    _Alignas(64) atomic_int arrived;    /* threads that wait at the barrier */
+    atomic_uint barriers;               /* barriers that the team has passed */
 } sa_team;
 
 /* A thread of a team. */
@@ -26,35 +26,35 @@ typedef struct {
     ptrdiff_t first; /* the first task of the next call of sa_share_tasks */
 } sa_member;
 
-/* The key of a thread's sa_member; NULL: it is in no team, or alone in one. A _Thread_local variable would be allocated when a
- * thread first reads it, and without memory the system would then end the process. */
+/* The key of a thread's sa_member; the member is NULL if the thread computes alone. A _Thread_local variable would be allocated
+ * when a thread first reads it, and without memory the system would then end the process. */
 extern pthread_key_t sa_mine;
-extern bool sa_has_key; /* false if other libraries have taken all keys: then each thread computes alone */
+extern bool sa_has_key; /* false if other libraries have taken all keys; then each thread computes alone */
 
 static inline sa_member *sa_me(void) { return sa_has_key ? pthread_getspecific(sa_mine) : NULL; }
 
-/* Does the work of one thread of a team of `size`. */
+/* Does the work of thread `number` of a team of `size`. */
 static inline void sa_work_as(sa_member *m, sa_team *team, int number, int size) {
     m->team = team;
     m->first = 0;
     team->work(team->call, number, size);
 }
 
-/* Waits for memory if the key needs some: the 33rd of a process does. */
+/* Waits if the system has no memory for the key: the 33rd key of a process needs some. */
 void sa_become_member(sa_member *m);
 
-/* The n-th wait in a row. Most waits take microseconds. After SA_SPINS the other thread may need this processor; after
- * SA_YIELDS (some milliseconds) it takes long. */
+/* Waits for the n-th time in a row. Most waits take microseconds. After SA_SPINS waits the other thread may need this
+ * processor; after SA_YIELDS (some milliseconds) the wait will be long. */
 enum { SA_SPINS = 2000, SA_YIELDS = 10000, SA_PATIENCE = SA_SPINS + SA_YIELDS };
 void sa_wait_more(int n);
 static inline int sa_one_more(int n) { return n < SA_PATIENCE ? n + 1 : n; }
 
-/* Blocks all signals except a thread's own errors: here until sa_unblock_signals, in threads started meanwhile for good. */
+/* Blocks all signals but a thread's own errors: here until sa_unblock_signals, and for good in threads that start meanwhile. */
 void sa_block_signals(sigset_t *before);
 static inline void sa_unblock_signals(const sigset_t *before) { pthread_sigmask(SIG_SETMASK, before, NULL); }
 
-/* Each way's own (team_openmp.c, team_posix.c). */
-int sa_team_threads(void); /* the environment's number for the calling thread */
-bool sa_begin_teams(void); /* when the library is loaded; false: threads compute alone */
+/* team_openmp.c and team_posix.c each define the following. */
+int sa_team_threads(void); /* the number of threads that the environment sets for the calling thread */
+bool sa_begin_teams(void); /* called when the library is loaded; false: threads compute alone */
 
 #endif

@@ -1,4 +1,4 @@
-/* The number of threads, waiting, a team's tasks and barriers. team_openmp.c or team_posix.c runs the team. */
+/* Counts threads, and implements waiting, and the tasks and barriers of a team. team_openmp.c or team_posix.c runs the team. */
 #include "runtime/members.h"
 
 #include <sched.h>
@@ -6,7 +6,7 @@
 
 #include "selfattn.h"
 
-static int first_number; /* when the library was loaded */
+static int first_number; /* the number when the library was loaded */
 static atomic_int chosen_number;
 
 int sa_most_threads(void) {
@@ -22,7 +22,7 @@ int sa_get_num_threads(void) {
 
 void sa_set_num_threads(int n) { atomic_store_explicit(&chosen_number, n, memory_order_relaxed); }
 
-enum { NAP = 50000 /* ns */ };
+enum { NAP = 50000 /* nanoseconds */ };
 
 static void pause_a_moment(void) {
 #if defined(__x86_64__)
@@ -83,13 +83,13 @@ void sa_let_others_take(void) {
 #endif
 
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
-    if (team == 1) { /* may be inside a larger team, whose tasks it must leave alone */
+    if (team == 1) { /* the caller may be in a larger team, whose tasks it must leave alone */
         for (ptrdiff_t t = 0; t < tasks; ++t) {
             task(call, t);
         }
         return;
     }
-    /* All threads share the same tasks in the same order, and no thread arrives here before all tasks before `first` are taken. */
+    /* All threads call this for the same tasks in the same order, and arrive only after all tasks before `first` are taken. */
     sa_member *m = sa_me();
     const ptrdiff_t first = m->first, end = first + tasks;
     ptrdiff_t t = atomic_load_explicit(&m->team->next, memory_order_relaxed);

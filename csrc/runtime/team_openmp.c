@@ -1,7 +1,7 @@
-/* Runs a team as a parallel region of OpenMP, whose threads other libraries share, such as PyTorch. */
+/* Runs a team as a parallel region of OpenMP, whose threads are shared with other libraries, such as PyTorch. */
 #if defined(_OPENMP)
 #if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* dladdr */
+#define _GNU_SOURCE /* for dladdr */
 #endif
 #include "runtime/members.h"
 
@@ -23,15 +23,15 @@ int sa_team_threads(void) {
     return omp_get_max_threads() < most ? omp_get_max_threads() : most;
 }
 
-/* The threads that libgomp keeps for the calling thread, which is one of them. A smaller region would end the others, and the next
- * large one start new ones. So regions keep their size for a while, and the threads that a team does not need do nothing in them. */
+/* libgomp keeps threads for each calling thread. A smaller region would end some of them, and the next large region would start
+ * new ones. So regions keep their size for a while, and threads that a team does not need do nothing in them. */
 typedef struct {
     int size;
-    int calls, needed; /* calls since all of size was needed, and the most threads that one needed */
+    int calls, needed; /* calls since `size` threads were needed, and the most threads that one of these calls needed */
 } pool;
 enum { CALLS_BEFORE_SHRINKING = 100 };
 
-static pthread_key_t kept; /* of a thread's pool, freed when the thread ends, as libgomp's is */
+static pthread_key_t kept; /* holds a thread's pool, which is freed when the thread ends, as libgomp's is */
 
 static pool *my_pool(void) {
     pool *p = pthread_getspecific(kept);
@@ -45,7 +45,7 @@ static pool *my_pool(void) {
     return p;
 }
 
-/* The size of a team's region. */
+/* Returns how many threads the region of a team has. */
 static int region_for(pool *p, int team) {
     if (team >= p->size) {
         p->calls = p->needed = 0;
@@ -61,8 +61,8 @@ static int region_for(pool *p, int team) {
     return needed;
 }
 
-/* libgomp ends the process if it cannot start a thread, where a container or ulimit has a limit or there is no memory. So as many
- * threads as it would start are started here first, all at once. */
+/* libgomp ends the process if it cannot start a thread, because a container or ulimit has a limit or there is no memory. So the
+ * same number of threads is first started here, all at once. */
 #define MEMORY_FOR(threads) ((size_t)(threads) * 1024 + 16384) /* bytes; libgomp allocates less for a team */
 
 static void *wait_for_lock(void *lock) {
@@ -71,7 +71,7 @@ static void *wait_for_lock(void *lock) {
     return NULL;
 }
 
-/* How many of `wanted` threads the system has. */
+/* Returns how many of `wanted` threads the system can start. */
 static int threads_that_start(int wanted) {
     pthread_t started[SA_MOST_THREADS];
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -107,7 +107,7 @@ static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
     sa_team team = {.work = work, .call = call};
 #pragma omp parallel num_threads(size)
     {
-        const int number = omp_get_thread_num(), all = omp_get_num_threads(); /* OMP_DYNAMIC and limits may give fewer */
+        const int number = omp_get_thread_num(), all = omp_get_num_threads(); /* fewer than asked for if limited */
         const int n = threads < all ? threads : all;
         if (number == 0) {
             if (grows) {
@@ -124,7 +124,7 @@ static void run_region(pool *p, int threads, sa_team_work *work, void *call) {
     }
 }
 
-/* Threads in teams, and those that had to compute alone. */
+/* The number of threads in teams, and of threads that had to compute alone. */
 static atomic_int computing;
 
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
@@ -135,7 +135,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     }
     const int most = sa_most_threads(), wanted = threads < most ? threads : most;
     int others = atomic_load_explicit(&computing, memory_order_relaxed), n;
-    do { /* a team has the CPUs that others leave, and alone all that it wants */
+    do { /* a team gets the CPUs that no other team uses, and all that it wants if it is the only team */
         n = wanted;
         if (others > 0) {
             const int cpus = omp_get_num_procs(), left = (cpus > wanted ? cpus : wanted) - others;
@@ -151,8 +151,8 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     atomic_fetch_sub_explicit(&computing, n, memory_order_relaxed);
 }
 
-/* A child has none of the pool's threads, and libgomp would wait for them: the forking thread ends its own before. Other threads'
- * continue. */
+/* A forked child has none of the pool's threads, and libgomp would wait for them. So the forking thread ends its own before.
+ * Those of other threads continue in the parent. */
 static void before_fork(void) {
     omp_pause_resource_all(omp_pause_hard);
     pool *p = pthread_getspecific(kept);
@@ -163,7 +163,7 @@ static void before_fork(void) {
 
 static void after_fork_child(void) { atomic_store(&computing, 0); }
 
-/* LLVM's library, which alone has this function, handles a fork itself. */
+/* Only LLVM's library has this function. It handles a fork itself. */
 int kmp_get_blocktime(void);
 #pragma weak kmp_get_blocktime
 

@@ -1,8 +1,8 @@
-/* Runs a team on POSIX threads of its own: if the compiler has no OpenMP, as Apple's, and for the sanitizer of threads, which does not
- * understand OpenMP's library. */
+/* Runs a team on POSIX threads of its own: for compilers without OpenMP, such as Apple's, and for ThreadSanitizer, which does
+ * not understand OpenMP's library. */
 #if !defined(_OPENMP)
 #if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* sched_getaffinity */
+#define _GNU_SOURCE /* for sched_getaffinity */
 #endif
 #include "runtime/members.h"
 
@@ -26,7 +26,7 @@ static int cpus(void) {
     return n < 1 ? 1 : n < SA_MOST_THREADS ? (int)n : SA_MOST_THREADS;
 }
 
-/* The first number of OMP_NUM_THREADS, by which people limit all that computes, or the CPUs that this process may use. */
+/* The first number of OMP_NUM_THREADS, by which people limit every library, or else the number of this process's CPUs. */
 static int first_number_of_threads(void) {
     const char *text = getenv("OMP_NUM_THREADS");
     if (text != NULL) {
@@ -41,20 +41,19 @@ static int first_number_of_threads(void) {
 }
 
 int sa_team_threads(void) {
-    static int number; /* when the library was loaded */
+    static int number; /* the number when the library was loaded */
     if (number == 0) {
         number = first_number_of_threads();
     }
     return number;
 }
 
-/* Threads that help any thread that computes. They stay, and fall asleep if there is no work for a while. */
+/* A thread that helps any thread that computes. Workers do not end; they sleep if there is no work for a while. */
 typedef struct worker {
-    _Alignas(
-        64) _Atomic(sa_team *) team; /* the team that it should join; NULL: none, or it has begun; ASLEEP: it must be woken */
-    int number;                      /* in that team */
-    struct worker *next;             /* in a list */
-    pthread_mutex_t lock;            /* of falling asleep */
+    _Alignas(64) _Atomic(sa_team *) team; /* to join; NULL: none, or it has joined; ASLEEP: it must be woken */
+    int number;                           /* its number in that team */
+    struct worker *next;                  /* the next in a list of workers */
+    pthread_mutex_t lock;                 /* protects the change to ASLEEP */
     pthread_cond_t woken;
 } worker;
 
@@ -63,10 +62,10 @@ static sa_team asleep;
 
 static worker workers[SA_MOST_THREADS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
-static int started;          /* of the workers */
-static worker *free_workers; /* the last that worked comes first: it is awake */
+static int started;          /* workers started so far */
+static worker *free_workers; /* the one that worked last comes first, as it is still awake */
 
-/* True if the worker had not begun for this team: it begins now, or the caller does its work. */
+/* The worker takes the team to begin, or the caller takes it back to do that work itself. True for the first of the two. */
 static bool take_from(worker *w, sa_team *team) { return atomic_compare_exchange_strong(&w->team, &team, NULL); }
 
 static void sleep_until_given(worker *w) {
@@ -90,7 +89,7 @@ static void *work_for_ever(void *argument) {
             sa_work_as(&m, team, w->number, team->size);
             atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone after this */
             n = 0;
-        } else if (n < SA_PATIENCE) { /* the calls of a loop in Python find it awake: waking it takes time */
+        } else if (n < SA_PATIENCE) { /* it stays awake for the next call of a loop in Python, as waking takes time */
             sa_wait_more(n);
         } else {
             sleep_until_given(w);
@@ -109,10 +108,10 @@ static void give_work(worker *w, sa_team *team, int number) {
     }
 }
 
-/* A thread's stack, in bytes. Kernels need less than a tenth of it; macOS and musl give a thread less. */
+/* The bytes of a thread's stack. Kernels need less than a tenth of it; the default of macOS and musl is smaller. */
 #define STACK ((size_t)1 << 20)
 
-/* One more worker, or NULL if the system has no thread. The lock is held. */
+/* Starts one more worker. Returns NULL if the system has no thread. The caller holds the lock. */
 static worker *start_worker(void) {
     worker *w = &workers[started];
     atomic_store(&w->team, NULL);
@@ -125,7 +124,7 @@ static worker *start_worker(void) {
     pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&how, STACK);
     sigset_t before;
-    sa_block_signals(&before); /* it inherits this */
+    sa_block_signals(&before); /* the worker inherits this */
     pthread_t thread;
     const bool runs = pthread_create(&thread, &how, work_for_ever, w) == 0;
     sa_unblock_signals(&before);
@@ -134,8 +133,8 @@ static worker *start_worker(void) {
     return runs ? w : NULL;
 }
 
-/* A list of at most `wanted` free workers. In all there are as many as the CPUs or the largest team keep busy: Python threads that
- * compute at once share them. */
+/* Returns a list of at most `wanted` free workers. In all there are no more workers than the CPUs or the largest team need:
+ * Python threads that compute at the same time divide them. */
 static worker *take_workers(int wanted, int *got) {
     worker *taken = NULL;
     pthread_mutex_lock(&pool_lock);
@@ -167,7 +166,7 @@ static void give_back(worker *taken) {
 #if defined(SA_SHOW_RACES)
 enum { SPINS_BEFORE_TAKING = SA_PATIENCE }; /* one thread alone shows no race */
 #else
-enum { SPINS_BEFORE_TAKING = 100 }; /* about a microsecond */
+enum { SPINS_BEFORE_TAKING = 100 }; /* takes about a microsecond */
 #endif
 
 static bool others_work(sa_team *team) { return atomic_load_explicit(&team->working, memory_order_acquire) > 0; }
@@ -175,7 +174,7 @@ static bool others_work(sa_team *team) { return atomic_load_explicit(&team->work
 void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     int got = 0;
     worker *taken = NULL;
-    if (sa_has_key && sa_me() == NULL) { /* a signal's handler may compute amid a team's work: alone */
+    if (sa_has_key && sa_me() == NULL) { /* a signal handler that computes during a team's work computes alone */
         taken = take_workers((threads < SA_MOST_THREADS ? threads : SA_MOST_THREADS) - 1, &got);
     }
     sa_member m = {.helps = false};
@@ -190,7 +189,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
         give_work(w, &team, next++);
     }
     sa_work_as(&m, &team, 0, team.size);
-    /* A worker that has not begun may be waking up, or have no processor: the caller soon does its work. */
+    /* A worker that has not begun may still be waking up, or waiting for a processor. The caller soon does its work. */
     for (int n = 0; n < SPINS_BEFORE_TAKING && others_work(&team); ++n) {
         sa_wait_more(n);
     }
@@ -207,7 +206,7 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     give_back(taken);
 }
 
-/* A child has the forking thread alone and starts workers of its own. The parent's continue. */
+/* A forked child has only the forking thread, and starts new workers. The parent's workers continue. */
 static void before_fork(void) { pthread_mutex_lock(&pool_lock); }
 
 static void after_fork_parent(void) { pthread_mutex_unlock(&pool_lock); }

@@ -1,4 +1,4 @@
-/* Verbs for AVX2 with FMA: kernels/README.md. Lane masks are vectors of all-ones or all-zeros lanes. */
+/* The verbs of kernels/README.md for AVX2 with FMA. In lane masks the bits of a lane are all ones or all zeros. */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 16
 /* Keeps a vector in its register: GCC would load it again. */
@@ -14,7 +14,7 @@ static const int32_t sa_avx2_prefix_masks[16] = {-1, -1, -1, -1, -1, -1, -1, -1,
 SA_VERB __m256i sa_avx2_prefix_f32(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - n)); }
 SA_VERB __m256i sa_avx2_prefix_f64(int n) { return _mm256_loadu_si256((const __m256i *)(sa_avx2_prefix_masks + 8 - 2 * n)); }
 
-/* Verbs that are one instruction for both types: t is f32 or f64, and ps or pd ends the names of instructions. */
+/* Verbs that are one instruction for either type: t is f32 or f64, and the instruction's name ends in ps or pd. */
 #define SA_AVX2_VERBS(t, real, ps)                                                                                             \
     SA_VERB v##t v##t##_load(const real *p) { return _mm256_loadu_##ps(p); }                                                   \
     SA_VERB void v##t##_store(real *p, v##t a) { _mm256_storeu_##ps(p, a); }                                                   \
@@ -71,7 +71,7 @@ SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 1
 SA_VERB void vf32_transpose(vf32 *a) {
     __m256 b[8];
     SA_UNROLL
-    for (int i = 0; i < 8; i += 4) { /* 4×4 in each half */
+    for (int i = 0; i < 8; i += 4) { /* transposes 4×4 in each half */
         const __m256 low = _mm256_unpacklo_ps(a[i], a[i + 1]), low2 = _mm256_unpacklo_ps(a[i + 2], a[i + 3]);
         const __m256 high = _mm256_unpackhi_ps(a[i], a[i + 1]), high2 = _mm256_unpackhi_ps(a[i + 2], a[i + 3]);
         b[i] = _mm256_shuffle_ps(low, low2, 0x44);

@@ -1,4 +1,4 @@
-/* Verbs for AVX-512 (F, BW, DQ, VL): kernels/README.md. */
+/* The verbs of kernels/README.md for AVX-512 (F, BW, DQ, VL). */
 #define SA_FMA_IS_FUSED 1
 #define SA_VECTOR_REGISTERS 32
 
@@ -8,7 +8,7 @@ typedef __mmask16 mf32;
 typedef __mmask8 mf64;
 typedef __m512i vu32;
 
-/* Verbs that are one instruction for both types: t is f32 or f64, and ps or pd ends the names of instructions. */
+/* Verbs that are one instruction for either type: t is f32 or f64, and the instruction's name ends in ps or pd. */
 #define SA_AVX512_VERBS(t, real, ps)                                                                                           \
     SA_VERB v##t v##t##_load(const real *p) { return _mm512_loadu_##ps(p); }                                                   \
     SA_VERB void v##t##_store(real *p, v##t a) { _mm512_storeu_##ps(p, a); }                                                   \
@@ -56,7 +56,7 @@ SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) {
 }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31); }
-/* Shuffles inside quarters, then of quarters, need no indices. */
+/* Shuffles inside quarters and then of quarters need no indices. */
 #define SA_HAS_SUM_EACH 1
 SA_VERB __m512 sa_add_quarters(__m512 a, __m512 b) {
     return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
@@ -75,7 +75,7 @@ SA_VERB vf32 vf32_sum_each(const vf32 *a) {
     }
     return sa_add_quarters(sa_add_quarters(four[0], four[1]), sa_add_quarters(four[2], four[3]));
 }
-/* In the same way: 4×4 in each quarter, then the quarters. */
+/* Transposes 4×4 in each quarter, and then the quarters. */
 #define SA_HAS_TRANSPOSE 1
 SA_VERB void vf32_transpose(vf32 *a) {
     vf32 b[16];
@@ -100,7 +100,7 @@ SA_VERB void vf32_transpose(vf32 *a) {
         a[i + 12] = _mm512_shuffle_f32x4(y, w, 0xdd);
     }
 }
-/* Quarters of four rows are put together as they are loaded: only the 4×4 in each quarter is left to shuffle. */
+/* Loads join quarters of four rows, so that only the 4×4 in each quarter must be transposed. */
 #define SA_HAS_TRANSPOSED_LOADS 1
 SA_VERB __m512 sa_four_quarters(const float *x, ptrdiff_t stride) {
     const __m512 first = _mm512_castps128_ps512(_mm_loadu_ps(x));
@@ -127,7 +127,7 @@ SA_VERB vf32 vf32_odd_bf16(const void *p) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int)0xffff0000)));
 }
 SA_VERB vf32 vf32_load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
-/* rounded as sa_f16_of_float and sa_bf16_of_float do */
+/* rounds as sa_f16_of_float and sa_bf16_of_float do */
 #define SA_HAS_16_BIT_STORES 1
 SA_VERB void vf32_store_f16(char *p, vf32 x) {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -140,11 +140,11 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, nearest, quiet)));
 }
-/* n 16-bit numbers as 16 pairs of neighbours, then zeros. */
+/* n 16-bit numbers, then zeros, as 16 pairs of neighbours. */
 SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
-/* 16 pairs of two rows with n and m numbers, then zeros. */
+/* 16 pairs, each of a number of either row; rows have n and m numbers, then zeros. */
 SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));
@@ -187,7 +187,7 @@ SA_VERB vf64 vf64_sum_each(const vf64 *a) {
     return _mm512_mask_blend_pd(0xf0, four[0], four[1]) + _mm512_shuffle_f64x2(x, x, 0x4e);
 }
 
-/* VREDUCE gives x minus the nearest integer, VSCALEF multiplies by a power of two. */
+/* VREDUCE returns x minus the nearest integer, VSCALEF multiplies by a power of two. */
 #define SA_HAS_SCALEF 1
 SA_VERB vf32 vf32_fraction(vf32 x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT); }
 SA_VERB vf32 vf32_scalef_unless_lt(vf32 a, vf32 n, vf32 x, vf32 least) {

@@ -1,17 +1,17 @@
-/* Products of bfloat16 pairs (AVX512_BF16), added to simd/avx512.h. Subnormals are read as 0, and become 0. */
+/* Products of bfloat16 pairs (AVX512_BF16), added to simd/avx512.h. Subnormals count as 0, and become 0. */
 #define SA_HAS_BF16_PRODUCTS 1
 
-/* sum + a.first·b.first + a.second·b.second: two fused steps. */
+/* sum + a.first·b.first + a.second·b.second, in two fused steps. */
 SA_VERB vf32 vf32_add_products(vf32 sum, vf32 a, vf32 b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(a), (__m512bh)_mm512_castps_si512(b));
 }
-/* The pair (a, b), rounded to nearest, ties to even. If a is 0 it is b, rounded. */
+/* The pair (a, b), rounded to nearest, ties to even. If a is 0, it is b rounded. */
 SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
     static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
-/* Pairs of two rows, from the first (last) four of each quarter of 32 elements; and their order restored. */
+/* Pairs of two rows' elements: the first (last) four of each quarter of 32. The quarters verbs restore the order. */
 SA_VERB vf32 vf32_zip_low_pairs(vf32 a, vf32 b) {
     return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
@@ -24,7 +24,7 @@ SA_VERB vf32 vf32_first_quarters(vf32 low, vf32 high) {
 SA_VERB vf32 vf32_last_quarters(vf32 low, vf32 high) {
     return SA_SHUFFLE(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
 }
-/* 16 bfloat16, rounded in the same way. */
+/* Stores 16 bfloat16, rounded in the same way. */
 SA_VERB void vf32_store_rounded(char *to, vf32 a) {
     _mm256_storeu_si256((__m256i *)(void *)to, (__m256i)_mm512_cvtneps_pbh(a));
 }

@@ -1,4 +1,4 @@
-/* Byte order, float16 and bfloat16, without branches: loops around them vectorise. */
+/* Byte order, float16 and bfloat16, without branches, so that loops over them vectorise. */
 #ifndef SA_BITS_H
 #define SA_BITS_H
 
@@ -21,7 +21,7 @@ SA_INLINE uint32_t sa_bits_of_float(float x) {
 
 SA_INLINE float sa_float_of_bf16(uint16_t h) { return sa_float_of_bits((uint32_t)h << 16); }
 
-/* Exact. Multiplying by 2^112 moves the exponent, also of subnormals. */
+/* Exact. Multiplying by 2^112 moves the exponent, even that of subnormals. */
 SA_INLINE float sa_float_of_f16(uint16_t h) {
     uint32_t magnitude = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
     uint32_t finite = sa_bits_of_float(sa_float_of_bits(magnitude) * 0x1p112f);
@@ -29,14 +29,14 @@ SA_INLINE float sa_float_of_f16(uint16_t h) {
     return sa_float_of_bits(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
 
-/* Rounds, but stays finite: a mask of finfo(float64).min must not close. */
+/* Rounds, but keeps finite numbers finite: a mask of finfo(float64).min must not close. */
 SA_INLINE float sa_float_of_f64(double x) {
     double y = x > FLT_MAX ? FLT_MAX : x;
     y = y < -FLT_MAX ? -FLT_MAX : y;
     return (float)(x - x == 0 ? y : x);
 }
 
-/* To nearest, ties to even; NaN stays a (quiet) NaN. */
+/* Rounds to nearest, ties to even; NaN stays a (quiet) NaN. */
 SA_INLINE uint16_t sa_bf16_of_float(float x) {
     uint32_t bits = sa_bits_of_float(x);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;

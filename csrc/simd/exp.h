@@ -1,32 +1,32 @@
 /* 2^x, e^x and tanh. csrc/tests/test_exp.c measures errors over every float32.
  *
  * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1: degree 6 (relative error
- * 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; 0 below, and for −inf. x must stay
- * below 127.5 (1023.5): callers subtract a maximum. NaN stays NaN: "not less than" passes it, and 2^n is multiplied in,
- * as adding n to exponents may make it a number. */
+ * 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; smaller ones are 0, as for −inf.
+ * x must stay below 127.5 (1023.5): callers subtract a maximum. NaN stays NaN: "not less than" passes it, and p is multiplied
+ * by 2^n, as adding n to the exponent could make a number of it. */
 
 #if SA_REAL_IS_F64
 #define SA_EXP2_LEAST (-1022.0)
-#define SA_ROUND_MAGIC (6755399441055744.0 + 1023) /* 1.5·2^52: leaves an integer, plus 1023, in the low bits */
-#define SA_SPLIT_MAGIC 100663296.0                 /* 1.5·2^26: rounds to multiples of 2^−26 */
-#define SA_LN2_HI 0x1.62e42feep-1                  /* 32 bits: n·hi is exact for |n| < 2^20 */
+#define SA_ROUND_MAGIC (6755399441055744.0 + 1023) /* 1.5·2^52: adding it leaves an integer, plus 1023, in the low bits */
+#define SA_SPLIT_MAGIC 100663296.0                 /* 1.5·2^26: adding it rounds to multiples of 2^−26 */
+#define SA_LN2_HI 0x1.62e42feep-1                  /* has 32 bits: n·hi is exact for |n| < 2^20 */
 #define SA_LN2_LO 0x1.a39ef35793c76p-33
 #define SA_EXP2_C1 0.69314718055994532581
-#define SA_EXP2_C1_HI 0x1.62e42f8p-1 /* 26 bits */
+#define SA_EXP2_C1_HI 0x1.62e42f8p-1 /* has 26 bits */
 #else
 #define SA_EXP2_LEAST (-126.0f)
 #define SA_ROUND_MAGIC (12582912.0f + 127) /* 1.5·2^23 */
-#define SA_SPLIT_MAGIC 3072.0f             /* 1.5·2^11: multiples of 2^−12 */
-#define SA_LN2_HI 0x1.62e4p-1f             /* 15 bits: n·hi is exact for |n| < 2^9 */
+#define SA_SPLIT_MAGIC 3072.0f             /* 1.5·2^11: adding it rounds to multiples of 2^−12 */
+#define SA_LN2_HI 0x1.62e4p-1f             /* has 15 bits: n·hi is exact for |n| < 2^9 */
 #define SA_LN2_LO 0x1.7f7d1cp-20f
 #define SA_EXP2_C1 0.69314720285509325707
-#define SA_EXP2_C1_HI 0x1.62ep-1 /* 12 bits */
+#define SA_EXP2_C1_HI 0x1.62ep-1 /* has 12 bits */
 #endif
 #define SA_LOG2E 1.44269504088896340736
 
 #define SA_C(x) V(set1)((real)(x))
 
-/* A polynomial with coefficients c, the first that of the highest power. */
+/* Evaluates a polynomial with coefficients c, from the highest power down. */
 SA_INLINE vec FN(polynomial)(vec x, const double *c, const int n) {
     vec p = SA_C(c[0]);
     SA_UNROLL
@@ -69,8 +69,8 @@ SA_INLINE void FN(exp2_polynomial)(const vec *x, const vec *whole, const vec *f,
         q[i] = V(fma)(V(fma)(q[i], f[i], SA_C(SA_EXP2_C1)), f[i], SA_C(1));
     }
 #else
-    /* Unfused, 1 ulp would be exceeded. So x is cut: its high bits times c1's are exact, and the error of 1 + product is
-     * kept (Dekker). */
+    /* Without a fused multiply-add, the error would exceed 1 ulp. So x is cut: products of its high bits and c1's are exact,
+     * and the error of 1 + product is kept (Dekker). */
     SA_UNROLL
     for (int i = 0; i < n; ++i) {
         vec x_hi = (x[i] + SA_C(SA_SPLIT_MAGIC)) - SA_C(SA_SPLIT_MAGIC);
@@ -119,8 +119,8 @@ SA_INLINE vec FN(exp2)(vec x) {
 }
 
 #if defined(SA_HAS_TILES) && !SA_REAL_IS_F64
-/* 2^x for weights of 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. With subnormals flushed 0 below FLT_MIN; NaN
- * stays NaN. */
+/* 2^x for weights of 17 bits: degree 4, p(0) = 1, relative error 2^−18.4. If subnormals are flushed, results below FLT_MIN are
+ * 0. NaN stays NaN. */
 SA_INLINE vec FN(exp2_short)(vec x) {
     static const double c[] = {0.009582853095199975, 0.05590642459716351, 0.24024098609910552, 0.6931241934177147, 1};
     const vec f = V(fraction)(x);
@@ -134,10 +134,10 @@ SA_INLINE vec FN(exp)(vec x) {
     vec n = t - SA_C(SA_ROUND_MAGIC);
     vec exact = V(fma)(n, SA_C(-SA_LN2_HI), x);
     vec r = V(fma)(n, SA_C(-SA_LN2_LO), exact);
-    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* the rounding error, for 1 ulp */
+    vec r_lost = V(fma)(n, SA_C(-SA_LN2_LO), exact - r); /* keeps the rounding error, to stay within 1 ulp */
     static const double c[] = {
 #if SA_REAL_IS_F64
-        /* Taylor: remainder 4e-18 */
+        /* Taylor's series: the remainder is 4e-18 */
         1.0 / 6227020800.0, 1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
         1.0 / 5040.0,       1.0 / 720.0,       1.0 / 120.0,      1.0 / 24.0,      1.0 / 6.0,      0.5,
 #else
@@ -146,14 +146,14 @@ SA_INLINE vec FN(exp)(vec x) {
 #endif
     };
     vec sum = SA_C(1) + r;
-    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost)); /* and that of 1 + r */
+    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost)); /* and the rounding error of 1 + r */
     p = p * V(power)(t);
-    /* ln FLT_MIN (DBL_MIN), rounded up */
+    /* the limit is ln FLT_MIN (DBL_MIN), rounded up */
     return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_IS_F64 ? -708.39641853226408 : -87.33654022216796875)), p);
 }
 
-/* An odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±inf
- * gives ±1, NaN NaN, ±0 itself. */
+/* An odd polynomial below 0.625 (relative error 4.1e-9, float64 3.5e-19), else 1 − 2/(e^2|x| + 1). Within 2 ulp; ±inf becomes
+ * ±1, NaN and ±0 stay. */
 SA_INLINE vec FN(tanh)(vec x) {
     vec a = V(abs)(x);
     vec z = x * x;
@@ -167,7 +167,7 @@ SA_INLINE vec FN(tanh)(vec x) {
         0.13331491277619494627,    -0.33333283925102841365,
 #endif
     };
-    vec capped = V(min)(SA_C(SA_REAL_IS_F64 ? 20 : 10), a); /* tanh(9.02) rounds to 1; min keeps NaN in its second operand */
+    vec capped = V(min)(SA_C(SA_REAL_IS_F64 ? 20 : 10), a); /* tanh(9.02) rounds to 1; min keeps a NaN of its second operand */
     vec near = V(fma)(x * z, SA_POLYNOMIAL(z, c), x);
     vec far = SA_C(1) - SA_C(2) / (FN(exp2)(capped * SA_C(2 * SA_LOG2E)) + SA_C(1));
     return V(copysign)(V(select)(V(lt)(a, SA_C(0.625)), near, far), x); /* near(−0) would be +0 */

@@ -1,6 +1,6 @@
-/* Every ISA file includes this first, before any target pragma: headers, macros, and, each time SA_REAL_IS_F64 is defined,
- * the names of an element type and its vectors. There are no functions: with -march=native GCC would not inline them, as
- * their target would exceed the file's. Intrinsics come after the pragma for the same reason. */
+/* Every ISA file includes this first, before any target pragma: headers, macros, and, each time SA_REAL_IS_F64 is defined, the
+ * names of an element type and its vectors. There are no functions: with -march=native GCC would not inline them, as their
+ * target would exceed the file's. Intrinsics come after the pragma for the same reason. */
 #ifndef SA_MACROS_H
 #define SA_MACROS_H
 
@@ -11,7 +11,7 @@
 
 #include "kernels/kernels.h"
 
-/* The target of all functions up to SA_END_TARGET: Clang takes the first string alone. Emulated files keep the compiler's. */
+/* The target of all functions up to SA_END_TARGET: Clang uses the first string alone. Emulated files ignore it. */
 #define SA_PRAGMA(x) _Pragma(#x)
 #if defined(SA_EMULATED) /* csrc/tests/emulated */
 #define SA_TARGET(instructions, ...)
@@ -26,11 +26,11 @@
 #define SA_OPTIMIZE(how) SA_PRAGMA(GCC optimize(how))
 #define SA_END_TARGET SA_PRAGMA(GCC pop_options)
 #endif
-#define SA_BY_HAND "no-unswitch-loops,no-split-loops" /* for SA_OPTIMIZE: loops that matter are unrolled by hand */
+#define SA_BY_HAND "no-unswitch-loops,no-split-loops" /* for SA_OPTIMIZE, as loops that matter are unrolled by hand */
 
-/* VERB and INLINE vanish into callers: they hold accumulators, pass vectors, or are a line or two. A LEAF calls them with
- * literal counts of rows and vectors. ONCE has run-time counts: GCC must not clone it. SHARED is called from several
- * instruction sets' files, and is hidden in the library. */
+/* VERB and INLINE functions are inlined: they hold accumulators, pass vectors, or are a line or two. A LEAF calls them with
+ * literal counts of rows and vectors. A ONCE function has run-time counts, and GCC must not clone it. A SHARED one is called
+ * from files of several instruction sets, and the library does not export it. */
 #define SA_VERB static inline __attribute__((always_inline, unused))
 #if defined(SA_PARTS_APART)
 #define SA_INLINE static __attribute__((unused)) /* sanitizers take minutes for large functions */
@@ -56,7 +56,7 @@
 #error "selfattn needs GCC 12 or later, or Clang: __builtin_shufflevector is missing"
 #endif
 
-/* Loops over tile rows and vectors must disappear: accumulators are registers only then. */
+/* Loops over tile rows and vectors must be unrolled: only then are accumulators registers. */
 #if defined(SA_PARTS_APART)
 #define SA_UNROLL
 #elif defined(__clang__)
@@ -65,7 +65,7 @@
 #define SA_UNROLL _Pragma("GCC unroll 64")
 #endif
 
-/* In a loop that must not become memcpy, memset or vectors: few rounds, much code. */
+/* For a loop that must not become memcpy, memset or vector code: it has few rounds, and that code is large. */
 #define SA_KEEP_LOOP() __asm__ volatile("")
 
 #define SA_PASTE2(a, b) a##b
@@ -75,18 +75,18 @@
 #define SA_STRING_(x) #x
 #define SA_STRING(x) SA_STRING_(x)
 
-/* A function's name for the element type and instruction set that are compiled. */
+/* The name of a function for the element type and instruction set that are compiled. */
 #define FN(name) SA_PASTE4(sa_, name, SA_DTYPE, SA_ISA)
 
-/* One array of a scratch layout at `base`; NULL only counts bytes in `used`. */
+/* Places one array of a scratch layout at `base`; if base is NULL, only counts its bytes in `used`. */
 #define SA_TAKE(field, type, count)                                                                                            \
     do {                                                                                                                       \
         s->field = base ? (type *)(void *)(base + used) : NULL;                                                                \
         used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                       \
     } while (0)
 
-/* A leaf takes SA_VECS vectors at most: the backward pass's longer blocks, for which K, V, dK and dV pass through the
- * caches less often, go by halves. */
+/* A leaf takes at most SA_VECS vectors. The backward pass has longer blocks, so that K, V, dK and dV pass through the caches
+ * less often; they go through leaves in halves. */
 #define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
 
 #endif
@@ -126,8 +126,8 @@
 #define SA_REAL_DTYPE SA_F32
 #endif
 
-/* Accumulators: SA_ROWS(nv) broadcast operands times nv vectors, SA_VECS in a full block. Six by four loads least per
- * multiply-add, and more queries pass over K and V less often. Fewer vectors take more rows, to keep the units busy.
+/* Accumulators are SA_ROWS(nv) rows by nv vectors, SA_VECS in a full block. Six rows by four vectors need the fewest loads for
+ * each multiply-add, and more queries pass over K and V less often. Fewer vectors get more rows, to keep the units busy.
  * SA_LEAVES(X) is X(nv) for every nv with leaves. */
 #if !defined(SA_VECS)
 #if !defined(SA_HOLD)

@@ -1,4 +1,4 @@
-/* Verbs (kernels/README.md) on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C. Verbs have an
+/* The verbs of kernels/README.md on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C. Verbs use an
  * instruction set's own instructions only where these are better. */
 #define SA_VECTOR_REGISTERS SA_VEC128_REGISTERS
 
@@ -8,7 +8,7 @@ typedef int32_t mf32 __attribute__((vector_size(16)));
 typedef int64_t mf64 __attribute__((vector_size(16)));
 typedef uint32_t vu32 __attribute__((vector_size(16)));
 
-/* Verbs with the same text for both types: t is f32 or f64. */
+/* Verbs with the same text for either type: t is f32 or f64. */
 #define SA_VEC128_VERBS(t, real)                                                                                               \
     SA_VERB v##t v##t##_load(const real *p) {                                                                                  \
         v##t a;                                                                                                                \
@@ -91,7 +91,7 @@ SA_VERB vf32 vf32_zip_lo(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); 
 SA_VERB vf32 vf32_zip_hi(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
 SA_VERB vf32 vf32_even(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 0, 2, 4, 6); }
 SA_VERB vf32 vf32_odd(vf32 a, vf32 b) { return SA_SHUFFLE(a, b, 1, 3, 5, 7); }
-/* 16 bits to float32: little-endian words have the even element low */
+/* 16 bits to float32: in a little-endian word the even element is low */
 #define SA_HAS_BF16_PAIRS (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
 SA_VERB vf32 vf32_even_bf16(const void *p) {
     vu32 pairs;
