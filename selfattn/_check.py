@@ -231,6 +231,10 @@ class Entries:
         """Read a key without a check."""
         return self._get(name, default)
 
+    def inner(self, name: str, values: Mapping[str, Any]) -> Entries:
+        """Return the settings of an object within."""
+        return Entries(values, f"{self.where}: {name}")
+
     def finish(self) -> None:
         """Refuse keys that nothing has read, unless their value switches a feature off: they might change results."""
         for name, value in self.values.items():

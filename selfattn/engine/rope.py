@@ -50,7 +50,7 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     where = f"{config.where}: {name}"
     if not isinstance(found, dict):
         raise ValueError(f"{where} must be an object, not {found!r}")
-    own = type(config)({key: value for key, value in found.items() if value is not None}, where)
+    own = config.inner(name, {key: value for key, value in found.items() if value is not None})
     theta = config.number("rope_theta", 10000.0)
     theta = own.number("rope_theta", theta)
     config.only("partial_rotary_factor", 1.0)

@@ -6,8 +6,8 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. A key of a
-configuration that would change results and is not understood is an error. Needs ``pip install 'selfattn[models]'``.
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. A
+setting of a folder that is not supported and would change results is an error; one that is not known is in a warning. Needs ``pip install 'selfattn[models]'``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from selfattn._disk import read_json, to_safetensors, write_files
 from selfattn.engine.weights import is_compact
 from selfattn.models import _causal, _text_encoder
 from selfattn.models._causal import AnswerInterrupted, CausalModel
-from selfattn.models._folder import INDEX, quantization_config, read_config, read_weights
+from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
 from selfattn.models._pipeline import MODULES, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
+from selfattn.models._table import FolderWarning
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.models._tokenizer import check_vocabulary
 from selfattn.models.bert import (
@@ -48,6 +49,7 @@ __all__ = [
     "BertModel",
     "DistilBertForSequenceClassification",
     "DistilBertModel",
+    "FolderWarning",
     "GPT2LMHeadModel",
     "LlamaForCausalLM",
     "MPNetModel",
@@ -115,6 +117,11 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         ``dtype="bfloat16"`` on a CPU that cannot multiply it.
     ImportError
         ``safetensors`` or ``tokenizers`` is missing: ``pip install 'selfattn[models]'``.
+
+    Warns
+    -----
+    FolderWarning
+        The files have settings that are not known here; the warning names them.
     """
     folder = Path(path)
     is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
@@ -123,8 +130,11 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         raise FileNotFoundError(f"{folder} is not a folder; expected {expected}")
     if dtype not in (None, "float32", "bfloat16", "int8"):
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
-    if is_gguf:
-        return load_gguf(folder, dtype)
+    with one_warning(str(folder)):
+        return load_gguf(folder, dtype) if is_gguf else _load(folder, dtype)
+
+
+def _load(folder: Path, dtype: str | None) -> Any:
     if not (folder / MODULES).exists() and files.is_model(folder):
         if dtype not in (None, "float32"):
             raise ValueError(f"{folder} is not a pretrained model; only these are rounded to {dtype}")

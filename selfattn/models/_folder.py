@@ -1,38 +1,26 @@
 """The folder of a pretrained model: its configuration and its weights.
 
-A key of ``config.json`` that is not understood and would change results is an error. Weights are safetensors files, mapped
-into memory and not copied where their layout allows it. The tokenizer's files are read in `_tokenizer`.
+What its files may say is in `_table`. Weights are safetensors files, mapped into memory and not copied where their layout allows
+it. The tokenizer's files are read in `_tokenizer`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from selfattn._check import Array, Entries, as_array
-from selfattn._disk import read_json
+from selfattn._disk import read_json, read_object
 from selfattn._extras import import_extra
 from selfattn.engine import weights
-
-# Keys that change nothing here: how a model was trained, made or is generated from, and what a tokenizer knows.
-HARMLESS = {
-    "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "attn_implementation", "auto_map",
-    "attention_dropout", "attention_probs_dropout_prob", "bos_token_id", "classifier_dropout", "cls_token_id",
-    "decoder_bias", "deterministic_flash_attn", "directionality", "dropout", "dtype", "embedding_dropout",
-    "encoder_stride", "eos_token_id", "finetuning_task", "gradient_checkpointing", "hidden_dropout_prob", "id2label",
-    "initializer_cutoff_factor", "initializer_factor", "initializer_range", "label2id", "mask_token_id", "mlp_dropout",
-    "model_type", "num_labels", "output_past", "pad_token_id", "pooler_fc_size", "pooler_num_attention_heads",
-    "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "problem_type", "qa_dropout", "reference_compile",
-    "repad_logits_with_grad", "return_dict", "sbert_ce_default_activation_function", "sentence_transformers",
-    "sep_token_id", "seq_classif_dropout", "sparse_pred_ignore_index", "sparse_prediction", "task_specific_params",
-    "tie_word_embeddings", "tie_weights_", "tokenizer_class", "torch_dtype", "transformers_version", "unk_token_id",
-    "use_cache", "gradient_checkpointing_kwargs", "chunk_size_feed_forward", "output_attentions", "output_hidden_states",
-    "is_encoder_decoder", "torchscript", "prefix",
-}  # fmt: skip
+from selfattn.models._table import FolderWarning, Rows, rows
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -64,10 +52,64 @@ MOST_NAMED = 20  # differences in a message
 # ------------------------------------------------------------------------------------------------- the configuration
 
 
-class Config(Entries):
-    """The configuration of one model."""
+# Settings that are not known, by file, of the folder that is being read.
+_unknown: ContextVar[dict[str, list[str]] | None] = ContextVar("unknown settings", default=None)
 
-    harmless = HARMLESS
+
+@contextmanager
+def one_warning(where: str, depth: int = 4) -> Iterator[None]:
+    """Collect the settings that are not known, and warn of them at the end; within another such block, that one warns."""
+    if _unknown.get() is not None:
+        yield
+        return
+    found: dict[str, list[str]] = {}
+    token = _unknown.set(found)
+    try:
+        yield
+    finally:
+        _unknown.reset(token)
+    if found:
+        named = "; ".join(f"{file}: {', '.join(sorted(keys))}" for file, keys in sorted(found.items()))
+        what = "settings that are not known here change nothing, and may change results elsewhere"
+        warnings.warn(FolderWarning(f"{where}: {what}: {named}"), stacklevel=depth)
+
+
+class Config(Entries):
+    """Settings of one file: the configuration of a model, or another one with ``rows`` of its own.
+
+    ``file`` and ``before``, which comes before each key, name a setting that is not known.
+    """
+
+    off: Collection[Any] = (None,)
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str = "the configuration",
+        rows: Rows = Rows(),  # noqa: B008
+        file: str = "config.json",
+        before: str = "",
+    ) -> None:
+        super().__init__(values, where)
+        self.rows, self.file, self.before = rows, file, before
+
+    def inner(self, name: str, values: Mapping[str, Any], rows: Rows = Rows()) -> Config:  # noqa: B008
+        """Return the settings of an object within."""
+        return Config(values, f"{self.where}: {name}", rows, self.file, f"{self.before}{name}.")
+
+    def finish(self) -> None:
+        """Refuse the keys that are refused, unless they are switched off, and collect those that are not known."""
+        for name, value in self.values.items():
+            if name in self.read or value in self.off:
+                continue
+            refused, known = self.rows.refused, self.rows.without_effect(name)
+            if name in refused or ("*" in refused and not known):
+                off = refused.get(name, refused.get("*"))
+                if value not in (off if isinstance(off, tuple) else (off,)):
+                    raise self.error(f"{name}={value!r:.80} is not supported; only {off!r} is")
+            elif not known:
+                with one_warning(self.where, 5):
+                    _unknown.get().setdefault(self.file, []).append(self.before + name)  # type: ignore[union-attr]
 
     def error(self, what: str) -> ValueError:
         """Return an error that says where it was found."""
@@ -84,6 +126,11 @@ class Config(Entries):
         """Refuse a size that is not a multiple of another one."""
         if size % divisor:
             raise self.error(f"{name} {size} must be a multiple of {of} {divisor}")
+
+
+def read_settings(path: Path, required: bool = False, kind: str = "") -> Config:
+    """Read a small JSON file of a folder, whose rows are those of its name or of ``kind``; without the file it is empty."""
+    return Config(read_object(path, required), str(path), rows(kind or path.name), path.name)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

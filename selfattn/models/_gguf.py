@@ -21,6 +21,7 @@ from selfattn._check import Array, quoted
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn.models._folder import Config
+from selfattn.models._table import rows
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 
@@ -226,22 +227,20 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, w
     "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
 }
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
-HARMLESS = {
-    "tensor_data_layout", "vocab_size", "rope.scaling.finetuned", "rope.scaling.yarn_log_multiplier",
-    "expert_count", "expert_used_count",
-}  # fmt: skip
 
 
 class Entries(Config):
     """The entries of a file's header whose names begin with a prefix."""
 
-    harmless = HARMLESS
     off = (*Config.off, "", "none")
 
     def __init__(self, file: GGUF, prefix: str) -> None:
         own = prefix + "."
         values = {key.removeprefix(own): value for key, value in file.metadata.items() if key.startswith(own)}
-        super().__init__(values, f"{file.path}: {prefix}")
+        kind = "tokenizer.ggml" if prefix == "tokenizer.ggml" else "architecture"
+        super().__init__(
+            values, f"{file.path}: {prefix}", rows(f"GGUF: {kind}"), file.path.name, before=prefix + "."
+        )
         self.prefix = prefix
 
 
@@ -252,14 +251,6 @@ class Architecture(Entries):
         value = super()._get(name, default)
         one = isinstance(value, list) and len(set(map(repr, value))) == 1  # one for each layer, all the same
         return value[0] if one else value
-
-    def finish(self) -> None:
-        """Refuse mixtures of experts, attention that is not causal, and what has not been read."""
-        for name in ("expert_count", "expert_used_count"):
-            if self.values.get(name, 0):
-                raise self.error(f"mixtures of experts are not supported ({name} {self.values[name]!r:.80})")
-        self.only("attention.causal", True)
-        super().finish()
 
 
 def load_gguf(path: Path, dtype: str | None) -> Any:

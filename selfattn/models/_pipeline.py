@@ -16,6 +16,7 @@ import numpy as np
 from selfattn import _disk, files, nn
 from selfattn._check import Array
 from selfattn.models._folder import Config
+from selfattn.models._table import rows
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have others
@@ -26,11 +27,6 @@ OLD_TRANSFORMER_CONFIGS = tuple(
 ARGUMENTS = (
     "model_args", "tokenizer_args", "config_args", "model_kwargs", "processor_kwargs", "config_kwargs",
 )  # fmt: skip
-# Keys that change rounding or memory at most, and sizes that weights show.
-HARMLESS = {
-    "attn_implementation", "dtype", "torch_dtype", "add_pooling_layer", "trust_remote_code", "unpad_inputs",
-    "embedding_dimension", "word_embedding_dimension",
-}  # fmt: skip
 # In the order in which the old spelling concatenates several.
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -49,7 +45,6 @@ DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
 class Settings(Config):
     """A small file of sentence-transformers."""
 
-    harmless = HARMLESS
     off = (*Config.off, "")
 
     def one_of(self, name: str, *supported: str) -> None:
@@ -207,14 +202,16 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
         kind, place = _kind(module), _inside(folder, path, module)
         name = str(PurePosixPath(module["path"]) / "config.json")
         if kind == "Pooling" and not pooled:
-            _read_pooling(pipeline, _settings(pipeline, folder, name))
+            _read_pooling(pipeline, _settings(pipeline, folder, name, kind=kind))
             pooled = True
         elif kind == "Normalize" and pooled:
             if (place / "config.json").exists():
-                _settings(pipeline, folder, name).check_features()
+                _settings(pipeline, folder, name, kind=kind).check_features()
             pipeline.after.append((module["path"], None))
         elif kind == "Dense" and pooled:
-            pipeline.after.append((module["path"], _read_dense(place, _settings(pipeline, folder, name))))
+            pipeline.after.append(
+                (module["path"], _read_dense(place, _settings(pipeline, folder, name, kind=kind)))
+            )
         elif kind != "Dropout":  # which does nothing to embeddings
             known = kind in ("Transformer", "Pooling", "Normalize", "Dense")
             what = f"{module['type']} {'is out of order' if known else 'is not supported'}"
@@ -277,7 +274,7 @@ def _read_transformer(pipeline: Pipeline, config: Settings) -> None:
     if text.get("method", "forward") != "forward" or output not in ("last_hidden_state", "logits"):
         raise config.error(f"modality_config {text!r} is not supported")
     for group in ARGUMENTS:
-        config.values |= config.raw(group) or {}
+        config.inner(group, config.raw(group) or {}, rows("arguments of sentence_bert_config.json")).finish()
     config.finish()
 
 
@@ -295,11 +292,11 @@ def _read_sentence_config(pipeline: Pipeline, config: Settings) -> None:
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
 
 
-def _settings(pipeline: Pipeline, folder: Path, name: str, to: str | None = None) -> Settings:
-    """Read a small JSON file, and keep it for saving."""
+def _settings(pipeline: Pipeline, folder: Path, name: str, to: str | None = None, kind: str = "") -> Settings:
+    """Read a small JSON file, with the rows of its name or of the kind of a module, and keep it for saving."""
     values = _disk.read_object(folder / name)
     pipeline.kept[to or name] = _disk.to_json(values)
-    return Settings(values, str(folder / name))
+    return Settings(values, str(folder / name), rows(kind or to or name), name)
 
 
 def pipeline_files(pipeline: Pipeline) -> dict[str, bytes]:

@@ -25,7 +25,8 @@ from selfattn.engine.weights import (
     rounded,
     to_float32,
 )
-from selfattn.models._folder import Config, check_quantization, fit
+from selfattn.models._folder import Config, check_quantization, fit, one_warning
+from selfattn.models._table import rows
 from selfattn.nn import init
 from selfattn.nn.module import Gradients, IncompatibleKeys, Module
 
@@ -209,14 +210,17 @@ class Pretrained(Module):
         self.blocks: dict[str, Quants] = {}
         self._prepared: dict[Any, Any] = {}
         self._made: dict[Any, _Made] = {}
-        read = Config(config, where or "the configuration")
+        kind = rows("config.json", self.config["model_type"])
+        read = Config(config, where or "the configuration", kind)
         if self.config["model_type"] not in self.kinds:
             takes = f"{type(self).__name__} takes {', '.join(self.kinds)}"
             raise ValueError(f"{read.where} is of type {self.config['model_type']!r}; {takes}")
-        self._read(read)
-        self._read_head(read)
-        check_quantization(read)
-        read.finish()
+        read.read |= {"architectures", "model_type"}  # obeyed by `load`, and above
+        with one_warning(read.where):
+            self._read(read)
+            self._read_head(read)
+            check_quantization(read)
+            read.finish()
         if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
             layers = f"{read.where} describes {self.num_layers} layers"
             raise ValueError(f"{layers}; there are {len(arrays)} weights")

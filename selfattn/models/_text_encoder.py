@@ -538,8 +538,6 @@ class TextEncoder(Pretrained):
         if labels is not None and not isinstance(labels, dict):
             raise config.error(f"id2label must be names by number, not {labels!r:.80}")
         self.num_labels = len(labels) if labels else config.size("num_labels", 2)
-        config.raw("num_labels")
-        config.only("seq_classif_activation", None)
 
     def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
         if self.head is None:

@@ -77,9 +77,6 @@ class BertModel(TextEncoder):
         """Read what not all architectures of the family have."""
         self.eps = config.number("layer_norm_eps", 1e-12)
         self.types = config.size("type_vocab_size", 2)
-        config.only("position_embedding_type", "absolute")
-        config.only("is_decoder", False)
-        config.only("add_cross_attention", False)
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d, wide = self.hidden_size, self.intermediate_size
@@ -153,7 +150,6 @@ class DistilBertModel(BertModel):
 
     def _read_more(self, config: Config) -> None:
         self.eps = 1e-12
-        config.raw("sinusoidal_pos_embds")  # the initial values of a table that is stored
 
 
 class MPNetModel(RobertaModel):
@@ -172,7 +168,6 @@ class MPNetModel(RobertaModel):
 
     def _read_more(self, config: Config) -> None:
         self.eps = config.number("layer_norm_eps", 1e-12)
-        config.only("relative_attention_num_buckets", 32)  # as Transformers computes
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         shapes, pooler = super()._shapes()

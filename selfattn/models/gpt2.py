@@ -47,12 +47,6 @@ class GPT2LMHeadModel(CausalModel):
         self.tied = config.flag("tie_word_embeddings", True)
         self.scaled = config.flag("scale_attn_weights", True)
         self.scaled_by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
-        config.only("add_cross_attention", False)
-        for name in (
-            "n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_type", "summary_use_proj",
-            "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
-        ):  # fmt: skip
-            config.raw(name)  # about training, another head, and the order of a product
         config.check_multiple("n_embd", self.hidden_size, "n_head", self.num_heads)
 
     def _shapes(self) -> tuple[Shapes, set[str]]:

@@ -45,7 +45,6 @@ class LlamaForCausalLM(CausalModel):
         self.max_positions = config.size("max_position_embeddings", longest)
         self.eps = config.number("rms_norm_eps", 1e-6)
         self.tied = config.flag("tie_word_embeddings", False)
-        config.raw("pretraining_tp")  # how products were split in training
         # Biases of query, key and value; of the output; of the feed-forward network.
         attention = kind == "llama" and config.flag("attention_bias", False)
         inner = kind == "llama" and config.flag("mlp_bias", False)

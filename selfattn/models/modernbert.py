@@ -30,10 +30,6 @@ class ModernBertModel(TextEncoder):
         self.eps = config.number("norm_eps", 1e-5)
         self.window = config.size("local_attention", 128) // 2
         self.biases = {name: config.flag(f"{name}_bias", False) for name in ("norm", "attention", "mlp")}
-        for name in ("pooling", "activation", "bias"):
-            config.raw(f"classifier_{name}")  # of heads
-        for name in ("layer_norm_eps", "position_embedding_type"):
-            config.raw(name)  # older versions wrote it without reading it
         self._read_layers(config)
         config.check_multiple("hidden_size", self.hidden_size, "2 * num_attention_heads", 2 * self.num_heads)
 
@@ -51,8 +47,7 @@ class ModernBertModel(TextEncoder):
             own = rope.get(kind) or {}
             if own.get("rope_type", "default") != "default" or set(own) - {"rope_type", "rope_theta"}:
                 raise config.error(f"rope_parameters {own!r} is not supported; only rope_type 'default' is")
-            inner = Config(own, f"{config.where}: rope_parameters of {kind}")
-            theta[kind] = inner.number("rope_theta", default)
+            theta[kind] = config.inner(f"rope_parameters of {kind}", own).number("rope_theta", default)
         if len(kinds) != self.num_layers or set(kinds) - {FULL, SLIDING}:
             raise config.error(f"layer_types must name {FULL} or {SLIDING} for each layer, not {kinds!r}")
         config.only("rope_scaling", None)

@@ -61,16 +61,8 @@ class ViTModel(Pretrained):
             if ratio * self.hidden_size >= 2**31:
                 raise config.error(f"mlp_ratio {ratio} is too large")
             self.wide = int(self.hidden_size * ratio)
-            config.only("use_swiglu_ffn", False)
-            for name in (
-                "layerscale_value", "drop_path_rate", "apply_layernorm", "reshape_hidden_states", "out_features", "out_indices",
-                "stage_names", "use_mask_token",
-            ):  # fmt: skip
-                config.raw(name)  # about training and backbones
         else:
             self.wide = config.size("intermediate_size")
-            config.raw("pooler_act")
-            config.raw("pooler_output_size")
         config.check_multiple("hidden_size", self.hidden_size, "num_attention_heads", self.num_heads)
         config.check_multiple("image_size", self.image, "patch_size", self.patch)
 

@@ -44,7 +44,6 @@ WRONG = [
     (BERT, {"hidden_act": ["gelu"]}, ["hidden_act"]),
     (BERT, {"is_decoder": True}, ["is_decoder"]),
     (BERT, {"add_cross_attention": True}, ["add_cross_attention"]),
-    (BERT, {"use_rotary": True}, ["use_rotary"]),
     (BERT, {"num_attention_heads": 3}, ["num_attention_heads", "3", "hidden_size", "8"]),
     (BERT, {"hidden_size": "8"}, ["hidden_size", "'8'"]),
     (BERT, {"hidden_size": -8}, ["hidden_size", "-8"]),
