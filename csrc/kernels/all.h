@@ -1,4 +1,4 @@
-/* All kernels of one element type, for isa/table.h. No include guards in what follows, on purpose: both types compile the same
+/* All kernels of one element type, for isa/table.h. The files below have no include guards, because both types compile the same
  * text. */
 #include "simd/macros.h"
 #include "simd/exp.h"

@@ -1,18 +1,18 @@
-/* The backward pass over a block: rows of one key head against its keys begin … end − 1 (docs/theory/backward.md).
- * With P = 2^(s − m)/l from the saved m and 1/l,
+/* The backward pass over a block: rows of one key head against its keys begin … end − 1 (docs/theory/backward.md). With P =
+ * 2^(s − m)/l, from the saved m and 1/l:
  *
  *     dV_j += P_ij·dO_i                      (1)      δ_i = O_i·dO_i − dlse_i        (4)
  *     dP_ij = V_j·dO_i                       (2)      dS_ij = P_ij·(dP_ij − δ_i)     (5)
  *     dQ_i += scale·dS_ij·K_j                (3)      dK_j += scale·dS_ij·Q_i        (6)
  *
- * In the code P lacks the 1/l of these formulas, which is in the copies of dO and δ; dS is as written. P and dS are
- * [keys][queries]. dS holds dP first. s->s.unit: see forward.h.
+ * In the code P does not have the factor 1/l: the copies of dO and δ have it, so dS is as written. P and dS are
+ * [keys][queries]. The array dS holds dP first. forward.h explains s->s.unit.
  *
- * A closed pair joins no product. Its P and dS are set to 0 by selection; where a 0 would meet NaN or infinity, the products of
- * the tile go pair by pair. */
+ * Closed pairs add to no product: their P and dS are set to 0. Where that 0 would meet NaN or infinity, the tile's products are
+ * computed pair by pair. */
 
 typedef struct {
-    FN(scratch) s; /* its O is dOᵀ[Dv][nv·lanes] */
+    FN(scratch) s; /* its O holds dOᵀ[Dv][nv·lanes] */
     real *q_rows;  /* Q [W][E rounded up], times scale */
     real *do_rows; /* dO [W][Dv rounded up], times 1/l and 1/(1 − p) */
     real *dqT;     /* [E rounded up + lanes][nv·lanes] */
@@ -20,10 +20,10 @@ typedef struct {
     real *kept;    /* [keys][nv·lanes]: P after dropout, or NULL */
     FN(per_row) delta;
     FN(per_row) x, y, z;
-    bool finite;           /* Q and dO are */
+    bool finite;           /* Q and dO are finite */
     bool copied;           /* q_rows, do_rows and dOᵀ hold this block's */
-    bool delta_fits;       /* |δ| ≤ SA_REAL_MAX/2: dP − δ overflows only if dP is as large */
-    FN(factored) factored; /* Q and dO */
+    bool delta_fits;       /* |δ| ≤ SA_REAL_MAX/2, so dP − δ overflows only if dP is as large */
+    FN(factored) factored; /* the rows of Q and dO with their factors */
     FN(gradient_state) gradients;
 } FN(gradient_scratch);
 
@@ -53,8 +53,7 @@ SA_ONCE size_t FN(lay_out_backward)(const sa_attention_gradients *g, char *base,
 
 /* ---- the rows of a block ------------------------------------------------------------------------------------------- */
 
-/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros; a factor of 0 makes zeros of anything. True if all is
- * finite. */
+/* dst[r][n rounded up] = factor[r]·src[r], padded with zeros. A factor of 0 makes zeros even of NaN. True if all is finite. */
 SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count, ptrdiff_t n, const real *factor, real *dst) {
     const size_t stride = FN(round_up)(n);
     const bool direct = m->dtype == SA_REAL_DTYPE && !m->swapped && m->col_stride == (ptrdiff_t)sizeof(real);
@@ -80,7 +79,7 @@ SA_ONCE bool FN(copy_rows)(const char *const *src, const sa_matrix *m, int count
     return FN(is_finite)(check);
 }
 
-/* xT[width][nv·lanes] from x[count][width rounded up]; other lanes are 0. */
+/* Transposes x[count][width rounded up] to xT[width][nv·lanes]; other lanes are 0. */
 SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real *xT, int nv) {
     const ptrdiff_t stride = (ptrdiff_t)FN(round_up)(width);
     for (int v = 0; v < nv; ++v) {
@@ -94,7 +93,7 @@ SA_ONCE void FN(transpose_rows)(const real *x, int count, ptrdiff_t width, real 
     }
 }
 
-/* Q and dO for multiply-adds. True if both are finite. */
+/* Copies Q and dO for multiply-adds. True if both are finite. */
 SA_ONCE bool FN(copy_block)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const sa_rows *rows = b->b.rows;
@@ -136,7 +135,7 @@ SA_ONCE void FN(start_block)(const sa_backward_block *b, FN(gradient_scratch) * 
 
 /* ---- passes over a tile -------------------------------------------------------------------------------------------- */
 
-/* P after dropout. */
+/* The weights P after dropout. */
 SA_INLINE real *FN(weights_of_values)(const FN(gradient_scratch) * s) { return s->kept ? s->kept : s->s.P; }
 
 /* True if a gradient other than dV is wanted. */
@@ -144,7 +143,7 @@ SA_INLINE bool FN(wants_dscores)(const sa_backward_block *b) {
     return b->g->dquery.m.data || b->dkey || b->with_mask || b->g->dslope_rows.m.data;
 }
 
-/* Scores become 2^(s − m), closed ones −inf. If all is finite, any score of −inf may count as closed: its weight adds 0. */
+/* Replaces scores by 2^(s − m), closed ones by −inf. If all is finite, a score of −inf may count as closed: it adds 0. */
 SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool masked,
                               bool finite) {
     if (!masked) {
@@ -156,7 +155,7 @@ SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     }
 }
 
-/* Scores in P become weights, and dP in dS becomes dS, (5): nv vectors in rows `lanes` long. */
+/* Replaces scores in P by weights, and dP in dS by dS, (5): nv vectors in rows of `lanes`. */
 SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, const real *delta,
                              const int nv) {
     vec m[SA_VECS], d[SA_VECS];
@@ -196,8 +195,8 @@ SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* dP in dS becomes dS, (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they keep −inf in
- * P and kept. */
+/* Replaces dP in dS by dS, (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they stay −inf in
+ * P and `kept`. */
 SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -225,7 +224,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
     }
 }
 
-/* Adds to x, y and z of dslope; position is relative to the tile. */
+/* Adds the tile to x, y and z of dslope. Positions are relative to the tile. */
 SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -259,7 +258,7 @@ SA_ONCE bool FN(rows_finite)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdi
     return FN(is_finite)(check);
 }
 
-/* (1), (3) and (6) over open pairs, from the tile's key `done` on: −inf marks closed ones. */
+/* (1), (3) and (6) over open pairs, from the tile's key `done` on. Closed pairs are marked by −inf. */
 SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                   ptrdiff_t n, ptrdiff_t lanes) {
     const sa_attention *a = b->g->a;
@@ -287,8 +286,8 @@ SA_ONCE void FN(products_careful)(const sa_backward_block *b, FN(gradient_scratc
     }
 }
 
-/* (1), (3) and (6) without marks. Keys from end[u − 1] to end[u] are closed to the vectors before u (open_ends), so they meet
- * the rows of u and later ones. */
+/* (1), (3) and (6) without marks. Keys from end[u − 1] to end[u] are closed to the vectors before u (open_ends), so only rows
+ * from vector u on use them. */
 SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                 ptrdiff_t n, int nv) {
     const sa_attention *a = b->g->a;
@@ -323,8 +322,8 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
 
 /* ---- the phases of a tile ------------------------------------------------------------------------------------------ */
 
-/* Weights, dS and gradients at once by the unit, if only these and the mask's gradient need dS. Returns how many keys are done;
- * the others still have scores in P and dP in dS. */
+/* Lets the unit compute weights, dS and gradients together, if only these and the mask's gradient need dS. Returns how many
+ * keys are done; the others still have scores in P and dP in dS. */
 SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n,
                                         int nv, bool masked) {
     const FN(unit) *unit = s->s.unit;
@@ -340,14 +339,14 @@ SA_ONCE ptrdiff_t FN(gradients_at_once)(const sa_backward_block *b, FN(gradient_
     }
     if (keeps && done == n) {
         FN(add_dmask)(b, s, first, n, nv);
-    } else if (keeps) { /* dS no longer holds dP */
+    } else if (keeps) { /* dS does not hold dP any more */
         unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
     }
     return done;
 }
 
-/* Scores in P become weights, and `kept` those after dropout; dP in dS becomes dS. True if products must go pair by pair, as a
- * closed pair's 0 could meet NaN or infinity. */
+/* Replaces scores in P by weights, and dP in dS by dS; `kept` gets the weights after dropout. True if products must go pair by
+ * pair, as a closed pair's 0 could meet NaN or infinity. */
 SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv,
                               bool masked, bool wants_dp) {
     const sa_attention *a = b->g->a;
@@ -359,7 +358,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     }
     const real *value = NULL;
     ptrdiff_t v_stride = 0;
-    if (wants_dp) { /* else the unit has read the values, so they are finite */
+    if (wants_dp) { /* otherwise the unit has read the values, so they are finite */
         value = FN(tile_rows)(&b->b, &b->b.value, &s->s.value, first, n, a->Dv, &v_stride);
     }
     const bool careful = masked && !(s->finite && (keys_elsewhere || FN(rows_finite)(s->s.k, s->s.k_stride, n, a->E)));
@@ -389,7 +388,7 @@ SA_ONCE bool FN(dscores_tile)(const sa_backward_block *b, FN(gradient_scratch) *
     return careful;
 }
 
-/* dS times softcap's derivative, which may be NaN for closed pairs. */
+/* Multiplies dS by softcap's derivative, which may be NaN for closed pairs. */
 SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -398,7 +397,7 @@ SA_ONCE void FN(pass_gain)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* (1), (3) and (6): pair by pair if careful, else by the unit as far as it holds the numbers. */
+/* (1), (3) and (6): pair by pair if careful, otherwise by the unit as long as it can represent the numbers. */
 SA_ONCE void FN(backward_products)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t done,
                                    ptrdiff_t n, int nv, bool careful) {
     if (careful) {
@@ -432,7 +431,7 @@ SA_ONCE void FN(backward_tile)(const sa_backward_block *b, FN(gradient_scratch) 
         FN(spread_ahead)(&s->s, n);
     }
     const bool dscores = FN(wants_dscores)(b);
-    if (!dscores) { /* dV needs no dP; the unit splits dS all the same, so it must be finite */
+    if (!dscores) { /* dV needs no dP, but the unit splits dS, so it must be finite */
         memset(s->dS, 0, (size_t)(n * nv * SA_LANES) * sizeof(real));
     }
     const bool has_dp = dscores && s->s.wide.terms && s->s.unit->dweights(&b->b, &s->s, &s->gradients, first, n, s->dS, nv);
@@ -514,9 +513,9 @@ SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch,
     }
 }
 
-/* ---- δ of every row, (4), and its share of the gradients of sinks and slopes ------------------------------------------ */
+/* ---- δ of every row, (4), and what the row adds to the gradients of sinks and slopes ------------------------------------- */
 
-/* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing. Eight short sums keep the error small. */
+/* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing. Eight sums of fewer terms have a smaller error. */
 SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     const vec zero = V(set1)(0);
     vec sum[8];
@@ -552,13 +551,13 @@ SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {
     return lanes[0];
 }
 
-/* A 16-bit output gives all keys of a row the same error in δ, which dQ and dK add up: there δ is Σ_j P_ij·dP_ij, unless the
- * unit rounds the weights as well. */
+/* With a 16-bit output all keys of a row would have the same error in δ, and dQ and dK would add it up. So δ is then Σ_j
+ * P_ij·dP_ij, unless the unit rounds weights too. */
 SA_INLINE bool FN(delta_is_summed)(const sa_attention *a, const FN(unit) * unit) {
     return !SA_REAL_IS_F64 && (a->out.m.dtype == SA_F16 || a->out.m.dtype == SA_BF16) && !(unit && unit->take(a));
 }
 
-/* Σ_j P_ij·dP_ij of each row's open pairs to s->x. */
+/* Writes Σ_j P_ij·dP_ij over each row's open pairs to s->x. */
 SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s, int nv) {
     const sa_attention *a = b->g->a;
     const vec zero = V(set1)(0);
@@ -592,7 +591,7 @@ SA_ONCE void FN(sum_delta)(const sa_backward_block *b, FN(gradient_scratch) * s,
             for (ptrdiff_t j = 0; j < n; ++j) {
                 const ptrdiff_t at = (j * nv + v) * SA_LANES;
                 const vec p = V(load)(s->s.P + at);
-                const lanemask closed = V(lt)(p, zero); /* not 0, which may be an open pair's weight */
+                const lanemask closed = V(lt)(p, zero); /* below 0: an open pair's weight may be 0 */
                 sum = V(fma)(V(select)(closed, zero, p), V(select)(closed, zero, V(load)(s->dS + at)), sum);
             }
             real *to = s->x + v * SA_LANES;
@@ -618,7 +617,7 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
     for (int r = 0; r < rows->count; ++r) {
         const real *stats = (const real *)(const void *)rows->stats[r];
         real delta = 0;
-        if (stats[1] != 0) { /* a dead row has no gradient, whatever dO holds */
+        if (stats[1] != 0) { /* a row without open keys has no gradient, whatever dO holds */
             const real *out = (const real *)(const void *)rows->out[r];
             const real *grad_out = (const real *)(const void *)b->grads->grad_out[r];
             if (!in_place && !summed) {
@@ -629,7 +628,7 @@ SA_SHARED void FN(delta_block)(const sa_backward_block *b, void *scratch, const 
                 out = s->do_rows;
                 grad_out = more;
             }
-            /* a row with a sink but no keys gives 0 */
+            /* 0 for a row with a sink but no keys */
             delta = summed ? s->x[r] : FN(dot)(out, grad_out, a->Dv);
             real grad_lse = 0, sink_weight = 0;
             if (g->grad_lse.m.data) {

@@ -1,10 +1,10 @@
-/* What both passes over a block share: a thread's scratch and its layout; a tile's rows, in place or copied; what bounds of
- * rows (causal, windows, lengths) leave open of a tile. */
+/* For both passes over a block: a thread's scratch and its layout; a tile's rows, in place or copied; the keys of a tile that
+ * the bounds of rows (causal, windows, lengths) leave open. */
 
-/* Rows with a larger stride, in bytes, are copied: their lines share too few sets of the caches. */
+/* Rows with a larger stride, in bytes, are copied, because they would use too few sets of the caches. */
 #define SA_DIRECT_STRIDE 1024
 
-/* Copied keys and values stay for the head's next block, up to this size. */
+/* Up to this size, copied keys and values stay for the head's next block. */
 #define SA_COPIED_BYTES ((size_t)4 << 20)
 
 /* `room` copied rows of a head, and after them one tile that is not kept. */
@@ -14,15 +14,15 @@ typedef struct {
     ptrdiff_t room;
 } FN(copies);
 
-/* Tiles in bfloat16. */
+/* Tiles of keys or values in bfloat16, each in a cell. */
 typedef struct {
     char *tiles; /* `room` cells, and after them one that is not kept */
     unsigned char *state;
     ptrdiff_t room;
-    size_t bytes, row_bytes; /* of a cell; of one of its rows of pairs, or terms of tiles */
+    size_t bytes, row_bytes; /* bytes of a cell, and of one of its rows of pairs or terms of tiles */
 } FN(cells);
 
-/* Returns `used` with room for `count` cells, or as many as may be kept. */
+/* Lays out `count` cells, or as many as may be kept. Returns the new `used`. */
 SA_ONCE size_t FN(lay_out_cells)(FN(cells) * s, size_t row_bytes, int rows, ptrdiff_t count, char *base, size_t used) {
     s->row_bytes = row_bytes;
     s->bytes = row_bytes * (size_t)rows;
@@ -35,11 +35,11 @@ SA_ONCE size_t FN(lay_out_cells)(FN(cells) * s, size_t row_bytes, int rows, ptrd
 
 SA_INLINE void FN(forget_cells)(const FN(cells) * cells) { memset(cells->state, SA_CELL_UNKNOWN, (size_t)cells->room); }
 
-/* The unit's share of the scratch for a wide block: operands in bfloat16. */
+/* The unit's scratch for a wide block: operands in bfloat16. */
 typedef struct {
-    int terms; /* of an element of keys or values; 0: multiply-adds take the block */
+    int terms; /* terms of an element of keys or values; 0: multiply-adds compute the block */
     int query_terms, weight_terms;
-    bool of_16_bits; /* is_of_16_bits of the call */
+    bool of_16_bits; /* is_of_16_bits(the call) */
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
     char *rows;                      /* [lanes] rows of pairs */
@@ -49,30 +49,30 @@ typedef struct {
     bool queries_fit;
 } FN(wide_state);
 
-/* The unit's share of the scratch for a block of few rows. */
+/* The unit's scratch for a block of few rows. */
 typedef struct {
-    bool use;                /* the block's products are the unit's */
-    bool holds_unit;         /* until unit->end */
-    bool lost;               /* without its factor a score left float32's range */
+    bool use;                /* the unit computes the block's products */
+    bool holds_unit;         /* unit->end must be called */
+    bool lost;               /* a score without its factor exceeded float32's range */
     bool rounds;             /* weights are rounded to bfloat16 */
-    char *queries, *weights; /* right, left operands */
+    char *queries, *weights; /* right operands, left operands */
     real *product;
     char *rows; /* a tile that cannot be read in place */
 } FN(decode_state);
 
-/* The same for the backward pass. bf16dot.h joins rows in twos, without the factors of grad_out. */
+/* The unit's scratch for the backward pass. bf16dot.h joins rows in pairs, without the factors of grad_out. */
 typedef struct {
     FN(cells) values, key_columns;
     char *grad_out;                 /* dOᵀ, right operand [Dv] by queries */
     char *query_rows, *grad_rows;   /* Q and dO, right operands [queries] by E and by Dv */
-    char *weights, *dscores;        /* left operands P, dS [keys of a slice] by queries; of bf16dot.h dS by pairs of keys */
-    real factor[FN(backward_rows)]; /* of the rows of dO */
-    int terms;                      /* of each of these operands */
-    bool fit;                       /* these hold all of Q and dO */
+    char *weights, *dscores;        /* left operands P, dS [keys of a slice] by queries; in bf16dot.h dS by pairs of keys */
+    real factor[FN(backward_rows)]; /* the factors of dO's rows */
+    int terms;                      /* terms of each of these operands */
+    bool fit;                       /* these operands can represent all of Q and dO */
     bool grad_out_fits;
 } FN(gradient_state);
 
-/* Keys any_from … any_to − 1 are open in some lane, all_from … all_to − 1 in all. */
+/* Keys any_from … any_to − 1 are open in some lane, keys all_from … all_to − 1 in every lane. */
 typedef struct {
     ptrdiff_t any_from, any_to, all_from, all_to;
 } FN(open_bounds);
@@ -81,10 +81,10 @@ typedef struct FN(unit) FN(unit);
 
 typedef real FN(per_row)[FN(backward_rows)] __attribute__((aligned(64)));
 
-/* W: the most rows of a block, block_rows or backward_rows. */
+/* A thread's scratch. W is the most rows of a block: block_rows or backward_rows. */
 typedef struct {
     FN(per_row) top, maximum, sum, alpha, tile_sum, slope, position, lo, hi, ones;
-    const FN(unit) * unit; /* NULL: multiply-adds do all products */
+    const FN(unit) * unit; /* NULL: multiply-adds compute all products */
     real *q;               /* wide: qT[E][nv·lanes]; decode: [rows][E rounded up to 2 vectors] */
     real *O;               /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
     real *P;               /* [keys][nv·lanes] */
@@ -92,13 +92,13 @@ typedef struct {
     real *bias;                          /* mask rows [W][keys] */
     real *row;                           /* SA_LANES rows of E, Dv or keys, rounded up */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
-    uint32_t *words;                     /* [4][the same] */
+    uint32_t *words;                     /* [4][W rounded up to words' lanes] */
     real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
-    real factor;                            /* s->P times this are scores */
+    real factor;                            /* P times this is the scores */
     bool empty;                             /* wide: O holds nothing yet, not even zeros */
-    FN(open_bounds) open[SA_BACKWARD_VECS]; /* where rows->clipped */
+    FN(open_bounds) open[SA_BACKWARD_VECS]; /* valid if rows->clipped */
     bool scaled;                            /* wide: s->q is copied */
     sa_ahead ahead;
     FN(wide_state) wide;
@@ -127,16 +127,16 @@ SA_INLINE size_t FN(round_up)(ptrdiff_t n) { return ((size_t)n + SA_LANES - 1) /
 
 #include "kernels/products/unit.h"
 
-/* True if some tile of the keys or values t must be copied. */
+/* True if some tile of t, keys or values, must be copied. */
 SA_INLINE bool FN(some_tile_is_copied)(const sa_attention *a, const sa_tensor *t) {
     bool copies = !FN(is_direct)(&t->m) || t->m.row_stride > SA_DIRECT_STRIDE || t->m.row_stride < -SA_DIRECT_STRIDE;
-    for (int axis = 0; axis < a->n_lead; ++axis) { /* in a packed record the first head may be aligned and others not */
+    for (int axis = 0; axis < a->n_lead; ++axis) { /* in a packed record some heads may be aligned and others not */
         copies |= t->lead_stride[axis] % (ptrdiff_t)sizeof(real) != 0;
     }
     return copies;
 }
 
-/* Returns the scratch's size, linear in E and Dv, and lays it out from base on, unless that is NULL. */
+/* Returns the scratch's size, linear in E and Dv, and lays the scratch out from base on, unless base is NULL. */
 SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, size_t W, const FN(unit) * unit) {
     const bool in_cells = unit && unit->take(a);
     const size_t E = FN(round_up)(a->E), Dv = FN(round_up)(a->Dv);
@@ -194,7 +194,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
 
 /* ---- the rows of a tile ---------------------------------------------------------------------------------------------- */
 
-/* Not memcpy: with nv unknown that calls the C library. */
+/* Without memcpy, which would call the C library, as nv is not a literal. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
     for (int v = 0; v < nv; ++v) {
         V(store)(to + v * SA_LANES, V(load)(from + v * SA_LANES));
@@ -208,8 +208,8 @@ SA_INLINE void FN(clear_rows)(real *to) {
     }
 }
 
-/* The next product, of `rows` rows, fetches the planned rows between its rounds; the matrix unit has none, so they are
- * fetched now. */
+/* Spreads the planned fetches over the rounds of the next product, which has `rows` rows. On the matrix unit a product has no
+ * rounds: everything is fetched now. */
 SA_INLINE void FN(spread_ahead)(FN(scratch) * s, ptrdiff_t rows) {
     if (s->wide.terms && s->unit->replace_rows) {
         sa_fetch_rest(&s->ahead);
@@ -226,14 +226,14 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
     return direct;
 }
 
-/* The queries of vector v, in place (`direct`) or in s->row. Returns their number. */
+/* Points q at the queries of vector v, in place (`direct`) or in s->row. Returns their number. */
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
 /* The tile's rows as real[n][width], copied if they are not yet. */
 const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 
-/* The same as real[n][*stride], in place where that is possible and fast. */
+/* The same rows as real[n][*stride], in place where that is possible and fast. */
 SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
                                     ptrdiff_t width, ptrdiff_t *stride) {
     if (FN(is_direct)(m) && m->row_stride <= SA_DIRECT_STRIDE && m->row_stride >= -SA_DIRECT_STRIDE) {
@@ -244,7 +244,7 @@ SA_INLINE const real *FN(tile_rows)(const sa_block *b, const sa_matrix *m, FN(co
     return FN(copied_rows)(b, m, copies, first, n, width);
 }
 
-/* Zeroes O unless something has been stored there: the matrix unit stores its first product without adding to O. */
+/* Zeroes O if nothing is stored there yet: the matrix unit stores its first product without adding to O. */
 SA_INLINE void FN(start_output)(const sa_block *b, FN(scratch) * s, int nv) {
     if (s->empty) {
         memset(s->O, 0, (size_t)b->a->Dv * (size_t)nv * SA_LANES * sizeof(real));
@@ -254,13 +254,13 @@ SA_INLINE void FN(start_output)(const sa_block *b, FN(scratch) * s, int nv) {
 
 /* ---- bounds of rows ------------------------------------------------------------------------------------------------ */
 
-/* The key relative to the tile, clamped to 0 … n. */
+/* The key's index in the tile, clamped to 0 … n. */
 SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
     return key < first ? 0 : key - first > n ? n : key - first;
 }
 
-/* Passes take vector v's first end[v] keys of the tile, a multiple of 4 or n: later keys are closed to it by causal. Rows are
- * sorted by position, so the ends grow. */
+/* Passes need the tile's first end[v] keys for vector v, a multiple of 4 or n: causal closes later keys to it. Rows are sorted
+ * by position, so the ends do not fall. */
 SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         end[0] = n;
@@ -278,7 +278,7 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
     }
 }
 
-/* A row without keys (0 … −1) leaves nothing open to all. */
+/* With a row without keys (0 … −1) nothing is open to all. */
 SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
     FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {
@@ -291,7 +291,7 @@ SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi
     return open;
 }
 
-/* To s->open. Whole vectors have a call of their own: their loops become vector code. */
+/* Writes s->open. Whole vectors have a separate call, so that the compiler makes vector code of their loops. */
 SA_ONCE void FN(open_vectors)(const sa_rows *rows, FN(scratch) * s, int nv) {
     for (int v = 0; v < nv; ++v) {
         const int at = v * SA_LANES, left = rows->count - at;
@@ -322,7 +322,7 @@ SA_SHARED int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool dir
     return n;
 }
 
-/* Queries times scale·log2 e to s->q, rows as lanes. */
+/* Writes queries times scale·log2 e to s->q, with rows as lanes. */
 SA_ONCE void FN(copy_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t E = b->a->E;
@@ -400,7 +400,7 @@ SA_SHARED const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(
     return copies->rows + at * width;
 }
 
-/* Tiny calls would notice a memset of nothing. */
+/* A memset of 0 bytes would cost tiny calls time. */
 SA_INLINE void FN(forget_tiles)(FN(copies) * copies) {
     if (copies->room > 0) {
         memset(copies->filled, 0, (size_t)copies->room / SA_KEYS_PER_TILE);

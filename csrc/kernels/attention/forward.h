@@ -3,16 +3,16 @@
  *
  *     m' = max(m, max_j s_j)   α = 2^(m − m')   p_j = 2^(s_j − m')   l' = α·l + Σ_j p_j   O' = α·O + Σ_j p_j·v_j
  *
- * and then out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
- * drivers/attention.c cuts the blocks; forward_block, at the end, chooses a block's way; decode/decode.h has the way of few
- * rows.
+ * and in the end out = O/l, lse = ln 2·(m + log2 l). Scores are in log2 units. A lane belongs to one row throughout.
+ * drivers/attention.c cuts the blocks; forward_block, at the end of this file, chooses how to compute a block; decode/decode.h
+ * computes blocks of few rows.
  *
- * s->unit is NULL except on avx512bf16 and amx. If it does not take the block, s->wide.terms is 0, and multiply-adds compute
- * all products. */
+ * s->unit is NULL except on avx512bf16 and amx. If the unit does not take the block, s->wide.terms is 0, and multiply-adds
+ * compute all products. */
 
 /* ---- one tile of keys ---------------------------------------------------------------------------------------------- */
 
-/* The first key of the next tile from key `from` on; *n: its keys. */
+/* Returns the first key of the next tile from key `from` on; *n becomes the number of its keys. */
 SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *n) {
     if (b->rows->gaps > 0) {
         return sa_next_open_tile(b, from, n);
@@ -21,8 +21,8 @@ SA_INLINE ptrdiff_t FN(next_tile)(const sa_block *b, ptrdiff_t from, ptrdiff_t *
     return from;
 }
 
-/* Products of keys and queries to s->P; times s->factor they are scores: multiply-adds scale the queries, and leave it 1. True
- * if s->top has their maxima. */
+/* Writes products of keys and queries to s->P. Scores are these times s->factor, which is 1 for multiply-adds, where queries
+ * are scaled. True if s->top has the maxima. */
 SA_INLINE bool FN(products_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R) {
     const sa_attention *a = b->a;
     FN(copy_vectors)(s->top, s->maximum, nv);
@@ -52,8 +52,8 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* From products to scores, which s->factor still multiplies, and their maxima in s->top. Without want_top there are no
- * maxima, and the factor is 1. Sets *masked if a pair is closed. */
+/* Turns products into scores, which are still to be multiplied by s->factor, and writes their maxima to s->top. Without
+ * want_top there are no maxima, and the factor becomes 1. Sets *masked if a pair is closed. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
@@ -84,7 +84,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
     }
 }
 
-/* A tile's scores to s->P. False if all of it is closed. R: 0, or in decoding the rows, rounded up. */
+/* Writes a tile's scores to s->P. False if the whole tile is closed. R: in decoding the number of rows, rounded up, else 0. */
 SA_INLINE bool FN(score_tile_here)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int R,
                                    bool want_top, bool *masked) {
     const int state = FN(inspect_tile)(b, s, first, n);
@@ -108,7 +108,7 @@ SA_ONCE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(score_tile_here)(b, s, first, n, nv, R, want_top, masked);
 }
 
-/* Scores become 2^(s − m), all of them where the matrix unit may read whole slices, as after dropout. */
+/* Replaces scores by 2^(s − m): all of them where the matrix unit may read whole slices, as it may after dropout. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -118,7 +118,7 @@ SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     FN(pass_exp)(s->P, end, s->maximum, s->tile_sum, nv);
 }
 
-/* Scores become 2^(s − m), closed ones −inf. The masks are applied again: an open pair's score may be −inf, too. */
+/* Replaces scores by 2^(s − m), closed ones by −inf. The masks are applied again, as an open pair's score may be −inf, too. */
 SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     for (int v = 0; v < nv; ++v) {
@@ -129,7 +129,7 @@ SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
     FN(apply_masks)(b, s, first, n, nv, FN(inspect_tile)(b, s, first, n), true, &closes);
 }
 
-/* A dropped weight counts in the denominator but not in the output. */
+/* Drops weights: a dropped one counts in the denominator but not in the output. */
 SA_ONCE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff_t first, ptrdiff_t n, int nv) {
     const double least = rint(a->dropout_p * 4294967296.0);
     if (least < 4294967296.0) {
@@ -168,7 +168,7 @@ SA_INLINE void FN(write_vector)(const sa_block *b, FN(scratch) * s, int r, ptrdi
     }
 }
 
-/* The functions below write factor·O: out with 1/sum, or a partial result with 1. They return true if all is finite. */
+/* The functions below write factor·O: out if factor is 1/sum, a partial result if it is 1. True if all is finite. */
 SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial, int nv) {
     const sa_rows *rows = b->rows;
     const ptrdiff_t Dv = b->a->Dv;
@@ -205,7 +205,7 @@ SA_ONCE bool FN(write_wide)(const sa_block *b, FN(scratch) * s, const real *fact
     return FN(is_finite)(check);
 }
 
-/* After decoding, where O[r] is a row. */
+/* The same after decoding, where O[r] is a row. */
 SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     vec check = V(set1)(0);
@@ -248,7 +248,7 @@ SA_INLINE bool FN(write_output)(const sa_block *b, FN(scratch) * s, const real *
     return FN(write_wide)(b, s, factor, partial, nv);
 }
 
-/* Writes lse and statistics; s->alpha becomes keep/sum. Dead rows, without an open key, get −inf and 0. */
+/* Writes lse and statistics; s->alpha becomes keep/sum. Rows without an open key get −inf and 0. */
 SA_INLINE void FN(end_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -261,7 +261,7 @@ SA_INLINE void FN(end_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     if (a->stats.m.data) {
         for (int r = 0; r < rows->count; ++r) {
             real *stats = (real *)(void *)rows->stats[r];
-            /* in a row with a NaN the maximum may be any number, and so may 2^(s − m) */
+            /* in a row with a NaN the maximum, and 2^(s − m), may be any number */
             stats[0] = s->sum[r] == s->sum[r] ? s->maximum[r] : s->sum[r];
             stats[1] = s->sum[r] == 0 ? 0 : 1 / s->sum[r];
         }
@@ -280,7 +280,7 @@ SA_INLINE void FN(end_rows)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* Weights by a second walk over the scores; s->alpha is keep/sum. The array comes zero-filled. */
+/* Writes the weights, in a second pass over the scores; s->alpha is keep/sum. The array comes zero-filled. */
 SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -299,7 +299,7 @@ SA_ONCE void FN(write_weights)(const sa_block *b, FN(scratch) * s, int nv, int R
                 V(store)(p, FN(exp2)(V(fma)(V(load)(p), factor, -m)) * f);
             }
         }
-        if (masked) { /* even in a row of NaN a closed pair's weight is 0 */
+        if (masked) { /* a closed pair's weight is 0 even in a row of NaN */
             FN(apply_masks)(b, s, first, n, nv, FN(inspect_tile)(b, s, first, n), true, &masked);
             for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
                 const vec x = V(load)(s->P + i);
@@ -322,7 +322,7 @@ SA_INLINE void FN(start_rows_here)(const sa_block *b, FN(scratch) * s, int nv) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
     for (int r = 0; r < nv * SA_LANES; r += SA_LANES) {
-        V(store)(s->maximum + r, V(set1)(-SA_REAL_MAX)); /* not −inf: −inf − −inf is NaN */
+        V(store)(s->maximum + r, V(set1)(-SA_REAL_MAX)); /* not −inf, as −inf − −inf is NaN */
         V(store)(s->sum + r, V(set1)(0));
         V(store)(s->slope + r, V(set1)(0));
         V(store)(s->position + r, V(set1)(0));
@@ -355,10 +355,10 @@ SA_INLINE void FN(start_rows_here)(const sa_block *b, FN(scratch) * s, int nv) {
 
 SA_ONCE void FN(start_rows)(const sa_block *b, FN(scratch) * s, int nv) { FN(start_rows_here)(b, s, nv); }
 
-/* A maximum may stay if it would grow by less: then O needs no factor, and weights stay below 2^this. */
+/* The maximum may stay if it would grow by less than this: O then needs no factor, and weights stay below 2 to this power. */
 #define SA_MAXIMUM_LAG 8
 
-/* Raises the maximum where s->top is larger by `lag`; s->alpha becomes the factor of sum and output so far. */
+/* Raises the maximum where s->top is larger by `lag`; s->alpha becomes the factor for the sum and output so far. */
 SA_INLINE void FN(raise_maximum)(FN(scratch) * s, int nv, real lag) {
     for (int v = 0; v < nv; ++v) {
         vec old = V(load)(s->maximum + v * SA_LANES), now = V(load)(s->top + v * SA_LANES);
@@ -375,8 +375,8 @@ SA_INLINE void FN(take_sum)(FN(scratch) * s, int nv) {
     }
 }
 
-/* Writes a partial result, or output, lse and weights. True if the block must be done again, as its output is not finite and
- * some pair may be closed. */
+/* Writes a partial result, or output, lse and weights. True if the block must be computed again, because its output is not
+ * finite and some pair may be closed. */
 SA_INLINE bool FN(finish_block_here)(const sa_block *b, FN(scratch) * s, int nv, int R, bool masked) {
     if (b->partial) {
         real *partial = b->partial;
@@ -399,14 +399,14 @@ SA_ONCE bool FN(finish_block)(const sa_block *b, FN(scratch) * s, int nv, int R,
     return FN(finish_block_here)(b, s, nv, R, masked);
 }
 
-/* If the unit rounds its tiles' weights, rounds those of a multiply-add tile too. */
+/* Rounds the weights of a multiply-add tile, if the unit rounds those of its own tiles. */
 SA_INLINE void FN(round_weights)(FN(scratch) * s, ptrdiff_t count) {
     if (((s->wide.terms && s->wide.weight_terms) || s->decode.rounds) && s->unit->round_weights) {
         s->unit->round_weights(s, count);
     }
 }
 
-/* The block once more, slowly: closed pairs are skipped, so that NaN in their keys and values cannot spread. */
+/* Computes the block again, slowly: closed pairs are skipped, so that NaN in their keys and values cannot spread. */
 SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     const int nv = SA_VECS;
     bool masked = false;
@@ -438,7 +438,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* `one`: nv is a literal 1. */
+/* `one` says that nv is a literal 1. */
 SA_INLINE void FN(run_wide_any)(const sa_block *b, FN(scratch) * s, const int nv, const bool one) {
     const sa_attention *a = b->a;
     const FN(unit) *unit = s->unit;
@@ -498,7 +498,7 @@ SA_ONCE void FN(run_wide)(const sa_block *b, FN(scratch) * s, int nv) { FN(run_w
 /* Blocks of one vector are so short that loops over vectors would cost too much. */
 SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_any)(b, s, 1, true); }
 
-/* The block, which must begin at the first key of a cell: itself, or a longer one in *aligned. */
+/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that does. */
 SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
     const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->copied_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {
@@ -510,7 +510,7 @@ SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) *
     return aligned;
 }
 
-/* ---- what the table's entries call (SA_ATTENTION_KERNELS in products/unit.h) --------------------------------------------- */
+/* ---- functions that the table's entries call (SA_ATTENTION_KERNELS in products/unit.h) ----------------------------------- */
 
 /* A partial result: maximum[rows], sum[rows], unnormalised output[rows][Dv]. */
 SA_KERNEL size_t FN(attention_partial)(const sa_attention *a, ptrdiff_t rows) {
@@ -524,7 +524,7 @@ SA_SHARED size_t FN(forward_bytes)(const sa_attention *a, const FN(unit) * unit)
 
 SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s);
 
-/* A block's way depends on its numbers of rows and keys and on the call's options, never on elements. */
+/* How a block is computed depends on its numbers of rows and keys and on the call's options, never on elements. */
 SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(unit) * unit) {
     FN(scratch) s;
     sa_block aligned;
@@ -535,8 +535,8 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     }
     const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
     const int count = b->rows->count, decode_rows = unit ? unit->decode_rows : SA_DECODE_ROWS;
-    /* Decoding sums across lanes, which pays from 32 keys on. It is not for the last rows of a longer call, nor for a call with
-     * statistics, as the backward pass must sum scores in the same order. */
+    /* Decoding sums across lanes, which pays from 32 keys on. The last rows of a longer call are not decoded, nor are calls
+     * with statistics, because the backward pass must sum scores in the same order. */
     if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
         if (unit) {
             unit->start_decode(b, &s);
@@ -560,7 +560,7 @@ SA_ONCE void FN(merge_row)(real *O, const real *x, real alpha, ptrdiff_t n, bool
     }
 }
 
-/* With M = max_c m_c over the chunks c: l = Σ_c 2^(m_c − M)·l_c and the same for O, in the order of the chunks. */
+/* With M = max_c m_c over the chunks c, l = Σ_c 2^(m_c − M)·l_c, and O likewise, in the order of the chunks. */
 SA_SHARED void FN(merge_block)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch, const FN(unit) * unit) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;

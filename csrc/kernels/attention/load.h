@@ -1,4 +1,4 @@
-/* From elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and back. */
+/* Loads elements of any dtype, stride, alignment and byte order to aligned rows of `real`, and stores them. */
 #include "simd/bits.h"
 
 /* True if rows can be read in place as real[…][stride]. */
@@ -15,7 +15,7 @@ SA_INLINE real FN(sum_lanes)(vec v) {
     return v[0];
 }
 
-/* A vector, or if fewer elements are left these n and zeros. */
+/* A vector; if only n elements are left, these and zeros. */
 SA_INLINE vec FN(load_up_to)(const real *x, ptrdiff_t n) { return n >= SA_LANES ? V(load)(x) : V(load_n)(x, (int)n); }
 
 SA_INLINE void FN(store_up_to)(real *x, vec v, ptrdiff_t n) {
@@ -26,10 +26,10 @@ SA_INLINE void FN(store_up_to)(real *x, vec v, ptrdiff_t n) {
     }
 }
 
-/* `check` is a sum of x − x or 0·x: true if each x was finite. */
+/* True if each x was finite; `check` is a sum of terms x − x or 0·x. */
 SA_INLINE bool FN(is_finite)(vec check) { return !V(any)(V(not_lt)(check, V(set1)(1))); }
 
-/* One vector to neighbouring 16-bit floats, with the bits of store_row. */
+/* Stores a vector as neighbouring 16-bit floats, with the bits of store_row. */
 #if !SA_REAL_IS_F64 && defined(SA_HAS_16_BIT_STORES)
 SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
     if (dtype == SA_F16) {
@@ -59,10 +59,10 @@ SA_INLINE void FN(store_16_bits)(char *dst, sa_dtype dtype, vec x) {
 }
 #endif
 
-/* n elements, stride bytes apart. A boolean, of masks only, becomes 0 (open) or −inf (closed). */
+/* Loads n elements, stride bytes apart. A boolean, which only masks have, becomes 0 (open) or −inf (closed). */
 void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t stride, ptrdiff_t n, sa_dtype dtype, bool swapped);
 
-/* n rows from `first` on, to dst[n][width]. */
+/* Loads n rows from `first` on to dst[n][width]. */
 void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, ptrdiff_t width);
 
 #if !defined(SA_PRODUCTS_ALONE)
@@ -71,7 +71,7 @@ void FN(load_rows)(real *dst, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, 
 #define SA_OPEN_OR_CLOSED(x) ((x) ? (real)0 : -(real)INFINITY)
 #define SA_LOAD_EACH(ctype, swap, convert)                                                                                     \
     for (ptrdiff_t i = 0; i < n; ++i) {                                                                                        \
-        SA_KEEP_LOOP(); /* its vector code would be large, and no faster */                                                    \
+        SA_KEEP_LOOP(); /* vector code would be large, and no faster */                                                        \
         swap##_t x;                                                                                                            \
         memcpy(&x, src + i * stride, sizeof x);                                                                                \
         x = swapped ? sa_##swap##_swapped(x) : x;                                                                              \
@@ -123,7 +123,7 @@ SA_SHARED void FN(load_row)(real *restrict dst, const char *src, ptrdiff_t strid
     }                                                                                                                          \
     return;
 
-/* Floating dtypes only, native byte order. */
+/* For floating dtypes in native byte order. */
 SA_ONCE void FN(store_row)(char *dst, ptrdiff_t stride, sa_dtype dtype, const real *restrict src, ptrdiff_t n) {
     switch (dtype) {
     case SA_F32:

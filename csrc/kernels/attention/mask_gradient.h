@@ -1,6 +1,6 @@
-/* The gradient of a float mask from a tile's dS, for backward.h. Rows or keys may share elements of the mask. */
+/* The gradient of a float mask from a tile's dS, for backward.h. Rows or keys may have the same mask elements. */
 
-/* Lane i: dS of key j + i summed over the rows; 0 from key n on. Lanes after the rows may hold anything. */
+/* Lane i becomes the sum over rows of dS of key j + i, and 0 from key n on. dS may hold anything in lanes without a row. */
 SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t count, int nv) {
     vec t[SA_LANES];
     SA_UNROLL
@@ -23,8 +23,8 @@ SA_INLINE vec FN(sum_rows)(const real *dS, ptrdiff_t j, ptrdiff_t n, ptrdiff_t c
     return t[0];
 }
 
-/* Where rows or keys share elements: dS is summed before it is added to memory, or the error would grow with the
- * length. */
+/* Where rows or keys have the same mask elements, dS is summed before it is added to memory: otherwise the error would grow
+ * with the length. */
 SA_ONCE void FN(add_dmask_of_rows)(const sa_backward_block *b, FN(gradient_scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     const ptrdiff_t stride = b->g->dmask.m.col_stride;
     char *to = b->grads->dmask[0] + (first - b->dmask_key) * stride;

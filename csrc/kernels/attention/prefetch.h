@@ -1,8 +1,8 @@
-/* Fetches rows ahead: hardware prefetchers stop at page ends and miss rows that are far apart. Here attention's passes plan
- * which rows; decode/rows.h plans its own. */
+/* Fetches rows ahead, because hardware prefetchers stop at page ends and miss rows that are far apart. Attention's passes plan
+ * their rows here; decode/rows.h plans its own. */
 
-/* The lines of the bytes from `at` on, which may belong to nothing. Into L1 if they come next, else L2: products fill the
- * L1. */
+/* Fetches the lines of the bytes from `at` on, which need not be valid memory: into L1 if they are used next, else into L2,
+ * because products fill the L1. */
 SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     const uintptr_t end = at + (uintptr_t)(bytes > 0 ? bytes : 0);
     for (uintptr_t line = at / 64 * 64; line < end; line += 64) {
@@ -14,7 +14,7 @@ SA_INLINE void sa_fetch(uintptr_t at, ptrdiff_t bytes, const bool next) {
     }
 }
 
-/* The bytes of n elements of a row; 0 if there are gaps between them: each would take a line. */
+/* The bytes of n elements of a row; 0 if there are gaps between them, as each would need a line. */
 SA_INLINE ptrdiff_t sa_bytes_together(const sa_matrix *m, ptrdiff_t n) {
     return m->col_stride > 0 && m->col_stride <= (ptrdiff_t)sizeof(double) ? n * m->col_stride : 0;
 }
@@ -26,7 +26,7 @@ typedef struct {
     ptrdiff_t stride, done, count, bytes;
 } sa_rows_ahead;
 
-/* A product fetches a share between its rounds: the processor cannot keep all in flight at once. */
+/* A product fetches `each` bytes between two rounds, because the processor cannot fetch all rows at once. */
 typedef struct {
     sa_rows_ahead rows[5];
     int now, count;
@@ -40,7 +40,7 @@ SA_INLINE void sa_plan_ahead(sa_ahead *a, sa_rows_ahead rows) {
     }
 }
 
-/* r is a register: a store for each row would wait for the last one. */
+/* r is in a register: storing it for each row would make each store wait for the last one. */
 SA_LEAF void sa_fetch_ahead(sa_ahead *a, ptrdiff_t bytes) {
     while (bytes > 0 && a->now < a->count) {
         sa_rows_ahead *rows = &a->rows[a->now];
@@ -73,7 +73,7 @@ SA_INLINE void sa_fetch_rest(sa_ahead *a) {
 /* Keys and values of at least this many bytes are fetched a tile ahead; with b->fetches, all are. */
 #define SA_FAR_HEAD_BYTES ((ptrdiff_t)12 << 20)
 
-/* The rows of m for the tile of keys from `first` on. */
+/* Plans the rows of m for the tile of keys from `first` on. */
 SA_ONCE void sa_plan_tile(const sa_block *b, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t width, ptrdiff_t first) {
     const ptrdiff_t bytes = sa_bytes_together(m, width),
                     to = b->end - first < SA_KEYS_PER_TILE ? b->end : first + SA_KEYS_PER_TILE;
@@ -86,14 +86,14 @@ SA_ONCE void sa_plan_tile(const sa_block *b, sa_ahead *ahead, const sa_matrix *m
                                          .bytes = bytes});
 }
 
-/* n elements, `bytes` after the beginning of each row of a mask or of its gradient. */
+/* Plans n elements, `bytes` after the beginning of each row of a mask or of its gradient. */
 SA_ONCE void sa_plan_mask(const char *const *row, int count, sa_ahead *ahead, const sa_matrix *m, ptrdiff_t bytes,
                           ptrdiff_t n) {
     sa_plan_ahead(ahead,
                   (sa_rows_ahead){.row = row, .offset = (uintptr_t)bytes, .count = count, .bytes = sa_bytes_together(m, n)});
 }
 
-/* This tile's share of the rows to write, the next block's queries and the next head's first keys. */
+/* Plans, evenly over the tiles, the rows to write, the next block's queries and the next head's first keys. */
 SA_ONCE void sa_plan_next_block(const sa_block *b, sa_ahead *ahead, ptrdiff_t first) {
     if (b->ahead == 0) {
         return;

@@ -1,4 +1,4 @@
-/* Which tile of keys comes next where block masks leave gaps. No arithmetic. */
+/* Finds the next tile of keys where block masks leave gaps. */
 #include "kernels/kernels.h"
 
 const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key) {
@@ -25,7 +25,7 @@ int sa_same_runs(const sa_rows *rows, int r) {
     return to;
 }
 
-/* The first key from `key` on that is in every list of row r, or `none`. */
+/* The first key from `key` on that every list of row r has, or `none`. */
 static ptrdiff_t next_open(const sa_rows *rows, int r, ptrdiff_t key, ptrdiff_t none) {
     for (int agreed = 0, m = 0; agreed < rows->gaps; m = (m + 1) % rows->gaps) {
         const sa_run *end = rows->runs_end[m][r], *run = sa_find_run(rows->runs[m][r], end, key);
@@ -38,7 +38,7 @@ static ptrdiff_t next_open(const sa_rows *rows, int r, ptrdiff_t key, ptrdiff_t 
     return key;
 }
 
-/* From the key returned to limit − 1, all keys of row r are closed. */
+/* Returns a key from which on all keys of row r are closed, up to limit − 1. */
 static ptrdiff_t last_open(const sa_rows *rows, int r, ptrdiff_t limit) {
     ptrdiff_t last = limit;
     for (int m = 0; m < rows->gaps; ++m) {

@@ -1,6 +1,6 @@
-/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps of
- * block masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs those that it needs; the
- * end of this file finds what masks, bias, gaps and bounds do to a tile. */
+/* Passes over a tile of scores P[n][nv·lanes], in log2 units. The order is softcap → ALiBi → mask → keys' bias → gaps of block
+ * masks → bounds of rows (causal, windows, lengths) → maximum → exp → dropout. A call runs the passes that it needs. The end of
+ * this file finds out what masks, bias, gaps and bounds do to a tile. */
 
 SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -8,7 +8,7 @@ SA_ONCE void FN(pass_scale)(real *P, ptrdiff_t n, int nv, real factor) {
     }
 }
 
-/* s = c'·tanh(s'/c') with c' = softcap·log2 e; gain, unless NULL, gets the derivative 1 − (s/c')². */
+/* s = c'·tanh(s'/c') with c' = softcap·log2 e. gain, unless NULL, becomes the derivative 1 − (s/c')². */
 SA_ONCE void FN(pass_softcap)(real *P, ptrdiff_t n, int nv, real cap, real *gain) {
     const vec c = V(set1)(cap);
     for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
@@ -20,7 +20,7 @@ SA_ONCE void FN(pass_softcap)(real *P, ptrdiff_t n, int nv, real cap, real *gain
     }
 }
 
-/* s −= slope·|i + o − j|; slope is times log2 e, position relative to the tile. */
+/* s −= slope·|i + o − j|. Slopes come multiplied by log2 e, positions relative to the tile. */
 SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, const real *position) {
     for (ptrdiff_t j = 0; j < n; ++j) {
         const vec j_tile = V(set1)((real)j);
@@ -35,11 +35,11 @@ SA_ONCE void FN(pass_alibi)(real *P, ptrdiff_t n, int nv, const real *slope, con
 /* The largest mask that stays finite in log2 units. */
 #define SA_MASK_MOST ((real)(SA_REAL_MAX * (1 - 4 * SA_REAL_EPSILON) / SA_LOG2E))
 
-/* −inf closes, by select: NaN + −inf is NaN. What is finite stays finite in log2 units: a row of finfo.min is uniform
- * and not dead. +inf and NaN do what arithmetic does. */
+/* −inf closes a pair by select, as NaN + −inf is NaN. Finite numbers stay finite in log2 units: in a row of finfo.min all keys
+ * have the same weight, and none is closed. +inf and NaN are added as usual. */
 SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     const vec closed = V(set1)(-(real)INFINITY), most = V(set1)(SA_MASK_MOST);
-    vec finite = V(min)(most, V(max)(-most, mask)); /* min and max keep a NaN in their second operand */
+    vec finite = V(min)(most, V(max)(-most, mask)); /* min and max keep a NaN of their second operand */
     finite = V(select)(V(eq)(mask, -closed), mask, finite);
     return V(select)(V(eq)(mask, closed), closed, V(fma)(finite, V(set1)((real)SA_LOG2E), s));
 }
@@ -55,8 +55,8 @@ SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     return !V(any)(V(lt)(V(set1)(SA_MASK_MOST), V(max)(high, -low)));
 }
 
-/* Lane i's mask begins at row[i] + offset, and can be read in whole vectors. Vectors of lanes follow each other: rows 4 kB
- * apart share sets of the L1. True if the mask may close a pair. */
+/* The mask of lane i begins at row[i] + offset, and can be read in whole vectors. Lanes are processed vector by vector, as rows
+ * 4 kB apart use the same sets of the L1. True if the mask may close a pair. */
 SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row, ptrdiff_t offset) {
     const ptrdiff_t lanes = nv * SA_LANES;
     bool closes = false;
@@ -90,7 +90,7 @@ SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row,
     return closes;
 }
 
-/* All rows share row[n]. */
+/* The same for a mask row[n] that all rows have. */
 SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row) {
     bool closes = false;
     for (ptrdiff_t j = 0; j < n; ++j) {
@@ -106,7 +106,7 @@ SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row)
     return closes;
 }
 
-/* Bit j of bits[r]: boolean mask row[r] leaves key first + j open (n ≤ 32). */
+/* Bit j of bits[r] becomes 1 if the boolean mask row[r] leaves key first + j open (n ≤ 32). */
 SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, int n, uint32_t *bits) {
     for (int r = 0; r < rows; ++r) {
         const char *p = row[r] + first * m->col_stride;
@@ -121,7 +121,7 @@ SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m,
     }
 }
 
-/* Turning bits into lanes is faster than transposing elements. */
+/* Making lanes of bits is faster than transposing elements. */
 SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
                             int nv) {
     const vec closed = V(set1)(-(real)INFINITY);
@@ -138,8 +138,8 @@ SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_
     }
 }
 
-/* Closes keys from … to − 1 to all lanes of vector v; close_lanes to those lanes where not lo ≤ j < hi. All relative to the
- * tile. */
+/* Closes keys from … to − 1 to all lanes of vector v. close_lanes closes keys j to the lanes where not lo ≤ j < hi. All keys
+ * are relative to the tile. */
 SA_INLINE void FN(close_keys)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, int v) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (ptrdiff_t j = from; j < to; ++j) {
@@ -157,8 +157,8 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
     }
 }
 
-/* All rows share bias[n]. A closed pair stays closed, and a sum of a finite mask and a finite bias stays finite. With `again`
- * the bias only closes. True if it closes a key. */
+/* Adds bias[n], the same for all rows. A closed pair stays closed, and the sum of a finite mask and a finite bias stays finite.
+ * With `again` the bias only closes. True if it closes a key. */
 SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, bool again) {
     const vec beyond = V(set1)((real)INFINITY);
     bool closes = false;
@@ -175,7 +175,7 @@ SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, b
                 real *p = P + (j * nv + v) * SA_LANES;
                 const vec s = V(load)(p);
                 const vec sum =
-                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* they keep a NaN in their second operand */
+                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* they keep a NaN of their second operand */
                 V(store)(p, V(select)(V(eq)(V(abs)(s), beyond), s, sum));
             }
         }
@@ -183,7 +183,7 @@ SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, b
     return closes;
 }
 
-/* A tile's state by the bias of its keys alone. */
+/* A tile's state from the bias of its keys alone. */
 SA_ONCE int FN(inspect_bias)(const real *bias, ptrdiff_t n) {
     bool closed = true, zero = true;
     for (ptrdiff_t j = 0; j < n && (closed || zero); ++j) {
@@ -241,7 +241,7 @@ SA_ONCE void FN(pass_max)(const real *P, ptrdiff_t n, int nv, real factor, real 
     }
 }
 
-/* P = 2^(P − maximum) in rows `lanes` long; adds them to tile_sum. */
+/* P = 2^(P − maximum) in rows of `lanes`; adds them to tile_sum. */
 SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum, const int nv) {
     vec m[SA_VECS], sum[SA_VECS];
     SA_UNROLL
@@ -275,7 +275,7 @@ SA_INLINE void FN(exp_any)(real *P, ptrdiff_t n, ptrdiff_t lanes, const real *ma
 SA_LEAVES(SA_EXP_LEAF)
 #undef SA_EXP_LEAF
 
-/* The same for a tile up to its ends (open_ends). Sums of one tile are short, which keeps their error small. */
+/* The same for a tile up to its ends (open_ends). Sums of one tile have few terms and so a small error. */
 SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv) {
     const ptrdiff_t lanes = nv * SA_LANES;
     FN(clear_rows)(tile_sum);
@@ -290,7 +290,7 @@ SA_INLINE void FN(pass_exp)(real *P, const ptrdiff_t *end, const real *maximum, 
     }
 }
 
-/* The same without sums; closed pairs keep −inf. */
+/* The same without sums; closed pairs stay −inf. */
 SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maximum) {
     const vec closed = V(set1)(-(real)INFINITY);
     for (int v = 0; v < nv; ++v) {
@@ -303,7 +303,7 @@ SA_ONCE void FN(pass_exp_marking)(real *P, ptrdiff_t n, int nv, const real *maxi
     }
 }
 
-/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0: a closed pair's 0·NaN would be NaN. */
+/* O[Dv][nv·lanes] = alpha·O + P·V over open pairs, whose weights are not below 0; 0·NaN of a closed pair would be NaN. */
 SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stride, ptrdiff_t n, ptrdiff_t Dv, real *O,
                                 const real *alpha, int nv) {
     for (ptrdiff_t d = 0; d < Dv; ++d) {
@@ -322,8 +322,8 @@ SA_ONCE void FN(values_careful)(const real *P, const real *v_j, ptrdiff_t v_stri
     }
 }
 
-/* Zeroes the weights that dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN: min keeps its
- * second operand. */
+/* Zeroes the weights that dropout takes; `first` is a multiple of 4. −inf (closed) stays, and so does NaN, as min keeps a NaN
+ * of its second operand. */
 SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int nv, uint64_t seed, uint32_t least_kept,
                                const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
     const int lanes = nv * SA_LANES;
@@ -344,14 +344,14 @@ SA_INLINE void FN(dropout_any)(real *P, ptrdiff_t first, ptrdiff_t n, const int 
 
 SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uint64_t seed, uint32_t least_kept,
                               const uint32_t *index, const uint32_t *head_lo, const uint32_t *head_hi, uint32_t *words) {
-    if (nv == SA_VECS) { /* a literal for most tiles */
+    if (nv == SA_VECS) { /* nv is a literal for most tiles */
         FN(dropout_any)(P, first, n, SA_VECS, seed, least_kept, index, head_lo, head_hi, words);
     } else {
         FN(dropout_any)(P, first, n, nv, seed, least_kept, index, head_lo, head_hi, words);
     }
 }
 
-/* A tile's state by its mask alone. Stops at the first element that decides. */
+/* A tile's state from its mask alone. Stops at the first element that decides. */
 SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;
@@ -410,9 +410,9 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
     return SA_TILE_CLOSED;
 }
 
-/* ---- what closes pairs or adds to scores --------------------------------------------------------------------------------- */
+/* ---- masks, bias, gaps and bounds of a tile ------------------------------------------------------------------------------ */
 
-/* A tile's state: closed, or that of its mask, with the bit SA_TILE_KEYS_BIASED where the bias is not 0. */
+/* A tile's state: closed, or its mask's state, with the bit SA_TILE_KEYS_BIASED if the keys' bias is not 0. */
 SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
@@ -424,7 +424,7 @@ SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t fir
     return state == SA_TILE_CLOSED ? state : state | biased;
 }
 
-/* With `again`, −inf stays and all else becomes 0. */
+/* With `again`, all numbers but −inf become 0. */
 SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptrdiff_t n, bool again) {
     FN(load_row)(to, row, mask->col_stride, n, mask->dtype, mask->swapped);
     for (ptrdiff_t j = 0; again && j < n; ++j) {
@@ -489,7 +489,7 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
         return;
     }
     const int at = v * SA_LANES, left = rows->count - at;
-    if (left >= SA_LANES) { /* as in open_vectors */
+    if (left >= SA_LANES) { /* see open_vectors */
         FN(bounds_in_tile)(rows, s, first, n, at, SA_LANES);
     } else {
         FN(bounds_in_tile)(rows, s, first, n, at, left);
@@ -499,8 +499,8 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
     FN(close_lanes)(s->P, all_to, to, nv, v, lo, hi);
 }
 
-/* Closes pairs, and adds a float mask and the keys' bias to scores; with `again`, on weights, it only closes. True if the tile
- * had a mask, bias, gap or bound; sets *closes if a pair may be closed. */
+/* Closes pairs, and adds a float mask and the keys' bias to scores; with `again` P holds weights, and pairs are only closed.
+ * True if the tile had a mask, bias, gap or bound. Sets *closes if a pair may be closed. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;

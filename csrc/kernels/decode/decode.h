@@ -1,6 +1,6 @@
-/* The forward pass over a block of few queries (decoding): forward.h's, with features as lanes. rows.h has the products. */
+/* The forward pass over a block of few queries (decoding): as in forward.h, with features as lanes. rows.h has the products. */
 
-/* q[R][width] times the factor, in the order in which keys are read. A unit takes queries without the factor. */
+/* Copies q[R][width] times the factor, in the order in which keys are read. A unit takes queries without the factor. */
 SA_ONCE void FN(copy_decode_queries)(const sa_block *b, FN(scratch) * s, int R) {
     const sa_matrix *m = &b->a->query.m;
     const vec factor = V(set1)(FN(factor_of)(b->a));
@@ -21,7 +21,7 @@ SA_ONCE void FN(copy_decode_queries)(const sa_block *b, FN(scratch) * s, int R) 
     }
 }
 
-/* bfloat16 values leave even columns before odd ones. */
+/* Restores the order of columns: with bfloat16 values, the even ones come before the odd ones. */
 SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
     const ptrdiff_t count = R * FN(decode_width)(b->a->Dv);
     if (SA_DECODE_VECS(FN(decode_reads)(&b->value)) != 2) {
@@ -38,7 +38,7 @@ SA_ONCE void FN(restore_order)(const sa_block *b, FN(scratch) * s, int R) {
     }
 }
 
-/* True if the tile needs no pass of scores.h: then its scores are [n][R], in full vectors. */
+/* True if the tile needs no pass of scores.h. Its scores are then [n][R], in full vectors. */
 SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
@@ -50,8 +50,8 @@ SA_ONCE bool FN(decode_plain)(const sa_block *b, ptrdiff_t first, ptrdiff_t n) {
     return plain;
 }
 
-/* Sums are those of decode_plain_exp to the bit: a mask that closes nothing must not change lse (unless decode_sums_hold
- * rejects the output). */
+/* Sums have the bits of decode_plain_exp: a mask that closes nothing must not change lse (unless decode_sums_hold rejects the
+ * output). */
 SA_ONCE void FN(decode_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real *tile_sum, int R) {
     const int keys = SA_LANES / R;
     const vec m = V(load)(maximum);
@@ -73,7 +73,7 @@ SA_ONCE void FN(decode_pass_exp)(real *P, ptrdiff_t n, const real *maximum, real
     V(store)(tile_sum, sum[0]);
 }
 
-/* Adds scores P[n][R] to maximum and sum; P becomes weights. */
+/* Updates maximum and sum with scores P[n][R], which become weights. */
 SA_ONCE void FN(decode_plain_exp)(FN(scratch) * s, ptrdiff_t n, int R) {
     const ptrdiff_t count = n * R, padded = (ptrdiff_t)FN(round_up)(count);
     for (ptrdiff_t i = count; i < padded; ++i) {
@@ -92,7 +92,7 @@ SA_ONCE void FN(decode_plain_exp)(FN(scratch) * s, ptrdiff_t n, int R) {
     FN(decode_take_sum)(s, sum, R);
 }
 
-/* Smaller outputs may be sums in which the unit lost subnormals. */
+/* The unit may have lost subnormals in sums that make smaller outputs. */
 #define SA_DECODE_LEAST_OUTPUT ((real)0x1p-100)
 
 /* True if the unit's sums are finite and far from subnormal, as those of multiply-adds would be. */
@@ -116,7 +116,7 @@ SA_ONCE bool FN(decode_sums_hold)(const sa_block *b, const FN(scratch) * s) {
     return !lost;
 }
 
-/* A tile of n keys, or a longer one of the unit's. Returns the number of its keys. */
+/* Computes a tile of n keys, or a longer one if the unit takes that. Returns the number of its keys. */
 SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R) {
     const FN(unit) *unit = s->unit;
     const ptrdiff_t longer = unit && unit->decode_keys ? unit->decode_keys(b, s, first) : 0;
@@ -130,7 +130,7 @@ SA_ONCE ptrdiff_t FN(decode_plain_tile)(const sa_block *b, FN(scratch) * s, ptrd
     return n;
 }
 
-/* A tile that needs passes of scores.h. A vector holds the scores of one key. */
+/* Computes a tile that needs passes of scores.h. A vector holds the scores of one key. */
 SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R, bool *masked) {
     if (!FN(score_tile)(b, s, first, n, 1, R, true, masked)) {
         return;
@@ -144,7 +144,7 @@ SA_ONCE void FN(decode_masked_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_
     FN(values_of_decode)(b, s, first, n, SA_LANES, R);
 }
 
-/* Up to SA_DECODE_ROWS rows; again by multiply-adds if the unit's sums do not hold. */
+/* Computes up to SA_DECODE_ROWS rows, and again by multiply-adds if the unit's sums do not hold. */
 SA_ONCE void FN(run_decode)(const sa_block *b, FN(scratch) * s) {
     const int count = b->rows->count, R = count <= 2 ? count : count <= 4 ? 4 : 8;
     bool masked = false;

@@ -1,19 +1,19 @@
-/* Decoding of one to four queries on the matrix unit, with all bfloat16 read in place: 16 keys are a left operand, 16 rows
- * of values a right one, whose pairs are neighbouring columns. Even columns meet (p, 0), odd ones (0, p), two left
- * rows for each term of a weight.
+/* Decoding of one to four queries on the matrix unit; bfloat16 is read in place. 16 keys are a left operand. 16 rows of values
+ * are a right operand, whose pairs are neighbouring columns: a weight p has the left rows (p, 0) for even columns and (0, p)
+ * for odd ones, for each of its terms.
  *
- * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3
- * keys or values, 16 rows of 64 bytes. */
+ * Tile registers: 0 scores and 1 queries, 16 rows of R words; 2 weights and 4 to 7 outputs, 4·R rows of 64 bytes; 3 keys or
+ * values, 16 rows of 64 bytes. */
 
 enum { SA_AMX_DECODE_ROWS = 4 };
 
-/* The most keys of a tile. Its steps wait for one another, so longer tiles wait less often. */
+/* The most keys of a tile. The phases of a tile wait for one another, so longer tiles wait less often. */
 #define SA_DECODE_KEYS 256
 
-/* Weights are multiplied by this: neither their terms nor products with ordinary values are subnormal. */
+/* Weights are multiplied by this, so that neither their terms nor their products with ordinary values are subnormal. */
 #define SA_DECODE_WEIGHT_SCALE 0x1p60f
 
-enum { FN(decode_weight_rows) = 4 /* of a query: two terms, for even and odd columns */ };
+enum { FN(decode_weight_rows) = 4 /* left rows of a query: two terms, for even and odd columns */ };
 
 SA_ONCE bool FN(amx_takes_decode)(const sa_attention *a) {
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->value.m.dtype == SA_BF16 && a->S >= SA_DECODE_KEYS &&
@@ -31,7 +31,7 @@ SA_ONCE size_t FN(amx_lay_out_decode)(const sa_attention *a, char *base, size_t 
     return used;
 }
 
-/* [E / 2][R] pairs. False if products with keys might leave float32 unseen. */
+/* Copies queries as [E / 2][R] pairs. False if products with keys might exceed float32 without being noticed. */
 SA_ONCE bool FN(decode_take_queries)(const sa_block *b, FN(scratch) * s, const int R) {
     const sa_matrix *m = &b->a->query.m;
     const ptrdiff_t E = b->a->E;
@@ -68,7 +68,7 @@ SA_ONCE void FN(amx_start_decode)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* Products of 16 keys become scores; *top takes their maxima. */
+/* Turns products of 16 keys into scores; *top takes their maxima. */
 SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     SA_UNROLL
     for (int i = 0; i < R; ++i) {
@@ -78,8 +78,8 @@ SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     }
 }
 
-/* P[n][R] = factor·k[j]·q[r], n a multiple of 16; vectors follow the unit a slice later. Returns the maxima of lanes. A
- * score of +inf or NaN makes the output so. */
+/* P[n][R] = factor·k[j]·q[r], n a multiple of 16. Vector code processes a slice while the unit multiplies the next. Returns the
+ * maxima of lanes. A score of +inf or NaN makes the output NaN or infinite. */
 SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E, real factor,
                                     real *P, const int R) {
     const ptrdiff_t stride = rows->stride, ahead = rows->ahead.soon;
@@ -105,7 +105,7 @@ SA_INLINE vec FN(amx_decode_scores)(const char *queries, const FN(decode_rows) *
     return top;
 }
 
-/* Weights of scores P[16][R] as a left operand; adds them to *sum. */
+/* Makes a left operand of the weights of scores P[16][R]; adds the weights to *sum. */
 SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to, const int R) {
     const vec scale = V(set1)(SA_DECODE_WEIGHT_SCALE), zero = V(set1)(0);
     vec p[4];
@@ -141,8 +141,8 @@ SA_INLINE void FN(decode_weights)(const real *P, vec maximum, vec *sum, char *to
     FN(decode_fetch)(v + (at) + ahead, stride);                                                                                \
     SA_TILE_DOT(to, 2, 3);
 
-/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on; with P it makes the weights first.
- * With one or two tiles every other 16 keys go to the third and fourth, so that products do not wait. */
+/* s->product[4][4·R][16] = weights of n keys times 32·`tiles` columns from v on. With P it first makes the weights. With one or
+ * two tiles every second slice of 16 keys goes to the third and fourth, so that products do not wait. */
 SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum, const char *v,
                                    ptrdiff_t stride, ptrdiff_t ahead, ptrdiff_t n, const ptrdiff_t tiles, const int R) {
     const ptrdiff_t bytes = FN(decode_weight_rows) * R * 64;
@@ -185,8 +185,7 @@ SA_INLINE void FN(decode_products)(const FN(decode_state) * s, const real *P, ve
 }
 #undef SA_DECODE_VALUES
 
-/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16. Of 32 columns even ones come
- * first. */
+/* O[R][Dv] = alpha·O + Σ_j 2^(P[j][r] − maximum)·v[j] over n keys, a multiple of 16. In 32 columns the even ones come first. */
 SA_INLINE void FN(amx_decode_values)(const FN(decode_state) * s, const real *P, vec maximum, vec *sum,
                                      const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t Dv, real *O, const real *alpha,
                                      const int R) {

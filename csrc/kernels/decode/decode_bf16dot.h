@@ -1,6 +1,6 @@
-/* Decoding by dot products of bfloat16 pairs. Keys are read in place; two rows of values are zipped into pairs of keys;
- * weights are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Scores and output are
- * checked in place of the keys (decode_sums_hold). If they fail, multiply-adds take the block and round weights, too. */
+/* Decoding by dot products of bfloat16 pairs. Keys are read in place; two rows of values are zipped into pairs of keys; weights
+ * are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Instead of the keys, scores and output
+ * are checked (decode_sums_hold). If they fail, multiply-adds compute the block, and round weights, too. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 
@@ -56,7 +56,7 @@ SA_ONCE FN(decode_rows) FN(decode_raw_rows)(const sa_block *b, FN(scratch) * s, 
         FN(decode_pair_values)(pairs, apart, v, n, Dv, O, alpha, R);                                                           \
     }
 
-/* sum[r][c] += p[r] times C vectors of columns of two rows. Fetches ahead of `next`, or, if that is 0, of the rows. */
+/* sum[r][c] += p[r] times C vectors of columns of two rows. Fetches ahead of `next`, or of the rows if next is 0. */
 SA_INLINE void FN(decode_pair_slice)(const real *p, const char *row, const char *second, uintptr_t next, FN(decode_ahead) ahead,
                                      ptrdiff_t left, vec sum[SA_DECODE_ROWS][8], const int R, const int C, const bool far) {
     vec p_r[SA_DECODE_ROWS];
@@ -79,8 +79,8 @@ SA_INLINE void FN(decode_pair_slice)(const real *p, const char *row, const char 
     }
 }
 
-/* O[R][o_stride] = alpha[r]·O + Σ_j p_j[r]·v[j] in C vectors of columns from d on. A vector of pairs[] has weights of
- * 2·apart keys: lane i·R + r those of keys i and i + apart for row r. */
+/* O[R][o_stride] = alpha[r]·O + Σ_j p_j[r]·v[j] in C vectors of columns from d on. A vector of pairs[] has the weights of
+ * 2·apart keys: lane i·R + r has those of keys i and i + apart for row r. */
 SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apart, const FN(decode_rows) * rows, ptrdiff_t n,
                                        ptrdiff_t d, ptrdiff_t left, real *restrict O, ptrdiff_t o_stride,
                                        const real *restrict alpha, const int R, const int C, const bool far) {
@@ -122,7 +122,7 @@ SA_INLINE void FN(decode_pair_values)(const real *restrict pairs, ptrdiff_t apar
         FN(decode_pair_far)(pairs, apart, v, n, d, O, o_stride, alpha, R, 4);
         d += 4 * SA_LANES;
     }
-    for (; d < Dv; d += 2 * SA_LANES) { /* the last columns are read as if they were near */
+    for (; d < Dv; d += 2 * SA_LANES) { /* the last columns are read like near ones */
         FN(decode_pair_columns)(pairs, apart, v, n, d, Dv - d, O, o_stride, alpha, R, 2, false);
     }
 }
@@ -157,7 +157,7 @@ SA_ONCE void FN(bf16dot_decode_scores)(const sa_block *b, FN(scratch) * s, ptrdi
     s->decode.lost |= FN(decode_score_lost)(s->P, n, p_stride, R);
 }
 
-/* Weights P[n][p_stride] become pairs of two vectors each. */
+/* Makes pairs, of two vectors each, of the weights P[n][p_stride]. */
 SA_ONCE void FN(bf16dot_decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride,
                                        const int R) {
     const ptrdiff_t Dv = b->a->Dv, apart = SA_LANES / p_stride, count = (ptrdiff_t)FN(round_up)(n * p_stride);

@@ -1,10 +1,10 @@
 /* Products of decoding: R queries (rounded up to a power of two) times rows of a key head, read once and in place. Lanes are
  * features. decode.h walks over the keys.
  *
- * Rows ahead are fetched, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead.
- * With shorter vectors whole rows are fetched, and values go by groups of rows (docs/decisions/0006-decoding.md). */
+ * Rows are fetched ahead, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead. With
+ * shorter vectors whole rows are fetched, and values go some rows at a time (docs/decisions/0006-decoding.md). */
 
-/* The most rows: one vector holds them, and eight need 32 registers. */
+/* The most rows: a vector must hold them, and eight need 32 registers. */
 #undef SA_DECODE_ROWS
 #undef SA_DECODE_EACH
 #undef SA_DECODE_BF16
@@ -17,12 +17,12 @@
 #define SA_DECODE_ROWS SA_LANES
 #endif
 
-/* How keys and values are read. bfloat16 comes as a vector of even and one of odd elements; copy_decode_queries and
- * restore_order follow that order. */
+/* How keys and values are read. bfloat16 becomes a vector of even and a vector of odd elements; copy_decode_queries and
+ * restore_order respect that order. */
 #define SA_READS_REAL 0
 #define SA_READS_BF16 1
 #define SA_READS_F16 2
-#define SA_READS_PAIRS 3 /* bfloat16, in the same order: the same bits */
+#define SA_READS_PAIRS 3 /* copied bfloat16, in the same order, for the same bits */
 #define SA_READS_RAW 4   /* bfloat16 pairs for bf16dot.h, not converted */
 #undef SA_SOME_BF16
 #undef SA_SOME_F16
@@ -43,7 +43,7 @@
 #define SA_VECTOR_IS_LINE (sizeof(vec) == 64)
 #define SA_VALUES_TOGETHER 4096
 
-/* Bytes from a row to those that are fetched; 0: none are. */
+/* Bytes from a row to the rows that are fetched; 0: nothing is fetched. */
 typedef struct {
     ptrdiff_t soon, later;
 } FN(decode_ahead);
@@ -53,7 +53,7 @@ typedef struct {
     ptrdiff_t stride;
     FN(decode_ahead) ahead;
     int reads;
-    bool together; /* no gaps between rows */
+    bool together; /* there are no gaps between rows */
 } FN(decode_rows);
 
 SA_INLINE ptrdiff_t FN(decode_width)(ptrdiff_t n) { return (n + 2 * SA_LANES - 1) / (2 * SA_LANES) * (2 * SA_LANES); }
@@ -66,7 +66,7 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* Bytes to the row `bytes`, but at least four rows, ahead; 0 if it is past the open keys. */
+/* Bytes to the row that is `bytes`, but at least four rows, ahead; 0 if that row is after the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
@@ -86,7 +86,7 @@ SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrd
     }
 }
 
-/* p is the line that is read, or the next in memory where rows are far and together. What is fetched may belong to nothing. */
+/* p is the line that is read, or the next in memory if rows are far and without gaps. The fetched address need not be valid. */
 SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool far) {
     if (SA_VECTOR_IS_LINE) {
         __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
@@ -96,10 +96,10 @@ SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool f
     }
 }
 
-/* Rows that are near have a loop with fewer instructions. */
+/* The loop for near rows has fewer instructions. */
 #define SA_FAR(rows) (SA_VECTOR_IS_LINE && (rows)->ahead.later != 0)
 
-/* SA_DECODE_VECS vectors from p on. */
+/* Loads SA_DECODE_VECS vectors from p on. */
 SA_INLINE void FN(decode_load)(const char *p, vec *x, const int reads) {
 #if SA_SOME_BF16
     if (reads == SA_READS_BF16) {
@@ -130,7 +130,7 @@ SA_INLINE void FN(decode_load)(const char *p, vec *x, const int reads) {
     x[0] = V(load)(from);
 }
 
-/* The last n elements of a row, and zeros. */
+/* Loads the last n elements of a row, and zeros. */
 SA_INLINE void FN(decode_load_n)(const char *p, ptrdiff_t n, vec *x, const int reads) {
     if (reads == SA_READS_REAL) {
         x[0] = V(load_n)((const real *)(const void *)p, (int)n);
@@ -150,12 +150,12 @@ SA_INLINE vec FN(decode_product)(vec sum, vec x, vec q, const int reads) {
     return (void)reads, V(fma)(x, q, sum);
 }
 
-/* sum[i·R + r] += k_i·q[r] over the slices at k[i] + at. Fetches ahead of `next`, `apart` from key to key. */
+/* sum[i·R + r] += k_i·q[r] over the slices at k[i] + at. Fetches ahead of `next`, with `apart` bytes from key to key. */
 SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const char *const *k, ptrdiff_t at, uintptr_t next,
                                        ptrdiff_t apart, FN(decode_ahead) ahead, vec *sum, const int R, const int reads,
                                        const bool far) {
     const int U = SA_DECODE_VECS(reads), keys = SA_LANES / R;
-    const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* 8 sums leave room for 4 queries */
+    const int held = keys == 2 && SA_VECTOR_REGISTERS == 16 ? 1 : U; /* 8 sums leave registers for 4 queries */
     SA_UNROLL
     for (int from = 0; from < U; from += held) {
         vec q_r[SA_DECODE_ROWS][2];
@@ -195,8 +195,8 @@ SA_ONCE void FN(decode_pad)(real (*to)[2 * SA_LANES], int rows, const char *from
     }
 }
 
-/* P[n][p_stride] = factor·k[j]·q[r] in columns 0 … R − 1. q[R][q_stride] is padded with zeros; but for SA_READS_RAW it
- * holds the factor. p_stride is SA_LANES, or R with room for whole vectors. */
+/* P[n][p_stride] = factor·k[j]·q[r] in columns 0 … R − 1. q[R][q_stride] is padded with zeros and, except for SA_READS_RAW,
+ * already multiplied by the factor. p_stride is SA_LANES, or R with room for whole vectors. */
 SA_INLINE void FN(decode_scores)(const real *restrict q, const FN(decode_rows) * rows, ptrdiff_t n, ptrdiff_t E,
                                  real *restrict P, ptrdiff_t p_stride, real factor, const int R, const int reads) {
     const int keys = SA_LANES / R; /* keys × R = lanes */
@@ -327,7 +327,7 @@ SA_INLINE void FN(decode_values_far)(const real *restrict P, ptrdiff_t p_stride,
     }
 }
 
-/* By C vectors of columns, each of which fetches a share of the rows ahead. */
+/* The same for all columns, C vectors at a time, each of which fetches some of the rows ahead. */
 SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t first,
                                       ptrdiff_t n, ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R,
                                       const int reads) {
@@ -349,7 +349,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
         FN(decode_values_far)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, 4, reads, far);
         d += 4 * SA_LANES;
     }
-    for (; C > U && d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the last columns are read as if they were near */
+    for (; C > U && d + U * SA_LANES <= Dv; d += U * SA_LANES) { /* the last columns are read like near ones */
         FN(decode_values_columns)(P_j, p_stride, &rows, n, d, O, o_stride, alpha, R, U, reads, 0, false);
     }
     if (d < Dv) {
@@ -357,7 +357,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* In groups of rows if whole rows are fetched. Dv alone decides how many: rows in place and copied ones give the same bits. */
+/* Takes some rows at a time if whole rows are fetched. Their number depends on Dv alone: copied rows yield the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -371,7 +371,7 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
     }
 }
 
-/* Raises the rows' maximum to the lanes of `top`, maxima of scores [n][R]. Returns it in the order of those lanes. */
+/* Raises the rows' maximum to the lanes of `top`, maxima of scores [n][R]. Returns the maximum in the order of those lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     real each[SA_LANES];
     V(store)(each, top);
@@ -408,7 +408,7 @@ SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
 
 /* ---- leaves --------------------------------------------------------------------------------------------------------- */
 
-/* X(R, …) for every R with leaves, and a call of a leaf. */
+/* X(R, …) for every R that has leaves, and a call of a leaf. */
 #if SA_DECODE_ROWS == 8
 #define SA_DECODE_EACH(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(4, __VA_ARGS__) X(8, __VA_ARGS__)
 #elif SA_DECODE_ROWS == 4
@@ -482,7 +482,7 @@ SA_ONCE void FN(scores_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
     }
     const ptrdiff_t E = b->a->E;
     const FN(decode_rows) k = FN(decode_rows_of)(b, &b->key, &s->key, first, n, E);
-    SA_DECODE_BY_KIND(k.reads, decode_scores, s->q, &k, n, E, s->P, p_stride, 1) /* queries hold the factor */
+    SA_DECODE_BY_KIND(k.reads, decode_scores, s->q, &k, n, E, s->P, p_stride, 1) /* queries include the factor */
 }
 
 /* O = alpha·O + s->P[n][p_stride] times the tile's values. */
@@ -491,7 +491,7 @@ SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
         s->unit->decode_values(b, s, first, n, p_stride, R);
         return;
     }
-    if (s->decode.rounds) { /* the unit's products would have done so */
+    if (s->decode.rounds) { /* as the unit's products would have done */
         s->unit->round_weights(s, n * p_stride);
     }
     const ptrdiff_t Dv = b->a->Dv;
