@@ -23,7 +23,17 @@ from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
 from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, states
-from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, bar, chunks, groups, is_pair
+from selfattn.models._tokenizer import (
+    Chunk,
+    Given,
+    Ready,
+    ahead,
+    bar,
+    chunks,
+    groups,
+    is_pair,
+    is_text_or_pair,
+)
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import without_pads
 
@@ -55,6 +65,9 @@ class TextEncoder(Pretrained):
     type_table: ClassVar[str | None] = None
     position_table: ClassVar[str | None] = None
     first_position = 0
+    pad: int | None = None  # the id that takes no place among the positions, and has the one before the first
+    types = 1  # how many texts a sequence has token types for
+    _knows_types = True  # the folder's tokenizer tells the texts of a pair apart
     has_fixed_settings = True  # for sequences of any lengths and any values of parameters, so made once
     # Of a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
@@ -175,9 +188,9 @@ class TextEncoder(Pretrained):
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, skipped: list[int] | None) -> Array:
             modes = pipeline.modes
             if skipped is None and len(modes) == 1 and modes[0] in IN_CORE:
-                y = self._rows(ids, cu_seqlens, IN_CORE[modes[0]])
+                y = self._rows(ids, cu_seqlens, IN_CORE[modes[0]], types)
             else:
-                rows = self._rows(ids, cu_seqlens, None)
+                rows = self._rows(ids, cu_seqlens, None, types)
                 y = _pipeline.pool(rows, cu_seqlens, modes, skipped or [0] * (len(cu_seqlens) - 1))
             return pipeline.finish(y, normalize)
 
@@ -210,19 +223,21 @@ class TextEncoder(Pretrained):
                 if y is not None:
                     yield y
 
-    def _ready(
-        self, chunk: Chunk, before: str = "", skip: int = 0, *, refuse_ids: bool = False, pairs: bool = False
-    ) -> Ready:
-        """Turn a chunk into ids."""
+    def _ready(self, chunk: Chunk, before: str = "", skip: int = 0, *, refuse_ids: bool = False) -> Ready:
+        """Turn a chunk into ids, and into types if the model has some and they differ."""
         given, cut = chunk.sentences, 0
         ids: list[Any] = [None] * len(given)
-        places = [n for n, each in enumerate(given) if isinstance(each, str) or (pairs and is_pair(each))]
-        of_pairs: list[list[int]] = []
+        places = [n for n, each in enumerate(given) if is_text_or_pair(each)]
+        of_texts: list[list[int]] = []
         if places:
             if self.tokenizer is None:
                 raise ValueError(_tokenizer.missing(self._folder))
-            texts = [before + x if isinstance(x, str) else tuple(x) for x in (given[n] for n in places)]
-            found, of_pairs, cut = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, pairs)
+            texts: list[_tokenizer.Text] = [
+                before + x if isinstance(x, str) else (before + x[0], x[1])
+                for x in (given[n] for n in places)
+            ]
+            typed = self.type_table is not None and self.types > 1 and self._knows_types
+            found, of_texts, cut = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, typed)
             for n, of_text in zip(places, found, strict=True):
                 ids[n] = of_text
         for n, number in enumerate(range(chunk.first, chunk.first + len(ids))):
@@ -232,11 +247,13 @@ class TextEncoder(Pretrained):
                 ids[n] = _tokenizer.checked_ids(given[n], number, self.vocab_size, self.max_positions)
         self._check(ids, chunk, skip)
         types: list[Sequence[int]] | None = None
-        if any(map(any, of_pairs)):
+        if any(map(any, of_texts)):
             types = [[0] * len(each) for each in ids]
-            for n, of_pair in zip(places, of_pairs, strict=True):
-                types[n] = of_pair
-        skipped = [skip if isinstance(each, str) else 0 for each in given] if skip else None
+            for n, of_text in zip(places, of_texts, strict=True):
+                types[n] = of_text
+            if (most := max(map(max, of_texts))) >= self.types:
+                raise ValueError(f"the tokenizer made the token type {most}; type_vocab_size is {self.types}")
+        skipped = [skip * is_text_or_pair(each) for each in given] if skip else None
         return Ready(ids, types, skipped, cut)
 
     def _check(self, ids: list[Sequence[int]], chunk: Chunk, skip: int) -> None:
@@ -300,7 +317,7 @@ class TextEncoder(Pretrained):
         return self._ids_and_types(sentence)[0]
 
     def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
-        given, ready = Given([sentence]), self._ready(Chunk([sentence], 0), pairs=True)
+        given, ready = Given([sentence]), self._ready(Chunk([sentence], 0))
         given.add(ready)
         given.warn(self.tokenizer, depth=4)
         return ready.ids[0], None if ready.types is None else ready.types[0]
@@ -338,15 +355,11 @@ class TextEncoder(Pretrained):
         self._classifier()
         pair = isinstance(sentences, tuple) and is_pair(sentences)
         given = Given([sentences] if pair else sentences)
-        typed = self.config.get("type_vocab_size", 0) > 1  # unlike DistilBERT and RoBERTa
-
-        def prepare(chunk: Chunk) -> Ready:
-            return self._ready(chunk, pairs=True)
 
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
-            return self._logits(ids, cu_seqlens, types if typed else None)
+            return self._logits(ids, cu_seqlens, types)
 
-        parts = list(self._computed(given, batch_size, progress, prepare, compute, "predict"))
+        parts = list(self._computed(given, batch_size, progress, self._ready, compute, "predict"))
         given.warn(self.tokenizer)
         if not parts:
             return np.empty((0, self.num_labels), np.float32)
@@ -403,7 +416,7 @@ class TextEncoder(Pretrained):
 
         Parameters
         ----------
-        sentences : str, sequence of int, or list of such
+        sentences : str, pair of str, sequence of int, or list of such
 
         Returns
         -------
@@ -416,7 +429,7 @@ class TextEncoder(Pretrained):
 
         Parameters
         ----------
-        sentences : str, sequence of int, or list of such
+        sentences : str, pair of str, sequence of int, or list of such
 
         Returns
         -------
@@ -446,7 +459,8 @@ class TextEncoder(Pretrained):
         given.add(ready)
         given.warn(self.tokenizer)
         ids, cu_seqlens = pack(ready.ids)
-        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]])
+        types = None if ready.types is None else pack(ready.types)[0]
+        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]], types)
         y = unit = normalized(rows) if after else rows
 
         def backward(dy: Array) -> Gradients:
@@ -466,14 +480,29 @@ class TextEncoder(Pretrained):
     def _inputs(
         self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
     ) -> tuple[Transformer, Array]:
-        """Return the ids, or where token types differ the rows that the core would look up."""
-        if types is None or self.type_table is None or not types.any():
+        """Return the ids, or the rows of a table's sums if the core would look up other ones."""
+        if self._are_plain(ids, types):
             return settings, ids
         assert settings.table is not None
-        rows = settings.table[ids] + self.arrays[self.type_table][types]
-        if settings.positions is not None:
-            rows = rows + settings.positions[_places(cu_seqlens)]
+        rows = settings.table[ids]
+        if self.type_table is not None:
+            rows = rows + self.arrays[self.type_table][0 if types is None else types]
+        if self.position_table is not None:
+            rows = rows + self.arrays[self.position_table][self._places(ids, cu_seqlens)]
         return settings._replace(table=None, always=None, positions=None), rows
+
+    def _are_plain(self, ids: Array, types: Array | None) -> bool:
+        """Tell whether the core looks up the right rows: all types are 0, and no position is left out."""
+        of_one_text = types is None or self.type_table is None or not types.any()
+        return of_one_text and (self.pad is None or not np.any(ids == self.pad))
+
+    def _places(self, ids: Array, cu_seqlens: Array) -> Array:
+        """Return each token's row of the table of positions."""
+        counted = np.ones(len(ids), bool) if self.pad is None else ids != self.pad
+        before = np.cumsum(np.append(0, counted))
+        places = before[:-1] - np.repeat(before[cu_seqlens[:-1]], np.diff(cu_seqlens))
+        found: Array = self.first_position + np.where(counted, places, -1)
+        return found
 
     def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
         longest = int(np.diff(cu_seqlens).max(initial=0))
@@ -484,7 +513,7 @@ class TextEncoder(Pretrained):
     def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
         """Compute the last hidden states of packed sequences, or one row for each."""
         self._check_ids(ids, cu_seqlens)
-        if types is None and self.has_fixed_settings:  # views of the arrays: changed weights show through
+        if self.has_fixed_settings and self._are_plain(ids, types):  # views: changed weights show through
             if pooling not in self._prepared:
                 settings, _ = self._built(self.max_positions)
                 self._prepared[pooling] = transformer.as_core(settings._replace(pooling=pooling))
@@ -520,7 +549,7 @@ class TextEncoder(Pretrained):
             np.add.at(found.setdefault(self.word_table, np.zeros_like(self.arrays[self.word_table])), ids, dx)
         tables = {
             self.type_table: np.zeros_like(ids) if types is None else types,
-            self.position_table: self.first_position + _places(cu_seqlens),
+            self.position_table: self._places(ids, cu_seqlens),
         }
         for name, rows in tables.items():
             if name is not None:
@@ -590,13 +619,6 @@ def _activate(x: Array, kind: str) -> tuple[Array, Callable[[Array], Array]]:
     return np.maximum(x, 0), lambda dy: np.where(x > 0, dy, 0)
 
 
-def _places(cu_seqlens: Array) -> Array:
-    """Return the place of every token in its sequence."""
-    lengths = np.diff(cu_seqlens)
-    places: Array = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths)
-    return places
-
-
 def attach(model: TextEncoder, folder: Path) -> None:
     """Give a model the tokenizer of a folder, and the pipeline of its sentence-transformers files."""
     pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
@@ -611,6 +633,7 @@ def attach(model: TextEncoder, folder: Path) -> None:
         if known:
             tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
     model.tokenizer, model.pipeline, model._folder = tokenizer, pipeline, inner
+    model._knows_types = _tokenizer.gives_types(config, model.config)
 
 
 def text_files(model: TextEncoder) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -40,6 +40,10 @@ BERT_NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+# Transformers' classes that have token_type_ids among their model_input_names.
+TYPED = {
+    "BertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer", "ElectraTokenizer", "FNetTokenizer", "CanineTokenizer",
+}  # fmt: skip
 MOST_IDS = 2**24  # the library writes a line for each id that is left out
 
 Text: TypeAlias = str | tuple[str, str]
@@ -104,6 +108,11 @@ def is_pair(sentence: Any) -> bool:
     """Tell whether something is a pair of texts."""
     two = isinstance(sentence, tuple | list) and len(sentence) == 2
     return two and all(isinstance(each, str) for each in sentence)
+
+
+def is_text_or_pair(sentence: Any) -> bool:
+    """Tell whether something is for the tokenizer, not ids."""
+    return isinstance(sentence, str) or is_pair(sentence)
 
 
 def chunks(sentences: Iterable[Any]) -> Iterator[Chunk]:
@@ -204,6 +213,14 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     return tokenizer, config | {"truncation_side": side}
 
 
+def gives_types(config: Mapping[str, Any], of_model: Mapping[str, Any]) -> bool:
+    """Tell whether Transformers' tokenizer of a folder says which text of a pair a token belongs to; else all are of the first."""
+    by_model = "BertTokenizer" if of_model["model_type"] in ("bert", "distilbert") else ""
+    kind = config.get("tokenizer_class") or of_model.get("tokenizer_class") or by_model
+    names = config.get("model_input_names")
+    return str(kind).removesuffix("Fast") in TYPED if names is None else "token_type_ids" in names
+
+
 def check_vocabulary(tokenizer: Any, vocab_size: int, folder: Path) -> None:
     """Refuse a tokenizer that has more tokens than the model has rows for."""
     size = tokenizer.get_vocab_size()
@@ -237,9 +254,9 @@ def without_cutting(tokenizer: Any) -> str:
 
 
 def tokenize(
-    tokenizer: Any, texts: Sequence[Text], places: Sequence[int], first: int, pairs: bool
+    tokenizer: Any, texts: Sequence[Text], places: Sequence[int], first: int, types: bool
 ) -> tuple[list[Sequence[int]], list[list[int]], int]:
-    """Turn texts into ids, where there may be pairs also into types, and count the texts that were cut.
+    """Turn texts into ids, if they are wanted also into types, and count the texts that were cut.
 
     ``first`` and the places give the numbers of texts in messages; a text with a lone surrogate is a ValueError.
     """
@@ -253,7 +270,7 @@ def tokenize(
     limit = (tokenizer.truncation or {}).get("max_length") or math.inf
     ids: list[Sequence[int]] = [without_pads(tokenizer, e, e.ids) for e in found]
     cut = sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
-    return ids, [without_pads(tokenizer, e, e.type_ids) for e in found if pairs], cut
+    return ids, [without_pads(tokenizer, e, e.type_ids) for e in found if types], cut
 
 
 def _encoded(tokenizer: Any, texts: Sequence[Text]) -> list[Any]:

@@ -131,8 +131,12 @@ class RobertaModel(BertModel):
     prefix = "roberta."
 
     def _read(self, config: Config) -> None:
-        self.first_position = 1 + config.size("pad_token_id", 1, least=0)
+        self.pad = self._read_pad(config)
+        self.first_position = 1 + self.pad
         super()._read(config)
+
+    def _read_pad(self, config: Config) -> int:
+        return config.size("pad_token_id", 1, least=0)
 
 
 class DistilBertModel(BertModel):
@@ -165,6 +169,9 @@ class MPNetModel(RobertaModel):
     projections = ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
     norms = ("attention.LayerNorm", "output.LayerNorm")
     bias_table = "encoder.relative_attention_bias.weight"
+
+    def _read_pad(self, config: Config) -> int:
+        return 1  # in Transformers, too, whatever pad_token_id is
 
     def _read_more(self, config: Config) -> None:
         self.eps = config.number("layer_norm_eps", 1e-12)

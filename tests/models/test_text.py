@@ -482,10 +482,24 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("classifier")
-    return save_bert(folder, positions=14, kind="BertForSequenceClassification", num_labels=3)
+NAMES = "input_ids", "token_type_ids"
+
+
+@pytest.fixture(
+    params=[
+        {},
+        {"tokenizer_class": "PreTrainedTokenizerFast"},
+        {"tokenizer_class": "x", "model_input_names": NAMES},
+    ]
+)
+def classifier(request, tmp_path):
+    """Its tokenizer tells the texts apart or does not; type_vocab_size is left out."""
+    folder = save_bert(tmp_path, positions=14, kind="BertForSequenceClassification", num_labels=3)
+    config = json.loads((folder / "config.json").read_text())
+    del config["type_vocab_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps(request.param))
+    return folder
 
 
 @pytest.mark.filterwarnings("ignore:.*longer than 14 tokens")
@@ -505,7 +519,10 @@ def test_logits_of_pairs_and_sentences(classifier):
         np.testing.assert_allclose(y[n], expected, **TOLERANCE)
         np.testing.assert_array_equal(ours.predict(each), y[n])
     np.testing.assert_array_equal(ours.predict(map(list, PAIRS), batch_size=1), y[:3])
-    np.testing.assert_allclose(ours.steps(PAIRS[0]).output, ours.hidden_states(PAIRS[0])[-1], **TOLERANCE)
+    states = [ours.hidden_states(pair)[-1] for pair in PAIRS]
+    np.testing.assert_allclose(ours.steps(PAIRS[0]).output, states[0], **TOLERANCE)
+    np.testing.assert_allclose(ours.encode(PAIRS), [rows.mean(0) for rows in states], **TOLERANCE)
+    np.testing.assert_array_equal(ours.vjp(PAIRS)[0], ours.encode(PAIRS))
     assert ours.predict([]).shape == (0, 3)
 
 
