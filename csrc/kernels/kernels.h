@@ -7,16 +7,16 @@
 #include "drivers/optimizer.h"
 
 #define SA_MAX_BLOCK_ROWS 64
-#define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; scores and V fit in L1 */
+#define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; a tile's scores and V fit in L1 */
 
-/* The state of a tile of scores: its mask leaves it open, closes some pairs, adds to scores, or closes all. One more bit
- * says that its keys have a bias. */
+/* The state of a tile of scores: its mask leaves all pairs open, closes some, adds to scores, or closes all. Another bit says
+ * that its keys have a bias. */
 enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
-/* The state of a tile copied as bfloat16: not known, all numbers fit, or some do not. */
+/* The state of a tile copied as bfloat16: unknown, all numbers fit, or some do not. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
 
-/* The rows of a block: each with its own query, options and outputs, all with one key head. */
+/* The rows of a block. Each has a query, options and outputs; all have the same key head. */
 typedef struct {
     int count;
     bool clipped; /* causal, windows, lengths or block masks close some key of the block to some row */
@@ -31,45 +31,45 @@ typedef struct {
     ptrdiff_t open_from, open_to;                           /* keys open_from … open_to − 1 are in every row's lo … hi */
     ptrdiff_t position[SA_MAX_BLOCK_ROWS];                  /* the key at the query's position */
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
-    uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened, for dropout */
+    uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened head number, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
-    /* Each row's `gaps` lists runs … runs_end − 1: keys lo … hi − 1 that are in all of them are open. */
+    /* Each row has `gaps` lists, runs … runs_end − 1: those of keys lo … hi − 1 that all lists have are open. */
     const sa_run *runs[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS], *runs_end[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS];
 } sa_rows;
 
-/* A block: some rows against keys begin … end − 1 of one key head. */
+/* A block: some rows, and keys begin … end − 1 of one key head. */
 typedef struct {
     const sa_attention *a;
     sa_rows *rows;
     sa_matrix key, value;
-    const void *key_bias; /* of key 0; or NULL */
+    const void *key_bias; /* the bias of key 0, or NULL */
     ptrdiff_t begin, end;
-    ptrdiff_t open_end;    /* end of the keys open to its rows; a chunk may end earlier */
-    ptrdiff_t keys;        /* by key_lengths: no key after them is read */
-    ptrdiff_t copied_from; /* the first key of the scratch's copied tiles, ≤ begin */
-    bool holds_copies;     /* those tiles are this head's */
-    bool fetches;          /* fetches keys and values a tile ahead */
+    ptrdiff_t open_end;    /* end of the keys that are open to the rows; a chunk may end earlier */
+    ptrdiff_t keys;        /* number of keys by key_lengths; no key after them is read */
+    ptrdiff_t copied_from; /* the first key of the copied tiles in scratch, ≤ begin */
+    bool holds_copies;     /* the copied tiles belong to this head */
+    bool fetches;          /* keys and values are fetched a tile ahead */
     bool far;              /* keys and values exceed all caches */
     bool mask_far;
-    ptrdiff_t ahead;      /* bytes from a row's query to one of the next block; 0: fetch none */
-    ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch none */
+    ptrdiff_t ahead;      /* bytes from a row's query to a query of the next block; 0: fetch nothing */
+    ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch nothing */
     bool whole;           /* the block has all rows of its group */
-    bool first_chunk;     /* takes the sink */
-    void *partial;        /* NULL: finish the block; else write (maximum, sum, unnormalised output) here */
+    bool first_chunk;     /* includes the sink */
+    void *partial;        /* NULL: finish the block; else write maximum, sum and unnormalised output here */
     ptrdiff_t partial_rows;
 } sa_block;
 
-/* If there are gaps: the first key of the next tile from `from` on, or b->end, and the tile's length. Keys between tiles are
- * closed to all rows. Tiles, `from` and b->begin are at multiples of 4, for dropout. */
+/* For blocks with gaps: returns the first key of the next tile from `from` on, or b->end, and the tile's length in *n. Keys
+ * between tiles are closed to all rows. Tiles, `from` and b->begin are multiples of 4, for dropout. */
 ptrdiff_t sa_next_open_tile(const sa_block *b, ptrdiff_t from, ptrdiff_t *n);
 
-/* The first of runs … end − 1 that ends after `key`, or `end`. */
+/* Returns the first of the runs … end − 1 that ends after `key`, or `end`. */
 const sa_run *sa_find_run(const sa_run *runs, const sa_run *end, ptrdiff_t key);
 
-/* The first row after r with other runs, or count. */
+/* Returns the first row after r that has other runs, or count. */
 int sa_same_runs(const sa_rows *rows, int r);
 
-/* For each row of a block the output's gradient and what the backward pass writes. NULL where not wanted. All but grad_out and
+/* For each row of a block, the output's gradient and the gradients to write; NULL for those not wanted. All but grad_out and
  * grad_lse have the type that computes. */
 typedef struct {
     const char *grad_out[SA_MAX_BLOCK_ROWS];
@@ -83,14 +83,14 @@ typedef struct {
     const sa_attention_gradients *g;
     sa_row_gradients *grads;
     char *dkey, *dvalue;                  /* rows of the key head, or NULL */
-    ptrdiff_t first_key;                  /* of the first row of dkey and dvalue */
+    ptrdiff_t first_key;                  /* the key of the first row of dkey and dvalue */
     ptrdiff_t dkey_stride, dvalue_stride; /* in elements */
     ptrdiff_t dmask_key;                  /* the key of the mask gradient's first column */
-    bool mask_only;                       /* adds to no gradient but the mask's */
+    bool mask_only;                       /* adds to the mask's gradient alone */
     bool with_mask;
 } sa_backward_block;
 
-/* True if the call should stop. Called between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and values. */
+/* True if the call should stop; called between tasks, and in a block every SA_ELEMENTS_AT_ONCE elements of keys and values. */
 bool sa_cancelled(const sa_attention *a);
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
@@ -108,20 +108,20 @@ typedef struct {
     double *partial; /* sums dweight[n], dbias[n], or NULL */
 } sa_row_task;
 
-/* A task's product, with sums of n terms; strides count elements. C has at most block_rows columns, or in matmul_tn
- * SA_WEIGHT_ROWS rows with n ≤ SA_SUM_ROWS. From splits_from elements a row on, a matrix unit splits operands: then C may
- * have any number of columns, and `again` says that A (matmul_tn: B) is in scratch already. */
+/* A task's product, with sums of n terms; strides count elements. C has at most block_rows columns; in matmul_tn it has at most
+ * SA_WEIGHT_ROWS rows, and n ≤ SA_SUM_ROWS. If rows have splits_from elements or more, a matrix unit splits operands: then C
+ * may have any number of columns, and `again` says that A (in matmul_tn B) is already in scratch. */
 #define SA_WEIGHT_ROWS 64
 #define SA_SUM_ROWS 256
-#define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples */
+#define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples of this */
 typedef struct {
     ptrdiff_t m, n, width;
     const void *a, *b;
     void *c;
     ptrdiff_t a_stride, b_stride, c_stride;
     bool again;
-    bool adds; /* matmul_tn: to C */
-    bool far;  /* matmul_nt: B comes from memory, and the next product needs the rows after it */
+    bool adds; /* matmul_tn: adds to C */
+    bool far;  /* matmul_nt: B comes from memory, and the next product needs the rows after B */
 } sa_product;
 
 /* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias. RMSNorm has no mean. */
@@ -129,48 +129,48 @@ typedef struct {
     ptrdiff_t rows, d;
     bool rms;
     double eps;
-    const void *weight, *bias, *x, *added; /* bias, added: or NULL */
+    const void *weight, *bias, *x, *added; /* bias and added may be NULL */
     void *scaled, *scale, *y;
 } sa_norm_rows;
 
 typedef enum { SA_ACT_NONE, SA_ACT_RELU, SA_ACT_GELU, SA_ACT_GELU_TANH, SA_ACT_SILU } sa_activation;
 
-/* Rows `stride` elements apart, the input of an activation: pre, or with a gate both factors. */
+/* The input of an activation, rows `stride` elements apart: pre, or with a gate both factors. */
 typedef struct {
     sa_activation kind;
     ptrdiff_t rows, width, stride;
     const void *pre, *gate;
 } sa_active;
 
-/* Dropout of rows `stride` elements apart. Element (i, j) is kept if its word is at least round(p·2^32): word j % 64 / 16 of
- * Philox with the counter (i, j / 64·16 + j % 16, i / 2^32, 0). */
+/* Dropout of rows. Element (i, j) is kept if its word is at least round(p·2^32): word j % 64 / 16 of Philox with the counter
+ * (i, j / 64·16 + j % 16, i / 2^32, 0). */
 typedef struct {
     double p;
     uint64_t seed;
-    ptrdiff_t first_row, first_column; /* of the whole array */
+    ptrdiff_t first_row, first_column; /* of these rows in the whole array */
 } sa_dropout;
 
-/* Angles of positions: (positions, rotated / 2). */
+/* Cosines and sines of positions: (positions, rotated / 2). */
 typedef struct {
     const void *cos, *sin;
-    ptrdiff_t rotated; /* of a head's elements; 0: none */
+    ptrdiff_t rotated; /* how many of a head's elements are rotated; 0: none */
     bool interleaved;
 } sa_rotary;
 
 /* The scalars of an optimiser step (kernels/optimizer/update.h). */
 typedef struct {
-    double shrink;      /* multiplies the parameter first */
-    double added_decay; /* times the parameter, joins the gradient */
+    double shrink;      /* multiplies the parameter, first */
+    double added_decay; /* times the parameter is added to the gradient */
     double keep_mean, take_mean, keep_square, take_square;
     double rate, root, eps;
-    bool nesterov, fresh; /* SGD's; fresh: no mean yet */
+    bool nesterov, fresh; /* for SGD; fresh: there is no mean yet */
 } sa_update_scalars;
 
 /* ---- compact weights: 8 or 16 bits (docs/decisions/0010-int8.md), or quants of a GGUF file ------------------------------- */
 
 typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_QUANTS } sa_weights;
 
-/* Quants of a GGUF file: neighbouring numbers of a row with a scale of their own. drivers/quants.c has their sizes,
+/* A quant of a GGUF file has neighbouring numbers of a row and their scale. drivers/quants.c has the sizes of quants,
  * kernels/transformer/quants.h the numbers that they mean. */
 typedef enum {
     SA_QUANT_F32,
@@ -184,11 +184,11 @@ typedef enum {
     SA_QUANT_TYPES
 } sa_quant_type;
 
-/* Panels of SA_PANEL_COLUMNS columns, [word][column] words of 4 bytes: four numbers of int8, or two of bfloat16, that
- * follow each other along a row of the weight (out, in). Zeros fill the last word and panel.
+/* Panels of SA_PANEL_COLUMNS columns, [word][column]. A word of 4 bytes has four int8 or two bfloat16 that follow each other in
+ * a row of the weight (out, in). Zeros fill the last word and panel.
  *
- * Of int8, SA_GROUP numbers of a row have a scale of their own, in the weights and in what they multiply; the last group of a
- * row may have fewer. */
+ * In int8, each group of SA_GROUP numbers of a row has a scale, in weights and in the rows that they multiply. The last group
+ * of a row may be smaller. */
 #define SA_PANEL_COLUMNS 32
 #define SA_WORD 4
 #define SA_GROUP 128
@@ -197,20 +197,20 @@ typedef struct {
     sa_weights kind;
     ptrdiff_t out, in, words, groups;
     const char *panels;
-    /* int8, [panel][group][column]: the scale, and that times the sum of the group's numbers. */
+    /* int8, [panel][group][column]: the scale, and the scale times the sum of the group's numbers. */
     const float *scale, *offset;
-    /* Quants: panels are the rows of a file, of any alignment. */
+    /* Quants: panels points to the rows of a file, of any alignment. */
     sa_quant_type type;
     ptrdiff_t row_bytes;
 } sa_compact;
 
-/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. A row that is not finite, or where a group's range is not a
- * normal number, has NaN as its first scale and is multiplied without rounding. */
+/* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. If a row is not finite, or a group's range is not a normal
+ * number, the row's first scale is NaN and the row is multiplied without rounding. */
 typedef struct {
     float least, scale;
 } sa_rounded;
 
-/* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: exact in int32 of uint8 and int8, in float32 of bfloat16. */
+/* sums[r][c] = Σ_k row_r[k]·panel[k][c], for a tile of rows: for uint8 and int8 exact in int32, for bfloat16 in float32. */
 typedef struct {
     ptrdiff_t rows, words;
     const char *x; /* the rounded rows, `stride` bytes apart, with zeros up to a whole cache line */
@@ -226,55 +226,55 @@ typedef void sa_compact_leaf(const sa_compact_tile *t);
 
 /* How an instruction set multiplies one kind of compact weights. */
 typedef struct {
-    const char *name; /* what the CPU must run: sa_cpu_runs */
+    const char *name; /* the instructions that the CPU must have (sa_cpu_runs) */
     ptrdiff_t most_rows;
-    bool widened; /* rows of uint8 come as int16 */
+    bool widened; /* rows of uint8 come widened to int16 */
     sa_compact_leaf *leaf;
     void (*start)(void), (*end)(void); /* before and after calls of the leaf, or NULL */
 } sa_compact_unit;
 
-/* 32 numbers of a row as integers of three digits to the base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
- * digit[1][i]·256 + digit[0][i]). The error is at most float32's for the largest of them. A row that is not finite has NaN as
- * its first scale, and is multiplied in float32. */
+/* 32 numbers of a row as integers of three digits in base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
+ * digit[1][i]·256 + digit[0][i]). The error is at most float32's error for the largest of the 32. A row that is not finite has
+ * NaN as its first scale, and is multiplied in float32. */
 #define SA_DIGITS 3
 #define SA_PIECE 32
 typedef struct {
     int8_t digit[SA_DIGITS][SA_PIECE];
-    int32_t minus[3][SA_DIGITS]; /* −Σ of a digit: of the first half, of the second, and of all */
+    int32_t minus[3][SA_DIGITS]; /* −Σ of a digit over the first half, the second half, and all */
     float scale, total;          /* total: Σ x */
 } sa_digits;
 
-/* sums[r][c] = Σ x_r[k]·w_c[k], for the rows of decoding and columns whose quants follow one another. */
+/* sums[r][c] = Σ x_r[k]·w_c[k], for decoding: columns are rows of quants, one after the other. */
 #define SA_GEMV_COLUMNS 16
 typedef struct {
     sa_quant_type type;
-    ptrdiff_t rows, pieces; /* of SA_PIECE numbers */
+    ptrdiff_t rows, pieces; /* a piece has SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); the bytes after them are fetched meanwhile */
+    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); meanwhile the bytes after them are fetched */
     ptrdiff_t row_bytes;
     float *sums; /* (rows, SA_GEMV_COLUMNS) */
 } sa_gemv_tile;
 
 typedef void sa_gemv_leaf(const sa_gemv_tile *t);
 
-/* How an instruction set multiplies quants in decoding: all kinds of 4 to 8 bits. All leaves give the same bits. */
+/* How an instruction set multiplies quants in decoding, all kinds of 4 to 8 bits. All leaves compute the same bits. */
 typedef struct {
-    const char *name; /* what the CPU must run */
+    const char *name; /* the instructions that the CPU must have */
     sa_gemv_leaf *leaf;
 } sa_gemv_unit;
 
-/* From the sums of a tile's groups to numbers: to[r][c] = y + Σ_g scale[r][g]·weight_scale[g][c]·sums[g][r][c] +
+/* Makes numbers from the sums of a tile's groups: to[r][c] = y + Σ_g scale[r][g]·weight_scale[g][c]·sums[g][r][c] +
  * least[r][g]·offset[g][c], for bfloat16 y + sums. y is bias + residual, or with `adds` y[r][c] + residual. */
 typedef struct {
     ptrdiff_t rows, width, groups;
     const void *sums;      /* (groups, SA_MOST_TILE_ROWS, SA_PANEL_COLUMNS) */
-    const sa_rounded *row; /* [row][groups], `row_stride` apart; NULL: bfloat16 */
+    const sa_rounded *row; /* [row][groups], rows `row_stride` apart; NULL: bfloat16 */
     ptrdiff_t row_stride;
-    const float *scale, *offset, *bias, *residual; /* the last two may be NULL */
-    bool adds, gelu;                               /* gelu: of the result, to 3e-5 */
+    const float *scale, *offset, *bias, *residual; /* bias and residual may be NULL */
+    bool adds, gelu;                               /* gelu: applies GELU to the result, with error 3e-5 */
     const float *y;
     float *to;
-    ptrdiff_t stride; /* of y, to and residual */
+    ptrdiff_t stride; /* the row stride of y, to and residual */
 } sa_compact_ends;
 
 /* The kernels of one type that computes. */
@@ -286,7 +286,7 @@ typedef struct {
     /* Adds up a block's partial results, which follow one another, and finishes it. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
     size_t (*backward_scratch)(const sa_attention_gradients *g);
-    bool (*adds_by_lines)(const sa_attention *a); /* whole cache lines to dK and dV */
+    bool (*adds_by_lines)(const sa_attention *a); /* true if whole cache lines are added to dK and dV */
     void (*attention_delta)(const sa_backward_block *b, void *scratch);
     void (*attention_backward)(const sa_backward_block *b, void *scratch);
     void (*rows[SA_ROW_KINDS])(const sa_row_task *b, void *scratch);
@@ -329,16 +329,16 @@ typedef struct {
     uint64_t (*checksum)(uint64_t h, const void *data, size_t bytes);
     void (*narrow)(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to);
     uint64_t (*read_loop)(const void *data, size_t bytes);
-    /* quantize_rows writes rows of uint8, `stride` bytes apart and with zeros after them, and the scales of their groups. */
+    /* quantize_rows writes rows of uint8, `stride` bytes apart and followed by zeros, and the scales of their groups. */
     void (*quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row);
     void (*compact_ends)(const sa_compact_ends *e);
-    /* look_up in a table of int8 with a scale for each group of a row, or of bfloat16, where the scale is NULL. */
+    /* look_up in a table of int8, with a scale for each group of a row, or of bfloat16, if scale is NULL. */
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
-    void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, of whole quants */
-    void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n: a multiple of SA_PIECE */
-    const sa_gemv_unit *gemv[3];                                                         /* best first; NULL ends them */
-    /* Best first, the last of int8 runs wherever this table does. NULL ends them. */
+    void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, in whole quants */
+    void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n is a multiple of SA_PIECE */
+    const sa_gemv_unit *gemv[3];                                                         /* best first; NULL ends the list */
+    /* Best first; the last for int8 runs wherever this table does. NULL ends a list. */
     const sa_compact_unit *int8[4], *bf16[2];
 } sa_kernels;
 
@@ -354,10 +354,10 @@ bool sa_cpu_runs(const char *isa);
 /* The table in use. runtime/dispatch.c owns it. */
 const sa_kernels *sa_kernels_active(void);
 
-/* How the table in use multiplies compact weights on this CPU; NULL: it cannot. */
+/* The unit by which the table in use multiplies compact weights on this CPU; NULL if there is none. */
 const sa_compact_unit *sa_compact_active(sa_weights kind);
 
-/* How it multiplies quants in decoding; NULL: as in other products. */
+/* The unit by which it multiplies quants in decoding; NULL: they are multiplied as in other products. */
 const sa_gemv_unit *sa_gemv_active(void);
 
 #endif

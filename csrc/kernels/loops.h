@@ -1,6 +1,6 @@
-/* For benchmarks: multiply-adds in registers, and a loop that only reads. For tests: simd/exp.h over arrays. */
+/* For benchmarks: multiply-adds in registers, and a loop that only reads. For tests: simd/exp.h on arrays. */
 
-/* Returns FLOPs. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: on numbers that settle a CPU would clock higher. */
+/* Returns FLOPs. x ← x² − 1.9 is chaotic within [−1.9, 1.71]: if numbers did not change, a CPU would clock higher. */
 SA_KERNEL double FN(fma_loop)(ptrdiff_t rounds) {
     enum { CHAINS = SA_VECTOR_REGISTERS == 32 ? 20 : 12 };
     vec sum[CHAINS];

@@ -1,8 +1,8 @@
-/* As in PyTorch each operation of a step rounds and none is fused: all instruction sets give the same bits. NaN and
+/* As in PyTorch each operation of a step rounds, and none is fused, so all instruction sets compute the same bits. NaN and
  * infinities spread. Arrays do not overlap. */
 
-/* Sutskever et al. 2013, section 2:  g += decay·p,  v = momentum·v + (1 − dampening)·g (first step: g),  p −= lr·v, or
- * lr·(g + momentum·v) with Nesterov. */
+/* SGD with momentum (Sutskever et al. 2013, section 2):  g += decay·p,  v = momentum·v + (1 − dampening)·g (first step: g),  p
+ * −= lr·v, or lr·(g + momentum·v) with Nesterov. */
 SA_KERNEL void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
                        ptrdiff_t n) {
     (void)square;
@@ -30,7 +30,7 @@ SA_KERNEL void FN(sgd)(const sa_update_scalars *s, void *parameter, const void *
     }
 }
 
-/* Kingma & Ba 2015, algorithm 1:  p −= rate·m/(root·√v + eps),  rate = lr/(1 − β1^t),  root = 1/√(1 − β2^t). */
+/* Adam (Kingma & Ba 2015, algorithm 1):  p −= rate·m/(root·√v + eps),  rate = lr/(1 − β1^t),  root = 1/√(1 − β2^t). */
 SA_KERNEL void FN(adam)(const sa_update_scalars *s, void *parameter, const void *gradient, void *mean, void *square,
                         ptrdiff_t n) {
     real *restrict p = parameter, *restrict m = mean, *restrict v = square;

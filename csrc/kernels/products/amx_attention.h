@@ -1,15 +1,15 @@
-/* A wide block's products (unit.h) on the matrix unit (amx_tiles.h). A tile of keys is a cell: keys and values are
- * split when first needed, and kept for the head's next blocks. */
+/* The products of a wide block (unit.h) on the matrix unit (amx_tiles.h). A tile of keys has a cell: keys and values are split
+ * when they are first needed, and kept for the head's next blocks. */
 
 #include "kernels/products/amx_tiles.h"
 
-/* True if all is float16, or all bfloat16: queries go without the scale, the maximum lags, the unit adds to O in place. */
+/* True if all is float16, or all bfloat16: queries lack the scale, the maximum may lag, and the unit adds to O in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
     const sa_dtype dtype = a->query.m.dtype;
     return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
 }
 
-/* Terms of keys and values: 1 if all is bfloat16. */
+/* Terms of keys and values: 1 if both are bfloat16. */
 SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     int terms = FN(left_terms)(a->query.m.dtype);
     const int of_key = FN(left_terms)(a->key.m.dtype), of_value = FN(left_terms)(a->value.m.dtype);
@@ -17,8 +17,8 @@ SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
     return of_value > terms ? of_value : terms;
 }
 
-/* With smaller sizes padding costs more than the unit gains; few queries make no wide block; products without the scale need an
- * ordinary one. */
+/* With smaller sizes padding costs more than the unit saves. Few queries do not fill a wide block. Queries without the scale
+ * need an ordinary scale. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
     return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
            (!FN(is_of_16_bits)(a) || FN(factor_is_ordinary)(a));
@@ -55,7 +55,7 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
         FN(forget_cells)(&s->keys);
         FN(forget_cells)(&s->values);
     }
-    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, tiles may begin inside a cell */
+    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, a tile may begin inside a cell */
         s->terms = FN(terms_of_call)(b->a);
         sa_start_tiles();
     }
@@ -63,12 +63,12 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
 
 SA_ONCE void FN(amx_end)(void) { sa_end_tiles(); }
 
-/* True if rows are read in place: 16 bits without gaps. */
+/* True if rows are read in place: they have 16 bits and no gaps. */
 SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }
 
-/* NULL if terms do not hold the tile. */
+/* Returns the tile's cell, or NULL if terms cannot represent the tile. */
 SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, ptrdiff_t first,
                                 const bool of_values, const bool transposed) {
     const sa_attention *a = b->a;
@@ -100,7 +100,7 @@ SA_ONCE const char *FN(cell_of)(const sa_block *b, FN(scratch) * s, const FN(cel
     return cells->state[cell] == SA_CELL_HOLDS ? tiles : NULL;
 }
 
-/* Queries to operands, in a call of 16 bits without the factor. */
+/* Makes operands of the queries, without the factor in a call of 16 bits. */
 SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     FN(wide_state) *wide = &s->wide;
     const ptrdiff_t E = b->a->E;
@@ -119,7 +119,7 @@ SA_ONCE void FN(amx_queries)(const sa_block *b, FN(scratch) * s, int nv) {
     }
 }
 
-/* For each slice of keys the first open vector, rounded down to even. */
+/* Finds for each slice of keys the first open vector, rounded down to an even number. */
 SA_ONCE void FN(open_slices)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int *from) {
     ptrdiff_t end[SA_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);
@@ -166,12 +166,12 @@ SA_ONCE bool FN(amx_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return keys != NULL;
 }
 
-/* With 16-bit values within the bounds of terms, weights may exceed 1. */
+/* True if values have 16 bits and are within the bounds of terms: then weights may exceed 1. */
 SA_ONCE bool FN(amx_may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first) {
     return s->wide.of_16_bits && FN(cell_of)(b, s, &s->wide.values, first, true, true);
 }
 
-/* With two terms a short exponential is exact enough. */
+/* The weight of a score; with two terms a short exponential is exact enough. */
 SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scores, const int terms) {
     const vec x = V(load)(p);
     if (!scores) {
@@ -181,7 +181,7 @@ SA_INLINE vec FN(weight)(const real *p, vec factor, vec maximum, const bool scor
     return terms == 2 ? FN(exp2_short)(below) : FN(exp2)(below);
 }
 
-/* Weights of keys j and j + 1, one or none, as a row of the right operand. */
+/* Makes a row of the right operand of the weights of keys j and j + 1, of one key, or of none. */
 SA_INLINE void FN(split_pair)(const real *p, ptrdiff_t lanes, char *to, size_t term_bytes, vec factor, const vec *maximum,
                               vec *sum, const int vectors, const int keys, const bool scores, const int terms) {
     SA_UNROLL
@@ -243,8 +243,8 @@ SA_SPLITS(SA_SPLIT_LEAF)
         break;
 _Static_assert(SA_RIGHT_TERMS == 3, "the leaves of split_slice");
 
-/* Makes the right operand from P, which stays. `scores`: weights are 2^(P·factor − maximum), and s->tile_sum gets their
- * sums. */
+/* Makes the right operand from P, which does not change. `scores`: weights are 2^(P·factor − maximum), and s->tile_sum gets
+ * their sums. */
 SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores, int terms) {
     const size_t term_bytes = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES;
     const ptrdiff_t lanes = nv * SA_LANES;
@@ -263,7 +263,7 @@ SA_ONCE void FN(split_weights)(FN(scratch) * s, ptrdiff_t n, int nv, bool scores
     }
 }
 
-/* False, too, if a weight is NaN. */
+/* False also if a weight is NaN. */
 SA_ONCE bool FN(amx_weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores) {
     if (!(s->wide.values_now = FN(cell_of)(b, s, &s->wide.values, first, true, true))) {
         return false;
@@ -315,10 +315,10 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
          .left_row = FN(key_slices) * SA_TILE_BYTES,
          .right_term = (size_t)(FN(key_slices) * nv) * SA_TILE_BYTES,
          .right_slice = (size_t)nv * SA_TILE_BYTES};
-    for (int v = 0; v < nv; v += 2) { /* the outer loop, so that weights stay in L1 */
+    for (int v = 0; v < nv; v += 2) { /* this is the outer loop, so that weights stay in L1 */
         const int vectors = v + 1 < nv ? 2 : 1;
         const real *alpha = s->alpha + v * SA_LANES;
-        /* Sums of 64 products that start from zero are more exact, which results of 16 bits do not show. */
+        /* Sums of 64 products that start at zero are more exact, but not when they are rounded to 16 bits. */
         const bool adds = s->wide.of_16_bits && FN(all_one)(alpha, vectors);
         for (o.slices = 0; o.slices < all_slices && s->wide.from[o.slices] <= v;) {
             ++o.slices;

@@ -1,11 +1,11 @@
-/* A wide block's gradients on the matrix unit (amx_attention.h, unit.h), of tiles P[keys][queries]:
+/* The gradients of a wide block on the matrix unit (amx_attention.h, unit.h), from tiles P[keys][queries]:
  *
  *     dP = V·dOᵀ (2)                  rows of values by lanes of dOᵀ
  *     dV += P·dO (1), dK += dS·Q (6)  P and dS as left operands: sums run along queries
  *     dQᵀ += Kᵀ·dS (3)                dS as the right operand: sums run along keys
  *
- * Left operands take the queries of two vectors in the order 0, 16, 1, 17, …: a pair is then two vectors, as in a
- * right operand. Rows of Q and dO are paired alike. */
+ * Left operands have the queries of two vectors in the order 0, 16, 1, 17, …, so that a pair is made from two vectors, as in a
+ * right operand. Rows of Q and dO are paired in the same way. */
 
 _Static_assert(SA_BACKWARD_VECS == SA_VECS, "what these products take of the scratch is the same in both passes");
 
@@ -50,7 +50,7 @@ SA_ONCE void FN(rows_as_real)(const char *const *from, const sa_matrix *m, int c
     }
 }
 
-/* Splits Q and dO, as rows (in q_rows and do_rows) and as lanes. */
+/* Splits Q and dO as rows (in q_rows and do_rows) and as lanes. */
 SA_ONCE void FN(amx_copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g, FN(factored) * x,
                                     real *q_rows, real *do_rows, int nv) {
     const sa_attention *a = b->g->a;
@@ -78,8 +78,8 @@ SA_ONCE bool FN(amx_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradi
     return values != NULL;
 }
 
-/* Terms of P and dS as left operands and of dS as the right one, cut towards zero. plain: P holds scores and dS dP,
- * which stay, unless `keeps` stores dS. False if some dS is not finite. */
+/* Makes the terms, cut towards zero, of P and dS as left operands and of dS as the right operand. plain: P holds scores and dS
+ * holds dP; both stay, but `keeps` stores dS. False if some dS is not finite. */
 SA_INLINE bool FN(split_dscores)(const FN(scratch) * s, const FN(gradient_state) * g, const real *P, real *dS,
                                  const real *delta, int from, ptrdiff_t n, int nv, const int terms, const bool plain,
                                  bool keeps) {
@@ -141,7 +141,7 @@ SA_SPLIT_DSCORES(2)
 SA_SPLIT_DSCORES(3)
 #undef SA_SPLIT_DSCORES
 
-/* to[n][stride] += left·right, 32 rows by `width` lanes; sums run from query slice `from` on. */
+/* to[n][stride] += left·right, 32 rows by `width` lanes; sums begin at query slice `from`. */
 SA_ONCE void FN(add_rows_product)(const FN(scratch) * s, int terms, const char *left, const char *right, ptrdiff_t from,
                                   ptrdiff_t query_slices, ptrdiff_t width, ptrdiff_t n, real *to, ptrdiff_t stride) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
@@ -192,7 +192,7 @@ SA_ONCE void FN(add_columns_product)(const sa_block *b, const FN(scratch) * s, c
     }
 }
 
-/* Goes by slices, whose operands stay in L1. dqT has E rounded up to row tiles. */
+/* Works on one slice at a time, whose operands stay in L1. dqT has E rounded up to row tiles. */
 SA_ONCE ptrdiff_t FN(amx_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                     real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                     int nv, bool plain, bool keeps) {

@@ -1,27 +1,26 @@
 /* Products on a matrix unit that multiplies bfloat16 and adds in float32 (docs/decisions/0004-matrix-unit.md).
  *
- * A float32 is the exact sum of three bfloat16 terms, a float16 of two: x₀ is the nearest to x, x₁ the nearest to
- * x − x₀, x₂ the rest. A product keeps x_a·y_b with a + b below the larger number of terms; the others are
- * below 2^−25 of x·y with three terms, 2^−18 with two. Terms rounded to nearest have either sign, so errors do not add
- * up; weights, P and dS are cut off instead, which is faster. Terms hold 0 and
- * magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50): none is subnormal or infinite. Multiply-adds take
- * all other tiles.
+ * A float32 is the exact sum of three bfloat16 terms, a float16 of two: x₀ is the nearest to x, x₁ the nearest to x − x₀, x₂
+ * the rest. A product has the terms x_a·y_b with a + b below the larger number of terms; the others are below 2^−25 of x·y with
+ * three terms, 2^−18 with two. Terms rounded to nearest have either sign, so errors do not add up. Weights, P and dS are cut
+ * off instead, which is faster. Terms can represent 0 and magnitudes from 2^−100 to 2^126 (bfloat16: 2^−80 to 2^50), so no term
+ * is subnormal or infinite. Multiply-adds compute all other tiles.
  *
- * Left operand: tiles [term][row tile][slice] of 16 rows × 32 bfloat16. Right operand: tiles [term][slice][lane tile]
- * of 16 pairs along the sum × 16 lanes. */
+ * Left operand: tiles [term][row tile][slice] of 16 rows × 32 bfloat16. Right operand: tiles [term][slice][lane tile] of 16
+ * pairs along the sum × 16 lanes. */
 
 enum { SA_TILE_BYTES = 1024, SA_TILE_ROWS = 16, SA_TILE_SLICE = 32 };
 
-/* As exponents of 2. Queries of bfloat16 go without the scale; their products must stay within float32. */
+/* The bounds of terms, as exponents of 2. Queries of bfloat16 lack the scale; their products must stay within float32. */
 #define SA_LEAST(terms) ((terms) == 1 ? -80 : -100)
 #define SA_MOST(terms) ((terms) == 1 ? 50 : 126)
 
-/* Terms of the left operand, keys or values. The right one has three, but fewer if all is of 16 bits (amx_attention.h). */
+/* Terms of the left operand, keys or values. The right one has three, or fewer if all is of 16 bits (amx_attention.h). */
 SA_INLINE int FN(left_terms)(sa_dtype dtype) { return dtype == SA_BF16 ? 1 : dtype == SA_F16 ? 2 : 3; }
 enum { SA_RIGHT_TERMS = 3 };
 
-/* The terms of pairs (a[i], b[i]), term_bytes apart. The last of fewer than three is the nearest to the rest. Returns
- * 0, or NaN where one of three rounded terms was infinite. */
+/* Stores the terms of pairs (a[i], b[i]), term_bytes apart. With fewer than three terms the last is the nearest to the rest.
+ * Returns 0, or NaN where one of three rounded terms was infinite. */
 SA_INLINE vec FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const int terms, const bool nearest) {
     SA_UNROLL
     for (int p = 0; p < terms; ++p) {
@@ -35,7 +34,7 @@ SA_INLINE vec FN(split_pairs)(vec a, vec b, char *to, size_t term_bytes, const i
     return V(fma)(a, V(set1)(0), b * V(set1)(0));
 }
 
-/* x[n][width] as the left operand, padded with zeros; sums run along the width. False if some element does not fit. */
+/* Splits x[n][width] as the left operand, padded with zeros; sums run along the width. False if some element does not fit. */
 SA_INLINE bool FN(split_rows_any)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, ptrdiff_t row_tiles,
                                   ptrdiff_t slices, char *to, const int terms) {
     const size_t term_bytes = (size_t)(row_tiles * slices) * SA_TILE_BYTES;
@@ -91,8 +90,8 @@ SA_INLINE bool FN(split_columns_any)(const real *x, ptrdiff_t stride, ptrdiff_t 
     return !V(any)(beyond);
 }
 
-/* Rows times their factors as lanes of one of `lane_tiles` tiles of the right operand; sums run along the width. Rows
- * of NULL and further lanes are 0. */
+/* Splits rows, times their factors, as lanes of one of `lane_tiles` tiles of the right operand; sums run along the width. Rows
+ * of NULL and the lanes after the rows are 0. */
 SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int n, ptrdiff_t width, ptrdiff_t lane_tiles,
                                    char *to, const int terms) {
     const ptrdiff_t slices = (width + SA_TILE_SLICE - 1) / SA_TILE_SLICE;
@@ -119,7 +118,7 @@ SA_INLINE bool FN(split_lanes_any)(const real *const *x, const real *factor, int
     return !V(any)(beyond);
 }
 
-/* As split_lanes, but sums run along the rows; a pair is rows i and i + 16. */
+/* The same, but sums run along the rows, and a pair is rows i and i + 16. */
 SA_INLINE bool FN(split_summands_any)(const real *const *x, const real *factor, ptrdiff_t n, ptrdiff_t width, char *to,
                                       const int terms) {
     const ptrdiff_t slices = (n + SA_TILE_SLICE - 1) / SA_TILE_SLICE, lane_tiles = (width + SA_LANES - 1) / SA_LANES;
@@ -158,7 +157,7 @@ SA_LEAF bool FN(split_summands)(const real *const *x, const real *factor, ptrdif
     return terms == 2 ? FN(split_summands_any)(x, factor, n, width, to, 2) : FN(split_summands_any)(x, factor, n, width, to, 3);
 }
 
-/* ---- the same for rows of 16 bits without gaps: bfloat16, of one term, or float16, of two */
+/* ---- the same for rows of 16 bits without gaps: bfloat16 has one term, float16 two --------------------------------------- */
 
 /* Returns nonzero if a number is out of range. */
 SA_INLINE int FN(take_pairs)(vec pairs, char *to, size_t term_bytes, const int terms) {
@@ -265,19 +264,19 @@ SA_SPLIT_LEFT(split_rows)
 SA_SPLIT_LEFT(split_columns)
 #undef SA_SPLIT_LEFT
 
-/* Strides in bytes, from term to term and tile to tile. */
+/* Strides are in bytes, from term to term and from tile to tile. */
 typedef struct {
     const char *left, *right;
     size_t left_term, left_row, right_term, right_slice;
     ptrdiff_t slices;
     bool adds;
-    bool exact; /* all products of terms */
+    bool exact; /* all products of terms are added */
 } FN(operands);
 
-/* X(left terms, right terms, orders): of terms a and b with a + b < orders. */
+/* X(left terms, right terms, orders): the products of terms a and b with a + b < orders are added. */
 #define SA_TERMS_OF_PRODUCTS(X) X(1, 1, 1) X(1, 2, 2) X(2, 2, 2) X(2, 2, 3) X(2, 3, 3) X(3, 3, 3)
 
-/* Loads the two tiles unless their registers hold them, and adds their product. */
+/* Loads the two tiles, unless they are in registers, and adds their product. */
 #define SA_TERM(a, b)                                                                                                          \
     if ((a) < left_terms && (b) < right_terms && (a) + (b) < orders) {                                                         \
         const bool new_left = left_now != (a), new_right = right_now != (b);                                                   \
@@ -307,7 +306,7 @@ typedef struct {
         right_now = (b);                                                                                                       \
     }
 
-/* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += it. Small terms come first. */
+/* c[row_tiles·16][lane_tiles·16], rows c_bytes apart, = left·right, or += left·right. Small terms are added first. */
 SA_INLINE void FN(product_any)(const FN(operands) * o, real *c, size_t c_bytes, const int left_terms, const int right_terms,
                                const int orders, const int row_tiles, const int lane_tiles) {
     real *c_low = (real *)(void *)((char *)c + SA_TILE_ROWS * c_bytes);

@@ -1,4 +1,4 @@
-/* Sums of products of bfloat16 (AVX512_BF16) in float32, for compact weights: 14 rows × 32 columns of accumulators. */
+/* Products of bfloat16 (AVX512_BF16), summed in float32, for compact weights: accumulators for 14 rows × 32 columns. */
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_BF16(sum, x, w) ((sum) = vf32_add_products(sum, x, w))

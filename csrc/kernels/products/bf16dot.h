@@ -1,22 +1,22 @@
-/* A wide block's products (unit.h) of bfloat16 pairs, exact in float32; sums and factors are float32's. With
- * bfloat16 values, weights are rounded to bfloat16 after their sum (docs/decisions/0007-bf16dot.md).
+/* The products of a wide block (unit.h) as products of bfloat16 pairs, which are exact in float32; sums and factors are
+ * float32. With bfloat16 values, weights are rounded to bfloat16 after they are summed (docs/decisions/0007-bf16dot.md).
  *
- * A tile of keys is a cell, [keys][slices · 32] bfloat16 padded with zeros, kept for the head's next blocks. Queries
- * are lanes of pairs, [E / 2][nv·lanes]; values pairs of rows, [keys / 2][slices · 32][2]; weights pairs of keys,
- * [keys / 2][nv·lanes]. */
+ * A tile of keys has a cell, [keys][slices · 32] bfloat16 padded with zeros, kept for the head's next blocks. Queries are lanes
+ * of pairs, [E / 2][nv·lanes]. Values are pairs of rows, [keys / 2][slices · 32][2], weights pairs of keys, [keys /
+ * 2][nv·lanes]. */
 
 enum { SA_PAIR_STEP = 32 };
 
-/* As exponents of 2. Below 2^50 products stay within float32. Scores may lose subnormals; values and dO are 0 or at
- * least 2^−60, so that no product is subnormal. */
+/* The bounds of pairs, as exponents of 2. Below 2^50 products stay within float32. Scores may lose subnormals. Values and dO
+ * are 0 or at least 2^−60, so that no product is subnormal. */
 enum { SA_LEAST_OF_SCORES = -127, SA_LEAST_OF_GRADIENTS = -60, SA_MOST_OF_PAIRS = 50 };
 
-/* Not for short sums or few keys, nor with a factor that takes products out of range. */
+/* False for short sums, few keys, or a factor that takes products out of range. */
 SA_INLINE bool FN(pairs_take)(const sa_attention *a) {
     return a->query.m.dtype == SA_BF16 && a->key.m.dtype == SA_BF16 && a->S >= 32 && a->E >= 16 && FN(factor_is_ordinary)(a);
 }
 
-/* Multiply-adds take wide blocks of one vector. */
+/* Multiply-adds compute wide blocks of one vector. */
 SA_ONCE bool FN(bf16dot_take)(const sa_attention *a) { return FN(pairs_take)(a) && a->L > SA_LANES / a->gqa; }
 
 SA_INLINE size_t FN(pair_row_bytes)(ptrdiff_t width) {
@@ -49,13 +49,13 @@ SA_ONCE void FN(bf16dot_start)(const sa_block *b, FN(wide_state) * s) {
             FN(forget_cells)(&s->values);
         }
     }
-    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, tiles may begin inside a cell */
+    s->terms = b->rows->count > SA_LANES && b->rows->gaps == 0; /* with gaps, a tile may begin inside a cell */
 }
 
 SA_ONCE void FN(bf16dot_end)(void) {}
 
-/* Weights of keys from … n − 1 as pairs of keys, in place; a last key is paired with 0. `scores`: P holds scores,
- * and tile_sum takes the weights before rounding. */
+/* Makes pairs of keys of the weights of keys from … n − 1, in place; an odd last key is paired with 0. `scores`: P holds
+ * scores, and tile_sum gets the weights before they are rounded. */
 SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, real *tile_sum,
                                     const int nv, const bool scores) {
     vec m[SA_VECS], sum[SA_VECS];
@@ -117,7 +117,7 @@ SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdif
 SA_LEAVES(SA_PAIR_LEAVES)
 #undef SA_PAIR_LEAVES
 
-/* As rows_times_lanes, times a factor for each lane. */
+/* Like rows_times_lanes, times a factor for each lane. */
 SA_ONCE void FN(rows_times_pairs)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E, real *P,
                                   ptrdiff_t lanes, const real *factor, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
@@ -141,7 +141,7 @@ SA_ONCE void FN(columns_times_pairs)(const real *P, const real *v, ptrdiff_t v_s
     SA_CALL_LEAF(columns_times_pairs, nv, P, v, v_stride, pairs, Dv, O, nv * SA_LANES, alpha, ahead)
 }
 
-/* As outer; n counts two columns of p and two rows of x. */
+/* Like outer; n counts pairs of columns of p and of rows of x. */
 SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
                              real *C, ptrdiff_t c_stride, ptrdiff_t width) {
     for (ptrdiff_t d = 0; d < width;) {
@@ -152,7 +152,7 @@ SA_ONCE void FN(outer_pairs)(const real *p, ptrdiff_t p_stride, const real *x, p
     }
 }
 
-/* As pass_exp, but makes pairs of keys. */
+/* Like pass_exp, but makes pairs of keys. */
 SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *maximum, real *tile_sum, int nv, bool scores) {
     const ptrdiff_t lanes = nv * SA_LANES;
     if (scores) {
@@ -168,7 +168,7 @@ SA_ONCE void FN(pass_pair_weights)(real *P, const ptrdiff_t *end, const real *ma
     }
 }
 
-/* Copies n elements and zeros up to a whole slice. Returns nonzero if one is beyond pairs. */
+/* Copies n elements and zeros up to a whole slice. Returns nonzero if pairs cannot represent an element. */
 SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int least, char *to) {
     if (m->swapped || m->col_stride != 2) {
         for (ptrdiff_t e = 0; e < n; ++e) {
@@ -187,7 +187,7 @@ SA_ONCE int FN(copy_pairs)(const char *row, const sa_matrix *m, ptrdiff_t n, int
     return beyond;
 }
 
-/* Two rows, or one and zeros, as pairs for sums over rows. */
+/* Joins two rows, or one and zeros, as pairs for sums over rows. */
 SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *m, ptrdiff_t width, int least, char *to,
                           char *two) {
     const size_t bytes = FN(pair_row_bytes)(width);
@@ -201,7 +201,7 @@ SA_ONCE int FN(join_rows)(const char *row, const char *second, const sa_matrix *
     return beyond;
 }
 
-/* The tile's cell, or NULL if pairs do not hold it. With `two`, room for two rows, rows are joined in twos. */
+/* Returns the tile's cell, or NULL if pairs cannot represent it. With `two`, room for two rows, rows are joined in pairs. */
 SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells, const sa_matrix *m, ptrdiff_t width,
                                       ptrdiff_t first, int least, char *two) {
     const ptrdiff_t at = (first - b->copied_from) / SA_KEYS_PER_TILE, cell = at < cells->room ? at : cells->room;
@@ -220,7 +220,7 @@ SA_ONCE const real *FN(pairs_of_tile)(const sa_block *b, const FN(cells) * cells
     return *state == SA_CELL_HOLDS ? (const real *)(const void *)tile : NULL;
 }
 
-/* to[width / 2 rounded up to slices][nv·lanes], other lanes 0. False if pairs do not hold the rows. */
+/* Writes rows as pairs to to[width / 2 rounded up to slices][nv·lanes]; other lanes are 0. False if a number does not fit. */
 SA_ONCE bool FN(pairs_of_lanes)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count,
                                 ptrdiff_t width, int least, char *to, int nv) {
     const size_t bytes = FN(pair_row_bytes)(width);
@@ -247,7 +247,7 @@ SA_ONCE void FN(bf16dot_queries)(const sa_block *b, FN(scratch) * s, int nv) {
                                              SA_LEAST_OF_SCORES, s->wide.queries, nv);
 }
 
-/* to[n][nv·lanes] = factor · a cell's rows times lanes of pairs; top takes the maxima. */
+/* to[n][nv·lanes] = factor times a cell's rows times lanes of pairs; top takes the maxima. */
 SA_ONCE void FN(rows_by_pairs)(const sa_block *b, FN(scratch) * s, const FN(cells) * cells, const real *cell,
                                const char *lanes_of_pairs, ptrdiff_t width, const real *factor, ptrdiff_t first, ptrdiff_t n,
                                real *to, real *top, int nv) {
@@ -294,7 +294,7 @@ SA_ONCE void FN(bf16dot_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t fi
                             (ptrdiff_t)(s->wide.values.row_bytes / sizeof(real)), end, b->a->Dv, s->O, s->alpha, &s->ahead, nv);
 }
 
-/* Rounds weights as in tiles that pairs hold: the numbers of closed keys must not change how exact others are. */
+/* Rounds weights as in tiles of pairs, because the numbers of closed keys must not change how exact other keys are. */
 SA_ONCE void FN(bf16dot_round)(FN(scratch) * s, ptrdiff_t count) {
     for (real *p = s->P; p < s->P + count; p += SA_LANES) {
         V(store)(p, V(round_pairs)(V(set1)(0), V(load)(p)));

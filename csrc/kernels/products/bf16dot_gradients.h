@@ -1,5 +1,5 @@
-/* A wide block's gradients by dot products of bfloat16 pairs (bf16dot.h, unit.h). P and dS are rounded to bfloat16
- * before they meet Q, dO and K, whose rows are joined in twos. */
+/* The gradients of a wide block by dot products of bfloat16 pairs (bf16dot.h, unit.h). P and dS are rounded to bfloat16 before
+ * they multiply Q, dO and K, whose rows are joined in pairs. */
 
 SA_ONCE size_t FN(bf16dot_lay_out_gradients)(const sa_attention_gradients *d, char *base, size_t used, FN(gradient_state) * s) {
     const sa_attention *a = d->a;
@@ -24,7 +24,7 @@ SA_ONCE void FN(bf16dot_start_gradients)(const sa_block *b, FN(gradient_state) *
     }
 }
 
-/* Rows in twos. True if pairs hold them. */
+/* Joins rows in pairs. True if pairs can represent them. */
 SA_ONCE bool FN(join_block)(const FN(wide_state) * s, const char *const *rows, const sa_matrix *m, int count, ptrdiff_t width,
                             char *to) {
     int beyond = 0;
@@ -56,7 +56,7 @@ SA_ONCE void FN(bf16dot_copy_gradients)(const sa_backward_block *b, const FN(scr
              FN(join_block)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
 
-/* dP, (2), times the factors of dO. */
+/* Computes dP, (2), times the factors of dO. */
 SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first,
                                   ptrdiff_t n, real *dS, int nv) {
     const ptrdiff_t Dv = b->a->Dv;
@@ -73,9 +73,9 @@ SA_ONCE const real *FN(bf16dot_tile_keys)(const sa_block *b, const FN(scratch) *
     return g->fit ? FN(pairs_of_tile)(b, &g->key_columns, &b->key, b->a->E, first, SA_LEAST_OF_GRADIENTS, s->wide.rows) : NULL;
 }
 
-/* Keys from … n − 1, in place: P times each lane's factor and dS times the scale as rows of bfloat16, [keys][lanes /
- * 2], pairs for sums over queries; `joined` gets dS as pairs of keys. `scores`: P holds scores and dS dP. Lanes without
- * a row count as 0: the last query may be paired with one. */
+/* For keys from … n − 1, rounds P times each lane's factor, and dS times the scale, in place to rows of bfloat16, [keys][lanes
+ * / 2], pairs for sums over queries; `joined` gets dS as pairs of keys. `scores`: P holds scores, dS holds dP. Lanes without a
+ * row become 0, as the last query may be paired with one. */
 SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,
                                       const real *delta, const real *factor, real scale, real *joined, const int nv,
                                       const bool scores) {
@@ -139,7 +139,7 @@ SA_INLINE void FN(pair_gradients_any)(real *P, real *dS, ptrdiff_t from, ptrdiff
 SA_LEAVES(SA_PAIR_GRADIENTS)
 #undef SA_PAIR_GRADIENTS
 
-/* P and dS are used up. */
+/* Overwrites P and dS. */
 SA_ONCE ptrdiff_t FN(bf16dot_gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P,
                                         real *dS, const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n,
                                         int nv, bool plain, bool keeps) {

@@ -1,6 +1,6 @@
-/* A tile of compact products has a leaf for each number of rows: accumulators are registers only if it is a literal. */
+/* Each number of rows of a tile of compact products has a leaf, because accumulators are registers only if it is a literal. */
 
-/* name(t) calls tile(t, t->rows), for as many rows as `each` lists. */
+/* name(t) calls tile(t, t->rows), with a literal for each number of rows that `each` lists. */
 #define SA_BY_ROWS(name, tile, each)                                                                                           \
     each(SA_ROWS_LEAF, name, tile) static void name(const sa_compact_tile *t) {                                                \
         static sa_compact_leaf *const leaf[] = {each(SA_ROWS_ENTRY, name, tile)};                                              \
@@ -17,10 +17,9 @@
     SA_UP_TO_8(X, __VA_ARGS__)                                                                                                 \
     X(9, __VA_ARGS__) X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__) X(13, __VA_ARGS__) X(14, __VA_ARGS__)
 
-/* A function name(t, c, rows) for products that add a word of a row times a word of each column: two vectors of sums for
- * each row, columns c … of the panel. `vector` has the verbs prefix_zero, prefix_load, prefix_store and prefix_word, a word
- * in each lane; add(sum, word, columns) is the product. `ahead`, in bytes: the panel comes from L2, or from farther; 0: from
- * L1. */
+/* Defines name(t, c, rows), which adds up a word of a row times a word of each column: two vectors of sums for each row, from
+ * column c of the panel on. `vector` has the verbs prefix_zero, prefix_load, prefix_store and prefix_word, which copies a word
+ * to each lane; add(sum, word, columns) multiplies. The panel is fetched `ahead` bytes ahead; 0 if it is in L1. */
 #define SA_WORDS_TILE(name, vector, prefix, add, most_rows, ahead)                                                             \
     SA_INLINE void name(const sa_compact_tile *t, ptrdiff_t c, const int rows) {                                               \
         const char *x = t->x, *panel = t->panel + c * SA_WORD;                                                                 \

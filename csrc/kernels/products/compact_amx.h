@@ -1,5 +1,5 @@
-/* Compact weights on the matrix unit: 32 rows × 32 columns in four tiles. Rows and panel are read up to a whole tile: zeros
- * follow each row and the last panel (drivers/compact.c). */
+/* Products of compact weights on the matrix unit: 32 rows × 32 columns in four tiles. Rows and panel are read up to a whole
+ * tile, as zeros follow each row and the last panel (drivers/compact.c). */
 
 #define SA_TILES_PRODUCT(name, dot)                                                                                            \
     SA_LEAF void name##_32(const sa_compact_tile *t) {                                                                         \

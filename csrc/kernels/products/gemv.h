@@ -1,14 +1,14 @@
-/* Quants (transformer/quants.h) times rows of decoding, split into digits: sums of 32 numbers are exact
- * integers, scaled in one order. Lanes are columns, rows of the weight; nothing is expanded to float32.
+/* Quants (transformer/quants.h) times rows of decoding, which are split into digits. Sums of 32 numbers are exact integers,
+ * scaled in a fixed order. Lanes are columns, that is rows of the weight; nothing is expanded to float32.
  *
- * Before this the ISA file defines SA_GEMV_LANES, the vectors sa_words, sa_ints and sa_floats, and on them
+ * Before including this, the ISA file defines SA_GEMV_LANES, the vectors sa_words, sa_ints and sa_floats, and these verbs:
  *     sa_gemv_join(q)            four or two loads of 16 bytes in one vector
- *     sa_gemv_low, …_high        words of both by turns, from the lower or upper half of each 16 bytes; …_pairs: pairs of words
+ *     sa_gemv_low, …_high        alternating words of both, from the lower or upper half of each 16 bytes; …_pairs: of pairs
  *     sa_gemv_half(x)            float32 of the float16 in the lower half of each word
- *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits or with b of 8, and signed x
+ *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits, or of 8 with b, and signed x
  *     sa_gemv_fma(a, b, c) */
 
-/* Up to this many bytes, the columns in use and those that are fetched fit L1 together. */
+/* Up to this many bytes, the columns in use and the columns being fetched fit L1 together. */
 #define SA_GEMV_NEAR 16384
 
 /* Pointers into every fourth column, and the distance to the next and to the third after it. */
@@ -17,7 +17,7 @@ typedef struct {
     ptrdiff_t one, three;
 } sa_gemv_columns_at;
 
-/* Keeps a pointer in a register: GCC would keep one for each column. */
+/* Keeps a pointer in a register, as GCC would keep one for each column. */
 #define SA_GEMV_HOLD(p) __asm__("" : "+r"(p))
 
 SA_VERB void sa_gemv_advance(sa_gemv_columns_at *at, ptrdiff_t bytes) {
@@ -39,7 +39,7 @@ SA_VERB sa_words sa_gemv_load(const sa_gemv_columns_at *at, ptrdiff_t from) {
     return sa_gemv_join(p);
 }
 
-/* v[i] lane c = word i of the 16 bytes of column c, `from` bytes on. */
+/* Lane c of v[i] becomes word i of the 16 bytes of column c, `from` bytes on. */
 SA_VERB void sa_gemv_gather(const sa_gemv_columns_at *at, ptrdiff_t from, sa_words *v) {
     const sa_words a = sa_gemv_load(at, from), b = sa_gemv_load(at, from + at->one);
     const sa_words c = sa_gemv_load(at, from + 2 * at->one), d = sa_gemv_load(at, from + at->three);
@@ -53,8 +53,8 @@ SA_VERB void sa_gemv_gather(const sa_gemv_columns_at *at, ptrdiff_t from, sa_wor
 /* 32 numbers of each column. */
 typedef struct {
     sa_words q[8];
-    sa_floats scale[2]; /* of 16 each, in Q6_K; else of all */
-    sa_floats offset;   /* of Q4_1 and Q4_K */
+    sa_floats scale[2]; /* in Q6_K one for each 16 numbers; else scale[0] for all */
+    sa_floats offset;   /* for Q4_1 and Q4_K */
 } sa_gemv_piece;
 
 SA_VERB sa_floats sa_gemv_floats(sa_words x) { return __builtin_convertvector((sa_ints)x, sa_floats); }
@@ -69,8 +69,8 @@ SA_VERB void sa_gemv_nibbles(const sa_gemv_columns_at *p, ptrdiff_t from, sa_gem
     }
 }
 
-/* The 6-bit scale and least of group g of a Q4_K quant. Groups 0 to 3: low 6 bits of byte g of words 1 and 2. Groups 4 to 7:
- * low 4 bits from a half of byte g − 4 of word 3, high 2 bits from the top of that byte in words 1 and 2. */
+/* The 6-bit scale and least of group g of a Q4_K quant. Groups 0 to 3: the low 6 bits of byte g of words 1 and 2. Groups 4 to
+ * 7: low 4 bits in a half of byte g − 4 of word 3, high 2 bits at the top of that byte of words 1 and 2. */
 SA_VERB void sa_gemv_scales(const sa_words *head, int g, sa_words *scale, sa_words *least) {
     const int shift = g % 4 * 8;
     *scale = head[1] >> shift & 63;
@@ -94,7 +94,7 @@ SA_VERB void sa_gemv_take_q4_k(const sa_gemv_columns_at *p, const sa_words *head
     to->offset = sa_gemv_half(head[0] >> 16) * (0 - sa_gemv_floats(least));
 }
 
-/* head: the 16 scales, and d in the upper half of the fifth word. */
+/* head has the 16 scales, and d in the upper half of the fifth word. */
 SA_VERB void sa_gemv_take_q6_k(const sa_gemv_columns_at *p, const sa_words *head, int g, sa_gemv_piece *to) {
     const int half = g / 4, part = g % 4;
     sa_words high[8];
@@ -117,7 +117,7 @@ SA_VERB void sa_gemv_take_q6_k(const sa_gemv_columns_at *p, const sa_words *head
     to->scale[1] = d * __builtin_convertvector((sa_ints)(pair << 16) >> 24, sa_floats);
 }
 
-/* The words that a quant has once for all its numbers. */
+/* Loads the words that a quant has once for all its numbers. */
 SA_VERB void sa_gemv_head(const sa_gemv_columns_at *p, const sa_quant_type type, sa_words *head) {
     if (type == SA_QUANT_Q6_K) {
         sa_words last[4];
@@ -155,12 +155,12 @@ SA_VERB void sa_gemv_take(const sa_gemv_columns_at *p, const sa_words *head, int
     }
 }
 
-/* The zero of q, as a power of two; −1: none. */
+/* log2 of the q that means zero; −1 if q = 0 does. */
 SA_VERB int sa_gemv_zero(const sa_quant_type type) {
     return type == SA_QUANT_Q4_0 ? 3 : type == SA_QUANT_Q8_0 ? 7 : type == SA_QUANT_Q6_K ? 5 : -1;
 }
 
-/* sum + Σ of numbers `from` words on. */
+/* Returns sum plus the products of the words from … end − 1. */
 SA_VERB sa_floats sa_gemv_add(sa_floats sum, const sa_digits *x, const sa_gemv_piece *w, const sa_quant_type type,
                               const int half, const int from, const int end) {
     sa_words s[SA_DIGITS];
@@ -190,7 +190,7 @@ SA_VERB int sa_gemv_bytes(const sa_quant_type type) {
                                    : 210;
 }
 
-/* SA_GEMV_LANES columns from column c on. */
+/* Multiplies SA_GEMV_LANES columns from column c on. */
 SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, const sa_quant_type type) {
     const int groups = type == SA_QUANT_Q4_K || type == SA_QUANT_Q6_K ? 8 : 1, bytes = sa_gemv_bytes(type);
     const ptrdiff_t stride = t->row_bytes, pieces = t->pieces, rows = t->rows;

@@ -17,7 +17,7 @@ SA_VERB sa_floats sa_gemv_half(sa_words x) {
     return (sa_floats)_mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
 }
 
-/* Pairs of products saturate at 16 bits, which those of 6 bits do not reach; bytes are split in halves. */
+/* Pairs of products saturate at 16 bits. With 6 bits they stay below; numbers of 8 bits are split in halves. */
 SA_VERB __m256i sa_gemv_pairs(sa_words q, sa_words x, short factor) {
     return _mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)q, (__m256i)x), _mm256_set1_epi16(factor));
 }

@@ -1,11 +1,11 @@
-/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate: both factors are widened to 16 bits, where VPMADDWD's sums of
- * two products are exact. 6 rows × 8 columns of accumulators: a vector has a word of each of four columns, a row's word is
- * in all four quarters, and a column's sum is in two lanes until the end. The driver has widened the rows. */
+/* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate, so both factors are widened to 16 bits, where VPMADDWD's sums of
+ * two products are exact. Accumulators for 6 rows × 8 columns: a vector has a word of each of four columns, all four quarters
+ * have a row's word, and a column's sum is in two lanes until the end. The driver widens the rows before. */
 #include "kernels/products/by_rows.h"
 
 #define SA_INT8_ROWS 6
 
-/* sum += products. Assembly keeps a sum in its register: GCC 12 spills half of them. */
+/* sum += products, as assembly, which keeps sums in registers: GCC 12 spills half of them. */
 #define SA_ADD_INT32(sum, products) __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(products))
 
 SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int rows) {
@@ -28,7 +28,7 @@ SA_INLINE void sa_int8_columns(const sa_compact_tile *t, ptrdiff_t c, const int 
         }
     }
     SA_UNROLL
-    for (int r = 0; r < rows; ++r) { /* hadd gives columns 0 1 4 5 2 3 6 7 */
+    for (int r = 0; r < rows; ++r) { /* hadd returns columns 0 1 4 5 2 3 6 7 */
         const __m256i both = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sum[r][0], sum[r][1]), 0xd8);
         _mm256_storeu_si256((__m256i *)(void *)((int32_t *)t->sums + r * SA_PANEL_COLUMNS + c), both);
     }

@@ -1,4 +1,4 @@
-/* Sums of uint8 times int8 by VNNI in 16 registers of 256 bits: 6 rows × 16 columns of accumulators. */
+/* Sums of uint8 times int8 by VNNI with 16 registers of 256 bits: accumulators for 6 rows × 16 columns. */
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_INT8(sum, x, w) ((sum) = _mm256_dpbusd_avx_epi32(sum, x, w))

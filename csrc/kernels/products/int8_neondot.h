@@ -1,12 +1,12 @@
-/* Sums of uint8 times int8 by UDOT on aarch64. With their sign bits flipped the weights are unsigned, and larger by 128: each
- * sum begins with −128·Σx, which is exact modulo 2^32. 8 rows × 8 columns of accumulators: a vector holds one word of four
- * columns, or four words of a row. Words are read in fours: zeros follow each row and the last panel. */
+/* Sums of uint8 times int8 by UDOT on aarch64. Weights with their sign bits flipped are unsigned, and larger by 128, so each
+ * sum begins with −128·Σx, which is exact modulo 2^32. Accumulators for 8 rows × 8 columns: a vector has one word of four
+ * columns, or four words of a row. Words are read in fours, as zeros follow each row and the last panel. */
 #include "kernels/products/by_rows.h"
 
 #define SA_DOT_ROWS 8
 
-/* Each lane of sum += the products of four numbers of w and those of a word of x. Assembly: Clang before 16 has the intrinsic
- * only where a whole file may use it. */
+/* Adds to each lane of sum the products of four numbers of w and the four of a word of x. This is assembly because Clang before
+ * 16 has the intrinsic only if a whole file may use it. */
 #define SA_DOT(sum, w, x, word) __asm__("udot %0.4s, %1.16b, %2.4b[" #word "]" : "+w"(sum) : "w"(w), "w"(x))
 
 SA_INLINE uint32_t sa_dot_start(const sa_compact_tile *t, int r) {

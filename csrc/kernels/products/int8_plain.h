@@ -1,10 +1,10 @@
 /* Sums of uint8 times int8 for CPUs without instructions for them: dot products of rows and columns, widened to 16 bits. */
 
-#define SA_PLAIN_DEPTH 256 /* numbers of a row at a time: a panel of them stays in L1 */
+#define SA_PLAIN_DEPTH 256 /* numbers of a row at a time; a panel of this depth stays in L1 */
 #define SA_PLAIN_ROWS 16
 
-/* A panel's columns [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH] from word `first` on; after an odd number of words comes one of
- * zeros. */
+/* Widens a panel's columns, [SA_PANEL_COLUMNS][SA_PLAIN_DEPTH], from word `first` on. An odd number of words is followed by a
+ * word of zeros. */
 SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t words, int16_t *to) {
     const char *from = t->panel + first * SA_PANEL_COLUMNS * SA_WORD;
     for (ptrdiff_t k = 0; k < words; ++k) {
@@ -24,11 +24,11 @@ SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t
 }
 
 #if defined(SA_VEC128_SSE2)
-/* sum += products. Assembly keeps a sum in its register, where GCC 12 would move it about. */
+/* sum += products, as assembly, which keeps sums in registers: GCC 12 would move them. */
 #define SA_ADD_INT32(sum, products) __asm__("paddd %1, %0" : "+x"(sum) : "x"(products))
 #endif
 
-/* Sets sums[r][c], or adds to it, for rows r … and columns c and c + 1, of n numbers. */
+/* Sets sums[r][c], or adds to them, for rows from r on and columns c and c + 1, with n numbers each. */
 SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t *w, ptrdiff_t n, int32_t *sums, bool adds,
                                const int rows) {
 #if defined(SA_VEC128_SSE2)

@@ -1,7 +1,7 @@
-/* Sums of uint8 times int8 by VNNI on vectors of 512 bits: 14 rows × 32 columns of accumulators, and 32 registers suffice. */
+/* Sums of uint8 times int8 by VNNI on vectors of 512 bits: accumulators for 14 rows × 32 columns, which fit 32 registers. */
 #include "kernels/products/by_rows.h"
 
-/* Each lane of sum += four products. Assembly: GCC 12 spills around the intrinsic. */
+/* Adds four products to each lane of sum. This is assembly because GCC 12 spills around the intrinsic. */
 #if defined(SA_EMULATED)
 #define SA_DOT_INT8(sum, x, w) ((sum) = _mm512_dpbusd_epi32(sum, x, w))
 #else

@@ -1,11 +1,11 @@
-/* Attention's products as register tiles, for leaves of multiply-adds (at the end) and of bfloat16 pairs (bf16dot.h). Lanes
- * are queries: K and V are read in place, and nothing is summed across lanes. decode/ has few queries.
+/* Attention's products as register tiles, for leaves of multiply-adds (at the end) and of bfloat16 pairs (bf16dot.h). Lanes are
+ * queries, so K and V are read in place and nothing is summed across lanes. decode/ is for few queries.
  *
  *     rows_times_lanes      P[n][lanes] = k[n][E]·qT[E][lanes]             scores from K and Q; dP from V and dO
  *     columns_times_lanes   O[Dv][lanes] = alpha·O + v[n][Dv]ᵀ·P[n][lanes]   the output from V and weights; dQ from K and dS
  *     outer                 C[m][width] += p[m][n]·x[n][width]             dK from dS and Q; dV from weights and dO */
 
-/* a[i] lane j ↔ a[j] lane i. */
+/* Swaps lane j of a[i] and lane i of a[j]. */
 SA_INLINE void FN(transpose)(vec *a) {
 #if defined(SA_HAS_TRANSPOSE) && !SA_REAL_IS_F64
     V(transpose)(a);
@@ -26,7 +26,7 @@ SA_INLINE void FN(transpose)(vec *a) {
 #endif
 }
 
-/* to[j] lane i = x[i·stride + j] for i < n and j < columns, else 0. */
+/* Lane i of to[j] becomes x[i·stride + j] for i < n and j < columns, else 0. */
 SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t columns, vec *to) {
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
@@ -38,7 +38,7 @@ SA_INLINE void FN(load_transposed)(const real *x, ptrdiff_t stride, ptrdiff_t n,
     FN(transpose)(to);
 }
 
-/* Lane i is the sum of a[i]'s lanes; a is used up. */
+/* Returns the sum of a[i]'s lanes in lane i; overwrites a. */
 SA_INLINE vec FN(sum_each)(vec *a) {
 #if defined(SA_HAS_SUM_EACH)
     return V(sum_each)(a);
@@ -54,13 +54,13 @@ SA_INLINE vec FN(sum_each)(vec *a) {
 #endif
 }
 
-/* ---- lanes are queries: nv vectors of rows `lanes` long; end: see open_ends -------------------------------------------- */
+/* ---- lanes are queries: nv vectors of rows of `lanes`; end: see open_ends ------------------------------------------------ */
 
-/* Four and four rows are faster than six and two. */
+/* For eight rows, four and four are faster than six and two. */
 #define SA_ENDS_IN_FOURS(left, nv) (SA_ROWS(nv) == 6 && (left) == 8)
 
-/* tile(i, rows) for all of n rows from i = 0 on, where `rows` is a literal; `after` follows each tile of as many rows as
- * accumulators hold. */
+/* Calls tile(i, rows) for all n rows from i = 0 on, where `rows` is a literal. `after` follows each tile that uses all
+ * accumulators. */
 #define SA_EACH_TILE(n, nv, tile, after)                                                                                       \
     ptrdiff_t i = 0;                                                                                                           \
     for (; i + SA_ROWS(nv) <= (n) && !SA_ENDS_IN_FOURS((n) - i, nv); i += SA_ROWS(nv)) {                                       \
@@ -78,7 +78,7 @@ SA_INLINE vec FN(sum_each)(vec *a) {
         tile(i, 1);                                                                                                            \
     }
 
-/* sum + a·b, or both products of a bfloat16 pair. */
+/* sum + a·b, or plus both products of a bfloat16 pair. */
 SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
 #if defined(SA_HAS_BF16_PRODUCTS)
     if (pairs) {
@@ -116,7 +116,7 @@ SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, con
     }
 }
 
-/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. `pairs`: times a factor for each
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. With `pairs`, also times a factor for each
  * lane. */
 SA_INLINE void FN(rows_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E, real *restrict P,
                              ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv, const bool pairs) {
@@ -157,7 +157,7 @@ SA_INLINE void FN(rows_times_lanes_any)(const real *restrict qT, const real *res
 }
 
 /* O[rows][nv·lanes] = alpha·O + Σ_j v[j][rows]·P[j][nv·lanes], j < end[v]. The sum starts at zero and is added to O in one
- * fused step, for half the RMS error. `pairs`: j counts two keys. */
+ * fused step, which halves the RMS error. With `pairs`, j counts pairs of keys. */
 SA_INLINE void FN(columns_tile)(const real *restrict P, const real *restrict v_j, ptrdiff_t v_stride, const ptrdiff_t *end,
                                 real *restrict O, ptrdiff_t lanes, const vec *alpha, const int rows, const int nv,
                                 const bool pairs) {
@@ -195,8 +195,8 @@ SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *r
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 
-/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes], summed from zero. C's last vector has `tail` columns; x is padded.
- * `pairs`: i counts two rows of x. */
+/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes], summed from zero. C's last vector has `tail` columns; x is padded. With
+ * `pairs`, i counts pairs of rows of x. */
 SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
                               ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
                               const bool pairs) {
@@ -228,7 +228,7 @@ SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const r
 #undef SA_TILE
 }
 
-/* How many vectors a leaf takes (five as three and two), and the columns of the last one. */
+/* Returns how many vectors a leaf takes (five as three and two); *tail becomes the columns of the last vector. */
 SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
     const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
     const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS;
@@ -237,7 +237,7 @@ SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
 }
 
 #if !defined(SA_PRODUCTS_ALONE)
-/* ---- leaves of multiply-adds, and their walk over a tile ----------------------------------------------------------- */
+/* ---- leaves of multiply-adds, and the loops over a tile that call them --------------------------------------------------- */
 
 #define SA_FMA_LEAVES(nv)                                                                                                      \
     SA_LEAF void FN(rows_times_lanes##nv)(const real *qT, const real *k, ptrdiff_t k_stride, ptrdiff_t n, ptrdiff_t E,         \
@@ -256,7 +256,7 @@ SA_LEAVES(SA_FMA_LEAVES)
 #undef SA_FMA_LEAVES
 
 /* P[n][lanes] = k[n][E] · qT[E][lanes]; top takes the maxima. From key end[v] on (open_ends) P keeps old numbers, which
- * close_vector sets to −inf before anyone reads them. */
+ * close_vector sets to −inf before they are read. */
 SA_INLINE void FN(rows_times_lanes)(const real *qT, const real *k, ptrdiff_t k_stride, const ptrdiff_t *end, ptrdiff_t E,
                                     real *P, ptrdiff_t lanes, real *top, sa_ahead *ahead, int nv) {
     ptrdiff_t j = 0;
@@ -270,7 +270,7 @@ SA_INLINE void FN(rows_times_lanes)(const real *qT, const real *k, ptrdiff_t k_s
     }
 }
 
-/* O[Dv][lanes] = alpha·O + vᵀ·P, of the keys before end[v]. */
+/* O[Dv][lanes] = alpha·O + vᵀ·P, over the keys before end[v]. */
 SA_INLINE void FN(columns_times_lanes)(const real *P, const real *v, ptrdiff_t v_stride, const ptrdiff_t *end, ptrdiff_t Dv,
                                        real *O, ptrdiff_t lanes, const real *alpha, sa_ahead *ahead, int nv) {
     for (int at = 0, now = SA_AT_ONCE(nv); at < nv; at += now, now = nv - at < now ? nv - at : now) {

@@ -1,11 +1,11 @@
-/* The interface of multiply units other than multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx_attention.h
- * (a matrix unit), both for float32 on AVX-512. And attention's entries of the table, which hand the unit of their
- * instruction set down: NULL except in isa/avx512bf16.c and isa/amx.c.
+/* The interface of units other than multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx_attention.h (a matrix
+ * unit), both for float32 on AVX-512. And attention's entries of the table, which pass the unit of their instruction set on:
+ * NULL except in isa/avx512bf16.c and isa/amx.c.
  *
- * A unit takes a call, a block and a tile, or leaves it to multiply-adds: it cannot hold all numbers in bfloat16. Functions
- * that return bool say if they did it; if not, nothing has changed. (1) to (6): docs/theory/backward.md. */
+ * A unit takes a call, a block and a tile, or leaves it to multiply-adds, as bfloat16 cannot represent all numbers. Functions
+ * that return bool return true if they have done it; if not, nothing has changed. (1) to (6): docs/theory/backward.md. */
 
-/* Each row of Q and dO, in place or copied, and its factor, of Q the scale. NULL: a row of zeros. */
+/* Each row of Q and dO, in place or copied, and its factor, which for Q is the scale. NULL stands for a row of zeros. */
 typedef struct {
     const real *query[FN(backward_rows)], *grad_out[FN(backward_rows)];
     real query_factor[FN(backward_rows)], grad_factor[FN(backward_rows)];
@@ -17,42 +17,42 @@ struct FN(unit) {
     int decode_rows;   /* the most rows of a decoded block */
 
     /* ---- wide blocks */
-    bool (*take)(const sa_attention *a); /* if the call's wide blocks may go this way */
+    bool (*take)(const sa_attention *a); /* true if the unit may compute the call's wide blocks */
     size_t (*lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s);
     void (*start)(const sa_block *b, FN(wide_state) * s); /* sets s->terms if it takes the block */
-    void (*end)(void);                                    /* after such a block, or a decoded one */
+    void (*end)(void);                                    /* after such a block, or a decoded block */
     void (*copy_queries)(const sa_block *b, FN(scratch) * s, int nv);
-    /* Products of keys and queries to s->P; times s->factor they are scores. */
+    /* Writes products of keys and queries to s->P; times s->factor they are scores. */
     bool (*scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
-    bool (*may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first); /* the running maximum, or NULL */
-    /* Makes operands of scores or weights in P; s->tile_sum takes the sums of weights of scores. */
+    bool (*may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first); /* true if the running maximum may lag; or NULL */
+    /* Makes operands from scores or weights in P; for scores, s->tile_sum gets the sums of their weights. */
     bool (*weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores);
     void (*values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
-    void (*round_weights)(FN(scratch) * s, ptrdiff_t count); /* for a tile of multiply-adds, or NULL */
+    void (*round_weights)(FN(scratch) * s, ptrdiff_t count); /* rounds weights of a tile of multiply-adds; or NULL */
 
-    /* ---- their gradients */
+    /* ---- gradients of wide blocks */
     size_t (*lay_out_gradients)(const sa_attention_gradients *g, char *base, size_t used, FN(gradient_state) * s);
     /* Forgets another block's cells, even if multiply-adds take this block. */
     void (*start_gradients)(const sa_block *b, FN(gradient_state) * g);
     void (*copy_gradients)(const sa_backward_block *b, const FN(scratch) * s, FN(gradient_state) * g, FN(factored) * x,
                            real *q_rows, real *do_rows, int nv);
     bool (*dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first, ptrdiff_t n, real *dS,
-                     int nv); /* (2), to dS */
+                     int nv); /* writes dP, (2), to dS */
     /* The tile's keys, all finite, if the unit needs no rows of keys for its gradients; else NULL. The function may be NULL. */
     const real *(*tile_keys)(const sa_block *b, const FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first);
-    /* (1), (3) and (6) from the tile's key `done` on. plain: P is scores, dS is dP; keeps: dS is left in place. Returns
-     * the first key that is left to multiply-adds. */
+    /* Computes (1), (3) and (6) from the tile's key `done` on. plain: P holds scores, dS holds dP; keeps: dS is left in place.
+     * Returns the first key that is left to multiply-adds. */
     ptrdiff_t (*gradients)(const sa_backward_block *b, FN(scratch) * s, const FN(gradient_state) * g, real *P, real *dS,
                            const real *delta, real *dqT, ptrdiff_t first, ptrdiff_t done, ptrdiff_t n, int nv, bool plain,
                            bool keeps);
 
-    /* ---- few rows; R: their number, rounded up */
+    /* ---- blocks of few rows; R is their number, rounded up */
     size_t (*lay_out_decode)(const sa_attention *a, char *base, size_t used, FN(decode_state) * s);
     void (*start_decode)(const sa_block *b, FN(scratch) * s);
-    /* Returns the keys of a longer tile, or 0; decode_tile adds it to maximum, sum and output. Or NULL. */
+    /* Returns the keys of a longer tile, or 0; decode_tile adds that tile to maximum, sum and output. Both may be NULL. */
     ptrdiff_t (*decode_keys)(const sa_block *b, const FN(scratch) * s, ptrdiff_t first);
     void (*decode_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int R);
-    /* Or products of ordinary tiles, while s->decode.use, and the order of the columns of their output. Or NULL. */
+    /* Compute the products of ordinary tiles while s->decode.use is true. These may be NULL. */
     bool (*decode_queries)(const sa_block *b, FN(scratch) * s);
     void (*decode_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R);
     void (*decode_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, ptrdiff_t p_stride, int R);

@@ -1,6 +1,6 @@
-/* Gradients of softmax, norms and gelu, over the rows that drivers/rowops.c describes. Maximum, mean and norm are
- * computed again from the inputs, while a row is in L1: 16-bit gradients are as exact as float32's. NaN in x or dy makes
- * its row NaN (gelu: its element). */
+/* Gradients of softmax, norms and GELU, over the rows that drivers/rowops.c describes. Maximum, mean and norm are computed
+ * again from the inputs, while a row is in L1, so 16-bit gradients have the error of float32 and one rounding. NaN in x or dy
+ * makes its row NaN (GELU: its element). */
 
 /* g = Σg and gt = Σg·t over a row:
  *     norms     t = ((x − hi) − lo)·scale, g = dy·weight; and dweight += dy·t, dbias += dy unless NULL
@@ -9,10 +9,10 @@ typedef struct {
     double g, gt;
 } FN(row_sums);
 
-/* Adds a vector at i, or the `left` elements there, to these sums. */
+/* Adds a vector at i, or the `left` elements there, to the sums. */
 SA_INLINE void FN(sum_vector)(const real *x, const real *dy, ptrdiff_t i, ptrdiff_t left, const bool is_norm, real hi, real lo,
                               real scale, const real *weight, real *dweight, real *dbias, vec *sum_g, vec *sum_gt) {
-    vec t = FN(load_up_to)(x + i, left), g = FN(load_up_to)(dy + i, left); /* lanes beyond add 0 */
+    vec t = FN(load_up_to)(x + i, left), g = FN(load_up_to)(dy + i, left); /* the lanes after them add 0 */
     if (is_norm) {
         t = ((t - V(set1)(hi)) - V(set1)(lo)) * V(set1)(scale);
     }
@@ -62,7 +62,7 @@ SA_ONCE FN(row_sums) FN(sum_norm)(const real *x, const real *dy, ptrdiff_t n, re
     return FN(sum_row)(x, dy, n, true, hi, lo, scale, weight, dweight, dbias);
 }
 
-/* dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). ±inf gives NaN (inf·0), as in PyTorch. */
+/* dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). For ±inf NaN (inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu_slope)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
@@ -70,9 +70,9 @@ SA_INLINE vec FN(gelu_slope)(vec x) {
     return V(fma)(x * SA_C(0.39894228040143267794), bell, phi);
 }
 
-/* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With h² = e^(−|z|),
- * s is 1/(1 + h²), or h²/(1 + h²) for negative x. From |x| = 100 on h² is 0, and dz/dx is capped, lest it overflow. ±inf
- * gives NaN. */
+/* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With h² = e^(−|z|), s is
+ * 1/(1 + h²), or h²/(1 + h²) for negative x. From |x| = 100 on h² is 0, and dz/dx is limited so that it does not overflow. For
+ * ±inf NaN. */
 SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     const vec a = V(abs)(x), near = V(min)(SA_C(100), a);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
@@ -83,7 +83,7 @@ SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     return V(select)(negative, (h + bend) * h, V(fma)(bend, h, SA_C(1))) * right;
 }
 
-/* dx by closed form, with a and b the row's constants. dx may be x.
+/* Computes dx from the row's constants a and b. dx may be x.
  *     softmax       y = t·scale, t = e^(x − max)       dx = y·(dy − a)
  *     log_softmax   e^y = t·scale                      dx = dy − e^y·a
  *     norms         y = t·weight, t = (x − mean)·scale dx = scale·((dy·weight − a) − t·b)
@@ -125,9 +125,9 @@ SA_INLINE void FN(map_backward)(const real *x, const real *dy, real *dx, ptrdiff
     }
 }
 
-/* If sums of a row leave the range: writes dy·2^−e, whose sums do not, to `room` and returns e. Else returns 0. */
+/* If sums of a row overflow, writes dy·2^−e, whose sums do not, to `room`, and returns e. Else returns 0. */
 SA_ONCE int FN(scale_gradient)(FN(row_sums) s, const real *dy, real *room, ptrdiff_t n) {
-    const double most = (SA_REAL_IS_F64 ? DBL_MAX : (double)FLT_MAX) / 8; /* differences with dy stay in it, too */
+    const double most = (SA_REAL_IS_F64 ? DBL_MAX : (double)FLT_MAX) / 8; /* so differences with dy do not overflow either */
     if (s.g > -most && s.g < most && s.gt > -most && s.gt < most) {
         return 0;
     }
@@ -138,7 +138,7 @@ SA_ONCE int FN(scale_gradient)(FN(row_sums) s, const real *dy, real *room, ptrdi
     return e;
 }
 
-/* A row of a softmax or norm. dx may be x, and room dy; dweight[n] and dbias[n] are added to, or NULL. */
+/* A row of a softmax or norm. dx may be x, and room may be dy. Adds to dweight[n] and dbias[n], unless they are NULL. */
 SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, real *room, ptrdiff_t n, const int kind, double eps,
                                 const real *weight, real *dweight, real *dbias) {
     int e;
@@ -171,7 +171,7 @@ SA_INLINE void FN(row_backward)(const real *x, const real *dy, real *dx, real *r
     }
 }
 
-/* scratch: rows for dx and dy, and the block's dweight and dbias, which are then added to the chunk's in float64. */
+/* scratch has rows for dx and dy, and the block's dweight and dbias, which are then added to the chunk's in float64. */
 SA_INLINE void FN(each_row_backward)(const sa_row_task *b, real *scratch, const sa_row_kind kind) {
     const sa_row_plan *p = b->plan;
     const sa_row_call *c = b->call;
@@ -214,7 +214,7 @@ SA_INLINE void FN(each_row_backward)(const sa_row_task *b, real *scratch, const 
 SA_ROW_BACKWARD_ENTRIES(SA_ROW_KERNEL, SA_DTYPE, SA_ISA)
 #undef SA_ROW_KERNEL
 
-/* row: n elements of scratch. */
+/* row is n elements of scratch. */
 SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *p, void *row) {
     const ptrdiff_t n = p->n;
     for (int which = 0; which < 2; ++which) {
@@ -235,7 +235,7 @@ SA_KERNEL void FN(parameter_gradients)(const sa_row_call *c, const sa_row_plan *
     }
 }
 
-/* True if a sum of dy is so large that a difference with dy may leave the range, or is NaN. */
+/* True if a sum of dy is NaN, or so large that a difference with dy may overflow. */
 SA_ONCE bool FN(any_too_large)(const real *sum, ptrdiff_t n) {
     bool any = false;
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -244,8 +244,8 @@ SA_ONCE bool FN(any_too_large)(const real *sum, ptrdiff_t n) {
     return any;
 }
 
-/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. Where sums leave the range, dy is multiplied
- * by a factor, a power of two, so that they do not, and dx divided by it. */
+/* Like softmax_columns: dx = y·(dy − Σy·dy), or dx = dy − e^y·Σdy for log_softmax. Where sums would overflow, dy is multiplied
+ * by a power of two, and dx divided by it. */
 SA_KERNEL void FN(softmax_columns_backward)(const sa_row_task *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;

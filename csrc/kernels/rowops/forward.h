@@ -1,15 +1,15 @@
-/* Softmax, norms, gelu and rotary embeddings, over the rows that drivers/rowops.c describes.
+/* Softmax, norms, GELU and rotary embeddings, over the rows that drivers/rowops.c describes.
  *
- * A row is computed in the output if that has the type that computes, else in scratch. Sums of SA_SUM_PIECE elements add
- * up in float64: a sum of positive terms is exact to a few ulp at any length.
+ * A row is computed in the output if the output has the type that computes, else in scratch. Sums of SA_SUM_PIECE elements are
+ * added in float64, so a sum of positive terms has an error of a few ulp at any length.
  *
  * Errors in ulp (tests/rowops/test_rows.py):
- *     softmax       4 + |x − max|/2, from rounding x − max; the same for log_softmax, absolute near 0
+ *     softmax       4 + |x − max|/2, from rounding x − max; also log_softmax, where it is absolute near 0
  *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
- * The same for norms of rows whose squares overflow or underflow: tests/rowops/test_extreme_rows.py.
+ * Norms of rows whose squares overflow or underflow have the same errors: tests/rowops/test_extreme_rows.py.
  *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
- * NaN makes its row NaN (gelu, rotary: its element). A softmax row of −inf alone, or with +inf, is NaN. */
+ * NaN makes its row NaN (GELU, rotary: its element). A softmax row with +inf, or with −inf alone, is NaN. */
 
 #define SA_SUM_PIECE (128 * SA_LANES)
 
@@ -29,7 +29,7 @@ SA_ONCE real FN(row_max)(const real *x, ptrdiff_t n) {
     for (; i + 4 * SA_LANES <= n; i += 4 * SA_LANES) {
         SA_UNROLL
         for (int v = 0; v < 4; ++v) {
-            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* a NaN is the first operand: it is skipped */
+            top[v] = V(max)(V(load)(x + i + v * SA_LANES), top[v]); /* a NaN is the first operand, so it is skipped */
         }
     }
     for (; i + SA_LANES <= n; i += SA_LANES) {
@@ -52,7 +52,7 @@ typedef struct {
     double sum, squares;
 } FN(sums);
 
-/* Adds a vector of x at i, or the `left` elements there, to *sum and *squares; see reduce. */
+/* Adds a vector of x at i, or the `left` elements there, to *sum and *squares, as reduce does. */
 SA_INLINE void FN(reduce_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, real a, const int what, vec *sum,
                                  vec *squares) {
     const bool is_exp = what == FN(EXP) || what == FN(EXP_STORED);
@@ -105,16 +105,16 @@ SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const
     return total;
 }
 
-/* Σe^(x − top), the terms stored in y or not. */
+/* Return Σe^(x − top); the first function also writes the terms to y. */
 SA_ONCE double FN(sum_exp_stored)(const real *x, real *y, ptrdiff_t n, real top) {
     return FN(reduce)(x, y, n, top, FN(EXP_STORED)).sum;
 }
 SA_ONCE double FN(sum_exp)(const real *x, ptrdiff_t n, real top) { return FN(reduce)(x, NULL, n, top, FN(EXP)).sum; }
 
-/* layer_norm: ((x − hi) − lo)·scale, of the row ·2^exponent. */
+/* The norm is ((x − hi) − lo)·scale, of the row times 2^exponent. */
 typedef struct {
     real hi, lo, scale;
-    bool extreme; /* the squares or the mean·scale overflow, or the squares underflow and eps does not hide it; or NaN */
+    bool extreme; /* squares or mean·scale overflow, or squares underflow and eps does not hide it; true for NaN */
     int exponent;
 } FN(statistics);
 
@@ -126,7 +126,7 @@ SA_INLINE FN(statistics) FN(statistics_of)(real hi, real lo, double variance, do
     return (FN(statistics)){hi, lo, (real)scale, !plain, 0};
 }
 
-/* The mean is hi + lo. A second sum gives lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
+/* The mean is hi + lo. A second sum yields lo, and corrects the sum of squares (Chan, Golub & LeVeque 1983, equation 1.7). */
 SA_ONCE FN(statistics) FN(layer_statistics)(const real *x, ptrdiff_t n, double eps) {
     const real hi = (real)(FN(reduce)(x, NULL, n, 0, FN(SUM)).sum / (double)n);
     const FN(sums) s = FN(reduce)(x, NULL, n, hi, FN(CENTRED));
@@ -146,7 +146,7 @@ SA_ONCE void FN(scale_row)(const real *x, real *y, ptrdiff_t n, int by) {
     }
 }
 
-/* The exponent e of the largest |x| in [2^(e−1), 2^e); 0 if there is NaN, an infinity, or nothing but zeros. */
+/* The exponent e of the largest |x| in [2^(e−1), 2^e); 0 if the row has NaN or an infinity, or only zeros. */
 SA_ONCE int FN(row_exponent)(const real *x, ptrdiff_t n) {
     real top = 0;
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -161,8 +161,8 @@ SA_ONCE int FN(row_exponent)(const real *x, ptrdiff_t n) {
     return exponent;
 }
 
-/* The statistics of a row, and the row that they are of: x, or, if its squares leave the range, x·2^−e in y, with eps·2^−2e:
- * its norm is the same. y may be x. */
+/* Computes the statistics of a row and returns the row that they describe: x, or, if its squares overflow or underflow, x·2^−e
+ * in y, with eps·2^−2e, which has the same norm. y may be x. */
 SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, double eps, bool is_rms, FN(statistics) * m) {
     *m = is_rms ? FN(rms_statistics)(x, n, eps) : FN(layer_statistics)(x, n, eps);
     if (!m->extreme) {
@@ -176,22 +176,22 @@ SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, dou
     FN(scale_row)(x, y, n, -e);
     *m = is_rms ? FN(rms_statistics)(y, n, scaled_eps) : FN(layer_statistics)(y, n, scaled_eps);
     m->exponent = e;
-    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* equal elements: eps alone makes the scale, also that of gradients */
+    if (eps > 0 && !(m->scale < (real)INFINITY)) { /* with equal elements eps alone determines the scale, even for gradients */
         m->scale = (real)(1 / sqrt(eps));
         m->exponent = 0;
     }
     return y;
 }
 
-/* Φ(−a), a = |x|, Φ the standard normal distribution; and *bell = e^(−a²/2). Φ(a) = 1 − Φ(−a): both tails keep their
- * digits.
+/* Returns Φ(−a), a = |x|, Φ the standard normal distribution; *bell becomes e^(−a²/2). With Φ(a) = 1 − Φ(−a) both tails keep
+ * their digits.
  *
  * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k):
  *   float32  degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]
  *   float64  degree 22, k = 5, relative error 5.9e-18 on [0, 39]
  * Beyond, e^(−a²/2) is 0. a² has two parts, as rounding it would cost a²/4 ulp. */
 SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
-    const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* keeps NaN */
+    const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* min keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;
     const vec w = SA_C(1) / (a + SA_C(k));
     const vec q = V(fma)(w, SA_C(-2 * k), SA_C(1));
@@ -223,15 +223,15 @@ SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     return *bell * (SA_POLYNOMIAL(q, c) * w);
 }
 
-/* x·Φ(x). −inf gives NaN (−inf·0), as in PyTorch. */
+/* x·Φ(x). For −inf NaN (−inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
     return x * V(select)(V(lt)(x, SA_C(0)), tail, SA_C(1) - tail);
 }
 
-/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), as x/(1 + e^(−2u)): nothing cancels for negative x. e^(−2|u|), which
- * may underflow, comes in as h·h, h = e^(−|u|). */
+/* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), computed as x/(1 + e^(−2u)), where nothing cancels for negative x. e^(−2|u|),
+ * which may underflow, is multiplied as h twice, h = e^(−|u|). */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
@@ -239,7 +239,7 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias, as far as the kind goes, of a vector at i, or the `left` elements there. */
+/* y = ((x − hi) − lo)·scale·weight + bias, without what the kind lacks, for a vector at i, or the `left` elements there. */
 SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, const int kind, real hi, real lo, real scale,
                               const real *weight, const real *bias) {
     vec t = FN(load_up_to)(x + i, left);
@@ -276,7 +276,7 @@ SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real
     }
 }
 
-/* Rotates pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), forwards or back. y may be x. */
+/* Rotates pairs (x[i], x[half + i]), or (x[2i], x[2i + 1]), forwards or backwards. y may be x. */
 SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, const real *sin, const int interleaved,
                           const bool back) {
     const ptrdiff_t half = n / 2;
@@ -312,7 +312,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
     }
 }
 
-/* n elements along `axes` axes; n may end within a single axis. */
+/* Gathers n elements along `axes` axes; with one axis n may be shorter than the axis. */
 SA_SHARED void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                           ptrdiff_t n) {
     if (axes == 1) {
@@ -381,7 +381,7 @@ SA_INLINE void FN(each_row)(const sa_row_task *b, real *scratch, const sa_row_ki
 SA_ROW_FORWARD_ENTRIES(SA_ROW_KERNEL, SA_DTYPE, SA_ISA)
 #undef SA_ROW_KERNEL
 
-/* Kahan's sum: *error is its rounding error. */
+/* Kahan's sum; *error is its rounding error. */
 SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     const vec old = V(load)(sum);
     t = t - V(load)(error);
@@ -390,8 +390,8 @@ SA_INLINE void FN(add_carefully)(real *sum, real *error, vec t) {
     V(store)(sum, more);
 }
 
-/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS: a lane is a column. Passes over rows: maximum, sum
- * (Kahan's, as one lane adds up a column), result. e^(x − max) is computed twice: a 16-bit output cannot keep it. */
+/* Softmax down the columns of x[n][width], width ≤ SA_ROW_COLUMNS; a lane is a column. Three passes over the rows: maximum, sum
+ * (Kahan's, as one lane sums a whole column), result. e^(x − max) is computed twice, as 16-bit outputs cannot keep it. */
 SA_KERNEL void FN(softmax_columns)(const sa_row_task *b, void *unused) {
     (void)unused;
     const sa_row_plan *p = b->plan;
@@ -439,7 +439,7 @@ SA_KERNEL void FN(softmax_columns)(const sa_row_task *b, void *unused) {
 }
 
 #if !SA_REAL_IS_F64
-/* To the nearest float16 or bfloat16, ties to even. */
+/* Rounds to the nearest float16 or bfloat16, ties to even. */
 SA_KERNEL void FN(narrow)(const float *restrict from, ptrdiff_t n, sa_dtype dtype, uint16_t *restrict to) {
     if (dtype == SA_BF16) {
         for (ptrdiff_t i = 0; i < n; ++i) {

@@ -1,14 +1,14 @@
-/* Products of compact weights in float32: rows are rounded before, sums are scaled after. Multiplications and sums round on
- * their own, and are fused only in V(fma): the bits are the same wherever V(fma) fuses. */
+/* For products with compact weights: rows are rounded before, sums are scaled to float32 after. Multiplications and additions
+ * round separately and are fused only in V(fma), so the bits are the same wherever V(fma) fuses. */
 
-/* The normal ranges of a group. From the least on 1/range is finite, and range/255 has all its digits; up to the most no
- * term of a sum overflows unless the sum does. */
+/* The normal ranges of a group. From the least on, 1/range is finite and range/255 has all its digits. Up to the most, no term
+ * of a sum overflows unless the sum does. */
 #define SA_LEAST_RANGE 1e-30f
 #define SA_MOST_RANGE 1e30f
 
-/* The least and the greatest of a group; adds NaN to `spoiled` for NaN and infinities. */
+/* Finds the least and the greatest number of a group; adds NaN to `spoiled` for NaN and infinities. */
 SA_INLINE void FN(range_of)(const float *x, ptrdiff_t n, float *low, float *high, vec *spoiled) {
-    vec least = V(set1)(x[0]), most = V(set1)(0) - least; /* the greatest, negated */
+    vec least = V(set1)(x[0]), most = V(set1)(0) - least; /* most is the greatest, negated */
     ptrdiff_t i = 0;
     for (; i + SA_LANES <= n; i += SA_LANES) {
         const vec t = V(load)(x + i);
@@ -28,7 +28,7 @@ SA_INLINE void FN(range_of)(const float *x, ptrdiff_t n, float *low, float *high
         *high = 0 - x[i] < *high ? 0 - x[i] : *high;
         *spoiled = *spoiled + V(set1)(x[i] * 0);
     }
-    *low = *low + 0.0f; /* no −0: which of the two zeros is less depends on the order */
+    *low = *low + 0.0f; /* makes 0 of −0: which of the two is found depends on the order */
     *high = 0 - *high;
 }
 
@@ -56,9 +56,9 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
             FN(range_of)(x + g * SA_GROUP, FN(group_size)(n, g), &low, &high, &spoiled);
             const float range = high - low;
             whole = whole && range <= SA_MOST_RANGE && (range == 0 || range >= SA_LEAST_RANGE);
-            row[g] = (sa_rounded){low, range}; /* of 255 scales */
+            row[g] = (sa_rounded){low, range}; /* range/255 will be the scale */
         }
-        if (!whole || !FN(is_finite)(spoiled)) { /* bytes hold finite numbers alone */
+        if (!whole || !FN(is_finite)(spoiled)) { /* bytes can hold finite numbers only */
             memset(to, 0, (size_t)stride);
             row[0].scale = NAN;
             continue;
@@ -74,8 +74,8 @@ SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, ui
 #undef SA_LEAST_RANGE
 #undef SA_MOST_RANGE
 
-/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits: Φ(x) − 1/2 is x times a minimax
- * polynomial of degree 8 in a shifted x², which makes Φ exactly 0 and 1 from ±4.4 on. Absolute error 2.6e-5. */
+/* x·Φ(x), Φ the standard normal distribution, for results that are then rounded to 8 bits. Φ(x) − 1/2 is x times a minimax
+ * polynomial of degree 8 in a shifted x², so that Φ is exactly 0 or 1 from ±4.4 on. Absolute error 2.6e-5. */
 SA_INLINE vec FN(rough_gelu)(vec x) {
     const vec a = V(min)(V(set1)(4.4f), V(max)(V(set1)(-4.4f), x)), u = V(fma)(a * a, V(set1)(0.103305785f), V(set1)(-1));
     static const double c[] = {2.764743986e-3,  -7.892259397e-3, 1.097206958e-2,  -1.596607454e-2, 2.680917270e-2,
@@ -83,7 +83,7 @@ SA_INLINE vec FN(rough_gelu)(vec x) {
     return x * V(min)(V(set1)(1), V(max)(V(set1)(0), V(fma)(a, SA_POLYNOMIAL(u, c), V(set1)(0.5f))));
 }
 
-/* A vector of columns, or the last ones. groups 0: bfloat16. */
+/* Computes a vector of columns, or the last columns. groups is 0 for bfloat16. */
 SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t columns, const int groups) {
     vec scale[SA_GROUPS_AT_ONCE], offset[SA_GROUPS_AT_ONCE], bias = V(set1)(0);
     if (e->bias != NULL) {
@@ -102,7 +102,7 @@ SA_INLINE void FN(end_columns)(const sa_compact_ends *e, ptrdiff_t c, ptrdiff_t 
     const bool adds = e->adds, gelu = e->gelu;
     for (ptrdiff_t r = 0, at = c; r < rows; ++r, at += stride, row += row_stride, sums += SA_PANEL_COLUMNS * SA_WORD) {
         vec t = adds ? FN(load_up_to)(y + at, columns) : bias;
-        if (residual != NULL) { /* before y, which may be the same array */
+        if (residual != NULL) { /* read before y is written, which may be the same array */
             t = t + FN(load_up_to)(residual + at, columns);
         }
         if (groups == 0) {

@@ -1,11 +1,11 @@
-/* Products of matrices with contiguous rows, on attention's register tiles. A panel is at most block_rows columns, copied
- * in pieces that stay in L1. C's elements are sums in the order of n, in pieces that depend on n alone: cutting into
- * tasks does not change bits. */
+/* Products of matrices with contiguous rows, on attention's register tiles. A panel has at most block_rows columns, copied in
+ * pieces that stay in L1. An element of C is a sum in the order of n, in pieces that depend on n alone, so bits do not depend
+ * on the cut into tasks. */
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
-#define SA_FAR_ROWS 48 /* with more rows, products take longer than memory */
-#define SA_SUMMED 64   /* rows of A and B at a time in matmul_tn, in L1 */
+#define SA_FAR_ROWS 48 /* with more rows, products take longer than fetching */
+#define SA_SUMMED 64   /* rows of A and B that matmul_tn takes at a time, in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     (void)rows;
@@ -24,7 +24,7 @@ SA_ONCE void FN(fill_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     }
 }
 
-/* to[j] lane i = x[i·stride + j], of a whole square. */
+/* Lane i of to[j] becomes x[i·stride + j], for a whole square. */
 SA_INLINE void FN(load_square_transposed)(const real *x, ptrdiff_t stride, vec *to) {
 #if defined(SA_HAS_TRANSPOSED_LOADS) && !SA_REAL_IS_F64
     V(load_transposed)(x, stride, to);
@@ -37,7 +37,7 @@ SA_INLINE void FN(load_square_transposed)(const real *x, ptrdiff_t stride, vec *
 #endif
 }
 
-/* panel[k][c] = b[c][k]; its rows are `stride` long. */
+/* panel[k][c] = b[c][k]; the panel's rows have `stride` elements. */
 SA_ONCE void FN(fill_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
                                        ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
@@ -61,15 +61,15 @@ SA_ONCE void FN(fill_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdif
 }
 
 /* ---- few rows, and weights from memory ------------------------------------------------------------------------------------
- * A piece of A times a whole panel, and in between the next piece of B is fetched, a few lines at a time: a burst of them
- * would fill the core's buffers, and its own loads would wait. */
+ * While a piece of A is multiplied by a whole panel, the next piece of B is fetched, a few lines at a time: many at once would
+ * fill the core's buffers, and loads would have to wait. */
 
 #define SA_ROUNDS_BETWEEN 8
 
 typedef struct {
     const char *next; /* the row to fetch */
-    ptrdiff_t stride; /* bytes */
-    ptrdiff_t left;   /* rows */
+    ptrdiff_t stride; /* bytes from row to row */
+    ptrdiff_t left;   /* rows left to fetch */
     int at_once;
 } FN(fetch);
 
@@ -82,7 +82,7 @@ SA_INLINE void FN(fetch_weights)(FN(fetch) * f) {
     }
 }
 
-/* As outer_tile, with the same sums. */
+/* Like outer_tile, with the same sums. */
 SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, ptrdiff_t depth, const real *panel,
                                  FN(fetch) * f, const int rows) {
     const real *a = (const real *)p->a + r * p->a_stride + k;
@@ -127,7 +127,7 @@ SA_INLINE void FN(add_few_rows)(vec *sum, const real *a, ptrdiff_t a_stride, con
     }
 }
 
-/* One to four rows: B is transposed in registers and not kept. The same sums. */
+/* For one to four rows B is transposed in registers and not kept. The sums are the same. */
 SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
     const real *a = p->a;
     for (ptrdiff_t c = 0; c < p->width; c += SA_LANES) {
@@ -194,7 +194,7 @@ SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     }
 }
 
-/* C[m][width] = A[n][m]ᵀ·B[n][width], or +=. A is transposed once for all columns. */
+/* C[m][width] = A[n][m]ᵀ·B[n][width], or += that. A is transposed once for all columns. */
 SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
     const real *a = p->a, *b = p->b;
     real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;

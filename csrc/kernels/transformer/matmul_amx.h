@@ -1,19 +1,19 @@
 /* matmul.h's products on the matrix unit (docs/decisions/0003-fused-training.md). Operands are split into three terms
- * (products/amx_tiles.h), which takes time: a task should have many rows and columns. Pairs are half a slice apart, so that
- * rows are split without a shuffle.
+ * (products/amx_tiles.h), which takes time, so a task should have many rows and columns. The numbers of a pair are half a slice
+ * apart, so that rows are split without a shuffle.
  *
- * Subnormals are lost: numbers below 2^−100 are off by up to 2^−126. If a number is NaN, infinite or about to overflow,
- * its row of A or panel of B, in matmul_tn the call, goes through multiply-adds. */
+ * Subnormals are lost: numbers below 2^−100 have an error of up to 2^−126. If a number is NaN, infinite or close to overflow,
+ * multiply-adds compute its row of A or panel of B, in matmul_tn the whole call. */
 
-#define SA_SIDE 32 /* of C at a time */
+#define SA_SIDE 32 /* rows and columns of C at a time */
 #define SA_SPLIT_TILE ((size_t)3 * SA_TILE_BYTES)
 
-/* Narrower rows are split no faster than multiplied. */
+/* Splitting narrower rows takes as long as multiplying them. */
 enum { SA_AMX(splits_from) = 96 };
 
 typedef struct {
-    bool same_fits; /* all its numbers can be split */
-    char *same;     /* A of matmul_nt and matmul_nn, B of matmul_tn */
+    bool same_fits; /* all numbers of `same` can be split */
+    char *same;     /* the split operand: A of matmul_nt and matmul_nn, B of matmul_tn */
     char *other;
     real *sums; /* SA_SIDE × SA_SIDE */
     void *plain;
@@ -38,7 +38,7 @@ SA_KERNEL size_t SA_AMX(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     return d < SA_AMX(splits_from) ? FN(matmul_scratch)(rows, d) : FN(lay_out_product)(NULL, rows, d, NULL);
 }
 
-/* A square of at most SA_LANES × SA_LANES, padded with zeros. */
+/* Copies a square of at most SA_LANES × SA_LANES, padded with zeros. */
 SA_ONCE void FN(pad_square)(const real *x, ptrdiff_t stride, ptrdiff_t rows, int columns, real *to) {
     for (int i = 0; i < SA_LANES; ++i) {
         vec row = V(set1)(0);
@@ -94,7 +94,7 @@ SA_SPLIT_SQUARE(split_square_below, true, false)
 SA_SPLIT_SQUARE(split_square_below_transposed, true, true)
 #undef SA_SPLIT_SQUARE
 
-/* A[m][n], or the transpose of A[n][m], as tiles [row tile][term][slice]. False if it cannot be split. */
+/* Splits A[m][n], or the transpose of A[n][m], to tiles [row tile][term][slice]. False if it cannot be split. */
 SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdiff_t n, bool transposed, char *to) {
     const size_t term_bytes = (size_t)FN(slices_of)(n) * SA_TILE_BYTES;
     vec wrong = V(set1)(0);
@@ -112,7 +112,7 @@ SA_LEAF bool FN(split_left)(const real *x, ptrdiff_t stride, ptrdiff_t m, ptrdif
     return FN(is_finite)(wrong);
 }
 
-/* B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, as tiles [slice][term][lane tile]. */
+/* Splits B[n][width], or the transpose of B[width][n], width ≤ SA_SIDE, to tiles [slice][term][lane tile]. */
 SA_LEAF bool FN(split_panel)(const real *x, ptrdiff_t stride, ptrdiff_t n, ptrdiff_t width, bool transposed, char *to) {
     const ptrdiff_t lane_tiles = FN(tiles_in)(width, SA_LANES);
     const size_t term_bytes = (size_t)lane_tiles * SA_TILE_BYTES;
@@ -146,7 +146,7 @@ SA_LEAF bool FN(row_fits)(const real *x, ptrdiff_t n) {
 SA_LEAF void FN(product_low1)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 1); }
 SA_LEAF void FN(product_low2)(const FN(operands) * o, real *c) { FN(product_any)(o, c, SA_SIDE * sizeof(real), 3, 3, 3, 1, 2); }
 
-/* sums[rows][width] = left·right from row r on, both ≤ SA_SIDE; later elements of sums may be anything. */
+/* sums[rows][width] = left·right from row r on; rows and width ≤ SA_SIDE. Later elements of sums may be anything. */
 SA_INLINE void FN(multiply)(const char *left, const char *right, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t width,
                             real *sums) {
     const ptrdiff_t slices = FN(slices_of)(n), lane_tiles = FN(tiles_in)(width, SA_LANES);

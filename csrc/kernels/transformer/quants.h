@@ -1,12 +1,12 @@
-/* The numbers that the quants of a GGUF file mean, in float32. Little-endian; d and m are float16, q has 4, 6 or 8 bits.
+/* The numbers that the quants of a GGUF file mean, in float32. Little-endian: d and m are float16, q has 4, 6 or 8 bits.
  *
  *     Q4_0   d, 16 bytes               d·(q − 8)        the low halves of the bytes are numbers 0 … 15, the high ones 16 … 31
  *     Q4_1   d, m, 16 bytes            d·q + m          in the same order
  *     Q8_0   d, 32 bytes               d·q
- *     Q4_K   d, m, 12 bytes, 128 bytes d·scale·q − m·least, both of 32 numbers and of 6 bits; 32 bytes hold 64 numbers
- *     Q6_K   128 + 64 bytes, 16 scales, d    d·scale·(q − 32), of 16 numbers; the low 4 bits of q come first, the high 2 after them
+ *     Q4_K   d, m, 12 bytes, 128 bytes d·scale·q − m·least; scale and least, 6 bits, are for 32 numbers; 32 bytes hold 64
+ *     Q6_K   128 + 64 bytes, 16 scales, d    d·scale·(q − 32), a scale for 16 numbers; the low 4 bits of q, then the high 2
  *
- * Products are exact; with m the sum is rounded once. Infinities and NaN in d and m propagate. */
+ * Products are exact; a sum with m is rounded once. Infinities and NaN in d and m propagate. */
 
 SA_INLINE float FN(half_at)(const uint8_t *p) {
     uint16_t h;
@@ -18,7 +18,7 @@ SA_INLINE float FN(half_at)(const uint8_t *p) {
 #endif
 }
 
-/* n numbers of some bits of as many bytes: d·(q − zero) + m. */
+/* Expands n numbers, some bits of n bytes, to d·(q − zero) + m. */
 SA_INLINE void FN(expand_bits)(const uint8_t *q, int n, int shift, float d, float zero, float m, float *to) {
     for (int i = 0; i < n; i += SA_LANES) {
         V(store)(to + i, V(fma)(V(set1)(d), V(of_bits)(q + i, shift, 15) - V(set1)(zero), V(set1)(m)));
@@ -30,7 +30,7 @@ SA_INLINE void FN(expand_low_and_high)(const uint8_t *q, float d, float zero, fl
     FN(expand_bits)(q, 16, 4, d, zero, m, to + 16);
 }
 
-/* Scale and least of the eight groups of a quant of Q4_K, from their 12 bytes. */
+/* The scale and least of the eight groups of a Q4_K quant, from their 12 bytes. */
 SA_INLINE void FN(scales_of_q4_k)(const uint8_t *s, uint8_t *scale, uint8_t *least) {
     for (int i = 0; i < 4; ++i) {
         scale[i] = s[i] & 63;
@@ -121,8 +121,8 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
 
 /* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
 
-/* The most that three digits hold is 127·65793; less, as scales are rounded. Below the least maximum scales would be
- * subnormal. */
+/* The most that three digits can represent, 127·65793, less a margin, as scales are rounded. Below the least maximum, scales
+ * would be subnormal. */
 #define SA_MOST_DIGITS 8355000.0f
 #define SA_LEAST_MAXIMUM 1e-30f
 

@@ -1,7 +1,7 @@
-/* The transformer's rows between products, and their gradients: look-up, sums and norms, activations, rotary positions,
- * means. */
+/* What the transformer does to rows between products, and the gradients: look-up, sums and norms, activations, rotary
+ * positions, means. */
 
-/* x[r] = (table[ids[r]] + always) + positions[r]; NULL is zeros. */
+/* x[r] = (table[ids[r]] + always) + positions[r]; NULL stands for zeros. */
 SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
                            ptrdiff_t d, void *x) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
@@ -20,7 +20,8 @@ SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *po
     }
 }
 
-/* Begins a product, which then adds to it: to[r] = bias + residual[r]; NULL is zeros. `stride`: of to and residual. */
+/* Prepares rows to which a product is added: to[r] = bias + residual[r]; NULL stands for zeros. to and residual have
+ * `stride`. */
 SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias,
                               const void *residual) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
@@ -38,7 +39,8 @@ SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdif
     }
 }
 
-/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x, and scaled x or added. */
+/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x; scaled may be x or
+ * added. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias;
@@ -68,7 +70,7 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     }
 }
 
-/* With g = dy·weight:  ds = (g − mean(g) − scaled·mean(g·scaled))·scale, or ds += that; without mean(g) for RMSNorm. */
+/* With g = dy·weight:  ds = (g − mean(g) − scaled·mean(g·scaled))·scale, or ds += that; RMSNorm has no mean(g). */
 SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight;
@@ -96,7 +98,7 @@ SA_KERNEL void FN(norm_backward)(const sa_norm_rows *n, const void *dy, void *ds
 
 /* ---- activations --------------------------------------------------------------------------------------------------------- */
 
-/* 1/(1 + e^(−x)), by e^(−|x|), which does not overflow. */
+/* 1/(1 + e^(−x)), from e^(−|x|), which does not overflow. */
 SA_INLINE vec FN(sigmoid)(vec x) {
     const vec e = FN(exp)(SA_C(0) - V(abs)(x)), right = SA_C(1) / (SA_C(1) + e);
     return V(select)(V(lt)(x, SA_C(0)), e * right, right);
@@ -145,7 +147,7 @@ SA_INLINE void FN(activate_as)(const sa_active *a, real *to, const int kind) {
     }
 }
 
-/* d: the gradient of the activated rows, and then that of pre; dgate: that of the gate. */
+/* d is the gradient of the activated rows and becomes the gradient of pre; dgate becomes the gradient of the gate. */
 SA_INLINE void FN(activate_backward_as)(const sa_active *a, real *d, real *dgate, const int kind) {
     for (ptrdiff_t r = 0; r < a->rows; ++r) {
         for (ptrdiff_t i = 0; i < a->width; i += SA_LANES) {
@@ -189,13 +191,13 @@ SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
 
 /* ---- the rest ------------------------------------------------------------------------------------------------------------ */
 
-/* x becomes 0 or x/(1 − p), plus the residual unless NULL. A dropped x may be NaN. */
+/* x becomes 0 or x/(1 − p), plus the residual unless that is NULL. A dropped x may be NaN. */
 SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width,
                              const void *residual) {
     const double least = rint(t->p * 4294967296.0);
     const bool all = least >= 4294967296.0;
     const vec factor = V(set1)(all ? 0 : (real)(1 / (1 - t->p)));
-    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0}; /* a whole vector is read from any word on */
+    uint32_t index[16], low[16] = {0}, high[16], words[4 * 16 + 16] = {0}; /* a whole vector may be read from any word on */
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const uint64_t row = (uint64_t)(t->first_row + r);
         for (ptrdiff_t c = 0; c < width;) {
@@ -222,7 +224,7 @@ SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptr
     }
 }
 
-/* Rotates the first `rotated` elements of each head of rows 0, 1, … of a sequence, forwards or back. */
+/* Rotates the first `rotated` elements of each head of rows 0, 1, … of a sequence, forwards or backwards. */
 SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptrdiff_t heads, ptrdiff_t width, bool back) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         const real *cos = (const real *)t->cos + r * (t->rotated / 2), *sin = (const real *)t->sin + r * (t->rotated / 2);
@@ -237,7 +239,7 @@ SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptr
     }
 }
 
-/* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times are ones. Sums of 128 rows add up in float64. */
+/* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times stands for ones. Sums of 128 rows are added in float64. */
 SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
                                double factor, void *to) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
