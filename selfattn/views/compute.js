@@ -2,7 +2,7 @@
  * Numbers of every page: how they are written and read, matrices of them, sums and softmax. No page here.
  */
 
-const LEVELS = 8; // of colour, for each sign; as in draw.py
+const LEVELS = 8; // shades of each sign, as in draw.py
 
 /**
  * A number with that many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
@@ -36,7 +36,7 @@ function decimalsOf(data, precision) {
 }
 
 /**
- * A sentence with values where it names them in braces, as texts.py fills it.
+ * Replace names in braces by their values, as texts.py does.
  * @type {(sentence: string, values: Record<string, string | number>) => string}
  */
 function filled(sentence, values) {
@@ -107,7 +107,7 @@ function exponentials(scores, mask, sink, i) {
   return [exps, exps.reduce((a, b) => a + b, 0) + (sink === undefined ? 0 : Math.exp(sink - top))];
 }
 
-/** @type {(data: Float64Array) => number} the largest finite size of a number; 0 if there is none */
+/** @type {(data: Float64Array) => number} the largest finite absolute value; 0 if there is none */
 const largest = (data) => data.reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 0);
 
 /** @param {Float64Array} row scores, which become their softmax */
@@ -118,7 +118,7 @@ function normalise(row) {
   for (let j = 0; j < row.length; j++) row[j] /= total;
 }
 
-/** @param {Matrix} scores @param {Matrix} mask @param {number} [sink] @returns weights: 0 for masked keys, and where all are masked */
+/** @param {Matrix} scores @param {Matrix} mask @param {number} [sink] @returns weights: 0 for masked keys, also if all are masked */
 function softmax(scores, mask, sink) {
   const lines = range(scores.rows).map((i) => exponentials(scores, mask, sink, i));
   return Matrix.of(scores.rows, scores.columns, (i, j) => (lines[i][1] === 0 ? 0 : lines[i][0][j] / lines[i][1]));

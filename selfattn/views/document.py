@@ -1,4 +1,4 @@
-"""A view as one file of HTML, which fetches nothing, and as a notebook's output: scripts, styles and data put together."""
+"""Joins a view's scripts, styles and data: to one HTML file, which fetches nothing, or to a notebook's output."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from selfattn import _disk
 from selfattn._extras import import_extra
 from selfattn.views.writing import Array, letters, number, script_data, short, text
 
-# What is left out of scripts: types within a line, other comments, indentation.
+# Matches what is removed from scripts: types within a line, other comments, indentation.
 _NOT_CODE = re.compile(r"\s*/\*\* @\w+ [^*\n]*\*/(?= )|^\s*/\*.*?\*/\n|^\s+", re.DOTALL | re.MULTILINE)
 
-#: The scripts of every page, in order: a file uses the names of those before it, and changes no page when it is read.
+#: The scripts of every page, in order: a file uses names of earlier files, and only defines names when it runs.
 KIT = ("compute.js", "kit/page.js", "kit/pictures.js")
 
-# Of the picture of weights.
+# Sizes in the picture of weights.
 CELL, LETTER, GAP, LINE = 48, 7, 24, 20  # pixels
 MAX_SIDE, MAX_TOKEN, MAX_MATRICES = 32, 12, 4
 
 Matrix: TypeAlias = tuple[str, Array, list[str], list[str], set[tuple[int, int]]]
 
-# A view's script looks for views in the document, so it runs when the element is there.
+# A view's script looks for views in the document, so it runs after the element is added.
 _ESM = """\
 export default {
   render({ model, el }) {
@@ -56,7 +56,7 @@ POLICY = (
 
 @dataclass(frozen=True, repr=False)
 class Document:
-    """A view as HTML, and as a picture for where HTML is not shown.
+    """A view as HTML, and as a picture for programs that do not show HTML.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Document:
         return f"<div>{style(*self.styles)}{self._untrusted()}{plain}{script(*self.scripts)}</div>"
 
     def _untrusted(self) -> str:
-        """Return what a notebook that allows neither styles nor scripts shows: a picture, and how to start the view."""
+        """Return HTML for a notebook without styles and scripts: a picture, and how to start the view."""
         picture = base64.b64encode(self.svg.encode("utf-8", "backslashreplace")).decode()
         return (
             f'<div class="sa-untrusted"><p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
@@ -97,7 +97,7 @@ class Document:
         )
 
     def plain_body(self) -> str:
-        """Return the body without what only a document of its own may have, such as ids."""
+        """Return the body without parts, such as ids, that may occur only once in a document."""
         return self.body
 
     @property
@@ -128,7 +128,7 @@ class Document:
         return self.svg
 
     def widget(self) -> Any:
-        """Return the view as a notebook's widget, which reports to Python what is chosen.
+        """Return the view as a notebook widget, which reports the user's choices to Python.
 
         ``widget.chosen`` is a dict of the last choice, such as the token and the head; ``widget.observe(function, "chosen")``
         calls a function at each choice. Without a running kernel, :attr:`fragment` shows the same.
@@ -195,7 +195,7 @@ def _read(name: str) -> str:
 
 
 def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes | None = None) -> str:
-    """Return the body of a view of class ``kind`` that its script draws: the HTML until then, and the data and numbers it reads."""
+    """Return the body of a view of class ``kind`` that its script draws: HTML to show before, and data and numbers to read."""
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
     return (
@@ -205,7 +205,7 @@ def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes
 
 
 def weights_svg(matrices: Sequence[Matrix], title: str, notes: Sequence[str] = ()) -> str:
-    """Draw matrices of weights side by side, darker for more: the first four, of each the first rows and columns.
+    """Draw the first four matrices of weights side by side, each with its first rows and columns; darker is more.
 
     Names are above the matrices, notes below all; numbers at ``blanks`` are not shown.
     """

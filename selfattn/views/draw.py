@@ -16,7 +16,7 @@ from selfattn.views.texts import fill
 from selfattn.views.writing import Array, decimals_of, number, script_data, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
-LEVELS = 8  # of colour, per sign
+LEVELS = 8  # shades of each sign
 
 
 class Drawing:
@@ -34,7 +34,7 @@ class Drawing:
         self.graph, self.sides, self.texts, self.exercise = graph, sides, texts, exercise
         self.precision, self.max_side = precision, max_side
         self.decimals = {name: decimals_of(node.data, precision) for name, node in graph.nodes.items()}
-        self.sizes: dict[str, float] = {}  # largest number by name: one colour scale
+        self.sizes: dict[str, float] = {}  # the largest number of each name, for one colour scale
         for node in graph.nodes.values():
             finite = np.abs(node.data[np.isfinite(node.data)])
             key = node.name.partition("[")[0]
@@ -49,7 +49,7 @@ class Drawing:
                 for name in (name for side in equation.sides for name in results(side)):
                     node, (rows, columns) = self.graph.nodes[name], self.graph.nodes[name].data.shape
                     if columns and node.op not in ("given", "row_sums"):
-                        step = 2 if columns % 2 else 1  # blanks go through all columns
+                        step = 2 if columns % 2 else 1  # so that blanks reach all columns
                         blanks[name] = [(step * i + n) % columns for i in range(rows)]
         return blanks
 
@@ -69,7 +69,7 @@ class Drawing:
 
     @cached_property
     def picture(self) -> str:
-        """The weights of all heads and sentences as SVG, with what is left out."""
+        """Draw the weights of all heads and sentences as SVG, with a note of what is left out."""
         matrices = []
         for node in self.graph.nodes.values():
             if node.name == "weights":
@@ -109,7 +109,7 @@ class Drawing:
         return f"{heading}, {fill(self.texts['block'], n=block)}" if block else heading
 
     def equation(self, stage: Stage, equation: Equation) -> str:
-        """Draw one line; with two sentences their operands, and below these their results, side by side."""
+        """Draw one line; two sentences have their operands side by side, and their results below."""
         label = f"<h4>{text(fill(self.texts['head'], n=equation.label))}</h4>" if equation.label else ""
         ids = stage.name if stage.equations[0] is equation else ""
         if len(equation.sides) == 1:
@@ -153,7 +153,7 @@ class Drawing:
         rows, columns = map(min, zip(first.data.shape, second.data.shape, strict=True))
         with np.errstate(invalid="ignore", over="ignore"):
             data = second.data[:rows, :columns] - first.data[:rows, :columns]
-            # Hide rounding.
+            # A difference that is only rounding becomes 0.
             data[np.abs(data) <= 1e-12 * self.sizes[first.name.partition("[")[0]]] = 0.0
         labels = [
             [x if x == y else f"{x} → {y}" for x, y in zip(*pair, strict=False)]
@@ -175,7 +175,7 @@ class Drawing:
         )
 
     def table(self, term: str, *, ids: str, result: bool, of: str = "") -> str:
-        """Draw a matrix or its transpose; with `ids` links can lead to its rows, `of` names its sentence."""
+        """Draw a matrix or its transpose; with `ids` its rows can be linked to; `of` names its sentence."""
         name = term.removeprefix("T:")
         node, transposed = self.graph.nodes[name], term.startswith("T:")
         data, labels, hidden = node.data, list(self.axes(node)), set(enumerate(self.blanks.get(name, [])))
@@ -321,13 +321,13 @@ class Drawing:
 
 
 def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:
-    """Draw the indices that are shown, with a gap where some between two of them are not."""
+    """Draw the shown indices, with a gap for those that are left out between them."""
     parts = [gap * (n > 0 and i != shown[n - 1] + 1) + drawn(i) for n, i in enumerate(shown)]
     return "".join(parts)
 
 
 def shade(value: float, size: float) -> str:
-    """Return the class of a number's colour: p1 to p8 for positive ones, n1 to n8 for negative ones, x for -inf and NaN."""
+    """Return the class of a number's colour: p1 to p8 if it is positive, n1 to n8 if negative, x for -inf and NaN."""
     if not np.isfinite(value):
         return "x"
     level = min(LEVELS, round(abs(value) / size * LEVELS)) if size else 0
@@ -340,12 +340,12 @@ def emphasised(sentence: str) -> str:
 
 
 def isolated(label: str) -> str:
-    """Escape a label; isolate its direction of writing if it is not ASCII."""
+    """Escape a label; if it is not ASCII, isolate its writing direction."""
     return text(label) if label.isascii() else f"<bdi>{text(label)}</bdi>"
 
 
 def formula(line: str) -> str:
-    """Write indices low: ``s_ij`` becomes ``s<sub>ij</sub>``."""
+    """Write indices as subscripts: ``s_ij`` becomes ``s<sub>ij</sub>``."""
     return _LOW.sub(r"<sub>\1</sub>", text(line))
 
 

@@ -37,7 +37,7 @@ class Exercise {
   }
 
   /**
-   * A guess is right if it rounds to the answer, with two decimals at least where the answer has them.
+   * A guess is right if the answer rounds to it: to its own decimals, but at least to two or to all that the answer shows.
    * @type {(node: NodeOfPage, i: number, j: number, field: HTMLInputElement, td: HTMLTableCellElement) => void}
    */
   check(node, i, j, field, td) {

@@ -1,4 +1,4 @@
-"""The explorer of a real model: all heads as small maps with their habits, one of them large, and a word's way through all layers.
+"""The explorer of a real model: all heads as small maps with their habits, one head as a large map, a word's rollout through all layers.
 
 What is shown is in `heads`; `explorer.js` draws it.
 """
@@ -168,14 +168,14 @@ def _pieces(source: Any, text: Text) -> Sequence[Any]:
     if not isinstance(text, str) or isinstance(tokens[0], str) or encode is None:
         return tokens
     try:
-        pieces: list[str] = encode(text, out_type=str)  # SentencePiece's, and our own
+        pieces: list[str] = encode(text, out_type=str)  # SentencePiece and selfattn have this
     except TypeError:
         return tokens
     return pieces[: len(tokens)] if len(pieces) >= len(tokens) else tokens
 
 
 def _spelled(source: Any, ids: Any) -> list[str]:
-    """Return tokens of a language model as they read in a text; one that is a part of a character as it is stored."""
+    """Return tokens of a language model as text; a token with only a part of a character stays as it is stored."""
     stored = source.tokens(ids)
     decode = getattr(getattr(source, "tokenizer", None), "decode", None)
     if decode is None:
@@ -227,7 +227,7 @@ def _habit(habit: Habit) -> dict[str, Any]:
 
 
 def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
-    """Return the page's sentences; a special token that is the only one of its kind is called by its name."""
+    """Return the page's sentences; if a kind has only one special token in all texts, they name it."""
     captions = dict(EXPLORER)
     first = {each.keys[0] for each in texts}
     others = {token for each in texts for token in each.keys[1:] if is_special(token)}
@@ -244,7 +244,7 @@ def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
 def _body(
     title: str, data: dict[str, Any], found: list[list[Habit]], texts: Sequence[TextHeads], store: Store
 ) -> str:
-    """Return what is there without a script, and what the script reads."""
+    """Return the HTML that is shown without a script, and the data that the script reads."""
     names = data["captions"]
     rows = "".join(
         f'<tr><th scope="row">{escaped(names["layer"].format(layer=n + 1))}</th>'

@@ -1,5 +1,5 @@
 /*
- * The explorer: texts, all heads small, one head large, a word's way through all layers, and what a language model expects next.
+ * The explorer: texts, all heads as small maps, one as a large map, a word's rollout through all layers, next tokens.
  */
 
 /**
@@ -117,7 +117,7 @@ class ExplorerPage {
     this.announce(0);
   }
 
-  /** @type {(side: number, i: number) => void} a word is chosen; the other text's follows it */
+  /** @type {(side: number, i: number) => void} choose a word, and the same word in the other text */
   take(side, i) {
     const token = this.texts[side].stored.queries[i];
     if (token === undefined) return;

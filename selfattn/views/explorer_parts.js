@@ -1,10 +1,10 @@
 /*
- * What the explorer knows of a text, as `heads.py` writes it, and the parts that show it: all heads as small maps, a word's way
- * through all layers, what comes next.
+ * The explorer's data of a text, which `heads.py` writes, and the parts that show them: all heads as small maps, a word's
+ * rollout through all layers, the next tokens.
  */
 
 /** @typedef {{ type: "u1" | "i2" | "u2" | "f4", at: number, shape: number[] }} Stored */
-/** @typedef {{ values: Stored, size: Stored }} Rows numbers of 16 bits, and what each row is multiplied by */
+/** @typedef {{ values: Stored, size: Stored }} Rows numbers of 16 bits, and a factor for each row */
 /** @typedef {{ query: Rows, key: Rows, band: [number | null, number | null] }} Products the band is how far a query sees */
 /**
  * @typedef {object} StoredText
@@ -82,14 +82,14 @@ class TextData {
     return row;
   }
 
-  /** @param {Head} head its small map: bytes of the weights' roots, and its sides */
+  /** @param {Head} head @returns the head's small map: the square roots of its weights as bytes, and its sides */
   smallMap({ n }) {
     const [, rows, columns] = this.stored.small.shape;
     return { rows, columns, bytes: this.small.subarray(n * rows * columns, (n + 1) * rows * columns) };
   }
 
   /**
-   * Where a word comes from: row l has its shares after l layers, row 0 those in the input.
+   * Attention rollout of a word: row l says how much of it comes from each token after l layers, row 0 from each input.
    * @type {(i: number) => Matrix | null}
    */
   way(i) {
@@ -116,7 +116,7 @@ class TextData {
   }
 }
 
-/** All heads as small maps, a row for each layer: choosing one, dimming those of other habits. */
+/** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits dimmed. */
 class HeadGrid {
   /** @type {string | null} */ only = null;
 
@@ -215,7 +215,7 @@ class HeadGrid {
   }
 }
 
-/** A word's way through all layers: a row for each layer, a column for each token. */
+/** A word's rollout through all layers: a row for each layer, a column for each token. */
 class WayMap {
   /** @param {TextData[]} texts @param {Record<string, string>} captions @param {(side: number, j: number, layer: number) => Child[]} say */
   constructor(texts, captions, say) {
@@ -258,17 +258,17 @@ class WayMap {
 /**
  * @typedef {object} StoredNext
  * @property {string[]} names of tokens
- * @property {number[][]} tokens the likeliest of each place, by name
- * @property {Stored} logits theirs
+ * @property {number[][]} tokens the likeliest tokens of each place, as indices of names
+ * @property {Stored} logits of these tokens
  * @property {number[]} temperatures
- * @property {Stored} sums the logarithm of what all tokens add up to, of each place at each temperature
+ * @property {Stored} sums the log-sum-exp of all logits, of each place at each temperature
  * @property {number} vocabulary
  */
 
 const BARS = 12;
-const TOP_K = [0, 50, 20, 10, 5, 2]; // 0: all
+const TOP_K = [0, 50, 20, 10, 5, 2]; // 0 means all
 
-/** What a language model expects after a place: bars of the likeliest tokens; and its answer, step by step. */
+/** What a language model expects after a place: bars of the likeliest tokens; and its continuation, step by step. */
 class NextTokens {
   /** @param {TextData} text @param {Record<string, string>} captions @param {number} side @param {(place: number) => void} choose */
   constructor(text, captions, side, choose) {
@@ -303,7 +303,7 @@ class NextTokens {
     this.draw();
   }
 
-  /** The likeliest tokens of the place, the first ones of top-k alone. */
+  /** The likeliest tokens of the place; with top-k, only the first k. */
   likely() {
     const { place, topK, temperature, next, text: { bytes } } = this;
     const [, count] = next.logits.shape, t = next.temperatures[temperature], kept = topK ? Math.min(topK, count) : count;

@@ -2,7 +2,7 @@
  * The first screen of a view: words with ribbons as thick as the weights, the output, the strip of all matrices from inputs to
  * output, and controls: head, scale, given weights. A small copy stays docked while details scroll.
  *
- * It shows the numbers of the view, which computes; it keeps only the chosen head and word.
+ * The view computes all numbers; this file keeps only the chosen head and word.
  */
 
 /** @typedef {{ side: number, block: string, head: string, nodes: Record<string, string>, stages: Record<string, string> }} HeadData */
@@ -11,11 +11,11 @@ const ROLES = ["inputs", "query", "key", "value", "scores", "mask", "weights", "
 /** @type {Record<string, string>} */
 const NAMES = { inputs: "x", query: "Q", key: "K", value: "V", scores: "scores", mask: "mask", weights: "weights", output: "output", result: "result" };
 /** @type {Record<string, string>} */
-const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", result: "→" }; // before a matrix
-const MOST_CELLS = 80; // of a matrix that shows numbers; larger ones are pictures
-const MOST_PARTS = 3; // words that a sentence names
-const WIDEST = 7; // columns with numbers
-const NEAR = 12; // first words among which the marked one is chosen, so that it is in sight
+const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", result: "→" }; // signs before a matrix
+const MOST_CELLS = 80; // a larger matrix is a picture, without numbers
+const MOST_PARTS = 3; // a sentence names no more words
+const WIDEST = 7; // columns of numbers; a matrix with two more is a picture
+const NEAR = 12; // the marked word is one of these first words, so that it is in sight
 const HIGH = 235; // pixels for the words of one text, until each has the least height
 const SHORT = 2; // decimals
 
@@ -54,7 +54,7 @@ class FirstScreen {
     new ResizeObserver(() => this.fit()).observe(this.node);
   }
 
-  /** The word that is marked at first: the named one, or one that both texts have at its place, else the one that takes most from another. */
+  /** The word that is marked at first: the named word, else a word that both texts have at one place, else the word that takes most from another. */
   first() {
     const { labels, numbers, texts } = this.view;
     const named = labels.t0.indexOf(texts.word);
@@ -106,7 +106,7 @@ class FirstScreen {
     this.draw();
   }
 
-  /** Choose what is chosen when a page opens. */
+  /** Choose the head and word that are chosen when a page opens. */
   restart() {
     const { block, head } = this.heads[0];
     this.choose({ block, head, word: this.first() });
@@ -122,7 +122,7 @@ class FirstScreen {
     this.draw();
   }
 
-  /** Knobs and strip of the chosen head. */
+  /** Make the controls and the strip of the chosen head. */
   build() {
     /** @type {Map<string, Heat | HeatMap>} */
     this.matrices = new Map();
@@ -147,7 +147,7 @@ class FirstScreen {
     this.fit();
   }
 
-  /** Numbers where they have room, else smaller ones, else squares of colour. */
+  /** Show numbers if they have room, else smaller numbers, else coloured squares. */
   fit() {
     const { classList } = this.strip, tight = () => this.strip.scrollWidth > this.strip.clientWidth + 1;
     classList.remove("sa-dense", "sa-swatches");
@@ -249,7 +249,7 @@ class FirstScreen {
     return [element("span", { className: "sa-tabs", role: "group", ariaLabel: what }, ...buttons)];
   }
 
-  /** @type {(scale: NodeOfPage, stops: number[]) => HTMLLabelElement} which holds on at the stops */
+  /** @type {(scale: NodeOfPage, stops: number[]) => HTMLLabelElement} a slider that stays at the stops for a while */
   slider(scale, stops) {
     const top = Math.max(8, 2 * Math.abs(scale.kernel.at(0, 0)));
     const slider = element("input", { type: "range", min: String(scale.kernel.at(0, 0) < 0 ? -top : 0), max: String(top), step: "0.01", ariaLabel: this.texts.scale });
@@ -268,7 +268,7 @@ class FirstScreen {
     return whole ? `1/√${Math.round(square)}` : String(Number(x.toFixed(3)));
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; ? where it is to be guessed */
+  /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; ? if it is to be guessed */
   short(node, i, j) {
     const { numbers } = this.view;
     return numbers.hidden(node, i, j) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
@@ -309,7 +309,7 @@ class FirstScreen {
     const limit = chosen.kind === "to" ? weights.rows : weights.columns;
     const selected = chosen.index < limit ? chosen : { kind: chosen.kind, index: limit - 1 };
     const guessing = ["scores", "weights"].includes(this.view.lesson.root.dataset.hide ?? "");
-    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // places must not show the answer
+    const even = Matrix.of(weights.rows, weights.columns, () => 1 / weights.columns); // ribbons must not show the answer
     const state = { weights: guessing ? even : weights, selected, now: guessing, ...(!guessing && node && node.now !== node.kernel ? { before: node.kernel } : {}),
       write: (/** @type {number} */ value, /** @type {number} */ i, /** @type {number} */ j) => (node ? this.short(node, i, j) : value ? brief(value, 0) : "") };
     this.ribbons[side].update(state);
@@ -357,7 +357,7 @@ class FirstScreen {
     }
   }
 
-  /** @param {number} i the word whose output is drawn: of both texts, or as the mean that it is */
+  /** @param {number} i the word whose output is drawn: in both texts, or with the values that it is the mean of */
   drawOut(i) {
     const { texts, view } = this;
     const there = this.sides.flatMap((side) => {
@@ -375,7 +375,7 @@ class FirstScreen {
     this.outText.replaceChildren(...(hidden ? [] : there.length === 2 ? this.difference(i, shown) : this.sides.length === 1 && this.nodeOf(0, "weights") ? [texts.mix] : []));
   }
 
-  /** @type {(i: number, c: number) => Mark[]} the values of words, as rings, if there is one text */
+  /** @type {(i: number, c: number) => Mark[]} the words' values as rings, if there is one text */
   parts(i, c) {
     const value = this.nodeOf(0, "value")?.now, weights = this.nodeOf(0, "weights")?.now;
     if (this.sides.length > 1 || !value || !weights) return [];
@@ -383,7 +383,7 @@ class FirstScreen {
   }
 
   /**
-   * By how much the outputs of two texts differ in each of these columns of a row, and where most.
+   * The difference of two texts' outputs in each of these columns of a row, and the column with the largest.
    * @type {(i: number, columns: number[]) => { by: number[], most: number }}
    */
   mostDifferent(i, columns) {
@@ -401,13 +401,13 @@ class FirstScreen {
   }
 
   /**
-   * A number of the strip is pointed at: outline its sources, and write its sum.
+   * Outline the sources of a number in the strip, and write its sum.
    * @type {(side: number, role: string, place: Place | null) => void}
    */
   explain(side, role, place) {
     for (const made of this.matrices?.values() ?? []) if (made instanceof Heat) made.mark(null);
     this.explained = place !== null;
-    this.sum.ariaLive = place ? "polite" : "off"; // for a word, its caption is read
+    this.sum.ariaLive = place ? "polite" : "off"; // for a word, screen readers read its caption
     const node = this.nodeOf(side, role);
     if (!place || !node) return this.explainRow();
     const { numbers, words } = this.view;
@@ -440,7 +440,7 @@ class FirstScreen {
     });
   }
 
-  /** @param {NodeOfPage} node masked scores @returns scores, scaled scores, masked scores: those that change something */
+  /** @param {NodeOfPage} node masked scores @returns scores, scaled scores, masked scores, without stages that change nothing */
   chain(node) {
     const { numbers } = this.view, found = [node];
     while (["mask", "scale"].includes(found[0].op)) found.unshift(numbers.args(found[0])[0]);
@@ -448,7 +448,7 @@ class FirstScreen {
     return found.filter((each) => each.op !== "mask" || mask?.now.data.some((x) => x === 0) || each.args.length > 2);
   }
 
-  /** Without a number that is pointed at: show how the most different number of the chosen word is computed. */
+  /** If the pointer is on no number, show how the most different number of the chosen word is computed. */
   explainRow() {
     const { view, pinned } = this, { kind, index } = this.hovered ?? pinned, i = kind === "to" ? index : pinned.index;
     const nodes = this.sides.map((side) => this.nodeOf(side, "output"));
@@ -470,7 +470,7 @@ class FirstScreen {
     }, { root: this.view.alone ? null : scroller });
     observer.observe(this.see);
     const inside = /** @type {HTMLElement} */ (this.dock.firstElementChild);
-    new ResizeObserver(() => this.view.root.style.setProperty("--dock", `${inside.offsetHeight}px`)).observe(inside); // 0 while it is not shown
+    new ResizeObserver(() => this.view.root.style.setProperty("--dock", `${inside.offsetHeight}px`)).observe(inside); // 0 while the dock is hidden
   }
 }
 

@@ -1,14 +1,14 @@
 /*
- * The page of a GPT: a prompt, a letter's way through the model, the next letters, and the effect of a change of the model.
+ * The page of a GPT: a prompt, a letter's values in every layer, the next letters, and the effect of changes to the model.
  */
 
 /** @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string> }} GPTData */
 
 const TEMPERATURES = [0, 0.3, 0.6, 0.8, 1, 1.5];
 const TOP_KS = [0, 10, 5, 3, 2];
-const LETTERS_BEFORE = 10; // of the likeliest, as bars
-const COMPARED = 60; // letters that both models write
-const PACE = 60; // milliseconds a letter
+const LETTERS_BEFORE = 10; // the likeliest letters, which are shown as bars
+const COMPARED = 60; // both models write this many letters
+const PACE = 60; // milliseconds per letter
 const SEED = 1;
 
 class GPTView {
@@ -29,7 +29,7 @@ class GPTView {
     this.topK = 0;
     this.timer = 0;
     this.random = randomNumbers(SEED);
-    this.edits = new Set(); // of weights, as "name.n"
+    this.edits = new Set(); // changed weights, as "name.n"
     this.colours = pixelColours(root);
     this.field = element("input", { value: data.prompt, ariaLabel: captions.prompt, spellcheck: false, maxLength: 4 * data.context, oninput: () => this.begin() });
     this.note = element("small", { className: "sa-soft", role: "status" });
@@ -236,7 +236,7 @@ class GPTView {
       { n: rest.length, probability: rest.reduce((sum, { probability }) => sum + probability, 0) }, captions);
   }
 
-  /** What the model as trained and the model as it is now write after the prompt; the likeliest letter each time. */
+  /** What the trained model and the changed model write after the prompt, always with the likeliest letter. */
   compare() {
     const prompt = this.ids.slice(0, this.given);
     const written = (/** @type {GPTModel} */ model) => {
@@ -261,7 +261,7 @@ class GPTView {
   }
 }
 
-/** One matrix as a picture, one weight of it to change. */
+/** A matrix as a picture, with a field to change one weight. */
 class WeightEditor {
   /** @param {GPTModel} model @param {Record<string, string>} captions @param {(name: string, places: number[]) => void} changed */
   constructor(model, captions, changed) {

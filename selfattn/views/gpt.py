@@ -24,8 +24,8 @@ __all__ = ["GPTPage", "gpt_page", "page_gpt"]
 ALPHABET = "\n !'(),-.:;?abcdefghijklmnopqrstuvwxyz"
 SETTINGS: dict[str, Any] = {"d_model": 64, "num_layers": 3, "num_heads": 4, "max_seq_len": 96}
 PROMPT = "in the beginning "
-SCALE = "_scale"  # ends the names of scales of rounded matrices
-MOST_PARAMETERS = 1_000_000  # a page of more would be slow
+SCALE = "_scale"  # the suffix of the names of scales of rounded matrices
+MOST_PARAMETERS = 1_000_000  # a larger model makes the page slow
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,7 +166,7 @@ def _check(model: GPT) -> None:
 
 
 def _ids(prompt: str, alphabet: list[str]) -> list[int]:
-    """Read a prompt as ids, the longest piece first."""
+    """Convert a prompt to ids, always with the longest piece that fits."""
     order = sorted(range(len(alphabet)), key=lambda n: -len(alphabet[n]))
     ids, at = [], 0
     while at < len(prompt):
@@ -183,7 +183,7 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
 
 
 def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str) -> str:
-    """Return how likely each letter is after the prompt, as a picture."""
+    """Return a picture of the probability of each letter after the prompt."""
     logits = np.float64(model(np.array(ids))[-1])
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()

@@ -1,5 +1,5 @@
 /*
- * A GPT that computes letter by letter and keeps keys and values. No page here.
+ * A GPT that computes letter by letter and keeps keys and values. It draws nothing.
  *
  * Per layer x += out(attention(LayerNorm(x))), x += linear2(activation(linear1(LayerNorm(x)))); then logits = head(LayerNorm(x)).
  */
@@ -49,7 +49,7 @@ class GPTModel {
   constructor(settings, bytes) {
     this.settings = settings;
     this.bytes = bytes;
-    this.off = new Set(); // heads, as "layer.head"
+    this.off = new Set(); // heads that are off, as "layer.head"
     this.reset();
   }
 
@@ -91,7 +91,7 @@ class GPTModel {
   }
 }
 
-/** Letters that have gone through a model, with the keys and values that are kept. */
+/** The letters that a model has read, with their keys and values. */
 class Pass {
   /** @type {Trace[]} */ traces = [];
 
@@ -127,7 +127,7 @@ class Pass {
     return trace;
   }
 
-  /** @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }} 0 is found by heads that are off */
+  /** @type {(layer: number, place: number) => { weights: Float64Array[]; found: Float64Array; }} heads that are off give 0 */
   attend(layer, place) {
     const { width, heads } = this.model.settings, each = width / heads, joined = this.joined[layer];
     const found = new Float64Array(width), weights = range(heads).map(() => new Float64Array(place + 1));
@@ -143,7 +143,7 @@ class Pass {
 }
 
 /**
- * Probabilities of all letters, or of the top-k alone if it is not 0, the largest first. Temperature 0 gives all to the likeliest.
+ * Probabilities of all letters, or of the top-k if topK is not 0, the largest first. At temperature 0 the likeliest has probability 1.
  * @type {(logits: Float64Array, temperature: number, topK: number) => { id: number, probability: number }[]}
  */
 function choices(logits, temperature, topK) {

@@ -1,4 +1,4 @@
-"""From steps to a graph of matrices: which matrices each is computed from, and which stage shows it.
+"""Turns steps into a graph of matrices: which matrices each one is computed from, and which stage shows it.
 
 `draw` draws the graph and `steps.js` computes with it; no HTML here. A graph may hold two sentences, called sides; what they
 share, such as projections, is there once.
@@ -22,13 +22,13 @@ Steps: TypeAlias = AttentionSteps | ModelSteps
 Term: TypeAlias = str  # id of a node, "T:" and an id for its transpose, or an operator
 
 OPERATORS = ("@", "=", "+", "·", "→", "where")
-MAX_HEADS = 4  # shown as tables
+MAX_HEADS = 4  # heads that are shown as tables
 PER_HEAD = (
     "given", "scores", "scaled_scores", "masked_scores", "weights", "dropped_weights", "replaced_weights",
     "weighted_values", "output",
 )  # fmt: skip
-MAX_PAIRS = 8  # queries with weighted values
-MAX_NUMBERS = 200_000  # in all matrices: about 2 MB as base64
+MAX_PAIRS = 8  # queries whose weighted values are shown
+MAX_NUMBERS = 200_000  # numbers in all matrices: about 2 MB as base64
 
 
 class PageError(ValueError):
@@ -48,7 +48,7 @@ class Node:
     args: tuple[str, ...]
     options: dict[str, Any]
     editable: bool
-    block: str  # if there are several
+    block: str  # the name of the block, if there are several
     head: str
 
 
@@ -118,7 +118,7 @@ LINES: dict[str, tuple[str, str]] = {
 
 
 class Graph:
-    """Nodes by id, stages in order, lists of labels; and the side that is being added."""
+    """A graph: nodes by id, stages in order, lists of labels, and the side that is being added."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -126,14 +126,14 @@ class Graph:
         self.labels: dict[str, list[str]] = {"one": [""]}
         self.heads: list[Head] = []
         self.side = 0
-        self.block = self.head = ""  # of the nodes being added
+        self.block = self.head = ""  # block and head of the nodes being added
         self.numbers = 0
 
     def add(
         self, node: str, name: str, data: Array, rows: str = "", columns: str = "", op: str = "given",
         args: tuple[str, ...] = (), options: dict[str, Any] | None = None, *, editable: bool = False, shared: bool = False,
     ) -> str:  # fmt: skip
-        """Add a node to this side and return its id; if it is shared and the other side has it, the id of that."""
+        """Add a node to this side, and return its id; a shared node of the other side is used again."""
         if self.numbers + data.size > MAX_NUMBERS:
             raise PageError(
                 f"a page holds at most {MAX_NUMBERS} numbers, and these steps have more, with {name} of "
@@ -215,7 +215,7 @@ def _by_head(array: Array) -> Array:
 
 
 def _given(graph: Graph, steps: AttentionSteps) -> None:
-    """Attention alone: queries, keys and values are the inputs."""
+    """Add attention alone, whose inputs are queries, keys and values."""
     if 0 in steps.scores.shape[:-2]:
         raise PageError(f"there are no heads to show: the scores have shape {steps.scores.shape}")
     t, k = f"t{graph.side}", f"k{graph.side}"
@@ -245,7 +245,7 @@ def _head_label(steps: AttentionSteps, h: int) -> str:
 
 
 def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[list[str]]) -> list[str]:
-    """Scores to output, for every head; returns the ids of the outputs."""
+    """Add the stages from scores to output for every head; return the ids of the outputs."""
     outputs = []
     for h, (q, k, v) in enumerate(zip(*heads, strict=True)):
         graph.head = _head_label(steps, h)
@@ -257,7 +257,7 @@ def _attention(graph: Graph, steps: AttentionSteps, prefix: str, heads: list[lis
 
 
 def _note_heads(graph: Graph, stage: str, count: int) -> None:
-    """Add a note to a stage, if it exists, that some heads are not shown."""
+    """If a stage exists, add the note that some heads are not shown."""
     if count > MAX_HEADS and stage in graph.stages:
         graph.stages[stage].notes.append(("abridged heads", {"shown": MAX_HEADS, "all": count}))
 
@@ -356,7 +356,7 @@ def _head(graph: Graph, steps: AttentionSteps, prefix: str, h: int, q: str, k: s
 
 
 def _added(steps: AttentionSteps, at: tuple[Any, ...]) -> Array | None:
-    """Return the sum of ALiBi and a float mask; None without both."""
+    """Return the sum of ALiBi's bias and the float mask; None if there is neither."""
     call = steps._call
     if call.bias is None and call.alibi_slopes is None:
         return None
@@ -372,7 +372,7 @@ def _added(steps: AttentionSteps, at: tuple[Any, ...]) -> Array | None:
 def _pairs(
     graph: Graph, steps: AttentionSteps, name: str, weights: str, mask: str, v: str, at: tuple[Any, ...]
 ) -> list[str]:
-    """Weighted values, a node for each of the first queries."""
+    """Add weighted values, with a node for each of the first queries."""
     value, pairs = graph.nodes[v].data, []
     for i, row in enumerate(graph.nodes[weights].data[:MAX_PAIRS]):
         with np.errstate(invalid="ignore"):
@@ -402,7 +402,7 @@ def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> 
         terms = [inputs]
         sources, before = {"query": inputs}, steps.inputs
         source = inputs
-        for name in ("key", "value"):  # from the source before, unless given
+        for name in ("key", "value"):  # the default is the previous source
             array = getattr(steps, f"{name}_inputs")
             if array is not before:
                 full_name = f"{name}_inputs"

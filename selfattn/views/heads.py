@@ -1,4 +1,4 @@
-"""What each head of a model does with a text: its weights, its habit, and all of it as few bytes for a page.
+"""What each head of a model does with a text: its weights, its habit, and a compact form of both for a page.
 
 A page of a long text must stay small and hold the model's numbers. So weights are stored in 16 bits each, or, where that is
 less, as the queries and keys that they are made of, which the script multiplies again.
@@ -18,13 +18,13 @@ __all__ = ["HABITS", "Habit", "TextHeads", "habits", "read_steps"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-#: Where the attention of a word may go, in the order in which a key is looked at.
+#: The kinds of keys that a word may attend to; a key belongs to the first kind that fits.
 HABITS = ("itself", "first", "separators", "marks", "before", "after", "words")
 
-BROAD = 0.85  # of the largest entropy, that of a plain mean
-MOST, SOME = 0.5, 0.35  # shares that make a habit, and a weak one
-SMALL = 48  # pixels of a small map, at most
-CLOSE = 5e-4  # the largest error of weights that are computed again
+BROAD = 0.85  # of the largest entropy, which equal weights have
+MOST, SOME = 0.5, 0.35  # the least share of a habit, and of a weak habit
+SMALL = 48  # pixels of a side of a small map, at most
+CLOSE = 5e-4  # the largest error of weights that the page computes
 
 _SPECIAL = re.compile(r"\[.+\]|<.+>")
 _MARK = re.compile(r"[^\w]+", re.UNICODE)
@@ -32,15 +32,15 @@ _MARK = re.compile(r"[^\w]+", re.UNICODE)
 
 @dataclass(frozen=True)
 class TextHeads:
-    """The attention of all heads to one text; layer by layer what is a tuple."""
+    """The attention of all heads to one text; tuples have an item for each layer."""
 
     queries: list[str]  # tokens, as they are shown
     keys: list[str]
     layers: tuple[Array, ...]  # weights, (H, L, S)
-    closed: tuple[Array | None, ...]  # pairs that every head masks, (L, S); None: there are none
+    closed: tuple[Array | None, ...]  # pairs that every head masks, (L, S), or None
     made_of: tuple[tuple[Array, Array] | None, ...]  # scaled queries (H, L, D) and keys (H, S, D)
     crossed: bool  # queries and keys are different texts
-    prompt: int = 0  # tokens that were given; the model has added the others
+    prompt: int = 0  # given tokens; the model added the others
     next: dict[str, Any] | None = None  # what a language model expects
 
 
@@ -48,10 +48,10 @@ class TextHeads:
 class Habit:
     """A head's habit, over all texts of a page."""
 
-    shares: dict[str, float]  # of the attention of words, by HABITS; they add up to 1
-    entropy: float  # of a row, as a part of the largest possible; the mean of all rows
+    shares: dict[str, float]  # shares of the words' attention by HABITS, with sum 1
+    entropy: float  # the mean over rows, divided by the largest possible
     kind: str  # habit with the largest share; "broad": nearly equal weights; "mixed" if no share reaches SOME
-    clear: bool  # that share is at least MOST
+    clear: bool  # the largest share is at least MOST
 
 
 def read_steps(steps: Any, queries: list[str], keys: list[str], **more: Any) -> TextHeads:
@@ -152,12 +152,12 @@ def _named(shares: Array, entropy: float) -> Habit:
 
 
 def is_special(token: str) -> bool:
-    """Return whether a token is one such as [CLS] or <s>."""
+    """Return whether a token is special, such as [CLS] or <s>."""
     return bool(_SPECIAL.fullmatch(token))
 
 
 def is_mark(token: str) -> bool:
-    """Return whether a token is not a word, but special or punctuation."""
+    """Return whether a token is special or punctuation, not a word."""
     return is_special(token) or bool(_MARK.fullmatch(token.strip("␣Ġ▁#")))
 
 
@@ -179,10 +179,10 @@ def _plan(text: TextHeads) -> tuple[Array, Array]:
     words = np.array([not is_mark(token) for token in text.queries])
     kept = words.copy()
     if not text.crossed:
-        ahead = any((layer[:, 0, 1:] > 0).any() for layer in text.layers)  # not causal
+        ahead = any((layer[:, 0, 1:] > 0).any() for layer in text.layers)  # attention is not causal
         kept[1:] &= ~mark[:-1]
         kept[:-1] &= ~mark[1:] | (not ahead)
-        kept[:1] = False  # "itself" and "first" are the same there
+        kept[:1] = False  # "itself" and "first" are the same key there
     for rows in (kept, words):
         if rows.any():
             return where, rows
@@ -197,7 +197,7 @@ class Store:
         self.size = 0
 
     def add(self, array: Array, kind: Literal["u1", "i2", "u2", "f4"]) -> dict[str, Any]:
-        """Append an array; return what the script finds it by."""
+        """Append an array; return its place and type for the script."""
         data = np.ascontiguousarray(array, f"<{kind}").tobytes()
         found = {"type": kind, "at": self.size, "shape": list(array.shape)}
         self.parts.append(data + bytes(-len(data) % 8))
@@ -245,7 +245,7 @@ def _key_heads(key: Array) -> int:
 
 
 def _band(closed: Array | None) -> list[int | None] | None:
-    """Return how far a query sees to the left and right, None for without limit; None if the open pairs are not a band."""
+    """Return how many keys to the left and right a query sees (None: all); None if the open pairs are not a band."""
     if closed is None:
         return [None, None]
     length, width = closed.shape
@@ -260,7 +260,7 @@ def _band(closed: Array | None) -> list[int | None] | None:
 
 
 def _sixteen(rows: Array) -> tuple[Array, Array]:
-    """Return rows as integers of 16 bits, and the factor of each row."""
+    """Return rows as 16-bit integers, and a factor for each row."""
     size = np.abs(rows).max(axis=-1, keepdims=True, initial=0) / np.float32(32767)
     return np.rint(rows / np.where(size == 0, 1, size)), size
 

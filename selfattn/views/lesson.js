@@ -1,6 +1,6 @@
 /*
- * All views of a document or of a cell's output: tabs choose the one that is shown, and the tour leads through them. Without
- * scripts they follow one another.
+ * All views of a document or of a cell's output: tabs choose the view that is shown, and the tour moves between views.
+ * Without scripts all are shown, one after the other.
  */
 
 /**
@@ -46,7 +46,7 @@ class Lesson {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
-      // newURL: the page may have written its own place into the address meanwhile.
+      // newURL, since the page may have changed the address in the meantime.
       window.addEventListener("hashchange", (event) => this.goToHash(new URL(event.newURL).hash));
       this.goToHash(location.hash);
     }
@@ -106,8 +106,8 @@ class Lesson {
     const { tour, shown } = this;
     const target = /** @type {Element} */ (event.target);
     const combined = event.ctrlKey || event.metaKey || event.altKey || (event.shiftKey && event.key === "Enter");
-    if (combined || event.key === "Tab") return; // for the page around: saving, running a cell
-    event.stopPropagation(); // else "d" "d" would delete a cell of a notebook
+    if (combined || event.key === "Tab") return; // keys of the surrounding page: saving, running a cell
+    event.stopPropagation(); // "d" "d" would delete a cell of a notebook
     if (isForeign(event)) return;
     const walking = target.closest(".sa-stage, .sa-bar") || !tour;
     /** @type {Record<string, (() => void) | undefined>} */

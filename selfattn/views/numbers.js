@@ -3,7 +3,7 @@
  * float64, and the sources of a number. No DOM.
  */
 
-const MAX_FAR = 4000; // numbers of a page that highlights the sources of sources too
+const MAX_FAR = 4000; // pages with more numbers do not highlight sources of sources
 
 /**
  * @typedef {object} NodeData a matrix as graph.py describes it
@@ -51,7 +51,7 @@ class Numbers {
   constructor({ nodes, precision }) {
     this.precision = precision;
     this.byId = new Map(nodes.map((node) => [node.id, this.prepare(node)]));
-    this.nodes = [...this.byId.values()]; // in the order in which they are computed
+    this.nodes = [...this.byId.values()]; // in the order of computation
     this.count = this.nodes.reduce((n, node) => n + node.kernel.data.length, 0);
   }
 
@@ -99,7 +99,7 @@ class Numbers {
   }
 
   /**
-   * Compute again. The kernel's own numbers stay wherever an edit changes nothing: `base` is the result in float64 without
+   * Compute again. A number that no edit changes stays the kernel's: `base` is the result in float64 without
    * edits, and a number has changed if it differs from that.
    */
   compute() {
@@ -126,7 +126,7 @@ class Numbers {
     this.measure();
   }
 
-  /** Find the largest number of each name: it has the full colour. */
+  /** Find the largest number of each name, which has the full colour. */
   measure() {
     /** @type {Map<string, number>} */
     const sizes = new Map();
@@ -137,7 +137,7 @@ class Numbers {
     for (const node of this.nodes) node.range = sizes.get(family(node.name)) ?? node.size;
   }
 
-  /** How many computed numbers have changed, and which one the most for its size. */
+  /** How many computed numbers have changed, and which changed most relative to the largest number of its name. */
   mostMoved() {
     let n = 0;
     /** @type {{ node: NodeOfPage, by: number, before: number, value: number, i: number, j: number } | null} */
@@ -168,12 +168,12 @@ class Numbers {
   }
 
   /**
-   * The sources of the sources, back to the given numbers; on a large page none, since they are too many to highlight.
+   * The sources of the sources, back to the given numbers; a large page has too many to highlight, and highlights none.
    * @type {(sources: Origin[]) => Generator<[NodeOfPage, number]>}
    */
   *ancestors(sources) {
     if (this.count > MAX_FAR) return;
-    const queue = sources.map(([, ...source]) => source); // grows
+    const queue = sources.map(([, ...source]) => source); // the loop below adds to it
     const seen = new Set();
     for (const [node, i, j] of queue) {
       const index = i * node.shape[1] + j;
@@ -186,7 +186,7 @@ class Numbers {
   }
 }
 
-/** @param {string} name @returns the name of all matrices of one colour scale: weighted_values of weighted_values[0] */
+/** @param {string} name @returns the common name of matrices that share a colour scale: weighted_values for weighted_values[0] */
 function family(name) {
   return name.split("[")[0];
 }

@@ -1,5 +1,5 @@
 /*
- * How each matrix of a steps page is computed from others, the sources of each number, and how its sum is written. No page here.
+ * How each matrix of a steps page is computed from others, the sources of each number, and how its sum is written. It draws nothing.
  */
 
 /** @type {(x: Matrix, i: number) => number[]} mean and variance of a row, in two passes */

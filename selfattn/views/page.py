@@ -38,8 +38,8 @@ class Page(Document):
         The weights as a picture, for where HTML is not shown.
     """
 
-    views: tuple[str, ...] = ()  # HTML, with ids
-    titles: tuple[str, ...] = ()  # of the views, if there are several
+    views: tuple[str, ...] = ()  # HTML of each view, with ids
+    titles: tuple[str, ...] = ()  # titles of the views, if there are several
     tour: tuple[Stop, ...] = ()
 
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
@@ -57,7 +57,7 @@ def assemble(
     title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
     opens: int = 0,
 ) -> Page:  # fmt: skip
-    """Put views into one page, several under a title and with a list of them; ``opens`` is the view that is shown first."""
+    """Put views into one page; several get a common title and a list. ``opens`` is the view that is shown first."""
     head, shown = "", views
     if titles:
         shown = tuple(
@@ -155,7 +155,7 @@ def notebook_html(steps: Steps) -> str | None:
 
 
 def notebook_svg(steps: Steps) -> str | None:
-    """Return the picture that goes with :func:`notebook_html`; None where that is None."""
+    """Return a picture to go with :func:`notebook_html`, or None if that returns None."""
     try:
         graph = build(steps, *check_tokens(steps, None, None))
     except PageError:
@@ -179,7 +179,7 @@ def check_tokens(
     )
     if tokens is None and steps.tokens is not None and len(steps.tokens) == n_queries:
         tokens = steps.tokens
-    if isinstance(tokens, Iterator):  # read twice, if it names the keys too
+    if isinstance(tokens, Iterator):  # it may be read twice: for queries and keys
         tokens = list(tokens)
     if key_tokens is None and n_queries == n_keys:
         key_tokens = tokens
@@ -196,7 +196,7 @@ def check_tokens(
 
 
 def join_pages(pages: Iterable[Page], title: str) -> Page:
-    """Put several pages into one document, a tab for each; without scripts one is below the other.
+    """Put several pages into one document, each in a tab; without scripts they follow one another.
 
     Links to the second page are ``#view=2&stage=scores&row=0`` and so on; links to the first do not change.
 

@@ -25,7 +25,7 @@ Array: TypeAlias = npt.NDArray[Any]
 MAX_NUMBERS = 400  # cells with numbers
 MAX_LABELS = 40  # labels along an axis
 MAX_TOKEN = 24  # characters
-MOST_FLOAT32, MOST_DRAWN = 1e37, 1e300  # larger numbers have the colour of this one
+MOST_FLOAT32, MOST_DRAWN = 1e37, 1e300  # a larger number has the colour of this limit
 CELL, LEAST, MOST = 0.55, 2.4, 9.0  # inches: a cell, the shortest and the longest side
 LETTER = 0.085  # inches, about
 
@@ -125,14 +125,14 @@ def plot_attention(
     ax = _new_axes(plt, matrix.shape, rows, columns) if ax is None else _as_axes(ax, plt)
 
     drawn = matrix
-    if max(high, -low) > MOST_FLOAT32:  # matplotlib subtracts the ends, in the dtype of the numbers
+    if max(high, -low) > MOST_FLOAT32:  # matplotlib subtracts the limits in the numbers' dtype
         wide = matrix.astype(np.float64)
         drawn = np.where(np.isfinite(wide), np.clip(wide, -MOST_DRAWN, MOST_DRAWN), wide)
         low, high = max(low, -MOST_DRAWN), min(high, MOST_DRAWN)
     finite = np.ma.masked_invalid(drawn, copy=False)
     if cmap is None:
         cmap = "RdBu_r" if low < 0 else "Blues"
-    # Not finite: transparent over the hatching.
+    # Numbers that are not finite are transparent, so that the hatching shows.
     image = ax.imshow(finite, cmap=cmap, vmin=low, vmax=high, aspect="equal", interpolation="nearest")
     ax.patch.set(facecolor="#f4f4f4", edgecolor="#b04040", hatch="///" if finite.mask.any() else None)
     for axis, labels, name in ((ax.xaxis, columns, "key"), (ax.yaxis, rows, "query")):
@@ -167,7 +167,7 @@ def _as_matrix(weights: npt.ArrayLike) -> Array:
 
 
 def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple[int, ...]) -> list[str]:
-    """Check the tokens of one axis; return how each is written."""
+    """Check the tokens of one axis; return their labels."""
     if tokens is None:
         return [str(n) for n in range(count)]
     if isinstance(tokens, str | bytes):
@@ -192,9 +192,9 @@ def _as_axes(ax: Any, plt: Any) -> Any:
 
 
 def _new_axes(plt: Any, shape: tuple[int, ...], rows: list[str], columns: list[str]) -> Any:
-    """Make a figure on which numbers fit their cells, within bounds, with room for the longest labels."""
+    """Make a figure whose cells fit their numbers, within size limits, with room for the longest labels."""
     height, width = (min(max(CELL * n, LEAST), MOST) for n in shape)
-    beside = LETTER * max(map(letters, rows)) + 1.5  # with the colour scale
+    beside = LETTER * max(map(letters, rows)) + 1.5  # and the colour scale
     above = LETTER * max(map(letters, columns)) * math.sin(math.pi / 4) + 0.8
     return plt.subplots(figsize=(width + beside, height + above), layout="constrained")[1]
 
@@ -221,7 +221,7 @@ def _name_ticks(axis: Any, labels: list[str], name: str) -> None:
 
 
 def _slant_long_labels(ax: Any, shape: tuple[int, ...]) -> None:
-    """Slant the names of the keys where they would run into each other."""
+    """Slant the names of the keys if they would overlap."""
     labels, box = ax.get_xticklabels(), ax.get_window_extent()
     cell = min(box.height / shape[0], box.width / shape[1]) / ax.figure.dpi  # inches
     between = cell * math.ceil(shape[1] / MAX_LABELS)
@@ -248,7 +248,7 @@ def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
 
 
 def _name_hatching(ax: Any, matrix: Array) -> None:
-    """Say below a heat map without numbers what is hatched."""
+    """Explain the hatching below a heat map without numbers."""
     names = {"nan": np.isnan(matrix), "inf": np.isposinf(matrix), "−inf": np.isneginf(matrix)}
     present = ", ".join(f"{count} {name}" for name, cells in names.items() if (count := int(cells.sum())))
     ax.text(0.5, -0.02, f"hatched: {present}", transform=ax.transAxes, ha="center", va="top", color="#b04040")
@@ -284,7 +284,7 @@ def _other_families(characters: frozenset[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _code_points(path: str) -> frozenset[int]:
-    """Return the characters of a font; of one that cannot be read none."""
+    """Return the characters of a font; an unreadable font has none."""
     from matplotlib.ft2font import FT2Font
 
     try:

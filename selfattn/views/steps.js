@@ -1,6 +1,6 @@
 /*
  * Enhances the static tables of a view: shows how a number is computed, steps through the stages, computes again in float64
- * when a number is changed. Its data in the page are the numbers to the last bit and how they are computed (see graph.py). It
+ * when a number is changed. The page holds its data: the numbers to the last bit, and how they are computed (see graph.py). It
  * changes nothing outside its root, so that a notebook can hold several. first_screen.js shows the same numbers; lesson.js puts
  * views together.
  */
@@ -84,7 +84,7 @@ class View {
         return cells?.get(index)?.push(td);
       });
     });
-    table.setAttribute("role", "grid"); // one stop for Tab, arrow keys inside
+    table.setAttribute("role", "grid"); // Tab reaches one cell, arrow keys the others
     table.ariaReadOnly = String(!node?.editable);
     const first = /** @type {HTMLElement | null} */ (table.querySelector("tbody td:not(.sa-gap)"));
     if (first) first.tabIndex = 0;
@@ -214,7 +214,7 @@ class View {
     });
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number, value: number, td?: Element) => void} the stage of td says what changed */
+  /** @type {(node: NodeOfPage, i: number, j: number, value: number, td?: Element) => void} the stage of td shows what changed */
   change(node, i, j, value, td = this.tables.get(node)) {
     node.edits.set(i * node.shape[1] + j, value);
     this.compute();
@@ -311,7 +311,7 @@ class View {
       const td = cellOf(event);
       const still = event.screenX === this.pointer[0] && event.screenY === this.pointer[1];
       this.pointer = [event.screenX, event.screenY];
-      if (td === this.hovered || still) return; // the page moved, not the pointer
+      if (td === this.hovered || still) return; // the page scrolled, the pointer did not move
       this.hovered = td;
       if (td) this.light(td);
     });

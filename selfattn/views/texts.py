@@ -14,9 +14,9 @@ from selfattn.views.writing import storable
 CAPTIONS: dict[str, str] = {
     "lang": "en",
     "title": "Attention, step by step",
-    "tab": "",  # the title, for a tab
-    "look": "*Look for this:* which words does each word take from? The thicker a ribbon, the more.",
-    "word": "",  # the one that is marked at first
+    "tab": "",  # a short title for the page's tab
+    "look": "*Look for this:* which words does each word take from? The thicker a ribbon, the larger the weight.",
+    "word": "",  # the word that is marked at first
     "made up": "",  # which numbers are made up, if any
     "first": "",  # names of the sentences; empty: their words
     "second": "",
@@ -25,26 +25,26 @@ CAPTIONS: dict[str, str] = {
     "positions": "Attention does not see the order of its tokens, so every position in the sentence gets a row too.",
     "inputs": "One row of numbers for every token. This is all that attention knows about the words.",
     "model_inputs": "Embedding plus position: this goes into the first block.",
-    "linear": "A linear layer treats every row by itself: no token sees another.",
+    "linear": "A linear layer computes every row by itself: no token sees another.",
     "given": "Queries, keys and values as they were passed in: what a token looks for, what it offers, what it hands over.",
     "query": "The query of a token says what it is looking for: its row of inputs, times W_query.",
     "key": "The key of a token says what it offers: its row of inputs, times W_key.",
     "value": "The value of a token is what it hands over: its row of inputs, times W_value.",
-    "scores": "Row i, column j: how well the query of token i fits the key of token j. Multiply number by number and add up.",
-    "additive_scores": "Row i, column j: how well the query of token i fits the key of token j. Add number by number, take tanh, multiply by v, and add up.",
-    "scaled_scores": "Every score times the scale. Scores grow with the width of the keys; the scale keeps the softmax soft.",
+    "scores": "Row i, column j: how similar the query of token i is to the key of token j. Multiply number by number and add up.",
+    "additive_scores": "Row i, column j: how similar the query of token i is to the key of token j. Add number by number, take tanh, multiply by v, and add up.",
+    "scaled_scores": "Every score times the scale. Scores grow with the width of the keys; without the scale one weight would often be nearly 1.",
     "capped_scores": "Every score times the scale, then kept between -softcap and softcap by tanh.",
     "masked_scores": "Where the mask is 0 the query must not see the key: the score becomes -inf, which the softmax turns into 0.",
     "biased_scores": "First a bias is added: a float mask, or ALiBi's distances. Where the mask is 0 the query must not see the key: the score becomes -inf, which the softmax turns into 0.",
     "sink_weights": "The softmax with a sink: exp of every score, divided by the sum over its row plus exp of the sink. A row adds up to less than 1.",
     "weights": "The softmax: exp of every score, divided by the sum over its row. No weight is negative, and a row adds up to 1. A row in which everything is masked is all zeros.",
     "dropped_weights": "Dropout: keep is 0 for the weights that are dropped and 1 / (1 - p) for the others, so the expected sum stays the same.",
-    "replaced_weights": "From here on, given weights replace the computed ones. The switch use_given chooses: 1 is given, 0 is computed.",
-    "weighted_values": "Each query has a table: row j is the value of token j, times the query's weight for it.",
-    "output": "The rows of such a table add up to the output of its query: a mean of all values, weighted by attention.",
+    "replaced_weights": "The next steps use given weights if the switch use_given is 1, and computed weights if it is 0.",
+    "weighted_values": "Each query has a table: row j is the value of token j, times the query's weight for token j.",
+    "output": "The output of a query is the sum of the rows in its table of weighted values: a weighted mean of all values.",
     "concatenated": "The outputs of the heads, side by side.",
-    "projected_output": "One more linear layer mixes what the heads found.",
-    "residual": "The input is added again: attention changes the meaning of a token, it does not replace it.",
+    "projected_output": "One more linear layer mixes the outputs of the heads.",
+    "residual": "The layer adds its input to the output: attention changes a token's numbers, but does not replace them.",
     "norm": "LayerNorm: every row minus its mean, divided by its standard deviation, then times weight plus bias.",
     "mean": "The mean over all tokens: one row of numbers for the whole sentence.",
     # headings
@@ -101,7 +101,7 @@ CAPTIONS: dict[str, str] = {
     "coming out both": "Outputs of {word} and {other}",
     "most different": "Most different: number {n}, by {by}.",
     "not different": "No difference.",
-    "mix": "Rings: the value of each word, larger for more weight. Disc: the output, their weighted mean.",
+    "mix": "Rings: the values of the words; a larger ring has a larger weight. Disc: the output, the weighted mean of the values.",
     "strip": "The numbers, from inputs to output",
     "strip inputs": "inputs",
     "strip query": "asks",
@@ -112,7 +112,7 @@ CAPTIONS: dict[str, str] = {
     "strip weights": "softmax",
     "strip output": "weights · V",
     "strip linear": "x · W",
-    "strip result": "of the layer",
+    "strip result": "layer output",
     "open stage": "Show how {name} is computed",
     "as given": "given weights",
     "as computed": "real softmax",
@@ -174,7 +174,7 @@ TOOLS: dict[str, str] = {
     "projector": "larger type, for a projector",
 }
 
-# Of the explorer and of the page of a GPT.
+# The explorer and the page of a GPT share these.
 MODELS: dict[str, str] = {
     **TOOLS,
     "layer": "layer {layer}",
@@ -196,10 +196,10 @@ EXPLORER: dict[str, str] = {
     "title": "What {heads} heads do with {word}",
     "title of one": "What 1 head does with {word}",
     "no script": "Without scripts this page shows only the habit of each head.",
-    "table": "The habit of each head; ~ where it has less than half of the attention.",
+    "table": "The habit of each head; ~ means that it has less than half of the attention.",
     "heading": "Layer {layer}, head {head}: {kind}",
     "model": "{name}, {layers} layers, {heads} heads",
-    "look": "*Look for this:* in {parked} of {heads} heads most attention goes to {where}. In which does {word} take from a word that shows what it means?",
+    "look": "*Look for this:* in {parked} of {heads} heads most attention goes to {where}. In which heads does {word} take from a word that shows its meaning?",
     "look at one": "*Look for this:* which words does {word} take from, and how much?",
     "first token": "the first token",
     "separators": "separators",
@@ -226,7 +226,7 @@ EXPLORER: dict[str, str] = {
     "means.words": "Words take from words that are not next to them, perhaps by meaning.",
     "means.broad": "On average words take from all words almost equally.",
     "means.mixed": "No habit has a large share of the attention.",
-    "in part": "Only in part: {share} of the attention.",
+    "in part": "This is only {share} of the attention.",
     "exception": "Exception: {found}.",
     "shares": "Where the attention goes, on average: {list}. Entropy: {entropy} of the maximum.",
     # choosing
@@ -257,7 +257,7 @@ EXPLORER: dict[str, str] = {
     # through all layers
     "way": "{word} through all layers",
     "all layers": "through all layers",
-    "way means": "Where {word} comes from, layer by layer: half is the word itself, half the mean of all heads (attention rollout).",
+    "way means": "Attention rollout: how much of the final {word} comes from each token, layer by layer. Each layer takes half from the token itself, half from the mean of its heads.",
     "way map": "Attention rollout of {word}: rows are layers, columns are tokens",
     "way cell": "After layer {layer}: {share} of {word} comes from {from}.",
     "way cell in": "At the input: {share} of {word} comes from {from}.",
@@ -271,7 +271,7 @@ EXPLORER: dict[str, str] = {
 GPT_TEXTS: dict[str, str] = {
     **MODELS,
     "title": "A GPT in this page",
-    "no script": "This page computes with a script: switch scripts on.",
+    "no script": "A script computes this page: switch scripts on.",
     "picture": "what follows “{prompt}”",
     "size": "{parameters} parameters, {layers} layers of {heads} heads; it runs here, letter by letter",
     "look": "*Look for this:* a GPT does one thing: it predicts the next letter. Type something. Then switch heads off, or change a weight: which words can it no longer spell?",
@@ -280,11 +280,11 @@ GPT_TEXTS: dict[str, str] = {
     "too long": "The model sees only the last {context} letters.",
     "write": "Continue",
     "stop": "Stop",
-    "text": "The text; the model wrote what is underlined. Choose a letter to see what follows it.",
+    "text": "The text; the model wrote the underlined letters. Choose a letter to see which letters may follow it.",
     # how a letter becomes the next
-    "way": "From letter to next letter",
+    "way": "From one letter to the next",
     "embedding": "embedding",
-    "embedding means": "{letter} has a row of {width} numbers, its position another: their sum goes in.",
+    "embedding means": "{letter} has a row of {width} numbers, and its position has another row: their sum goes in.",
     "part": "{weight} from …{before}{word}",
     "on": "on",
     "off": "off",
@@ -307,12 +307,12 @@ GPT_TEXTS: dict[str, str] = {
     "changed": "{weights} weights changed, {heads} heads off",
 }
 
-# The way back; what is not here is as in CAPTIONS.
+# The way back; for names that are not here it uses CAPTIONS.
 WAY_BACK: dict[str, str] = {
     **TOOLS,
     "title": "The way back: gradients of attention",
     "tour start name": "Read from right to left",
-    "tour invitation": "dO is the change that we wish for in the output. Each gradient says how much its number helps. Point at one, or take the tour: {n} questions.",
+    "tour invitation": "dO is the change that we wish for in the output. Each gradient says how much raising its number helps. Point at one, or take the tour: {n} questions.",
     "look": "*Look for this:* words with a dP above the mean should get more attention, the others less. Each row of dS adds up to 0.",
     "in": "in →",
     "back": "← back",
@@ -357,7 +357,7 @@ WAY_BACK: dict[str, str] = {
     "scale": "scale",
     "saturated": "one weight is nearly 1, so dS is nearly 0",
     "reset": "Reset",
-    "try": "Try: drag the scale to 12. One weight comes near 1, and the areas vanish: a hard choice cannot learn. Drag a number of dO to change the wish.",
+    "try": "Try: drag the scale to 12. One weight comes near 1, and the areas vanish: all gradients of scores are nearly 0. Drag a number of dO to change the wish.",
     # stops
     "yes": "yes, all",
     "no": "no",
@@ -366,17 +366,17 @@ WAY_BACK: dict[str, str] = {
     "add up": "they add up",
     "largest": "the largest counts",
     "stop.said": "The values",
-    "ask.said": "We wish that number {column} of *{word}*’s output were larger. It is a mean of the words’ values, by their weights. Whose V changes it most?",
+    "ask.said": "We wish that number {column} of *{word}*’s output were larger. The output is a mean of the words’ values, weighted by attention. Which word’s V changes it most?",
     "reveal.said": "The word with the largest weight: {shares}. dV is the column of weights, times the wish.",
     "stop.shares": "The weights",
     "ask.shares": "If *{word}*’s weights could be changed freely, which one would you raise?",
-    "reveal.shares": "*{most}*’s: its dP is the largest. dP is how much each value helps: {said}.",
+    "reveal.shares": "*{most}*’s: its dP is the largest. dP says how much each weight helps: {said}.",
     "stop.gains": "Gain and loss",
-    "ask.gains": "Each weight would help by its dP. Should all scores of *{word}* change by that?",
-    "reveal.gains": "No: weights add up to 1. Only words with a dP of more than the mean, {mean}, should gain; the others lose: {sum} = 0.",
+    "ask.gains": "dP says how much each weight of *{word}* helps. Should each score grow by the dP of its weight?",
+    "reveal.gains": "No: weights add up to 1. Only words with a dP above the mean, {mean}, should gain weight; the others lose: {sum} = 0.",
     "stop.asks": "Queries, keys",
     "ask.asks": "Only *{word}*’s output has a wish. Which rows of dQ are not zero?",
-    "reveal.asks": "Only *{word}*’s: no other query changes its output. But dK has a gradient for every word that it takes from.",
+    "reveal.asks": "Only *{word}*’s: no other query changes its output. But dK is not zero for any word that *{word}* takes from.",
     "stop.inputs": "Back at the words",
     "ask.inputs": "x is used three times: for Q, for K and for V. How do the three gradients combine?",
     "reveal.inputs": "They add up. Point at any number of dx: its sum has three terms, and the check agrees.",
@@ -384,7 +384,7 @@ WAY_BACK: dict[str, str] = {
 
 
 def fill(sentence: str, **values: object) -> str:
-    """Put values where a sentence names them in braces; other names in braces stay.
+    """Replace names in braces by their values; names without a value stay.
 
     Examples
     --------
@@ -395,7 +395,7 @@ def fill(sentence: str, **values: object) -> str:
 
 
 def merged(captions: Mapping[str, str] | None) -> dict[str, str]:
-    """Put the caller's captions over the defaults; an unknown name is an error that lists what there is."""
+    """Replace defaults by the caller's captions; the error for an unknown name lists all names."""
     if not isinstance(captions, Mapping | None):
         raise TypeError(f"captions maps names to sentences; it is not a {type(captions).__name__}")
     given = dict(captions or {})

@@ -1,4 +1,4 @@
-"""Stops of guided tours, and those of the five tutorials: questions and answers. Every number is computed from the steps."""
+"""Guided tours: the questions and answers for the five tutorials. Every number is computed from the steps."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Stop:
     name: str
     ask: str
     options: tuple[str, ...]  # answers to choose from
-    right: int  # which of them is right
+    right: int  # the index of the right answer
     reveal: str
-    view: int = 0  # which view of the page shows it
-    word: int = 0  # whose ribbons are marked
-    block: str = ""  # which of them, if there are several
+    view: int = 0  # the view of the page that shows the stop
+    word: int = 0  # the word whose ribbons are marked
+    block: str = ""  # the block that is shown, if there are several
     head: str = ""
-    before: tuple[Change, ...] = ()  # numbers that are changed while it is asked
-    after: tuple[Change, ...] = ()  # more of them once the answer is open
-    hide: str = ""  # is hidden until then: "scores", "weights" or "output"
-    stage: int = 0  # how far the way back is shown
+    before: tuple[Change, ...] = ()  # changes from the question on
+    after: tuple[Change, ...] = ()  # more changes from the answer on
+    hide: str = ""  # hidden until the answer: "scores", "weights" or "output"
+    stage: int = 0  # how many stages the way back shows
 
 
 def tour_data(stops: Sequence[Stop]) -> str:
@@ -70,25 +70,25 @@ def first_principles(
     return [
         Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will it come out different?",
              ("different", "the same"), 1,
-             f"The same, {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, no word takes from a neighbour.",
+             f"The same, {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, since no word takes from another.",
              view=0, word=bank, hide="output"),
-        Stop("Let words look", "Now every word takes from all words, by weights that add up to 1. By the river, which word does *bank* take most from?",
+        Stop("Let words look", "Now every word takes from all words, with weights that add up to 1. From which word does *bank* take most by the river?",
              tuple("bank itself" if word == "bank" else word for word in river), order,
              f"From itself, {said(kept)}. But {taken['stream']} of its output is *stream* and {taken['mud']} is *mud*.",
              view=1, word=bank, hide="weights"),
         Stop("Two banks", "In finance the neighbours are *money* and *loan*, which are large in number 1. Which number of *bank* grows from river to finance?",
              ("number 0", "number 1", "number 2"), largest,
-             f"Number {largest}: {said(a.output[bank][largest])} became {said(b.output[bank][largest])}, while number 0 fell from {said(a.output[bank][0])} to {said(b.output[bank][0])}. One word went in, two came out.",
+             f"Number {largest}: {said(a.output[bank][largest])} became {said(b.output[bank][largest])}, while number 0 fell from {said(a.output[bank][0])} to {said(b.output[bank][0])}. The same input has two outputs.",
              view=1, word=bank, hide="output"),
         Stop("Ask, offer, hand over", "Three matrices give every word a query (Q: what it asks for), a key (K: what it offers) and a value (V: what it hands over). Which of them decide how thick the ribbons are?",
              ("Q and K", "K and V", "all three"), 0,
-             "Q and K. V is only what flows through the ribbons. Try it: open V below, change a number of W_value, and no ribbon changes.",
+             "Q and K. V does not change the weights. Try it: open V below, change a number of W_value, and no ribbon changes.",
              view=2, word=bank),
         Stop("Take the scale away", "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
              ("more", "less"), 0 if bare[bank] > projected.weights[bank][bank] else 1,
              f"More: {said(projected.weights[bank][bank])} became {said(bare[bank])} by the river. Larger scores favour the largest. Move the scale to 0 (all weights are equal), then to 8 (one is nearly 1).",
              view=2, word=bank, after=(("scale", 0, 0, 1.0),)),
-        Stop("Nobody taught it", "The same layer with random matrices. Will *stream*, *bank* and *mud* come out clearly different from each other?",
+        Stop("Nobody taught it", "Now the same layer has random matrices. Will the outputs of *stream*, *bank* and *mud* differ clearly?",
              ("clearly", "hardly"), 1,
              f"Hardly: their first numbers are {said(random[0], 3)}, {said(random[1], 3)} and {said(random[2], 3)}. All ribbons are alike. Only training makes *bank* take from *stream*.",
              view=3, word=bank, hide="output"),
@@ -98,7 +98,7 @@ def first_principles(
 def sentence_embeddings(
     steps: Mapping[str, Callable[[list[str]], Any]], texts: Sequence[list[str]]
 ) -> list[Stop]:
-    """Show a block before and after training, and two heads that share the work."""
+    """Show a block before and after training, and one with two heads."""
     block = {name: [make(words).blocks[0] for words in texts] for name, make in steps.items()}
     bank, tell = texts[0].index("bank"), len(texts[0]) - 1
     water, money = (words[tell] for words in texts)
@@ -124,23 +124,23 @@ def sentence_embeddings(
              view=1, word=bank, hide="weights"),
         Stop("How does it know?", f"How does the model know that *{water}* and *{money}* are the words that matter?",
              ("a dictionary says so", "someone marked them", "from which sentences are alike"), 2,
-             "Training only showed it triplets: two sentences that belong together and one that does not. To separate them, it had to find the topic somewhere.",
+             "Training only showed it triplets: two sentences that belong together and one that does not. To tell them apart, the model had to find the words that show the topic.",
              view=1, word=bank),
         Stop("Two banks", "*bank* goes in with the same numbers twice. How similar are the two outputs of the block?",
              ("the same", "a little different", "in opposite ways"), 2 if apart < -0.3 else 1,
              f"Their cosine similarity was {said(same)} at the input; it is {said(apart)} at the output: roughly opposite. See the last matrix of the strip.",
              view=1, word=bank, hide="output"),
-        Stop("Pick the best", f"The tutorial's designer picks the best; attention mixes. A scale of 8 turns the mix into a pick. What will *bank* take from *{water}* then?",
+        Stop("Pick the best", f"The tutorial's designer picks the best match; attention takes a weighted mean. A scale of 8 comes near a pick. How much will *bank* take from *{water}* then?",
              (f"{said(after[0])} as before", "nearly all", "nothing"), 1 if steep[tell] > 0.9 else 0,
-             f"Nearly all: {said(steep[tell])}. But a pick hardly changes when a number changes a little, so it has no gradient to learn from. That is why attention mixes.",
+             f"Nearly all: {said(steep[tell])}. But these weights hardly change if a score changes a little, so the gradient is nearly 0. That is why attention takes a weighted mean.",
              view=1, word=bank, after=(("scale", 0, 0, STEEP),)),
-        Stop("Two heads", f"Head 0 takes {said(heads[1][0][tell])} from *{money}* in one sentence. What does it do in the sentence with *{water}*?",
+        Stop("Two heads", f"Head 0 takes {said(heads[1][0][tell])} from *{money}* in one sentence. What does this head do in the sentence with *{water}*?",
              (f"takes from {water}", f"takes from “{texts[0][parked]}”", "takes equally from all"), 1 if parked not in (tell, bank) else 0,
-             f"It takes {said(heads[0][0][parked])} from “{texts[0][parked]}”, and only {said(heads[0][0][tell])} from *{water}*: a head that finds nothing has to put its weights somewhere.",
+             f"It takes {said(heads[0][0][parked])} from “{texts[0][parked]}”, and only {said(heads[0][0][tell])} from *{water}*: the weights of a head add up to 1 even if it finds nothing.",
              view=2, word=bank, head="0", hide="weights"),
         Stop("The other head", "And head 1: which word does it find?",
              (water, money), most(np.array([heads[0][1][tell], heads[1][1][tell]])),
-             f"*{water}*: it takes {said(heads[0][1][tell])} from it, and {said(heads[1][1][tell])} from *{money}*. Together the heads know both banks.",
+             f"*{water}*: it takes {said(heads[0][1][tell])} from it, and {said(heads[1][1][tell])} from *{money}*. Together the heads find both topics.",
              view=2, word=bank, head="1", hide="weights"),
     ]  # fmt: skip
 
@@ -181,7 +181,7 @@ def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
              word=blue, after=turned),
         Stop("Two heads", "Split the two columns between two heads. Will *sky* keep as much of itself in both?",
              ("yes", "no"), 1,
-             f"No: in head 0 *sky* keeps {said(kept[0])} of itself, in head 1 only {said(kept[1])}. In one head both columns were added up before the softmax, and the larger one decided.",
+             f"No: in head 0 *sky* keeps {said(kept[0])} of itself, in head 1 only {said(kept[1])}. One head adds up the products of both columns before the softmax, so the larger column decides.",
              view=1, word=sky, head="0", hide="weights"),
     ]  # fmt: skip
 
@@ -198,7 +198,7 @@ def illustrated(steps: Callable[..., Any], rounded: Any) -> list[Stop]:
     column = most(np.abs(real.output - rounded.output)[worst])
     softmax: tuple[Change, ...] = (("use_given", 0, 0, 0.0),)
     return [
-        Stop("By hand", f"The query of *input 1* is ({', '.join(map(str, q[0]))}). Multiply it with the three keys, number by number, and add up. Which scores?",
+        Stop("By hand", f"The query of *input 1* is ({', '.join(map(str, q[0]))}). Multiply it with the three keys, number by number, and add up. Which scores are right?",
              tuple(written), 0,
              f"{written[0]}: for the first key {' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}. Whole numbers stay whole up to here.",
              word=0, before=softmax, hide="scores"),
@@ -239,7 +239,7 @@ def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]
              word=love, head="0", hide="weights"),
         Stop("Why", f"The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
              ("its query and their keys", "its own key", "the values"), 0,
-             "Its query and their keys: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values are only what is handed over: here a 1 in a column of its own for each word.",
+             "Its query and their keys: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
              word=love, head="0"),
         Stop("Another head", "The second head has the same keys, but its queries ask for other things. Which word will *love* take most from there?",
              tuple(tokens), most(second),
@@ -247,7 +247,7 @@ def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]
              word=love, head="1", hide="weights"),
         Stop("A mask", "Shorter sentences of a batch are padded. Say the last word is padding: its column of the mask is 0. Which words still take from it?",
              ("none", "only itself", "those that took much"), 0,
-             "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even its own row takes from the others only.",
+             "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even the last word itself takes only from the others.",
              view=1, word=love, head="0", hide="weights"),
         Stop("Still one", f"*love* took {said(first[3])} from the last word. Where does that weight go?",
              ("it is lost", "to Hello", "to the others, in proportion"), 2,
@@ -255,6 +255,6 @@ def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]
              view=1, word=love, head="0"),
         Stop("Nothing left", "Now mask the whole row of *love*: it may take from no word. What comes out?",
              ("NaN", "the mean of all", "zeros"), 2,
-             "Zeros: there is no key to take from. (The tutorial fills in −1e9 instead of −∞, and such a row takes from all words alike: a leak without an error.)",
+             "Zeros: there is no key to take from. (The tutorial fills in −1e9 instead of −∞, and such a row takes equally from all words, without an error.)",
              view=1, word=love, head="0", after=tuple(("mask.0", love, j, 0.0) for j in range(len(tokens)))),
     ]  # fmt: skip

@@ -27,7 +27,7 @@ Texts: TypeAlias = list[list[str]]  # the words of one sentence, or of two
 def _page(
     steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, precision: int = 4, **captions: Any
 ) -> Page:
-    """Show one sentence, or two with their differences."""
+    """Make the page of one sentence, or of two with their differences."""
     compare = (steps(texts[1]), texts[1]) if len(texts) > 1 else None
     named = {
         name if name in CAPTIONS else name.replace("_", " "): sentence for name, sentence in captions.items()
@@ -57,7 +57,7 @@ def _finish(
 
 
 def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
-    """Look words up; an unknown one is an error that lists the known ones."""
+    """Look words up; the error for an unknown word lists the known words."""
     unknown = [word for word in words if word not in table]
     if unknown:
         raise ValueError(f"this tutorial has no word {unknown[0]!r}; it has {', '.join(table)}")
@@ -85,9 +85,9 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
         alone = linear(_rows(shown[1], vocab), weight, shown[1], alone)
     captions = merged(
         {"title": "A linear layer: no word sees another", "tab": "Linear",
-         "look": "*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word comes out the same in any sentence.", **names}
+         "look": "*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word has the same output in any sentence.", **names}
     )  # fmt: skip
-    both = "*Look for this:* the same *bank* goes in twice and comes out different: it takes from its neighbours. Thickness = weight."
+    both = "*Look for this:* the same *bank* goes into both sentences, but its outputs differ: it takes from its neighbours. Thickness = weight."
     look: dict[str, Any] = {} if texts is not None else {"look": both}
     pages = [
         render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
@@ -114,15 +114,15 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
     steps = {
         name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
     }
-    made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; chosen among forty such models."
+    made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; this is the clearest of forty such models."
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
         _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers.",
-              look="*Look for this:* before training every word takes a little from all words, in both sentences.", **names),
+              look="*Look for this:* before training every word takes about equally from all words, in both sentences.", **names),
         _page(steps["trained"], shown, exercise, title="A trained block", tab="Trained", made_up=made,
-              look="*Look for this:* after training *bank* takes most from the word that shows which bank is meant. No label named that word.", **names),
+              look="*Look for this:* after training *bank* takes most from the word that shows which bank is meant. The training data never marked that word.", **names),
         _page(steps["two_heads"], shown, exercise, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
-              look="*Look for this:* two heads share the work. Head 0 has learned to find money, head 1 to find water.", **names),
+              look="*Look for this:* head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.sentence_embeddings(steps, shown)
     block, row = steps["trained"](shown[0]).blocks[0], shown[0].index("bank") if "bank" in shown[0] else 0
@@ -142,7 +142,7 @@ def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
         _page(steps, shown, exercise, title=data["tutorial"], word="sky", tab="One head",
               look="*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. Thickness = weight."),
         _page(lambda words: steps(words, 2), shown, exercise, title="The same, with two heads", word="sky", tab="Two heads",
-              look="*Look for this:* each head sees one column, and they disagree about *sky*: switch between head 0 and head 1."),
+              look="*Look for this:* each head sees one column, and their weights for *sky* differ: switch between head 0 and head 1."),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.basics_notebook(steps, shown[0])
     return _finish(pages, data["tutorial"], 0, tour, exercise, steps(shown[0]), shown[0], 0)
@@ -189,7 +189,7 @@ def _attention_module(texts: Texts | None, exercise: bool) -> Page:
     pages = [
         _page(steps, shown, exercise, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
         _page(lambda words: steps(words, True), shown, exercise, title="The last word masked", word="love", tab="The last word masked", made_up=made,
-              look="*Look for this:* no word takes from the last one, and the other weights have grown: a row still adds up to 1."),
+              look="*Look for this:* no word takes from the last word, and the other weights have grown: a row still adds up to 1."),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.attention_module(steps, tokens)
     title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)

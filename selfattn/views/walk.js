@@ -1,11 +1,10 @@
 /*
- * Going through a view: step by step, by play, along one token, and to links such as #stage=scores&row=2, the ids of the static
- * page.
+ * Moves through a view: step by step, by Play, along one token, and to links such as #stage=scores&row=2, the ids of the static page.
  */
 
-const MAX_FEW = 36; // numbers of a matrix that are shown one by one
-const LINK_MS = 200; // before the address follows
-const STEP_MS = 1600; // between two steps of play
+const MAX_FEW = 36; // steps through a larger matrix go row by row
+const LINK_MS = 200; // delay before the address changes
+const STEP_MS = 1600; // time between two steps of Play
 
 const TOKENS = /^[tk]\d$/; // lists of labels that are tokens: t0, k0 of the first sentence, t1, k1 of the second
 
@@ -23,8 +22,8 @@ class Walk {
   }
 
   /**
-   * Collect the steps, in order: number by number where a stage has few, else the first of each row.
-   * @param {string} token the index of the one to follow; "" for all
+   * Collect the steps, in order: every number of a small stage, the first number of each row of a large one.
+   * @param {string} token the index of the token to follow; "" for all
    */
   follow(token) {
     this.stop();
@@ -99,7 +98,7 @@ class Walk {
     this.link(stage, td);
   }
 
-  /** @param {HTMLTableCellElement} td a number that is looked at: the next step continues from it */
+  /** @param {HTMLTableCellElement} td the number at the pointer or focus: the next step continues from it */
   arrive(td) {
     const { view } = this;
     const found = this.steps.findIndex((step) => step.td === td);
@@ -113,7 +112,7 @@ class Walk {
   }
 
   /**
-   * Make the address a link to here; in a notebook stages have no ids, and the address does not change.
+   * Make the address a link to this number; in a notebook stages have no ids, and the address does not change.
    * @type {(stage: HTMLElement, td: HTMLTableCellElement | null) => void}
    */
   link(stage, td) {

@@ -18,9 +18,9 @@
  */
 
 const BALANCE = { high: 236, top: 28, bottom: 196, left: 44, right: 46, least: 330, most: 700 }; // pixels
-const LATEST = 12; // of the scale
-const STEP = 1e-4; // of a finite difference
-const SATURATED = 0.97; // a weight
+const LATEST = 12; // the largest scale
+const STEP = 1e-4; // the step of a finite difference
+const SATURATED = 0.97; // a weight above this is nearly 1
 /** @type {Stage[][]} the gradients that each stop reveals */
 const WAY = [["O"], ["V"], ["P"], ["S"], ["Q", "K"], ["x"]];
 const GROUPS = "QSPO"; // stages with an arrow before them
@@ -39,7 +39,7 @@ class WayBackPage {
     this.row = data.row;
     /** @type {{ stage: Stage, i: number, j: number }} */
     this.cell = { stage: "S", i: data.row, j: 0 };
-    this.shown = WAY.length; // stages that are not hidden for a guess
+    this.shown = WAY.length; // the gradients of these first stages are shown
     this.now = -1;
     this.forward = this.model.forward();
     this.back = this.model.backward(this.forward);
@@ -221,7 +221,7 @@ function signedFigure(x, decimals) {
 }
 
 /**
- * A row of dS as areas, as wide as a weight and as high as its dP minus the mean. Areas above the mean are as large as those below.
+ * A row of dS as areas: the width is the weight, the height is dP minus the mean. The areas above the line add up to those below.
  */
 class Balance {
   /** @param {Record<string, string>} captions */

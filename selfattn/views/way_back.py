@@ -24,7 +24,7 @@ from selfattn.views.writing import Array, number, said, text
 __all__ = ["WayBack", "way_back_page"]
 
 Arrays: TypeAlias = dict[str, Array]
-MOST_ROWS, MOST_COLUMNS = 12, 12  # of a matrix
+MOST_ROWS, MOST_COLUMNS = 12, 12  # of a shown matrix
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,7 +160,7 @@ def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> Arrays:
 
 
 def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
-    """Return weight and bias of each projection in self-attention of one head; else nothing, and dx is not shown."""
+    """Return weight and bias of each projection of self-attention with one head; {} for other steps, which show no dx."""
     if not isinstance(steps, LayerSteps) or not (
         steps.inputs.ndim == 2
         and steps.parameters.num_heads == 1
@@ -191,7 +191,7 @@ def _added(steps: AttentionSteps, head: int) -> Array:
 def _backward(
     forward: Arrays, projections: dict[str, tuple[Array, Array]], added: Array, scale: float, wish: Array
 ) -> Arrays:
-    """Return the gradients: of inputs by the kernels, of scores and weights from these."""
+    """Return the gradients: the kernels compute those of Q, K and V, and NumPy those of weights, scores and x."""
     query, key, value = (np.ascontiguousarray(forward[name]) for name in "QKV")
     mask = np.where(np.isfinite(forward["S"]), added, -np.inf)
     _, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, scale=scale)
@@ -207,7 +207,7 @@ def _backward(
 def _stops(
     queries: list[str], keys: list[str], forward: Arrays, backward: Arrays, wish: Array, row: int
 ) -> list[Stop]:
-    """Return the stops, with the numbers of this page; none without a wish, or with too few or too many keys."""
+    """Return the tour's stops with this page's numbers; none for a zero wish, or without 2 to 6 keys."""
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
     dp, column, word = backward["P"][row], int(np.abs(wish[row]).argmax()), queries[row]
@@ -248,7 +248,7 @@ def signed(x: float, decimals: int) -> str:
 def _body(
     title: str, data: dict[str, Any], forward: Arrays, backward: Arrays, queries: list[str], keys: list[str]
 ) -> str:
-    """Return the tables that are shown without a script, and what the script reads."""
+    """Return the tables that are shown without a script, and the data that the script reads."""
     tables = []
     for name, values in forward.items():
         rows = keys if name in "KV" else queries

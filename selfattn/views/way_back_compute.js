@@ -1,5 +1,5 @@
 /*
- * Attention and its gradients, stage by stage: what the way back computes. No page here.
+ * Attention and its gradients, stage by stage, for the way back. It draws nothing.
  *
  * dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P∘(dP − mean), dQ = scale·dS·K, dK = scale·dSᵀ·Q, dx = dQ·Wqᵀ + dK·Wkᵀ + dV·Wvᵀ.
  */

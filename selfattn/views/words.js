@@ -3,7 +3,7 @@
  * tokens stay text with their own direction of writing, but changes nothing in the page.
  */
 
-const MAX_TERMS = 12; // of a longer sum the first and last terms are written
+const MAX_TERMS = 12; // a longer sum shows its first and last terms
 
 class Words {
   /** @param {PageData} data @param {Numbers} numbers */

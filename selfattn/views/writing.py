@@ -1,4 +1,4 @@
-"""Numbers, tokens and data as text of a page: how many decimals, how small a number, what a token may hold.
+"""Writes numbers, tokens and data as text of a page: decimals, powers of ten, characters that a page cannot hold.
 
 `compute.js` has the same rules for numbers, so that recomputed numbers look the same.
 """
@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-WHOLE = 2.0**53  # a float64 of this size has no digits after the point
+WHOLE = 2.0**53  # from here on a float64 has no digits after the point
 
 
 def as_whole(value: Any) -> int:
-    """Return an integer of any kind as Python's own, −1 for any other value."""
+    """Return an integer of any type as an int, and −1 for any other value."""
     return (
         -1 if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") else operator.index(value)
     )
@@ -30,7 +30,7 @@ def as_whole(value: Any) -> int:
 
 def decimals_of(array: Array, precision: int) -> int:
     """Return how many decimals show every number exactly, at most ``precision``."""
-    numbers = array[np.abs(array) < WHOLE].astype(np.float64)  # and no NaN
+    numbers = array[np.abs(array) < WHOLE].astype(np.float64)  # leaves NaN out
     for decimals in range(precision):
         if np.all(np.abs(numbers - numbers.round(decimals)) <= 1e-12 * np.maximum(1.0, np.abs(numbers))):
             return decimals
@@ -58,7 +58,7 @@ def number(value: float, decimals: int, precision: int) -> str:
 
 
 def said(x: float, decimals: int = 2) -> str:
-    """Write a number in a sentence: with a true minus, and 0 without one.
+    """Write a number for a sentence: with a true minus sign, which 0 never has.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def said(x: float, decimals: int = 2) -> str:
 
 
 def visible(token: str) -> str:
-    r"""Return the token with invisible characters spelled out: control characters, spaces at the ends.
+    r"""Return the token with its invisible characters written as escapes: control characters, spaces at the ends.
 
     Characters without a width, such as the joiners of an emoji, stay unless all characters are invisible.
 
@@ -97,12 +97,12 @@ def token_list(name: str, tokens: Any) -> list[str]:
 
 
 def short(token: str, most: int) -> str:
-    """Return a token of at most ``most`` characters, a longer one with an ellipsis."""
+    """Return a token, or if it is longer than ``most`` characters, its beginning with an ellipsis."""
     return token if len(token) <= most else token[: most - 1] + "…"
 
 
 def storable(line: str) -> str:
-    r"""Return text with characters that HTML or UTF-8 cannot hold spelled out: control characters, lone surrogates.
+    r"""Return text with escapes for characters that HTML or UTF-8 cannot hold: control characters, lone surrogates.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 /*
- * A small matrix as a table of coloured numbers: one stop for Tab, arrow keys inside. Numbers that may change do so by
- * dragging sideways, + and -, or Enter and typing; cells of a mask by a click. Larger matrices are pictures: see pictures.js.
+ * A small matrix as a table of coloured numbers: Tab reaches one, arrow keys the others. Dragging sideways, + and -, or Enter
+ * and typing change an editable number; a click changes a cell of a mask. Larger matrices are pictures: see pictures.js.
  */
 
 /**
@@ -12,7 +12,7 @@
  * @property {string[]} [columnLabels]
  * @property {Kind} [kind]
  * @property {number} [side] whose colours weights have: those of text 0 or 1
- * @property {(place: Place | null) => void} [point] a cell is pointed at or focused; null: none is
+ * @property {(place: Place | null) => void} [point] is called with the cell at the pointer or focus, or null
  * @property {(i: number, j: number, value: number) => void} [edit]
  * @property {boolean} [toggle] cells are 0 or 1
  */
@@ -26,7 +26,7 @@
  */
 
 const DRAG = { still: 4, pixels: 80, step: 0.05 }; // a drag begins after 4 pixels; 80 change a number by 1
-const NUDGE = 0.1; // by a key
+const NUDGE = 0.1; // the change by + or -
 
 class Heat {
   /** @type {Matrix | null} */ matrix = null;
@@ -139,7 +139,7 @@ class Heat {
     });
   }
 
-  /** @type {(place: Place | null, sources?: Place[]) => void} outline a number, and dashed what it is made of */
+  /** @type {(place: Place | null, sources?: Place[]) => void} outline a number, and with dashes its sources */
   mark(place, sources = []) {
     for (const td of this.cells.flat()) td.classList.remove("sa-is", "sa-from");
     for (const { i, j } of sources) this.cells[i]?.[j]?.classList.add("sa-from");

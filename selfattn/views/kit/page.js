@@ -1,6 +1,6 @@
 /*
- * What every page has: elements and sentences, which take tokens as text and never as markup; arrow keys inside a group that has
- * one stop for Tab; light or dark; the start of its views.
+ * What every page has: elements and sentences, which take tokens as text and never as markup; arrow keys within a group, of
+ * which Tab reaches one element; light or dark; the start of its views.
  */
 
 /** @typedef {{ i: number, j: number }} Place a number of a matrix */
@@ -45,7 +45,7 @@ function shape(tag, attributes = {}, ...children) {
 const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
 
 /**
- * A sentence of ours as nodes: *word* is bold, {name} is replaced by a value, which is text or a node.
+ * A sentence of texts.py as nodes: *word* is bold, {name} is replaced by a value, which is text or a node.
  * @type {(sentence: string, values?: Record<string, Child | Child[] | number>) => Child[]}
  */
 function phrase(sentence, values = {}) {
@@ -61,7 +61,7 @@ function phrase(sentence, values = {}) {
   });
 }
 
-/** @type {(parts: Child[][], and: string) => Child[]} parts of a list with a comma between them, and the last one after `and` */
+/** @type {(parts: Child[][], and: string) => Child[]} parts with commas between them, and `and` before the last one */
 function listed(parts, and) {
   return parts.flatMap((part, n) => [n === 0 ? "" : n === parts.length - 1 ? ` ${and} ` : ", ", ...part]);
 }
@@ -79,7 +79,7 @@ function destination(key, i, j, rows, columns) {
   return [clamp(moves[key][0], 0, rows - 1), clamp(moves[key][1], 0, columns - 1)];
 }
 
-/** @type {(group: Iterable<HTMLElement>, target: HTMLElement) => void} focus the target, which becomes the group's stop for Tab */
+/** @type {(group: Iterable<HTMLElement>, target: HTMLElement) => void} focus the target, which Tab then reaches */
 function moveFocus(group, target) {
   for (const other of group) other.tabIndex = -1;
   target.tabIndex = 0;
@@ -100,7 +100,7 @@ function moveAlong(row, buttons, go) {
   });
 }
 
-/** @type {(event: KeyboardEvent) => boolean} whether a key is for the page around, or for a field */
+/** @type {(event: KeyboardEvent) => boolean} whether a key belongs to the surrounding page or to a field */
 function isForeign(event) {
   const { target } = event;
   const typed = target instanceof HTMLInputElement && target.type !== "range";

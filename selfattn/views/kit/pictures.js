@@ -159,7 +159,7 @@ class HeatMap extends Picture {
  * @property {string} [text] above it
  */
 
-const WIDE = 224, LEFT = 26, RIGHT = 212, TOP = 7; // of the drawing, where lines begin and end, and room for the first numbers
+const WIDE = 224, LEFT = 26, RIGHT = 212, TOP = 7; // the drawing's width, the ends of lines, and room above the first line
 
 class NumberLines {
   constructor() {
@@ -196,11 +196,11 @@ class NumberLines {
   }
 
   /**
-   * The numbers; two that are near each other move apart, and stay inside.
+   * The numbers; two numbers that would overlap move apart, and stay inside the drawing.
    * @type {(marks: Mark[], y: number, at: (value: number) => number) => SVGTextElement[]}
    */
   texts(marks, y, at) {
-    if (marks.length === 2 && marks[0].text === marks[1].text) { // the same number: once
+    if (marks.length === 2 && marks[0].text === marks[1].text) { // equal numbers are written once
       return [shape("text", { x: Math.min(at(marks[0].value), WIDE - 18).toFixed(1), y, "text-anchor": "middle" }, marks[0].text ?? "")];
     }
     const near = marks.length === 2 && Math.abs(at(marks[0].value) - at(marks[1].value)) < 36;
@@ -214,7 +214,7 @@ class NumberLines {
 }
 
 /**
- * Draw the likeliest tokens as bars, the one that came next in the text in its colour, and all others as one bar.
+ * Draw the likeliest tokens as bars; the token that came next has its text's colour, and one bar is for all others.
  * @param {HTMLElement} list an ol of class sa-bars-list
  * @param {{ token: string, probability: number, came: boolean }[]} likely
  * @param {{ n: number, probability: number }} others

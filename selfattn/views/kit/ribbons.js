@@ -1,8 +1,8 @@
 /*
- * Words at the left and right, and between them a ribbon for every weight, as thick as the weight: the ribbons of a word at the
- * right fill its bar, and a bar at the left is what all words take from there.
+ * Words at the left and right, and between them a ribbon for every weight, as thick as the weight: the ribbons of a word at
+ * the right fill its bar, and the bar of a word at the left shows how much all words take from it.
  *
- * All ribbons that are not marked are two paths, one for each colour, so that hundreds of words are quick.
+ * All ribbons that are not marked are two paths, one for each colour, so that hundreds of words draw quickly.
  */
 
 /** @typedef {{ kind: "to" | "from", index: number }} Chosen "to": a query's row; "from": a key's column */
@@ -31,9 +31,9 @@
 /** @typedef {{ total: number, ribbons: Ribbon[][], left: number[], right: number[], sums: number[], ends: number[] }} Layout */
 
 const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15; // thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type
-const MOST_HIGH = 560; // `high`, unless it is given
+const MOST_HIGH = 560; // the default of `high`
 const BAR = 7; // width
-const THIN = 0.25; // ribbons that are thinner are not drawn, in pixels
+const THIN = 0.25; // pixels; thinner ribbons are not drawn
 const TRANSITION = 260; // milliseconds
 
 /**
@@ -196,7 +196,7 @@ class Ribbons {
   }
 
   /**
-   * The marked row as it was before an edit, if that changed it.
+   * The marked row before an edit, if the edit changed it.
    * @type {(before: Matrix, weights: Matrix, m: { unit: number, gap: number, least: number }, left: number, right: number) => string}
    */
   ghosts(before, weights, m, left, right) {
@@ -208,7 +208,7 @@ class Ribbons {
   }
 
   /**
-   * Numbers on the marked ribbons, at the end of the chosen word; small ones only where there is room.
+   * Numbers on the marked ribbons, at the end of the chosen word; small numbers only if there is room.
    * @type {(laid: Layout, weights: Matrix, type: number, left: number, right: number) => void}
    */
   label(laid, weights, type, left, right) {
@@ -225,7 +225,7 @@ class Ribbons {
     kept.forEach((each, k) => (each.y = k ? Math.max(each.y, kept[k - 1].y + line) : each.y));
     const last = kept.at(-1)?.y ?? 0, first = kept[0]?.y ?? 0, half = 0.5 * line;
     const centred = middle - kept.reduce((sum, { y }) => sum + y, 0) / kept.length;
-    const shift = Math.max(half - first, Math.min(laid.total - half - last, centred)); // inside, the first above all
+    const shift = Math.max(half - first, Math.min(laid.total - half - last, centred)); // inside the drawing; the first label before the last
     this.figures.replaceChildren(...kept.map(({ y, text }) =>
       shape("text", { x: to ? right - 6 : left + 6, y: (y + shift + 5 * type).toFixed(1), "text-anchor": to ? "end" : "start" }, text)));
   }

@@ -1,5 +1,5 @@
 /*
- * A guided tour: at every stop a question, then the answer. Play goes through it at a speed.
+ * A guided tour: at every stop a question, then the answer. Play moves through the tour at the chosen speed.
  */
 
 /**
@@ -17,7 +17,7 @@
  * @property {(stop: Stop | null, open: boolean) => void} show a stop is asked, or its answer opened; null: before the tour
  */
 
-const SECONDS = { slow: 10, normal: 6, fast: 3 }; // between two steps of Play
+const SECONDS = { slow: 10, normal: 6, fast: 3 }; // seconds between two steps of Play
 
 class Tour {
   /** @param {TourOptions} options */
@@ -25,7 +25,7 @@ class Tour {
     this.stops = stops;
     this.texts = texts;
     this.show = show;
-    this.at = -1; // before the first
+    this.at = -1; // -1 is before the first stop
     this.open = true;
     this.timer = 0;
     const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ data: { do: name }, onclick: act });
