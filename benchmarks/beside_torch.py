@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints ms of a training step of two encoder layers, alone and in turns with PyTorch's in one process."""
+"""Prints the ms of a training step of two encoder layers, alone and in turns with PyTorch's step in one process."""
 
 import argparse
 import importlib

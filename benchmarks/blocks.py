@@ -25,7 +25,7 @@ class Case(attention.Case):
     """A call with blocks of length n: documents, a prefix, or a window."""
 
     blocks: str = ""  # "" for the dense call
-    block_length: int = 0  # of a document, the prefix, the window
+    block_length: int = 0  # the length of a document, the prefix or the window
 
     @property
     def label(self) -> str:

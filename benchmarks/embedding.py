@@ -22,7 +22,7 @@ from . import shared
 VOCABULARY = 1000
 TRIPLETS = 32
 SENTENCES = 10_000
-PADDED_BATCH = 64  # PyTorch's, sorted by length
+PADDED_BATCH = 64  # PyTorch's batches, sorted by length
 KINDS = ("step", "inference", "encode")
 SIZES = ((32, 6), (64, 12), (128, 24), (256, 64))
 PEERS = {"torch": ["torch"]}
@@ -59,7 +59,7 @@ CASES = [Case(kind, *size) for kind in KINDS[:2] for size in SIZES] + [Case("enc
 
 
 def _timed(call: Callable[[], Any]) -> Spelling:
-    return shared.called(call, lambda _: np.zeros(1))  # weights are random, and each library's own
+    return shared.called(call, lambda _: np.zeros(1))  # each library draws its own weights
 
 
 def _selfattn(case: Case) -> list[Spelling]:

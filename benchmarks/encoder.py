@@ -37,8 +37,8 @@ from . import memory, shared
 Encode = Callable[[list[str], int], Array]  # texts, size of a batch
 
 BATCHES = (8, 16, 32, 64)
-TOLERANCE = 1e-4  # of elements of vectors of length 1
-COMPACT_TOLERANCE = 0.2  # of cosines below 1, of rounded weights: only quite other results exceed it
+TOLERANCE = 1e-4  # the largest difference of elements of vectors of length 1
+COMPACT_TOLERANCE = 0.2  # how far the cosine with float32 may be below 1: only wrong results exceed it
 LONG, FIXED = 150, 64  # tokens
 COUNTS = {"mixed": 1000, "long": 400, "64": 32, "one": 1}
 
@@ -100,7 +100,7 @@ def flops_of(folder: Path, lengths: Array) -> float:
 def cases_of(
     folder: Path, corpus: Path, names: Sequence[str], scale: float = 1.0, dtype: str = "float32"
 ) -> list[Case]:
-    """Take the cases' texts from all over a corpus; ``scale`` is the share of the long lists that is used."""
+    """Take the cases' texts from the whole corpus; ``scale`` is the fraction of the long lists that is used."""
     tokenizer = tokenizer_of(folder)
     text = corpus.read_text(encoding="utf-8")
     sentences = [s.strip() for s in re.split(r"(?<=[.!?])\s+|\n", text) if s.strip()]
@@ -109,7 +109,7 @@ def cases_of(
     for sentence, count in zip(sentences, counted, strict=True):
         current.append(sentence)
         length += count
-        if length >= LONG - 10:  # the last sentence exceeds it by half its length on average
+        if length >= LONG - 10:  # the last sentence exceeds LONG by half its length on average
             paragraphs.append(" ".join(current))
             current, length = [], 0
     different = dict.fromkeys(re.findall(r"\b[a-z]+\b", text))
@@ -164,12 +164,12 @@ class Source(NamedTuple):
 
     @property
     def onnx_int8(self) -> Path:
-        """The file that ONNX Runtime has rounded."""
+        """The file that ONNX Runtime rounded."""
         return self.onnx.with_suffix(".int8.onnx")
 
     @property
     def openvino_int8(self) -> Path:
-        """The file that nncf has rounded."""
+        """The file that nncf rounded."""
         return self.onnx.with_suffix(".int8.xml")
 
 
@@ -251,7 +251,7 @@ def _load_sentence_transformers(source: Source, threads: int) -> Encode:
 
 
 class Library(NamedTuple):
-    """How a library loads its source, the modules it needs, and the dtypes it computes in."""
+    """A library: how it loads its source, the modules it needs, the dtypes it computes in."""
 
     load: Callable[[Source, int], Encode]
     modules: tuple[str, ...]
@@ -277,7 +277,7 @@ def export(folder: Path, file: Path) -> None:
     torch: Any = import_module("torch")
     given = tuple(
         torch.ones((2, 8), dtype=torch.int64) for _ in range(2)
-    )  # one tensor twice would be one input
+    )  # the same tensor twice would be one input
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=_settings(folder)[1])
     axes = {0: batch, 1: length}
     torch.onnx.export(
@@ -334,7 +334,7 @@ class Opened:
             texts = list(case.texts)
             sizes = [size for size in BATCHES if size < 2 * len(texts)] or [1]
             if engine == "selfattn":
-                sizes = sizes[:1]  # it packs by itself
+                sizes = sizes[:1]  # selfattn packs texts itself
             sample = texts[:: max(1, len(texts) // 128)]
             best, least = sizes[0], np.inf
             for size in sizes:
@@ -357,7 +357,7 @@ def cosine_missing(result: Array, own: Array, whole: Array) -> float:
 
 
 def start(engine: str, threads: int, dtype: str, folder: Path, onnx: Path, texts: Path) -> None:
-    """Embed a sentence in this new process, print that, then embed all and print the peak of memory beyond imports."""
+    """Embed a sentence in this new process, print that; then embed all, and print the peak of memory beyond imports."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     for module in LIBRARIES[engine].modules:
         import_module(module)

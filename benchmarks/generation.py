@@ -27,7 +27,7 @@ from selfattn.cli.parser import count
 
 from . import shared
 
-TOLERANCE = 2.0  # of logits: llama.cpp rounds the inputs of products to 8 bits; other results differ more
+TOLERANCE = 2.0  # of logits; llama.cpp rounds inputs to 8 bits, and wrong results differ more
 BEFORE = 16  # tokens before an answer
 CASES = ("prompt", "answer")
 
@@ -42,7 +42,7 @@ class Case(shared.Case):
 
     @property
     def tokens(self) -> int:
-        """How many tokens the rate counts."""
+        """The number of tokens that the rate counts."""
         return self.new or len(self.ids)
 
 
@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
 
 class Model(NamedTuple):
-    """How a library reads a prompt, up to the logits after it, and writes an answer."""
+    """A model in a library: it reads a prompt, up to the logits after it, and writes an answer."""
 
     read: Callable[[Array], Array]
     write: Callable[[Array, int], Any]
@@ -117,7 +117,7 @@ def _load_llama_cpp(source: Source, threads: int) -> Model:
 
 
 class Library(NamedTuple):
-    """How a library loads its source, and the modules it needs."""
+    """A library: how it loads its source, and the modules it needs."""
 
     load: Callable[[Source, int], Model]
     modules: tuple[str, ...]
@@ -151,7 +151,7 @@ class Opened:
 
 
 def seconds_to_first(source: Source, threads: int) -> float:
-    """Return the seconds from the start of a process to selfattn's first token, the file in the page cache."""
+    """Return the seconds from the start of a process to selfattn's first token, with the file in the page cache."""
     code = (
         "import sys; from selfattn import models, set_num_threads; set_num_threads(int(sys.argv[2])); "
         "print(len(models.load(sys.argv[1]).generate([1, 2, 3, 4], 1)), flush=True)"
@@ -164,7 +164,7 @@ def seconds_to_first(source: Source, threads: int) -> float:
 
 
 def bytes_of_a_token(file: Path) -> int:
-    """Return the bytes of the weights that every token reads: all but the table, unless it is also the head."""
+    """Return the bytes of the weights that every token reads: all but the embedding table, unless it is also the head."""
     gguf = import_module("selfattn.models._gguf").GGUF(file)
     sizes = {name: tensor.size for name, tensor in gguf.tensors.items()}
     if "output.weight" in sizes:

@@ -21,8 +21,8 @@ from selfattn.benchmarks.turns import Array, Prepare, Row, Spelling
 from . import shared
 
 LAYERS, HEADS, LETTERS, RATE = 4, 4, 65, 1e-3
-TOLERANCE = 1e-4  # of the first losses, about 4
-STEPS = 3  # whose losses are compared
+TOLERANCE = 1e-4  # the largest difference of the first losses, which are about 4
+STEPS = 3  # steps whose losses are compared
 SIZES = ((64, 64, 16), (128, 128, 32))
 PEERS = {"torch-modules": ["torch"], "torch-fused": ["torch"]}
 
@@ -45,7 +45,7 @@ class Case(shared.Case):
         return np.random.default_rng(0).integers(0, LETTERS, (self.batch, self.context + 1))
 
     def new_model(self) -> Any:
-        """Make the model with the initial weights of all."""
+        """Make the model whose initial weights all libraries get."""
         from selfattn import nn
 
         return nn.GPT(LETTERS, self.width, LAYERS, HEADS, self.context, rng=0)

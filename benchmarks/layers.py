@@ -19,7 +19,7 @@ from selfattn.benchmarks.turns import Array, Prepare, Row, Spelling
 from . import shared
 
 LAYERS, HEAD_WIDTH = 2, 32
-TOLERANCE = 2e-4  # of float32 results of size 1, after sums of up to 3072
+TOLERANCE = 2e-4  # the largest difference of float32 results of size 1, sums of up to 3072 terms
 KINDS = ("train", "eval", "forward", "linear")
 SIZES = ((64, 64, 16), (128, 128, 32), (384, 64, 32), (768, 128, 8))
 LINEAR = ((384, 1536), (768, 768), (64, 64))
@@ -28,13 +28,13 @@ ROWS = (1, 16, 256, 4096)
 
 @dataclass(frozen=True)
 class Case(shared.Case):
-    """A pass of an encoder in a mode, or of a linear layer, whose rows are ``tokens``."""
+    """A pass of an encoder in a mode, or of a linear layer with ``tokens`` rows."""
 
     kind: str  # "train" or "eval": forward and gradients; "forward": in eval mode; "linear": forward
     width: int
     tokens: int
     batch: int = 1
-    out: int = 0  # of a linear layer
+    out: int = 0  # the outputs of a linear layer
 
     @property
     def label(self) -> str:

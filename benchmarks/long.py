@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def measure(kind: str, length: int, threads: int, seconds: float) -> dict[str, Any]:
-    """Time forward and backward of a call, the least of as many as fit into the seconds, after one call for its memory."""
+    """Measure the memory of one call, then return the least time of forward and of backward in ``seconds`` of calls."""
     rng = np.random.default_rng(0)
     query, key, value, grad_out = rng.standard_normal((4, HEADS, length, WIDTH), dtype=np.float32)
     options = {**KINDS[kind], "num_threads": threads}

@@ -29,7 +29,7 @@ def peak_beyond(call: Callable[[], Result]) -> tuple[int, Result]:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as file:
             file.write("5")  # resets VmHWM
     except OSError:
-        pass  # an earlier peak may count: never too little
+        pass  # without a reset, the peak may be an earlier, higher one
     before = status("VmRSS")
     result = call()
     return status("VmHWM") - before, result

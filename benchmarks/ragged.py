@@ -27,7 +27,7 @@ from selfattn.cli.parser import count
 from . import shared
 
 SHORTEST = 16
-BUCKET = 8  # sequences: little padding, and still a batch
+BUCKET = 8  # sequences per padded batch: few, for little padding
 PEERS = {"torch": ["torch"]}
 
 

@@ -26,7 +26,7 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Its floating-point operations; 1 where they are not counted."""
+        """The floating-point operations; 1 if they are not counted."""
         return 1.0
 
     def facts(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def called(call: Callable[[], Any], to_array: Callable[[Any], Array] = np.asarra
 
 
 def contestants(case: Any, options: argparse.Namespace, one_thread: bool = False) -> tuple[Contestant, ...]:
-    """Return selfattn and its peers, all with one case; also selfattn on one thread, if wanted and more are used."""
+    """Return selfattn and its peers for one case, and on request selfattn on one thread, if the run uses more."""
     found = [Contestant(name, name, case) for name in ("selfattn", *options.peers)]
     if one_thread and options.threads > 1:
         found.append(Contestant("1 thread", "selfattn", case, threads=1))
@@ -48,7 +48,7 @@ def contestants(case: Any, options: argparse.Namespace, one_thread: bool = False
 
 
 def sizes_of(form: str, multiple: int) -> Callable[[str], tuple[int, ...]]:
-    """Return the type of a size such as 64x128x8; its first number, a width, is a multiple."""
+    """Return the argparse type of a size such as 64x128x8, whose first number must be a multiple of ``multiple``."""
 
     def take(text: str) -> tuple[int, ...]:
         numbers = text.split("x")

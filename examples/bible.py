@@ -28,7 +28,7 @@ PAIRS, FIRST = 500, 10
 VOCAB_SIZE, DIM, MAX_SEQ_LEN = 4000, 64, 128
 PER_VERSE, BATCH_SIZE, LR = 4, 32, 3e-3
 SEED = 0
-POINTS = 8  # of the curve, per epoch
+POINTS = 8  # points of the curve per epoch
 Chapters = list[list[str]]
 
 
@@ -54,7 +54,7 @@ def hold_out(chapters: Chapters, rng: np.random.Generator) -> tuple[list[str], l
 
 
 def found_among_the_first(embeddings: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Return how often the neighbour of a verse is among the first ten of all others, by cosine and by product."""
+    """Return how often the neighbour of a verse is among the ten most similar verses, by cosine and by product."""
     unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
     places = np.arange(len(embeddings))
     found = {}

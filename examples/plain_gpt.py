@@ -75,26 +75,26 @@ def join(x):
 
 
 def attention_vjp(p, n, x):
-    """Add to each letter of x (N, L, D) a weighted mean of what it and the letters before it offer."""
+    """Add to each letter of x (N, L, D) a weighted mean of the values of this letter and the letters before it."""
     normed, norm_pullback = F.layer_norm_vjp(x, D, p[f"{n}.norm1"])
     qkv, qkv_pullback = linear_vjp(normed, p[f"{n}.qkv"])  # (N, L, 3 D)
     q, k, v = [split(third) for third in np.split(qkv, 3, axis=-1)]  # each (N, H, L, D / H)
     heads, heads_pullback = F.scaled_dot_product_attention_vjp(q, k, v, is_causal=True)  # (N, H, L, D / H)
     y, merge_pullback = linear_vjp(join(heads), p[f"{n}.merge"])  # (N, L, D)
 
-    def pullback(dy, grads):  # returns the gradient of x, and puts those of the parameters into grads
+    def pullback(dy, grads):  # returns the gradient of x, and stores the gradients of the parameters in grads
         d_joined, grads[f"{n}.merge"] = merge_pullback(dy)
         d = heads_pullback(split(d_joined))  # a named tuple
         d_qkv = np.concatenate([join(d.query), join(d.key), join(d.value)], axis=-1)
         d_normed, grads[f"{n}.qkv"] = qkv_pullback(d_qkv)
-        dx, grads[f"{n}.norm1"], _ = norm_pullback(d_normed)  # and of a bias: there is none
-        return dy + dx  # x goes into the sum, and into the norm
+        dx, grads[f"{n}.norm1"], _ = norm_pullback(d_normed)  # the norm has no bias
+        return dy + dx  # x enters both the sum and the norm
 
     return x + y, pullback
 
 
 def feed_forward_vjp(p, n, x):
-    """Add to each letter of x (N, L, D) what a small network computes from that letter alone."""
+    """Add to each letter of x (N, L, D) the output of a small network for this letter alone."""
     normed, norm_pullback = F.layer_norm_vjp(x, D, p[f"{n}.norm2"])
     wide, widen_pullback = linear_vjp(normed, p[f"{n}.widen"])  # (N, L, 4 D)
     active, gelu_pullback = F.gelu_vjp(wide)
@@ -119,7 +119,7 @@ def gpt_vjp(p, ids):
             x, half_pullback = half_vjp(p, n, x)
             pullbacks.append(half_pullback)
     normed, norm_pullback = F.layer_norm_vjp(x, D, p["norm"])
-    logits, logits_pullback = linear_vjp(normed, p["letters"].T)  # like letters score high
+    logits, logits_pullback = linear_vjp(normed, p["letters"].T)  # similar rows give high scores
 
     def pullback(d_logits):
         grads = {}
@@ -128,7 +128,7 @@ def gpt_vjp(p, ids):
         for half_pullback in reversed(pullbacks):
             dx = half_pullback(dx, grads)
         grads["letters"] = d_letters.T.copy()
-        np.add.at(grads["letters"], ids, dx)  # each time that a letter occurs adds to its row
+        np.add.at(grads["letters"], ids, dx)  # every occurrence of a letter adds to the gradient of its row
         grads["places"] = np.zeros_like(p["places"])
         grads["places"][:length] = dx.sum(axis=0)
         return grads
@@ -137,10 +137,10 @@ def gpt_vjp(p, ids):
 
 
 def loss_vjp(p, ids):
-    """Return how surprised the model is, on average, by each next letter of ids (N, L + 1), in nats."""
+    """Return the mean of −log p(next letter), in nats, over the letters of ids (N, L + 1)."""
     logits, gpt_pullback = gpt_vjp(p, ids[:, :-1])  # (N, L, V)
     log_chances, log_softmax_pullback = F.log_softmax_vjp(logits)
-    right = ids[:, 1:, None]  # (N, L, 1): the letters that do come next
+    right = ids[:, 1:, None]  # (N, L, 1): the true next letters
     loss = -np.take_along_axis(log_chances, right, axis=-1).mean()
 
     def pullback():
@@ -152,7 +152,7 @@ def loss_vjp(p, ids):
 
 
 def train(p, rng):
-    """Change the parameters in place, by Adam: along the mean gradient, divided by the root of its mean square."""
+    """Change the parameters in place by Adam: step along the mean gradient, divided by the root of its mean square."""
     mean = {name: np.zeros_like(array) for name, array in p.items()}
     square = {name: np.zeros_like(array) for name, array in p.items()}
     for step in range(1, STEPS + 1):
@@ -162,7 +162,7 @@ def train(p, rng):
         for name, grad in pullback().items():
             mean[name] += 0.1 * (grad - mean[name])
             square[name] += 0.001 * (grad**2 - square[name])
-            # Both means begin at 0: the divisions by 1 - 0.9**step and 1 - 0.999**step make up for that.
+            # Both means begin at 0; the divisions by 1 - 0.9**step and 1 - 0.999**step correct that bias.
             root = np.sqrt(square[name] / (1 - 0.999**step))
             p[name] -= rate * mean[name] / (1 - 0.9**step) / (root + 1e-8)
         if step == 1 or step % 100 == 0:
@@ -170,7 +170,7 @@ def train(p, rng):
 
 
 def write(p, beginning, count, rng, temperature=0.5):
-    """Continue a text by `count` letters: score the next one, draw it, append it, and again."""
+    """Continue a text by `count` letters: score the next letter, draw one, append it, and repeat."""
     ids = [LETTERS.index(letter) for letter in beginning]
     for _ in range(count):
         logits, _ = gpt_vjp(p, np.array([ids[-CONTEXT:]]))

@@ -75,7 +75,7 @@ def execute(notebook: Any, last: str | None = None) -> str | None:
 
 
 def _joined(outputs: list[Any]) -> list[Any]:
-    """Put pieces of one stream together: where they were cut depends on timing. Warnings are errors."""
+    """Join the pieces of a stream, which was cut at random times. Warnings are errors."""
     joined: list[Any] = []
     for output in outputs:
         if output.output_type == "stream" and output.name == "stderr":
@@ -94,7 +94,7 @@ def as_text(notebook: Any) -> str:
 
 
 def main() -> int:
-    """Build what was asked for; return how many notebooks differ from what is saved, when only checking."""
+    """Build the named notebooks; with --check, return how many differ from the saved ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="how the names start; all by default")
     parser.add_argument("--check", action="store_true", help="change nothing, say what would differ")

@@ -1,4 +1,4 @@
-"""What all tests share: instruction sets as a fixture, Hypothesis profiles, helper modules beside the tests."""
+"""What all tests share: a fixture of instruction sets, Hypothesis profiles, the path of tests/support."""
 
 import os
 import signal
@@ -15,11 +15,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from selfattn import _core
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))  # its modules: importlib mode does not find them
+sys.path.insert(0, str(Path(__file__).parent / "support"))  # importlib mode does not find its modules
 sys.path.append(str(Path(__file__).parents[1]))  # benchmarks
 
-# A shell starts what runs in the background with Ctrl-C ignored, and nohup with a closed terminal; so would be the tests of both, and
-# their children.
+# A shell starts background processes with Ctrl-C ignored, and nohup ignores hang-ups; tests of these signals would inherit
+# that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -39,7 +39,7 @@ def isa(request):
     _core._set_isa(request.param)
     assert _core.get_isa() == request.param
     yield request.param
-    assert _core.get_isa() == request.param  # nothing in between chose another
+    assert _core.get_isa() == request.param  # the test chose no other set
     _core._set_isa(before)
 
 
@@ -52,7 +52,7 @@ def threads_restored():
 
 @pytest.fixture
 def one_thread():
-    """For many small calls, which say how many threads where that matters: starting others takes longer than the calls."""
+    """Use one thread: tests make many small calls, for which starting threads takes longer than the calls."""
     _core.set_num_threads(1)
     yield
     _core.set_num_threads(None)
@@ -60,7 +60,7 @@ def one_thread():
 
 @pytest.fixture
 def on_the_matrix_unit():
-    """AMX, whatever was chosen; elsewhere the test is skipped."""
+    """Run the test on AMX, or skip it on a CPU without AMX."""
     if "amx" not in _core.available_isas():
         pytest.skip("this CPU, its operating system or this build has no AMX")
     before = _core.get_isa()

@@ -1,4 +1,4 @@
-"""Draw ``docs/images/bank.svg``: where *bank* looks in two sentences, in one head of all-MiniLM-L6-v2.
+"""Draw ``docs/images/bank.svg``: the attention weights of *bank* in two sentences, in one head of all-MiniLM-L6-v2.
 
 python docs/figures/bank.py all-MiniLM-L6-v2 docs/images/bank.svg
 """

@@ -26,7 +26,7 @@ LABEL_WIDTH, BAR_WIDTH, BAR_HEIGHT, GAP, TOP = 210, 500, 13, 16, 58
 
 
 def chosen(row: dict[str, Any]) -> bool:
-    """Tell whether a row's rate is in GFLOP/s of the main instruction set."""
+    """Return whether a row's rate is in GFLOP/s of the main instruction set."""
     return row["limit"] == "flops" and row["suite"] in ("forward", "causal", "mask", "float64")
 
 

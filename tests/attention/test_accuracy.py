@@ -61,9 +61,9 @@ def errors(results, truth):
     return np.array([rms(x.astype(np.float64) - true) for x, true in zip(results, truth, strict=True)])
 
 
-# Of the output, and of the gradients of query, key and value, by the factor of query and key and whether causal. Causal errors are
-# larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and their rounding errors
-# are 64 times as large. Each is the largest of 12 seeds or more, with a margin of a fifth.
+# Bounds for the output and the gradients of query, key and value, by the factor of query and key and whether causal. Causal
+# errors are larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and
+# their rounding errors are 64 times as large. Each is the largest of 12 seeds or more, with a margin of a fifth.
 BOUNDS = {
     (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8),
     (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),
@@ -106,7 +106,7 @@ def test_lse_float32():
 
 @functools.cache
 def long_truth():
-    """The formula in long double, without tricks: scores are small enough for a plain exp."""
+    """Compute the formula in long double; scores are small enough for a plain exp."""
     query, key, value = (x[0, :2].astype(np.longdouble) for x in normal())
     scores = np.einsum("hid,hjd->hij", query, key) / np.sqrt(np.longdouble(D))
     exps = np.exp(scores)
@@ -132,7 +132,7 @@ def test_float64_within_a_few_eps():
 
 @functools.cache
 def long_gradients(is_causal):
-    """Gradients in long double, line by line as in docs/theory/backward.md; and beside each the sum of its terms' absolute values."""
+    """Gradients in long double, line by line as in docs/theory/backward.md; and for each the sum of its terms' absolute values."""
     n = 300  # blocks and tiles that are not whole
     query, key, value, d_out = (x[0, :2, :n].astype(np.longdouble) for x in (*normal(), grad_out()))
     scale = 1 / np.sqrt(np.longdouble(D))
@@ -154,7 +154,7 @@ def long_gradients(is_causal):
 @pytest.mark.skipif(np.finfo(np.longdouble).eps > 1e-18, reason="long double is no longer than double here")
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_float64_gradients_within_a_few_eps(is_causal):
-    """In eps of the sum of a gradient's terms without their signs.
+    """The unit is eps times the sum of the absolute values of a gradient's terms.
 
     A weight is off by as much as its score, a sum of 64 products (without their signs about 5, at most 12), and the mean
     score of its row. So a value's gradient is off by some 5 eps if it has one term, as at the last keys if causal, and by
@@ -222,7 +222,7 @@ KINDS = {"float16": np.dtype(np.float16), "bfloat16": BFLOAT16}
 
 
 def ulps(x, exact):
-    """Distance of 16-bit numbers from the 16-bit number nearest to `exact`, in representable numbers."""
+    """Return how many representable 16-bit numbers lie between x and the one nearest to `exact`."""
     nearest = exact.astype(x.dtype)
 
     def ordered(values):
@@ -238,7 +238,7 @@ def rounds_weights(name):
 
 
 def assert_within_an_ulp_of_the_largest(out, exact):
-    """Errors that do not follow the size of a result but that of the values: all within one ulp of the largest result."""
+    """Errors depend on the size of the values, not of a result: all are within one ulp of the largest result."""
     ulp = 2.0 ** (np.floor(np.log2(np.abs(exact).max())) - 7)
     worst = np.abs(out.astype(np.float64) - exact.astype(out.dtype).astype(np.float64)).max() / ulp
     print(f"{sa.get_isa()}: worst {worst:.2f} ulp of the largest")
@@ -248,7 +248,7 @@ def assert_within_an_ulp_of_the_largest(out, exact):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_sixteen_bits_within_an_ulp(name, is_causal):
-    """float32 inside: the result is the truth rounded once, or its neighbour if the truth is near the middle of two numbers.
+    """The computation is in float32: the result is the truth rounded once, or its neighbour if the truth is near a tie.
 
     Measured: 1 in 400 results of float16 and 1 in 2500 of bfloat16 are the neighbour; results near 0 are within float32's
     own error of about 1e-7. On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220, and 1e-6.
@@ -290,7 +290,7 @@ def sixteen_bit_rms(name, shape, keys, is_causal):
 @pytest.mark.parametrize("shape", [(1, 2, L, 64), (1, 2, L, 128)], ids=str)
 @pytest.mark.parametrize("name", KINDS)
 def test_sixteen_bits_rms_is_not_above_torch(name, shape, is_causal):
-    """Output and gradients; measured in bfloat16 with rounded weights: two thirds to 0.96 of PyTorch's."""
+    """Errors of output and gradients; in bfloat16 with rounded weights they are 0.67 to 0.96 of PyTorch's."""
     arrays, d_out, truth, of_peer = sixteen_bit_rms(name, shape, L, is_causal)
     results = with_gradients(sa.scaled_dot_product_attention_vjp, arrays, d_out, is_causal)
     found = errors(results, truth)
@@ -305,7 +305,7 @@ def test_sixteen_bits_rms_is_not_above_torch(name, shape, is_causal):
 
 @pytest.mark.parametrize("rows", [1, 4, 8])
 def test_decoding_in_bfloat16_rms_is_not_above_torch(rows):
-    """Measured of PyTorch's: 0.97 to 1.002 with rounded weights, else 0.74. (Of three dimensions, it does not round weights itself.)"""
+    """Errors are 0.97 to 1.002 of PyTorch's with rounded weights, else 0.74. (In three dimensions PyTorch does not round.)"""
     arrays, _, truth, of_peer = sixteen_bit_rms("bfloat16", (8, 8, rows, D), 512, False)
     out = sa.scaled_dot_product_attention(*arrays)
     assert errors([out], truth[:1])[0] <= of_peer[0]
@@ -336,7 +336,7 @@ def sixteen_bit_problem(name, is_causal):
 
 
 def distances(gradients, exact, start=0):
-    """Of the gradients of query, key and value, in ulps, where the truth is a quarter of its RMS at least; rows from start on."""
+    """Return the errors of the three gradients in ulps, if the truth is at least a quarter of its RMS; rows from start on."""
     return [
         ulps(x, true)[:, :, start:][np.abs(true[:, :, start:]) >= rms(true) / 4]
         for x, true in zip(gradients, exact, strict=True)
@@ -346,7 +346,7 @@ def distances(gradients, exact, start=0):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_sixteen_bits_gradients_in_ulps(name, is_causal):
-    """Computed in float32 and rounded once, from δ = O·dO with an output that was not rounded.
+    """Gradients are computed in float32 and rounded once, from δ = O·dO with the output before rounding.
 
     float32's own error, some 2e-8 of results about 0.05 (0.1 if causal), is a thousandth of an ulp of float16: 1 in 500
     results may be the other neighbour (measured: 1 in 1500; of bfloat16, whose ulp is 8 times as large, 1 in 8000). On a

@@ -34,7 +34,7 @@ def arguments(dtype=np.float64, lead=LEAD, n_queries=L, n_keys=S, widths=(4, 6, 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """So that a few numbers need several blocks of rows, and several tiles of each."""
+    """Make tiles small, so that few numbers need several blocks of rows, and several tiles for each."""
     monkeypatch.setattr(additive, "TILE", 40)
     monkeypatch.setattr(additive, "SCORES", 4 * S)
 
@@ -73,7 +73,7 @@ def test_the_references_gradients_agree_with_finite_differences(name):
 @pytest.mark.parametrize("module", [sa, reference], ids=lambda module: module.__name__)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_of_closed_keys_and_dead_queries_do_not_count(small_tiles, module, bad):
-    """In all six gradients: a product of NaN or infinity with a gradient of 0 is not 0."""
+    """All six gradients ignore them, although NaN or infinity times a gradient of 0 is not 0."""
     given = arguments(np.float32)
     open_pairs = np.ones((L, S), np.bool_)
     open_pairs[1] = False

@@ -101,7 +101,7 @@ def test_what_is_returned_and_in_which_order():
 
 
 def test_outputs_without_elements_take_no_time():
-    """2**40 queries whose outputs have no columns: the arrays of this call have a few bytes."""
+    """The call has 2**40 queries whose outputs have no columns: its arrays have a few bytes."""
     query, key, value = (
         np.broadcast_to(np.float32(1), (2**40, 1)),
         np.ones((3, 1), "f4"),

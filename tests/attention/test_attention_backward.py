@@ -1,4 +1,4 @@
-"""The lower half of the vjp: statistics and gradients in, gradients out, in the caller's own arrays where these are given."""
+"""The backward half of the vjp: it takes statistics and gradients, and returns gradients, if given in the caller's arrays."""
 
 import functools
 import weakref
@@ -17,7 +17,7 @@ GRADIENTS = sa.AttentionGradients
 
 
 def assert_same_in_place(arrays, layout=np.copy, **options):
-    """Gradients in arrays of the caller's are those that new arrays would hold, whatever was there before."""
+    """Gradients in the caller's arrays equal those in new arrays, whatever the arrays held before."""
     wrt = everything(options)
     out, statistics = sa.scaled_dot_product_attention_forward(*arrays, **options)
     call = np.ones_like(out), out, statistics, *arrays
@@ -42,7 +42,7 @@ def test_gradients_in_place_of_any_layout(layout, dtype):
 @pytest.mark.parametrize(("query", "key"), [((20, 8), (2, 30, 8)), ((2, 20, 8), (30, 8)), ((1, 20, 8), (3, 30, 8)), ((3, 20, 8), (1, 30, 8)),
                                             ((2, 0, 8), (2, 0, 8)), ((2, 0, 8), (2, 20, 8)), ((2, 20, 8), (2, 0, 8))], ids=str)  # fmt: skip
 def test_gradients_in_place_of_what_was_broadcast_and_of_nothing(query, key, dtype):
-    """They are sums over the axes that were broadcast."""
+    """Such gradients are sums over the broadcast axes."""
     rng = np.random.default_rng(0)
     assert_same_in_place([rng.standard_normal(shape).astype(dtype) for shape in (query, key, key)])
 
@@ -57,7 +57,7 @@ def test_gradients_in_place_of_a_mask_and_of_sinks(shape):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gradients_in_place_take_no_memory_of_their_own(dtype):
-    """C-contiguous arrays of the precision that computes are written where they are."""
+    """C-contiguous arrays in the dtype of the computation are written in place."""
     given = *random_inputs((2, 3, 400, 64), dtype=dtype), np.zeros((400, 400), dtype)
     out, statistics = sa.scaled_dot_product_attention_forward(*given)
     call = functools.partial(
@@ -136,7 +136,7 @@ def backward(**changes):
 def test_bad_input(error, words, changes):
     with pytest.raises(error, match=words):
         backward(**changes)
-    if changes.keys() <= {"grad_out", "grad_lse"}:  # what a pullback is given, too
+    if changes.keys() <= {"grad_out", "grad_lse"}:  # a pullback gets these too
         out, lse = (np.ones(shape, np.float32) for shape in ((2, 6, 4), (2, 6)))
         given = {name: x(out) if callable(x) else x for name, x in changes.items()}
         _, pullback = sa.scaled_dot_product_attention_vjp(*random_inputs((2, 6, 4), 5), return_lse=True)
@@ -225,7 +225,7 @@ def test_outputs_of_other_dtypes_are_refused():
 
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16"])
 def test_the_pullbacks_output_is_written_where_it_is_wanted(dtype):
-    """It is rounded from float32, to the bits of a plain call, into arrays of any strides."""
+    """The output is rounded from float32, to the bits of a plain call, into arrays of any strides."""
     q, k, v = (x.astype(dtype) for x in random_inputs((2, 3, 40, 8)))
     k[0, 0, 3], v[1, 1] = np.nan, np.inf
     expected = sa.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -244,7 +244,7 @@ def test_the_pullbacks_output_is_written_where_it_is_wanted(dtype):
 @pytest.mark.parametrize("dtype", [np.float16, "bfloat16", np.float32])
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_pullback_holds_one_output(dtype, packed):
-    """Of 16 bits that in float32: the rounded one goes when its caller lets go of it."""
+    """For 16 bits it holds the float32 output; the rounded output is freed when the caller drops it."""
     q, k, v = (x.astype(dtype) for x in random_inputs((6, 2, 8)))
     if packed:
         out, pullback = sa.varlen_attention_vjp(q, k, v, [0, 6], [0, 6])

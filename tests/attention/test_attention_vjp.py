@@ -58,7 +58,7 @@ def vjp_of(packed, *arrays, offsets=None, **options):
     [(False, False, 4, 16, 0), (False, False, 4, 16, 1), (True, True, 4, 16, 1), (True, False, 1, 1024, 1), (False, True, 1, 1024, 1)],
 )  # fmt: skip
 def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, keys, of_lse):
-    """An output rounded to 16 bits is off by 2^-9, and distances here are a thousand: the slopes' gradient is exact all the same.
+    """A 16-bit output is off by 2^-9, and distances here are a thousand, but the slopes' gradient is still exact.
 
     The sum of a row's dS is known: its rounding error, times the distance, is subtracted (docs/theory/backward.md).
     """
@@ -78,13 +78,13 @@ def test_slopes_of_16_bits_whose_distances_are_long(isa, sinks, packed, heads, k
     expected = reference.scaled_dot_product_attention_vjp(q, k, v, return_lse=True, **options)[1](d, lse)
     assert_allclose(slopes(np.float64), expected.alibi_slopes, rtol=1e-12)
     for dtype in (np.float32, np.float16, BFLOAT16):
-        # sums of 16 thousand terms in float32, some of them a hundred times the result; not corrected, the first case is 1e-4 off
+        # sums of 16,000 terms in float32, some 100 times the result; without correction, the first case is 1e-4 off
         rtol = 3e-4 if of_lse or dtype != np.float32 else 5e-5
         assert_allclose(slopes(dtype), expected.alibi_slopes, rtol=rtol, err_msg=str(dtype))
 
 
 def test_a_gradient_beyond_its_dtype_is_infinite():
-    """A sum over all pairs; of float16 slopes 65,504 is the largest."""
+    """The gradient of float16 slopes, a sum over all pairs, exceeds 65,504."""
     rng = np.random.default_rng(3)
     arrays = [rng.standard_normal((2, 40, 8), dtype=np.float32) for _ in range(3)]
     grad_out = np.float32(1e5) * rng.standard_normal((2, 40, 8), dtype=np.float32)
@@ -119,7 +119,7 @@ def test_no_gradient_of_the_output(packed):
 
 
 def test_sums_over_rows_give_no_warnings():
-    """Arithmetic in C gives none: what overflows is inf, what has no meaning is NaN."""
+    """Arithmetic in C gives no warnings: overflow gives inf, an undefined result NaN."""
     o = np.ones((2, 1), np.float32)
     with np.errstate(all="raise"):
         _, pullback = sa.scaled_dot_product_attention_vjp(o, o, o, sinks=np.float16(0), wrt=("sinks",))
@@ -159,7 +159,7 @@ def test_without_columns_of_values_the_log_sum_exp_has_gradients(isa):
 
 @pytest.mark.parametrize("rows", [1, 70])
 def test_a_closed_pair_whose_score_is_nan_from_finite_numbers(rows):
-    """Infinity minus infinity within a product of finite numbers: neither its score nor softcap's slope reaches a gradient."""
+    """A product of finite numbers contains infinity minus infinity: neither its score nor softcap's slope reaches a gradient."""
     q, k, v = random_inputs((1, 2, 70, 16), 90)
     q, bad, closed = np.abs(q) + 2, k.copy(), np.arange(90) % 9 == 3
     bad[..., closed, ::2], bad[..., closed, 1::2] = 3e38, -3e38
@@ -192,8 +192,8 @@ def test_the_output_has_the_bits_of_a_call_without_gradients(isa, length):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("length", [1, 4, 8, 28, 65, 72, 76, 200])
 def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtype):
-    """Whatever the scores, which are large here: one that was summed in another order is off by an ulp of 10^5, and its weight by a
-    hundredth. Weights sum to 1, so dV sums to dO along the keys, and dS to 0."""
+    """Scores are large here: a score that was summed in another order is off by an ulp of 10^5, and its weight by 1 %.
+    Weights sum to 1, so dV sums to dO along the keys, and dS to 0."""
     rng = np.random.default_rng(length)
     size = 300 if dtype == np.float32 else 3e4
     q, k = (rng.uniform(-size, size, (2, n, 64)).astype(dtype) for n in (length, 150))
@@ -202,7 +202,7 @@ def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtyp
     _, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, mask, wrt=("value", "attn_mask"))
     found = pullback(grad_out)
     eps = float(np.finfo(dtype).eps)
-    # A row is off by its sum of weights, of 150 terms, and those of dP and delta, of 20: a few eps of the largest |dP|.
+    # Errors come from the sum of 150 weights, and sums of 20 terms in dP and delta: a few eps of the largest |dP|.
     largest = np.abs(grad_out).sum(-1).max() * np.abs(v).max()
     assert_allclose(
         found.value.sum(axis=1), grad_out.sum(axis=1), rtol=0, atol=16 * eps * np.abs(grad_out).sum(1).max()
@@ -217,7 +217,7 @@ def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtyp
 @pytest.mark.parametrize("shape", [(3, 6, 8), (70, 128, 64)], ids=str)
 @pytest.mark.parametrize("halves", [False, True])
 def test_16_bit_gradients_are_those_of_the_output_before_it_was_rounded(isa, shape, dtype, options, halves):
-    """Delta is not the sum of rounded outputs: with numbers that are all positive, dQ would be off by seven ulps.
+    """Delta is not computed from rounded outputs: with only positive numbers, dQ would be off by seven ulps.
 
     The pullback has the output from before it was rounded; of the halves, delta is summed over the keys.
     """
@@ -242,14 +242,14 @@ def test_16_bit_gradients_are_those_of_the_output_before_it_was_rounded(isa, sha
     for name in ("query", "key", "value"):
         truth = getattr(expected, name)
         ulp = np.abs(np.spacing(truth.astype(dtype))).astype(np.float64)
-        # Half an ulp of rounding, and what float32's sums leave where dP, of 20, and delta leave a difference of 1.
+        # Half an ulp of rounding, and the error of float32's sums where dP, about 20, and delta differ by 1.
         bound = ulp / 2 + float(np.spacing(np.abs(truth).max().astype(dtype))) / 4
         error = np.abs(getattr(found, name).astype(np.float64) - truth)
         assert (error <= bound).all(), f"{name}: {(error / bound).max()}"
 
 
 def flag_of_overflow():
-    """How to clear and to read the flag that an overflow sets in the thread that computed it."""
+    """Return functions that clear and read the flag that an overflow sets in the thread that computed it."""
     bit = {"x86_64": 8, "AMD64": 8, "aarch64": 4, "arm64": 4}.get(platform.machine())
     library = ctypes.util.find_library("m")
     if bit is None or sys.platform == "win32" or library is None:
@@ -269,7 +269,7 @@ OVERFLOWING = {
 
 @pytest.mark.parametrize("product", OVERFLOWING)
 def test_what_wrt_leaves_out_is_not_computed(isa, product):
-    """Each product in turn is made to overflow, and nothing else: the CPU's flag shows whether it was computed."""
+    """One product at a time overflows, and nothing else: the CPU's flag shows whether that product was computed."""
     if isa == "amx":
         pytest.skip("a matrix unit leaves no flags")
     clear, overflowed = flag_of_overflow()
@@ -280,7 +280,7 @@ def test_what_wrt_leaves_out_is_not_computed(isa, product):
         for n, factor in zip((200, 8, 8, 200), factors, strict=True)
     )
     _, statistics = sa.scaled_dot_product_attention_forward(query, key, value)
-    zeros = np.zeros_like(grad_out)  # as output, lest δ = O·dO overflow
+    zeros = np.zeros_like(grad_out)  # as output, so that δ = O·dO does not overflow
     call = grad_out, zeros, statistics, query, key, value
     for wrt in (names for n in (1, 2, 3) for names in combinations(FIELDS[:3], n)):
         clear()
@@ -290,7 +290,7 @@ def test_what_wrt_leaves_out_is_not_computed(isa, product):
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
 def test_what_wrt_leaves_out_takes_no_memory(name):
-    """Each gradient has 8 MiB, scratch and statistics far less."""
+    """Each gradient takes 8 MiB; scratch memory and statistics take far less."""
     arguments = random_inputs((1, 65536, 32))
     options = {"window": (8, 0), "num_threads": 1}
     out, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options, wrt=name)
@@ -298,7 +298,7 @@ def test_what_wrt_leaves_out_takes_no_memory(name):
 
 
 def test_the_gradient_of_a_row_with_a_sink_and_no_keys_is_0():
-    """Its output is 0 in any case: a NaN in that output's gradient reaches nothing, in the core as in the reference."""
+    """The row's output is always 0: a NaN in the output's gradient reaches nothing, in the core and in the reference."""
     x, mask = np.ones((2, 3)), np.array([[False, False], [True, True]])
     grad_out = np.array([[np.nan] * 3, [1.0] * 3])
     for module in (sa, reference):
@@ -330,14 +330,14 @@ def test_signatures_are_those_of_the_forward_call(function, forward, more, missi
 @pytest.mark.parametrize("rng", [None, np.random.default_rng(0)], ids=["entropy", "generator"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_dropout_is_the_same_forward_and_backward(p, rng, packed):
-    """Of the value's gradient for ones, column sums are what each key was given: so they are in the output."""
+    """For a gradient of ones, the value's gradient has the sums of each key's weights, which the output has too."""
     q, k, _ = random_inputs((1, 40, 8), 60, dtype=np.float64)
     p = p.copy() if isinstance(p, np.ndarray) else p
     offsets, v = ([0, 13, 40], [0, 30, 60]), np.eye(60)[None]  # V is the identity: the output is the weights
     out, pullback = vjp_of(packed, q, k, v, offsets=offsets, dropout_p=p, rng=rng)
     given = out.sum(axis=(0, 1))
     if isinstance(p, np.ndarray):
-        p[...] = 0  # what it becomes changes nothing
+        p[...] = 0  # changing the weights changes nothing
     for _ in range(2):
         got = pullback(np.ones_like(out)).value.reshape(60, 60)
         assert_allclose(got, np.broadcast_to(given[:, None], got.shape), rtol=0, atol=1e-14)
@@ -346,7 +346,7 @@ def test_dropout_is_the_same_forward_and_backward(p, rng, packed):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_gradients_given_as_lists_have_the_dtype_of_the_result(packed):
-    """The output that the pullback holds is float32, in which 0.1 is another number."""
+    """The pullback holds a float32 output, in which 0.1 is another number."""
     arrays = random_inputs((2, 6, 8), dtype=np.dtype(np.float16))
     (out, lse), pullback = vjp_of(packed, *arrays, return_lse=True)
     numbers, of_lse = np.full(out.shape, 0.1), np.full(lse.shape, 0.1, np.float32)
@@ -395,7 +395,7 @@ def test_a_pullback_may_be_called_again_and_outlives_its_inputs():
 
 
 def test_changed_inputs_change_later_gradients_and_are_checked_again():
-    """It holds references, not copies: of changed inputs it makes numbers that mean nothing, and reads nothing out of bounds."""
+    """The pullback holds references, not copies: changed inputs give wrong numbers, but nothing is read out of bounds."""
     q, k, v = random_inputs((2, 20, 8), 30)
     lengths = np.array([20, 30])
     out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, key_lengths=lengths)

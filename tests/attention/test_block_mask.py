@@ -1,4 +1,4 @@
-"""Block masks: what closed keys hold does not count; the object, and its errors.
+"""Block masks: the numbers of closed keys do not count; the class BlockMask, and its errors.
 
 Each kind as its dense boolean mask, with every other option, forward and backward: test_fuzz.py.
 """
@@ -30,7 +30,7 @@ KINDS = BLOCK_MASKS | {
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 def test_a_document_has_the_bits_that_it_has_alone(isa, dtype):
-    """Blocks of queries and tiles of keys begin with documents, so no neighbour moves them."""
+    """Blocks of queries and tiles of keys begin with documents, so that other documents do not shift them."""
     lengths = (100, 37, 200, 64, 450, 1, 18)
     edges = np.cumsum((0, *lengths))
     arrays = random_inputs((2, edges[-1], 32), dtype=dtype)
@@ -38,7 +38,7 @@ def test_a_document_has_the_bits_that_it_has_alone(isa, dtype):
     for key_heads, options in ((2, {}), (2, {"is_causal": True}), (1, {"enable_gqa": True})):
         given = [arrays[0], *(x[:key_heads] for x in arrays[1:])]
         packed = attend(*given, **options, block_mask=mask, return_lse=True)
-        for lo, hi in pairwise(edges[:6]):  # alone, the short ones would go through other kernels
+        for lo, hi in pairwise(edges[:6]):  # alone, short documents would use other kernels
             own = [x[:, lo:hi] for x in given]
             for got, alone in zip(packed, attend(*own, **options, return_lse=True), strict=True):
                 assert got[:, lo:hi].tobytes() == alone.tobytes()
@@ -180,7 +180,7 @@ BAD = [
         *((with_tables(answer), TypeError, "block_mask has tables that selfattn.BlockMask does not make") for answer in [
             # more in test_fuzz.py
             (3,),
-            ((ONE + 1, 1, np.array([0, 1]), RUNS, 1.0),),  # a class that is not there
+            ((ONE + 1, 1, np.array([0, 1]), RUNS, 1.0),),  # a class that does not exist
             ((ONE, 1, np.array([0, 1]), np.array([[0, 2**62]]), 1.0),),
             ((np.array(9), 0, 1.0),),
             ((np.array(1), 0, 1.0),) * 5,
@@ -206,7 +206,7 @@ def test_memory_grows_with_the_lengths_alone():
 
 
 def test_tables_that_change_after_they_were_checked():
-    """Drawing dropout's seed runs other Python code: the call has copies."""
+    """Drawing dropout's seed may run other Python code that changes the tables, so the call copies them."""
     classes = np.zeros(8, np.int64)
 
     class Changes(np.random.Generator):

@@ -92,7 +92,7 @@ def test_kinds_of_wrong(wrong):
         sa.check_vjp(lambda x: (np.sin(x), lambda dy: wrong(dy * np.cos(x))), A)
     with pytest.raises(AssertionError, match=r"(?s)argument 0 \(a\) is off.*argument 1 \(b\) is off"):
         sa.check_vjp(lambda a, b: (a * b, lambda dy: (wrong(dy * b), wrong(dy * a))), A, B)
-    with pytest.raises(AssertionError, match=r"argument 0 \(a\)"):  # an output that is forgotten
+    with pytest.raises(AssertionError, match=r"argument 0 \(a\)"):  # the pullback ignores an output
         sa.check_vjp(lambda a, b: (both(a, b)[0], lambda dp, ds: (dp * b, dp * a)), A, B)
 
 
@@ -101,7 +101,7 @@ def test_gradients_that_are_none():
     sa.check_vjp(lambda x: sa.layer_norm_vjp(x, 4), x)
     sa.check_vjp(lambda x, bias: sa.layer_norm_vjp(x, 4, None, bias), x, bias)
     sa.check_vjp(lambda x, weight, bias: sa.layer_norm_vjp(x, 4, weight, bias), x, weight, bias)
-    # what wrt leaves out is not checked; here the first of two is None
+    # gradients that wrt leaves out are not checked; here the first of two is None
     sa.check_vjp(lambda a, b: (a * b, lambda dy: (None, dy * a)), A, B)
     with pytest.raises(AssertionError, match=r"argument 1 \(b\)"):
         sa.check_vjp(lambda a, b: (a * b, lambda dy: (None, dy * b)), A, B)
@@ -132,7 +132,7 @@ test_what_does_not_fit_is_named = refusals(
 
 
 def test_the_step_can_be_chosen():
-    """A function that bends over distances of 1e-6 needs a smaller step than the default."""
+    """A function that is curved at a scale of 1e-6 needs a smaller step than the default."""
 
     def f(x):
         return np.sin(1e6 * x), lambda dy: 1e6 * np.cos(1e6 * x) * dy
@@ -144,7 +144,7 @@ def test_the_step_can_be_chosen():
 
 
 def test_gradients_in_lists_belong_to_arguments_in_order():
-    """Those of merged parts, and of the masks of packed sequences."""
+    """Examples are the gradients of merged parts, and of the masks of packed sequences."""
     rng = np.random.default_rng(0)
     outs, lses = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3))
     sa.check_vjp(lambda a, b, c, d: sa.merge_attention_vjp([a, b], [c, d]), *outs, *lses)

@@ -44,7 +44,7 @@ def test_a_sink_is_one_more_key_with_a_value_of_zero(isa, dtype):
     sinks = np.array([0.5, -1.0, 3.0])
     scores = np.zeros((2, 3, 20, 71), dtype)
     scores[..., 70] = sinks[:, None]
-    # the sink as a key of zeros, whose score the mask gives
+    # a key of zeros replaces the sink; the mask gives its score
     with_key = [np.concatenate([x, np.zeros_like(x[..., :1, :])], axis=-2) for x in (key, value)]
     expected = truth(query, *with_key, scores)
     out, lse, weights = assert_attention(query, key, value, sinks=sinks)
@@ -55,7 +55,7 @@ def test_a_sink_is_one_more_key_with_a_value_of_zero(isa, dtype):
         assert_attention(query, key, value, sinks=np.resize(sinks, shape))
     minus = attend(query, key, value, sinks=-np.inf, return_lse=True)
     for got, wanted in zip(minus, attend(query, key, value, return_lse=True), strict=True):
-        np.testing.assert_array_equal(got, wanted)  # exp(-inf) is nothing
+        np.testing.assert_array_equal(got, wanted)  # exp(-inf) is 0
 
 
 @pytest.mark.parametrize("sink", [-1e4, 1e4, -3e38])
@@ -65,7 +65,7 @@ def test_sinks_far_away(isa, sink):
 
 @real_floats
 def test_a_mask_of_the_greatest_float_is_uniform_and_infinity_is_not_a_number(isa, dtype):
-    """Like finfo.min, the greatest number stays finite in other units; +inf does what inf - inf is."""
+    """As finfo.min does, the greatest number stays finite in log2 units; +inf gives NaN, as inf - inf is NaN."""
     q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
     out, lse = attend(q, k, v, np.full((20, 70), np.finfo(dtype).max, dtype), return_lse=True)
     np.testing.assert_allclose(
@@ -79,7 +79,7 @@ def test_a_mask_of_the_greatest_float_is_uniform_and_infinity_is_not_a_number(is
 
 @real_floats
 def test_numbers_beyond_what_log2_units_hold_are_the_largest(isa, dtype):
-    """max / log2 e = 0.69 max is where the change of units would make infinity of them, and infinity times 0 NaN."""
+    """Beyond max / log2 e = 0.69 max the change of units would give infinity, and infinity times 0 is NaN."""
     q, k, v = random_inputs((3, 20, 8), 70, dtype=dtype)
     most = np.finfo(dtype).max
     out, lse = attend(q, k, v, sinks=dtype(most), return_lse=True)
@@ -106,7 +106,7 @@ def test_a_score_of_minus_infinity_is_open_all_the_same():
     ):
         (n_queries, n_keys), name, dtype, isa = case.values()
         query, key, value = random_inputs((2, n_queries, 8), n_keys, dtype=dtype, v_width=5)
-        query[..., 0] = 1.0  # so that these scores are -inf, and nothing else about the rows changes
+        query[..., 0] = 1.0  # so that only these scores become -inf
         key[..., 3 :: n_keys // 4, 0] = -np.inf
         value[..., 3 :: n_keys // 4, 2] = np.nan
         grad_out = np.ones((2, n_queries, 5), dtype)

@@ -16,7 +16,7 @@ attend = sa.scaled_dot_product_attention
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
 def test_bad_arguments(bad):
-    """The exception is right, and neither an output that is wrong nor one that is right is written to."""
+    """The exception is right, and the call writes to no output, wrong or right."""
     with pytest.raises(bad.error, match=bad.match) as caught:
         attend(**bad.arguments())
     assert type(caught.value) in (TypeError, ValueError, ZeroDivisionError) or isinstance(
@@ -40,7 +40,7 @@ def test_the_call_itself():
     with pytest.raises(TypeError):
         attend(**{1: 2})
     assert attend(q, value=q, key=q).shape == (2, 4)
-    # names that are not the interned ones, as a ** of built strings gives
+    # names that are not interned, such as keys of ** that were built at run time
     assert attend(
         **{"".join(("que", "ry")): q, "".join(("k", "ey")): q, "".join(("val", "ue")): q}
     ).shape == (2, 4)
@@ -54,7 +54,7 @@ def test_values_that_count_as_not_given():
 
 
 def test_an_empty_list_is_one_of_integers():
-    """NumPy makes float64 of it."""
+    """NumPy converts an empty list to float64."""
     nothing = np.ones((0, 2, 4))
     assert attend(nothing, nothing, nothing, key_lengths=[]).shape == (0, 2, 4)
     assert sa.attention_steps(nothing, nothing, nothing, key_lengths=[]).output.shape == (0, 2, 4)
@@ -91,7 +91,7 @@ def test_the_generators_own_error_comes_through():
 
 
 class Raises:
-    """What an argument raises when it is read is the caller's own."""
+    """An argument that raises an exception when it is read, which must reach the caller."""
 
     def __index__(self):
         raise KeyboardInterrupt("while it was read")
@@ -119,7 +119,7 @@ def test_what_an_argument_raises_comes_through(call):
 
 
 def test_lengths_that_change_during_a_call():
-    """They were checked: what another thread writes there later must not be read. In a process of its own, which could crash."""
+    """The call must not read what another thread writes after the check. Its process is a new one, which could crash."""
     script = """
     import threading
     import numpy as np
@@ -232,7 +232,7 @@ def test_out_that_overlaps_itself(strides):
     ids=repr,
 )  # fmt: skip
 def test_what_numpy_would_make_a_number_of(name, wrong):
-    """An imaginary part that is left out, or a text that is read, would be a wrong result without a word."""
+    """Dropping an imaginary part, or reading a text as a number, would give a wrong result without an error."""
     x = random_inputs((2, 5, 4))
     for function in (attend, sa.reference.scaled_dot_product_attention, sa.attention_steps):
         with pytest.raises(TypeError, match=f"{name} must be a real number"):

@@ -39,7 +39,7 @@ def sub_shapes(draw, shape, *, least=0):
 
 @st.composite
 def layouts(draw, x):
-    """X, or an array of the same values with another layout, or one that is broadcast along an axis."""
+    """Draw x, an array of the same values with another layout, or an array that is broadcast along an axis."""
     if x.ndim and x.size and draw(st.integers(0, 7)) == 0:
         axis = draw(st.integers(0, x.ndim - 1))
         x = np.broadcast_to(np.take(x, [0], axis=axis), x.shape)
@@ -152,7 +152,7 @@ def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
         whole = assert_gradients(arrays, options, num_threads=num_threads, **call)
         some = assert_gradients(arrays, options, num_threads=1, wrt=tuple(wrt), **call)
         same = assert_gradients(arrays, options, num_threads=num_threads, wrt=tuple(wrt), **call)
-    for name in wrt:  # neither threads nor what else is asked for change a bit
+    for name in wrt:  # neither threads nor other names in wrt change a bit
         np.testing.assert_array_equal(getattr(same, name), getattr(some, name), err_msg=name)
         np.testing.assert_array_equal(getattr(some, name), getattr(whole, name), err_msg=name)
 
@@ -187,7 +187,7 @@ def any_arrays(draw):
         x = np.zeros(shape, dtype)
         if dtype.kind == "f":
             x[...] = np.random.default_rng(0).random(shape)
-    elif kind == 5:  # zero strides of any length, which no loop survives if they are let through
+    elif kind == 5:  # zero strides of huge lengths, over which a loop would never end
         x = np.broadcast_to(np.zeros((), dtype), draw(st.sampled_from(HUGE)))
     elif kind == 6 and dtype.kind in "fiu":  # any strides within memory
         strides = tuple(draw(st.integers(-9, 9)) for _ in shape)
@@ -203,7 +203,7 @@ def any_arrays(draw):
 
 @st.composite
 def arrays_that_nearly_fit(draw):
-    """Query, key and value that fit, but for one size of one of them, sometimes."""
+    """Query, key and value that fit, except that sometimes one size of one of them is wrong."""
     shapes = [[2, 3, 4], [2, 5, 4], [2, 5, 6]]
     if draw(st.booleans()):
         shapes[draw(st.integers(0, 2))][draw(st.integers(0, 2))] = draw(st.integers(0, 6))
@@ -259,7 +259,7 @@ OTHERWISE = [
 
 
 def spoil(draw, table):
-    """Change a number, or an array as a whole; it may still be right."""
+    """Change a number, or a whole array; the table may still be valid."""
     at = draw(st.integers(0, len(table) - 1))
     x, by = table[at], draw(st.sampled_from(["a number", "a number", "the whole", "anything"]))
     if by == "anything":
@@ -277,7 +277,7 @@ def spoil(draw, table):
 
 @st.composite
 def any_tables(draw):
-    """Tables as BlockMask makes them; or with up to two changes; or anything."""
+    """Draw tables as BlockMask makes them, with up to two changes, or with any content."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     tables = [
         draw(st.sampled_from([prefix_table, table_of_runs]))(rng) for _ in range(draw(st.integers(0, 4)))
@@ -295,7 +295,7 @@ def any_tables(draw):
 
 
 def meaning(tables):
-    """The dense mask of tables that the core has let through."""
+    """Return the dense mask of tables that the core accepted."""
     opened = np.ones((2, L, S), bool)
     j = np.arange(S)
     for table in tables:
@@ -316,7 +316,7 @@ def meaning(tables):
 @settings(max_examples=20_000 if THOROUGH else 1500)
 @given(any_tables(), st.sampled_from(_core.available_isas()), st.sampled_from([1, 2]))
 def test_tables_of_block_masks_are_refused_or_mean_what_they_say(tables, isa, num_threads):
-    """No read beyond them: what the core lets through is the dense mask of the same keys, forward and backward."""
+    """The core does not read beyond tables: accepted tables act as the dense mask of the same keys, forward and backward."""
     arrays = np.random.default_rng(0).standard_normal((3, 2, L, 8))
     query, key, value = arrays[0], *np.random.default_rng(1).standard_normal((2, 2, S, 8))
     call = {"block_mask": with_tables(tables), "num_threads": num_threads}

@@ -112,7 +112,7 @@ def test_the_core_refuses_wrong_lengths():
 
 @pytest.mark.parametrize("options", [{}, {"sinks": np.array([0.5, -1.0])}], ids=str)
 def test_queries_before_the_first_key_of_their_sequence(options):
-    """They are dead rows, by the lower-right diagonal: more queries than keys are no error."""
+    """By the lower-right diagonal these queries see no key: more queries than keys are not an error."""
     rng = np.random.default_rng(0)
     k, v = rng.standard_normal((2, 2, 2, 4, 8))
     q = rng.standard_normal((2, 2, 6, 8))
@@ -127,7 +127,7 @@ def test_queries_before_the_first_key_of_their_sequence(options):
 
 
 def test_appending_copies_little():
-    """Room is doubled: of 4096 tokens that come one by one fewer than 4096 are copied."""
+    """The room doubles, so appending 4096 tokens one by one copies fewer than 4096 tokens."""
     k = np.zeros((1, 1, 1, 64))
     cache = sa.KVCache(1, 1, 64, dtype=np.float64)
     grown = 0
@@ -153,7 +153,7 @@ def test_more_room_than_there_is(capacity):
 @pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("method", ["append", "attend", "reorder"])
 def test_no_memory_leaves_the_cache_as_it_was(monkeypatch, method, failing):
-    """Keys and values grow, or change places, together: also if there is memory for one of them alone."""
+    """Keys and values grow or are reordered together, even if there is memory for only one of them."""
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 1, 17, 4), dtype=np.float32)
     cache = sa.KVCache(2, 1, 4)
     cache.append(k[:, :, :16], v[:, :, :16])
@@ -176,7 +176,7 @@ def test_no_memory_leaves_the_cache_as_it_was(monkeypatch, method, failing):
 
 
 def test_appending_writes_the_new_tokens_and_nothing_else():
-    """The arrays stay where they are, and so do the numbers in them."""
+    """Appending neither moves the arrays nor changes other numbers in them."""
     _, k, v = arrays(length=12)
     cache = new_cache(k, v, capacity=12)
     addresses = cache.key.ctypes.data, cache.value.ctypes.data

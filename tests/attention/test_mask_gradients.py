@@ -30,7 +30,7 @@ def mask_of(*shape, seed=1):
 @pytest.mark.parametrize("shape", [(64,), (2, 1, 1, 64), (1, 4, 1, 64)], ids=str)
 @pytest.mark.parametrize("length", [2048, 4500])
 def test_sums_over_many_rows_keep_their_digits(shape, length):
-    """Rows are summed in blocks, and at most 64 blocks of a head, which 4500 rows are more than, before those are added up.
+    """Rows are summed in blocks, at most 64 for each head, and these sums are added; 4500 rows exceed 64 blocks.
 
     An addition is off by eps/√12 of the sum so far, in the root of the mean square: n of them to a sum that grows evenly by
     √(n/3)/√12 of its eps. That is 1 for 32 blocks, a half for 8 heads, and 21 for all rows one by one. (The shares' own
@@ -67,7 +67,7 @@ def assert_same_bits(arrays, grad_out, options, threads, wrts=(ALL,)):
 
 @pytest.mark.parametrize("shape", [(900, 1), (900, 850), (6, 900, 1), (1, 850)], ids=str)
 def test_parts_of_keys_do_not_meet_in_the_mask(shape):
-    """Few groups have their keys in parts: those of a mask with one number for all keys are the same elements."""
+    """With few groups, keys are split in parts; a mask with one number for all keys has the same elements in each part."""
     for key_heads in (2, 6, 1):
         *arrays, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
         options = {"attn_mask": mask_of(*shape), "sinks": np.linspace(-1, 5, 6), "enable_gqa": True}
@@ -101,7 +101,7 @@ def test_documents_whose_heads_share_a_mask(isa, of_each_head):
 
 
 def test_packed_sequences_whose_heads_share_masks():
-    """Rows of packed sequences lie far apart: dK and dV are gathered while heads take their turns."""
+    """Rows of packed sequences are far apart in memory: dK and dV are gathered while heads take turns."""
     heads, lengths = 11, (130, 40, 300)
     rng = np.random.default_rng(3)
     packed = [rng.standard_normal((sum(lengths), heads, 32), dtype=np.float32) for _ in range(4)]
@@ -119,12 +119,12 @@ def test_packed_sequences_whose_heads_share_masks():
             assert_array_equal(rows, getattr(expected, name), err_msg=f"{name} {n}")
 
 
-# So many keys and heads that share a mask that one head follows another through its rows: attention_backward.c.
+# With this many keys and heads per mask, one head follows another through its rows: attention_backward.c.
 DOCUMENTS = sa.BlockMask.from_documents(np.arange(640) // 150, np.arange(900) // 210)
 LARGE = {
     "heads": ((8, 520, 128), (8, 410, 128), {}),
     "causal": ((2, 8, 520, 96), (2, 8, 520, 96), {"is_causal": True, "dropout_p": 0.1, "rng": 4}),
-    # blocks end amid a row of the mask
+    # blocks end within a row of the mask
     "groups of five": ((40, 110, 128), (8, 410, 128), {"enable_gqa": True}),
     "closed blocks": ((8, 640, 64), (8, 900, 64), {"block_mask": DOCUMENTS}),
 }
@@ -132,7 +132,7 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_heads_that_follow_one_another_through_a_mask(name):
-    """With the bits that gradients have without the mask's, in as many threads as there are heads: each waits for the one before."""
+    """The other gradients have the same bits as without the mask's; each head has a thread, which waits for the previous head."""
     of_queries, of_keys, options = LARGE[name]
     rng = np.random.default_rng(6)
     arrays = [rng.standard_normal(shape, dtype=np.float32) for shape in (of_queries, of_keys, of_keys)]

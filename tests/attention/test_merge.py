@@ -20,7 +20,7 @@ merges = pytest.mark.parametrize(
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 @pytest.mark.parametrize("owner", range(5))
 def test_parts_of_the_keys_make_the_whole(merge, dtype, owner):
-    """A part may be empty, and one of them has the sink. Any split of the keys, with gradients: test_shards.py."""
+    """A part may be empty, and one part has the sink. test_shards.py tests gradients and any split of the keys."""
     query, key, value = random_inputs((2, 6, 8), 20, dtype=dtype, v_width=3)
     mask = np.random.default_rng(1).random((2, 6, 20)) < 0.4
     mask[:, 3] = False

@@ -33,7 +33,7 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One node with its data; what is absent is missing from the dicts."""
+    """One node with its data; the dicts leave absent inputs and outputs out."""
 
     name: str
     operator: str
@@ -61,7 +61,7 @@ def collect():
     for made in generated._NodeTestCases:
         nodes = made.model.graph.node
         if len(nodes) != 1 or nodes[0].op_type not in MODULES:
-            continue  # an operator as a graph of others, or one that selfattn lacks
+            continue  # an operator that is a graph of others, or that selfattn lacks
         [node], [(given, expected)] = nodes, made.data_sets
         opset = next(entry.version for entry in made.model.opset_import if entry.domain == "")
         schema = onnx.defs.get_schema(node.op_type, opset)
@@ -127,7 +127,7 @@ def arrays_of(case):
 
 
 def masking(case, n_queries, n_keys):
-    """Express what closes keys with selfattn's arguments: by an option if there is one, else by a mask.
+    """Translate the inputs that close keys to selfattn's arguments: to an option if there is one, else to a mask.
 
     In ONNX the first query's own key is the first one after the past. With a cache outside the node (lengths, but
     no past) the last query's own key is the last one that is not padding: each batch entry has its own diagonal.

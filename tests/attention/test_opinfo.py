@@ -43,7 +43,7 @@ def to_numpy(x):
 
 
 def wide(x):
-    """The same in float64, ready to be differentiated."""
+    """Return a float64 tensor of the same numbers that records gradients."""
     floating = isinstance(x, torch.Tensor) and x.dtype.is_floating_point
     return x.detach().double().requires_grad_() if floating else x
 
@@ -64,7 +64,7 @@ def autograd(function, inputs, grad):
 
 
 def check(got, exact, terms, dtype):
-    """`terms` is what the roundings of the formula may add up to, in units of u."""
+    """Check a result; `terms` bounds the sum of the formula's rounding errors, in units of u."""
     assert got.dtype == dtype
     assert_within(got, exact, unit_of(dtype) * terms + rounding(dtype, exact))
 
@@ -113,10 +113,10 @@ def test_norms(name, dtype):
         centred = x64 - x64.mean(axes, keepdims=True) if name == "layer_norm" and x.size else x64
         with np.errstate(invalid="ignore"):  # eps is negative in one sample: rows of NaN, as PyTorch has them
             r = 1 / np.sqrt((centred**2).sum(axes, keepdims=True) / max(np.prod(shape), 1) + eps)
-        # PyTorch's float64 takes the mean off with an error of its own, which is all there is in a row of one element
+        # subtracting the mean has an error in PyTorch's float64 too, the whole result of a row of one element
         unit = np.abs(centred * r) + unit_of(np.float64) / unit_of(dtype) * np.abs(x64 * r)
         dunit = size * weight
-        # a variance less 0.5 is off by more than its share
+        # the relative error of a variance minus 0.5 is larger
         worse = np.nan_to_num(1 + np.abs(eps) * r * r)
         check(got, y, ROUNDINGS * worse * (np.nan_to_num(unit) * weight + bias), dtype)
         means = [(z.sum(axes, keepdims=True) / max(np.prod(shape), 1)) for z in (dunit, dunit * unit)]
@@ -160,7 +160,7 @@ def test_scaled_dot_product_attention(dtype):
                 return torch.nn.functional.scaled_dot_product_attention(
                     *tensors, mask, is_causal=options["is_causal"], enable_gqa=enable_gqa
                 )
-            # which weights PyTorch drops is not promised, nor could it be: it gets those that are dropped here
+            # PyTorch drops other weights, so it gets the weights that selfattn keeps
             query, key, value = tensors
             scores = query @ key.mT / query.shape[-1] ** 0.5
             if options["is_causal"]:

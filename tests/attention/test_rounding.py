@@ -1,4 +1,4 @@
-"""Results of 16 bits are rounded once: to the nearest, ties to even, whatever the instruction set stores them with."""
+"""Results of 16 bits are rounded once: to the nearest, ties to even, on every instruction set."""
 
 import numpy as np
 import pytest

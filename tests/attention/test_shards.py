@@ -25,7 +25,7 @@ def gradients(query, key, value, mask, sinks, d_out, d_lse):
 
 
 def in_shards(run, cuts, arrays, mask, sinks, owner, d_out, d_lse):
-    """The recipe: each shard for itself, merged, and the gradients back; `run` maps a function over shards."""
+    """Compute each shard alone, merge the results, and return the gradients; `run` maps a function over shards."""
     query, key, value = arrays
     shards = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     each = (
@@ -72,8 +72,8 @@ def test_shards_in_processes_make_the_whole(method):
     rng = np.random.default_rng(0)
     query, key, value, d_out = rng.standard_normal((4, 2, 96, 16))
     d_lse, sinks = rng.standard_normal((2, 96)), rng.standard_normal(2)
-    mask = np.tri(96, dtype=bool)  # the later shards are closed to the first rows altogether
-    mask[[5, 70]] = False  # two rows that see nothing anywhere; the sink keeps them alive
+    mask = np.tri(96, dtype=bool)  # the first rows see no key of the later shards
+    mask[[5, 70]] = False  # two rows see no key at all, only the sink
     cuts = [0, 10, 11, 11, 60, 96]  # of very different sizes, and one without keys
     # the parent has used its threads before it forks
     sa.scaled_dot_product_attention(query, key, value, num_threads=2)
@@ -106,7 +106,7 @@ def problems(draw):
     owner = None if sinks is None else draw(st.integers(0, len(cuts) - 2))
     d_out, d_lse = rng.normal(size=(2, 5, 3)).astype(dtype), rng.normal(size=(2, 5)).astype(dtype)
     dead = ~mask.any(axis=-1) & (sinks is None)
-    d_lse[dead] = draw(st.sampled_from([1.0, np.nan]))  # an lse of -inf has no gradient, whatever comes
+    d_lse[dead] = draw(st.sampled_from([1.0, np.nan]))  # an lse of -inf passes no gradient on
     return cuts, (query, key, value), mask, sinks, owner, d_out, np.where(dead, 0, d_lse), d_lse
 
 

@@ -29,7 +29,7 @@ def tensor(x):
 
 
 def assert_same(function, inputs, options, attend):
-    """Hold results and the gradients of all floating inputs to those of `attend`, which takes the same inputs as tensors.
+    """Compare results and the gradients of all float inputs with those of `attend`, which takes the same inputs as tensors.
 
     Gradients may be off by no more than 1e-12 of the largest, either.
     """
@@ -108,7 +108,7 @@ def written_out(
 
 SLOPES, SINKS, LENGTHS = 0.5 ** np.arange(1.0, 5.0), np.array([0.5, -3.0, 2.0, 0.0]), np.array([7, 3])
 
-# Name -> more arrays to differentiate with respect to; the other options; and how these are written above.
+# Name -> more arrays that get gradients; the other options; how `written_out` takes them.
 WRITTEN = {
     "softcap": ({}, {"softcap": 1.5}, {"softcap": 1.5}),
     "window": ({}, {"window": (2, 1)}, {"allowed": lambda i, j: (j >= i - 2) & (j <= i + 1)}),

@@ -1,4 +1,4 @@
-"""Packed sequences: each has the bits of a call of its own, and the gradients too; offsets of any kind are survived."""
+"""Packed sequences: each has the bits of a call of its own, and the gradients too; no offsets make it crash."""
 
 import warnings
 from itertools import pairwise
@@ -49,7 +49,7 @@ def masks(kind):
 
 
 RNG = np.random.default_rng(2)
-OF_EACH = {"bool_mask", "float_mask", "key_lengths"}  # what differs from sequence to sequence
+OF_EACH = {"bool_mask", "float_mask", "key_lengths"}  # options that differ between sequences
 OPTIONS = {name: make((HEADS,), 0, 0, RNG) for name, make in inputs.OPTIONS.items() if name not in OF_EACH} | {
     "bool_mask": {"attn_mask": masks(np.bool_)},
     "float_mask": {"attn_mask": masks(np.float32)},
@@ -126,14 +126,14 @@ def assert_bits_of_own_calls(arguments, options, wrt=None, num_threads=None):
 
 @pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if "dropout_p" not in options])
 def test_each_sequence_has_the_bits_of_its_own_call(name, isa):
-    """From widths of 16 on, products other than multiply-adds are used."""
+    """From width 16 on, other kernels than multiply-adds compute products."""
     for dtype in (np.float32, np.float16, BFLOAT16):
         arguments = arguments_for(OPTIONS[name], dtype=dtype, width=18, v_width=17)
         assert_bits_of_own_calls(arguments, OPTIONS[name])
 
 
 def test_keys_in_chunks():
-    """Few queries of a long cache: its keys are split, between short sequences too."""
+    """For few queries the keys of a long sequence are split, even between short sequences."""
     arguments = packed([1, 20, 3, 0, 130], [5000, 20, 2100, 2048, 4100], heads=1)
     assert_bits_of_own_calls(arguments, {"causal": "lower_right"})
 
@@ -159,7 +159,7 @@ def test_masks_of_heads_that_follow_one_another(heads, lengths):
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
 @pytest.mark.parametrize("name", ["plain", "dropout", "everything"])
 def test_agrees_with_the_reference(name, dtype):
-    """What assert_bits_of_own_calls does not compare: which weights are dropped, and other dtypes."""
+    """This compares what assert_bits_of_own_calls does not: dropout's choice of weights, and other dtypes."""
     options = OPTIONS[name]
     arguments = arguments_for(options, dtype=dtype)
     wrt = wrt_of(options)
@@ -330,7 +330,7 @@ def test_offsets_of_any_kind(rows, keys):
 
 
 def test_offsets_of_another_library_changed_later_do_not_matter():
-    """If its arrays return their own memory, there is no warning, and the pullback keeps a copy."""
+    """If another library's arrays expose their memory, there is no warning, and the pullback keeps a copy."""
 
     class Offsets:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Whatever stands in a file that is read: it works, or is a clear error. What is read is in tests/support/fuzzing.py.
+"""Any content of a file works or is a clear error. tests/support/fuzzing.py has the functions that read files.
 
 Here each target reads its good files, what was once found, and some hostile ones; `tools/fuzz` tries others for hours.
 """

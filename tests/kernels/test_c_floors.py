@@ -1,4 +1,4 @@
-"""No two C files of the drivers or of the binding call each other, by however many files between them."""
+"""No C files of the drivers or of the binding call each other in a circle, directly or through others."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def calls_of(files):
 
 
 def circle(calls):
-    """Files that call one another in a circle, or none: what is left when nothing more can be taken from the ground."""
+    """Return files that call one another in a circle, if any: those that remain after removing files that call no others."""
     left = dict(calls)
     while ground := [name for name, others in left.items() if not others & left.keys()]:
         for name in ground:

@@ -13,7 +13,7 @@ from selfattn.nn.module import checked_pullback
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 9, 63, 64, 65, 130])
 def test_each_element_counts(size, dtype):
-    """Lanes are of 8 bytes and a round of 64: sizes on both sides of both."""
+    """A lane has 8 bytes and a round 64: the sizes are just below and above both."""
     array = np.arange(size).astype(dtype)
     before = _core._checksum((array,))
     assert _core._checksum((array.copy(),)) == before

@@ -1,4 +1,4 @@
-"""Every instruction set against float64, forward and backward, where its kernels change their way.
+"""Every instruction set against float64, forward and backward, at sizes where kernels switch paths.
 
 Kernels differ by the number of rows (1 to 8 of them read keys where they lie), go by tiles of 64 keys and by vectors of 2 to 32
 numbers, and multiply by bfloat16 pairs or on the matrix unit what fits into bfloat16 or a sum of three (docs/decisions/0004, 0006,
@@ -22,7 +22,7 @@ import selfattn as sa
 attend, attend_vjp = sa.scaled_dot_product_attention, sa.scaled_dot_product_attention_vjp
 pytestmark = pytest.mark.usefixtures("one_thread")
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
-IN_TILES = [0, 40, 64, 99]  # of 100 keys: in the first tile, in the second, and at its end
+IN_TILES = [0, 40, 64, 99]  # places among 100 keys: in the first tile, in the second, at its end
 
 
 def assert_same_bits(function, calls):
@@ -73,7 +73,7 @@ def test_sizes_at_which_kernels_change_their_way(dtype):
 
 @floats
 def test_few_queries_of_many_keys(dtype):
-    """Split into chunks of keys; and bfloat16 on the matrix unit, in steps of 16, 32 and 256."""
+    """Keys are split into chunks; on the matrix unit, bfloat16 also in steps of 16, 32 and 256."""
     cases = covering(
         heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)],
         keys=[255, 256, 257, 320, 575, 2055, 4100],
@@ -107,7 +107,7 @@ SLIDING = {"causal": "lower_right", "window": (4390, 0)}  # the first key is ins
     ids=str,
 )
 def test_more_keys_than_the_scratch_keeps(dtype, length, keys, width, options):
-    """Heads lie side by side, so that gradients of keys and values are gathered; where heads share a mask they take turns."""
+    """Heads are interleaved in memory, so gradients of keys and values are gathered; heads that share a mask take turns."""
     arrays = [heads_inside(x) for x in inputs(np.dtype(dtype), length, keys, width, width)]
     if "attn_mask" in options:
         mask = np.random.default_rng(0).standard_normal((length, keys)).astype(np.float32)
@@ -166,7 +166,7 @@ def test_the_same_bits_for_any_number_of_threads(dtype):
         ((8, 1, 64), 6000, {"key_lengths": np.arange(8) * 800, "softcap": 2.0}),
     ]:
         arrays = random_inputs(shape, keys, dtype=dtype)
-        arrays[1][0, 70, 3] = 1e-38 if dtype.itemsize > 2 else 2.0**-20  # that tile by multiply-adds
+        arrays[1][0, 70, 3] = 1e-38 if dtype.itemsize > 2 else 2.0**-20  # multiply-adds compute that tile
         arrays[2][0, 20, 3] = np.inf
         for function in (attended, differentiated):
             assert_same_bits(function, [(arrays, options | {"num_threads": n}) for n in (1, 2, 3, 7)])
@@ -175,7 +175,7 @@ def test_the_same_bits_for_any_number_of_threads(dtype):
 @floats
 @pytest.mark.parametrize("length", [17, 37, 63, 101])
 def test_a_last_row_without_a_neighbour(dtype, length):
-    """Its pair is a lane that is no query, and that a mask like this one sends beyond float32's range."""
+    """Its neighbour in a pair is no query, and such a mask makes its score exceed float32's range."""
     check(inputs(dtype, length, 70), {"attn_mask": np.full((length, 70), 300, np.float32)})
 
 
@@ -206,7 +206,7 @@ def test_block_masks_with_gaps(dtype):
 @pytest.mark.parametrize("shift", [0, 1, 3, 16])
 @pytest.mark.parametrize("isa", ISAS)
 def test_gradients_anywhere_in_a_cache_line(isa, shift):
-    """Those of keys and values are added to in place or gathered: 600 rows are more than eight blocks."""
+    """Gradients of keys and values are accumulated in place or gathered: 600 rows are more than eight blocks."""
     arrays = inputs(np.float32, 600, 150, 64, 32)
     with using(isa):
         out, statistics = sa.scaled_dot_product_attention_forward(*arrays)
@@ -279,7 +279,7 @@ def test_scales_of_every_kind(dtype, length, scale):
 @floats
 @pytest.mark.parametrize("width", [1, 5, 16, 17, 31, 33])
 def test_a_small_last_column(dtype, width):
-    """Columns are read by whole vectors, and the rest of them alone; if all numbers are 0, so is the result."""
+    """Kernels read whole vectors of columns, and the remaining columns alone; if all numbers are 0, so is the result."""
     for length, magnitude in itertools.product(
         (2, 40), (0, MAGNITUDES[dtype.name][0], MAGNITUDES[dtype.name][1])
     ):
@@ -301,7 +301,7 @@ def test_a_sum_that_leaves_float32_without_its_scale(dtype, length):
         query[...], key[...] = 1, 0
         key[:, 0, [0, 1]] = -2e38 * sign
         key[:, 0, [2, 4, 6]] = 1e38 * sign
-        key[:, 0, [8, 10, 12, 14]] = 0.7e38 * sign  # in all 1.8e38 / 8
+        key[:, 0, [8, 10, 12, 14]] = 0.7e38 * sign  # their sum is 1.8e38 / 8
         with using(isa):
             out = attend(query, key, value, **options).astype(np.float64)
         rest = value[:, 1:].astype(np.float64).mean(axis=1, keepdims=True)
@@ -314,7 +314,7 @@ def test_a_sum_that_leaves_float32_without_its_scale(dtype, length):
 @pytest.mark.parametrize("span", [4.0, 40.0, 400.0])
 @pytest.mark.parametrize("large", [None, 10, 70, 250])
 def test_maxima_that_grow_from_tile_to_tile(dtype, span, large):
-    """The running maximum lags behind by less than 2^8, or follows where values leave no room."""
+    """The running maximum may be too small by a factor below 2^8, but is exact if values leave no room for that."""
     for length in (2, 64):
         query, key, value = inputs(dtype, length, 256, 16, 32)
         key[..., 0] = np.linspace(-span, span, 256)
@@ -333,7 +333,7 @@ def test_maxima_that_grow_from_tile_to_tile(dtype, span, large):
 
 
 def test_weights_too_small_for_three_parts():
-    """Scores from 0 down to -140 in base 2: the last parts of the weights are subnormal, and values make up for it."""
+    """Scores go from 0 down to -140 in base 2: the last weights' parts are subnormal, and large values compensate."""
     query, key, value = (np.zeros((1, n, 16), np.float32) for n in (32, 128, 128))
     query[..., 0] = 1
     key[0, :, 0] = -np.log(2) * np.linspace(0, 140, 128)
@@ -376,7 +376,7 @@ def test_what_is_not_finite_reaches_what_attends_it(dtype, length):
 
 
 def assert_same_as_float64(given, options, what):
-    """Gradients are NaN or infinite where those of float64 are not finite, and there only; the others are within their bounds.
+    """Gradients are NaN or infinite exactly where float64's are not finite; the others are within their bounds.
 
     These are of the same arrays with 0 for what is not finite, and of rounding what is right here.
     """
@@ -394,7 +394,7 @@ def assert_same_as_float64(given, options, what):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_nan_weight_stays_out_of_tiles_of_multiply_adds(isa):
-    """Rows 37 to 53 attend the NaN, and no key of the second tile, which pairs cannot hold."""
+    """Rows 37 to 53 attend to the NaN, but to no key of the second tile, which needs multiply-adds."""
     given = [*inputs(BFLOAT16), normal(np.random.default_rng(5), (2, 100, 48), BFLOAT16)]
     given[1][:, 45, 5] = np.nan
     given[1][:, 70, 3] = 2.0**-70
@@ -456,7 +456,7 @@ def test_products_that_overflow_do_what_arithmetic_does(isa):
     ids=str,
 )  # fmt: skip
 def test_other_products_than_multiply_adds_are_used(isa, dtype, lengths):
-    """They round otherwise: of so many results, sums of 512 terms, some differ."""
+    """Other products round differently: among many sums of 512 terms, some differ."""
     if isa not in ISAS:
         pytest.skip(f"this CPU or this build has no {isa}")
     for length in lengths:
@@ -471,7 +471,7 @@ def test_other_products_than_multiply_adds_are_used(isa, dtype, lengths):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**127])
 def test_weights_are_rounded_alike_whatever_a_closed_key_holds(bad):
-    """That tile goes by multiply-adds, and all but a few results are the same to the last bit; all of the other head."""
+    """Multiply-adds compute that tile: nearly all results keep their bits, and those of the other head all do."""
     if "avx512bf16" not in ISAS:
         pytest.skip("this CPU or this build has no avx512bf16")
     for length, heads, keys in [(4, 40, 100), (200, 2, 64)]:

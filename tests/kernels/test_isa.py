@@ -1,4 +1,4 @@
-"""The choice of kernels: the best by default, another by SELFATTN_ISA, a clear error for what cannot be."""
+"""The choice of kernels: the best by default, another by SELFATTN_ISA, a clear error for an impossible choice."""
 
 import itertools
 import json
@@ -46,7 +46,7 @@ def test_the_flags_of_the_cpu_agree():
         pytest.skip("no flags in /proc/cpuinfo")
     assert ("avx2" in ISAS) == ({"avx2", "fma", "f16c"} <= flags)
     assert ("avx512" in ISAS) == ({"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma"} <= flags)
-    if "avx512bf16" in ISAS:  # not wherever it could be: see csrc/runtime/cpu.c
+    if "avx512bf16" in ISAS:  # not the default on every CPU that has it: see csrc/runtime/cpu.c
         assert {"avx512f", "avx512_bf16"} <= flags
 
 

@@ -46,7 +46,7 @@ def test_embeddings_and_gradients_are_those_of_float64(width):
     dy = np.random.default_rng(1).standard_normal(y.shape)
     exact = wide_pullback(dy)
     for name, gradient in pullback(dy.astype(np.float32)).items():
-        # what is zero but for rounding (of key.bias) has the size of its neighbours
+        # the gradient of key.bias, zero except for rounding, is compared with its neighbours' size
         size = max(np.abs(exact[name]).max(), np.abs(exact[name.replace("key", "query")]).max())
         np.testing.assert_allclose(gradient, exact[name], rtol=0, atol=512 * EPS * size, err_msg=name)
 
@@ -65,7 +65,7 @@ def test_bits_do_not_depend_on_company_or_threads(lengths):
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, 3.4e38])
 def test_a_number_that_does_not_fit_harms_its_own_sentence_only(odd):
-    """All sentences share tiles of rows; the row of the odd one goes through multiply-adds."""
+    """All sentences share tiles of rows; multiply-adds compute the row with the odd number."""
     model, sentences = model_of(128), sentences_of([5, 6, 7, 8])
     before = model(sentences)
     model.embedding_layer.weight[49, 70] = odd
