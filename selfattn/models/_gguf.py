@@ -11,7 +11,8 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from selfattn._check import Array, quoted
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn.models._folder import Config
-from selfattn.models._table import rows
+from selfattn.models._table import FolderWarning, rows
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 
@@ -34,8 +35,12 @@ LEAST_ENTRY, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes of an entry an
 # Kinds of tensors: name, numbers that share scales, and their bytes.
 KINDS = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 30: ("BF16", 1, 2),
+    8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
@@ -171,7 +176,8 @@ class GGUF:
         if not 0 < math.prod(shape) <= MOST_ELEMENTS:
             raise self._error(f"the tensor {name!r} has the shape {shape}")
         if kind not in KINDS:
-            raise self._error(f"the tensor {name!r} is of the type {kind}, which is not known here")
+            newer = "it may be newer than this version, or the file is damaged"
+            raise self._error(f"the tensor {name!r} is of the kind {kind}, which has no name here: {newer}")
         label, numbers, size = KINDS[kind]
         if shape[-1] % numbers:
             raise self._error(f"the tensor {name!r} has rows of {shape[-1]} numbers, in blocks of {numbers}")
@@ -203,7 +209,11 @@ class GGUF:
             raw = self.raw(name)
             return Quants(raw, tensor.kind, (len(raw), tensor.shape[-1])).dequantize().reshape(tensor.shape)
         gguf = import_extra("gguf", "gguf")
-        found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])
+        try:
+            found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])
+        except (NotImplementedError, KeyError):
+            known = f"supported are {', '.join(FLOATS)}, {', '.join(QUANTS)} and what the package gguf expands"
+            raise ValueError(f"{self.path}: the tensor {name!r} is of the kind {tensor.kind}; {known}") from None
         return np.ascontiguousarray(found, np.float32).reshape(tensor.shape)
 
 
@@ -238,9 +248,7 @@ class Entries(Config):
         own = prefix + "."
         values = {key.removeprefix(own): value for key, value in file.metadata.items() if key.startswith(own)}
         kind = "tokenizer.ggml" if prefix == "tokenizer.ggml" else "architecture"
-        super().__init__(
-            values, f"{file.path}: {prefix}", rows(f"GGUF: {kind}"), file.path.name, before=prefix + "."
-        )
+        super().__init__(values, f"{file.path}: {prefix}", rows(f"GGUF: {kind}"), file.path.name, own)
         self.prefix = prefix
 
 
@@ -256,6 +264,7 @@ class Architecture(Entries):
 def load_gguf(path: Path, dtype: str | None) -> Any:
     """Load a language model from a GGUF file; without a dtype as it is stored, as quants or float32."""
     file = GGUF(path)
+    _check_whole(file)
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -264,7 +273,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     entries = Architecture(file, architecture)
     config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
     entries.finish()
-    renamed = {name: _renamed(name, names, layers) for name in file.tensors if name != FACTORS}
+    renamed = {name: _renamed(file, name, names, layers) for name in file.tensors if name != FACTORS}
     as_stored = dtype is None and any(file.quants(name) is not None for name in renamed)
     arrays = {new: _tensor(file, old, as_stored) for old, new in renamed.items()}
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
@@ -277,16 +286,37 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
     attach_tokenizer(model, file)
+    own = (f"{architecture}.", "tokenizer.ggml.", "general.")
+    others = {name: value for name, value in file.metadata.items() if not name.startswith(own)}
+    Config(others, str(path), rows("GGUF"), path.name).finish()
     return model
 
 
-def _renamed(name: str, names: Mapping[str, str], layers: str) -> str:
-    """Return Transformers' name of a tensor; an unknown name stays, and is an error later."""
+def _check_whole(file: GGUF) -> None:
+    """Refuse a file that is one of several, or holds something else than a model."""
+    count, number = file.metadata.get("split.count", 0), file.metadata.get("split.no", 0)
+    if count not in (0, 1):
+        how = "join them: llama-gguf-split --merge FIRST-PART WHOLE.gguf"
+        place = number + 1 if type(number) is int else number
+        raise ValueError(f"{file.path} is part {place!r:.20} of {count!r:.20} of a split model; {how}")
+    held = file.metadata.get("general.type", "model")
+    if held != "model":
+        merge = "; merge it into its model first: llama-export-lora" if held == "adapter" else ""
+        raise ValueError(f"{file.path} holds {held!r:.80}, as its general.type says, and no model{merge}")
+    if not file.tensors:
+        raise ValueError(f"{file.path} has no tensors: it is a vocabulary, or a part of another file")
+
+
+def _renamed(file: GGUF, name: str, names: Mapping[str, str], layers: str) -> str:
+    """Return Transformers' name of a tensor."""
     stem, _, end = name.rpartition(".")
     found = LAYER.fullmatch(stem)
-    if found is None:
-        return f"{names.get(stem, stem)}.{end}"
-    return f"{layers}{int(found[1])}.{names.get(found[2], found[2])}.{end}"
+    own = stem if found is None else found[2]
+    if own not in names:
+        tensor = file.tensors[name]
+        what = f"the tensor {name!r}, {tensor.kind} of shape {tensor.shape}"
+        raise ValueError(f"{file.path} has {what}, which {file.metadata['general.architecture']} does not have here")
+    return f"{names[own]}.{end}" if found is None else f"{layers}{int(found[1])}.{names[own]}.{end}"
 
 
 def _tensor(file: GGUF, name: str, as_stored: bool) -> Any:
@@ -342,6 +372,9 @@ def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
         rope |= {"rope_type": scaling, "factor": factor}
     if scaling == "yarn":
         rope["original_max_position_embeddings"] = before
+        for name in ("beta_fast", "beta_slow"):
+            if f"rope.scaling.yarn_{name}" in entries.values:
+                rope[name] = entries.number(f"rope.scaling.yarn_{name}")
     if FACTORS in file.tensors:
         if scaling != "none":
             raise entries.error(f"{FACTORS} with rope.scaling.type {scaling!r} is not supported")
@@ -385,15 +418,30 @@ def _rows(file: GGUF, name: str) -> int:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # How a text is cut before its bytes: by a pattern that matches words, by "digits" one by one and GPT-2's pattern, or by that alone.
 PRE = {
     "gpt-2": None, "gpt2": None, "mpt": None, "olmo": None, "jais": None, "phi-2": None, "roberta-bpe": None,
     "smollm": "digits", "starcoder": "digits", "refact": "digits", "command-r": "digits", "codeshell": "digits",
-    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3,
-    "qwen2": QWEN2, "stablelm2": QWEN2, "deepseek-r1-qwen": QWEN2,
+    "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3, "falcon3": LLAMA3,
+    "qwen2": QWEN2, "stablelm2": QWEN2, "deepseek-r1-qwen": QWEN2, "megrez": QWEN2, "tekken": TEKKEN,
 }  # fmt: skip
+# The tokenizers of their folders normalise a text, of which a file says nothing.
+NFC = ("qwen2", "megrez", "mpt", "olmo", "command-r")
+# Files from before pre-tokenizers had names say none; the architecture's first models had these.
+UNNAMED = {"qwen2": "qwen2", "gpt2": "gpt-2", "llama": "gpt-2"}
 # Of Llama 3: a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
-WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3")
+WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")
+# Special by their look, whatever their types say: old converters wrote no types, or called them normal.
+MARK = re.compile(r"<\|.*\|>|<｜.*｜>|<(start|end)_of_\w+>|\[/?INST\]", re.DOTALL)
+ENDS_OF_TURN = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|end_of_turn|>",
+    "<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
+)  # fmt: skip
 MOST_LETTERS = 1000  # of a token that is cut at each place
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
@@ -409,6 +457,7 @@ class Vocabulary(Entries):
         super().__init__(file, "tokenizer.ggml")
         self.tokens = self.list_of("tokens", str)
         self.ids = {token: n for n, token in enumerate(self.tokens)}
+        self.architecture = file.metadata["general.architecture"]
 
     def list_of(self, name: str, kind: type) -> list[Any]:
         """Read a list, which may be missing."""
@@ -436,7 +485,9 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     special = {name: entries.special(name) for name in {*NAMES, *ENDS}}
     found = {name: n for name, n in special.items() if n is not None}
     model.special_tokens = {NAMES[name]: tokens[n] for name, n in found.items() if name in NAMES}
-    model.stop_ids = frozenset(n for name, n in found.items() if name in ENDS)
+    types = _types(entries, {n for name, n in found.items() if name in (*ENDS, "bos")})
+    turns = [n for n in map(entries.ids.get, ENDS_OF_TURN) if n is not None and types[n] == CONTROL]
+    model.stop_ids = frozenset([*turns, *(n for name, n in found.items() if name in ENDS)])
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ValueError(f"{file.path}: tokenizer.chat_template must be a text, not {quoted(template)}")
@@ -456,20 +507,31 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
         raise
     except Exception as error:  # the library raises nothing narrower
         raise entries.error(f"no tokenizer can be made of its tokens and merges: {error}") from None
-    _add_special(library, tokenizer, entries)
-    if entries.flag("add_eos_token", False):
-        raise entries.error("add_eos_token, an end after every text, is not supported")
-    begins = kind == "llama" or entries.raw("pre") in WHOLE_WORDS_FIRST
-    if entries.flag("add_bos_token", begins) and "bos" in found:
-        bos = tokens[found["bos"]]
-        tokenizer.post_processor = library.processors.TemplateProcessing(
-            single=[bos, "$A"], pair=[bos, "$A", bos, "$B:1"], special_tokens=[(bos, found["bos"])]
-        )
+    _add_special(library, tokenizer, tokens, types)
+    first, last = _around(entries, kind, found)
+    if first or last:
+        parts = [*first, "$A", *last], [*first, "$A", *last, *(f"{each}:1" for each in first), "$B:1", *(f"{each}:1" for each in last)]
+        marks = [(token, entries.ids[token]) for token in {*first, *last}]
+        tokenizer.post_processor = library.processors.TemplateProcessing(*parts, marks)
     model.tokenizer = tokenizer
+    entries.finish()
+
+
+def _around(entries: Vocabulary, kind: Any, special: dict[str, int]) -> tuple[list[str], list[str]]:
+    """Return the tokens that begin and that end every text."""
+    begins = kind == "llama" or entries.raw("pre") in BOS_FIRST
+    wanted = {"bos": entries.flag("add_bos_token", begins), "eos": entries.flag("add_eos_token", False)}
+    found = {name: [entries.tokens[special[name]]] for name in wanted if wanted[name] and name in special}
+    return found.get("bos", []), found.get("eos", [])
 
 
 def _byte_level(library: Any, entries: Vocabulary) -> Any:
     pre = entries.raw("pre", "default")
+    if pre == "default":
+        pre = "llama-bpe" if "<|begin_of_text|>" in entries.ids else UNNAMED[entries.architecture]
+        older = "the file is older than their names"
+        what = f"{entries.where}.pre names no pre-tokenizer: {older}, and texts are cut as by {pre}"
+        warnings.warn(FolderWarning(what), stacklevel=6)
     if not isinstance(pre, str) or pre not in PRE:
         known = ", ".join(PRE)
         raise entries.error(f"the pre-tokenizer {pre!r:.80} is not supported; supported are {known}")
@@ -486,6 +548,8 @@ def _byte_level(library: Any, entries: Vocabulary) -> Any:
     elif pattern is not None:
         cuts.insert(0, steps.Split(library.Regex(pattern), "isolated"))
     tokenizer.pre_tokenizer = steps.Sequence(cuts) if pattern else cuts[0]
+    if pre in NFC:
+        tokenizer.normalizer = library.normalizers.NFC()
     tokenizer.decoder = library.decoders.ByteLevel()
     return tokenizer
 
@@ -519,13 +583,19 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
     return tokenizer
 
 
-def _add_special(library: Any, tokenizer: Any, entries: Vocabulary) -> None:
-    """Add the tokens that are found whole in a text, and among them those that decoding leaves out."""
-    tokens, types = entries.tokens, entries.list_of("token_type", int)
-    if types and len(types) != len(tokens):
+def _types(entries: Vocabulary, marks: Collection[int]) -> list[int]:
+    """Return the type of each token; CONTROL are also ``marks`` and what looks like them, of whatever type."""
+    tokens, types = entries.tokens, entries.list_of("token_type", int) or [NORMAL] * len(entries.tokens)
+    if len(types) != len(tokens):
         raise entries.error(f"there are {len(types)} types for {len(tokens)} tokens")
-    for wanted, special in ((CONTROL, True), (USER_DEFINED, False)):
-        chosen = [token for token, own in zip(tokens, types, strict=False) if own == wanted and token]
+    pairs = enumerate(zip(types, tokens, strict=True))
+    return [CONTROL if own == NORMAL and (n in marks or MARK.fullmatch(token)) else own for n, (own, token) in pairs]
+
+
+def _add_special(library: Any, tokenizer: Any, tokens: list[str], types: list[int]) -> None:
+    """Add the tokens that are found whole in a text, and among them those that decoding leaves out."""
+    for wanted, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
+        chosen = [token for token, own in zip(tokens, types, strict=True) if own in wanted and token]
         found = [library.AddedToken(token, special=special, normalized=False) for token in chosen]
         if found:
             tokenizer.add_special_tokens(found) if special else tokenizer.add_tokens(found)

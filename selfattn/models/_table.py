@@ -88,11 +88,46 @@ TABLE: dict[str, Rows] = {
     "Dense": Rows(),
     "Normalize": Rows(),
     "adapter_config.json": Rows(),
-    "GGUF": Rows({NOTES: "general.* quantize.*"}),  # entries that belong to neither of the next two
-    "GGUF: tokenizer.ggml": Rows(),
+    "GGUF": Rows(  # entries that belong to neither of the next two
+        {
+            NOTES: "general.* imatrix.* quantize.* split.*",
+            "one template is used, tokenizer.chat_template": "tokenizer.chat_template tokenizer.chat_template.* tokenizer.chat_templates",
+            "the tokens and merges say the same": "tokenizer.huggingface.json tokenizer.rwkv.world",
+            "of models of images and of other architectures": "clip.* xielu.* diffusion.*",
+            "of adapters, which are refused": "adapter.*",
+        }
+    ),
+    "GGUF: tokenizer.ggml": Rows(
+        {
+            "marks for filling in a middle, which a prompt may hold": "fim_*_token_id middle_token_id prefix_token_id suffix_token_id",
+            "of tokenizers that are not supported": "precompiled_charsmap remove_extra_whitespaces token_type_count",
+        },
+        {"add_sep_token": False},
+    ),
     "GGUF: architecture": Rows(
-        {SIZES: "rope.scaling.finetuned rope.scaling.yarn_log_multiplier tensor_data_layout vocab_size"},
-        {"attention.causal": True, "expert_count": 0, "expert_used_count": 0},
+        {
+            SIZES: "rope.dimension_count_swa rope.scaling.finetuned rope.scaling.yarn_log_multiplier tensor_data_layout vocab_size",
+            "of other architectures": "attention.decay_lora_rank attention.gate_lora_rank attention.group_norm_* attention.iclr_lora_rank "
+            "attention.indexer.* attention.relative_buckets_count attention.value_residual_mix_lora_rank classifier.* convnext.* decoder_* "
+            "features_length kda.* posnet.* shortconv.* ssm.* time_* token_shift_count wkv.* xielu.*",
+        },
+        {"attention.causal": True}
+        | dict.fromkeys("attention.output_scale embedding_scale expert_weights_scale logit_scale residual_scale".split(), (0, 1))
+        | dict.fromkeys(
+            "activation_sparsity_scale altup.active_idx altup.num_inputs attention.clamp_kqv attention.key_length_mla "
+            "attention.key_length_swa attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank attention.scale "
+            "attention.shared_kv_layers attention.sliding_window_pattern attention.temperature_length attention.temperature_scale "
+            "attention.value_length_mla attention.value_length_swa attn_logit_softcapping embedding_length_out "
+            "embedding_length_per_layer_input expert_chunk_feed_forward_length expert_count expert_feed_forward_length "
+            "expert_gating_func expert_group_count expert_group_scale expert_group_used_count expert_shared_count "
+            "expert_shared_feed_forward_length expert_used_count expert_weights_norm experts_per_group final_logit_softcapping "
+            "full_attention_interval interleave_moe_layer_step leading_dense_block_count moe_every_n_layers moe_latent_size "
+            "n_deepstack_layers nextn_predict_layers pooling_type rescale_every_n_layers rope.dimension_sections rope.freq_base_swa "
+            "rope.scaling.alpha rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
+            "rope.scaling.yarn_ext_factor router_logit_softcapping swiglu_clamp_exp swiglu_clamp_shexp swin_norm "
+            "use_parallel_residual".split(),
+            (0, False),
+        ),
     ),
 }  # fmt: skip
 

@@ -1,0 +1,500 @@
+"""Folders of small random models with random settings, as Transformers and sentence-transformers write them, compared with both.
+
+``python tests/support/drawn_folders.py 20000 --first 300`` draws more of them than the test does, and prints each that differs.
+"""
+
+import collections
+import json
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+LETTERS = "abcdefghilmnoprstuvwyTSEAé"
+WORDS = ["the", "sea", "was", "calm", "ship", "tea", "don", "stop", "hello", "world", "query"]
+TEXTS = [
+    "the sea was calm", "The SEA, Café", "  two  spaces\tand a tab ", "hello<x>world <x> tea", "日本 ship", "don't stop.  É", "tea",
+    "[SEP] <s> the </s> [MASK]<mask>", "a<pad>[PAD] the", "the sea was calm and the ship stops near the old tea world . the end",
+]  # fmt: skip
+PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
+ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert"]
+LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2"]
+BRACKETS = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+
+YES_NO = [True, False]
+TOKENIZER_SETTINGS = {
+    "do_lower_case": YES_NO, "strip_accents": [True, False, None], "tokenize_chinese_chars": YES_NO, "add_prefix_space": YES_NO,
+    "split_special_tokens": YES_NO, "add_bos_token": YES_NO, "add_eos_token": YES_NO, "truncation_side": ["left", "right"],
+    "model_max_length": [6, 9, 10**30], "clean_up_tokenization_spaces": YES_NO, "legacy": YES_NO, "trim_offsets": YES_NO,
+    "padding_side": ["left", "right"], "bos_token": ["<x>", "tea"], "eos_token": ["<x>"], "cls_token": ["<x>"], "sep_token": ["<x>"],
+    "unk_token": ["<x>"], "pad_token": ["tea"], "mask_token": ["sea"], "additional_special_tokens": [["<x>"], ["tea", "sea"]],
+    "extra_special_tokens": [["tea"], {"image_token": "<x>"}], "model_input_names": [["input_ids", "attention_mask"]],
+    "never_split": [["the"]], "do_basic_tokenize": YES_NO, "wordpieces_prefix": ["##", "@@"], "errors": ["replace", "ignore"],
+    "sp_model_kwargs": [{}, {"nbest_size": 0}], "keep_accents": YES_NO, "remove_space": YES_NO, "use_fast": YES_NO, "max_length": [5],
+    "stride": [2], "truncation_strategy": ["longest_first"], "pad_to_multiple_of": [8], "unheard_of": [1], "language": ["en"],
+    "tokenizer_class": ["BertTokenizer", "PreTrainedTokenizerFast", "RobertaTokenizer", "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"],
+}  # fmt: skip
+GENERATION_SETTINGS = {
+    "repetition_penalty": [1.5, 0.7], "no_repeat_ngram_size": [1, 2], "bad_words_ids": [[[7]], [[8, 9], [10]]],
+    "suppress_tokens": [[7, 8, 9], list(range(5, 20))], "begin_suppress_tokens": [list(range(5, 30))], "forced_bos_token_id": [7],
+    "forced_eos_token_id": [7, [7, 8]], "min_length": [12], "min_new_tokens": [6], "max_length": [14], "max_new_tokens": [3],
+    "eos_token_id": [7, [7, 8, 9, 10, 11]], "do_sample": YES_NO, "temperature": [0.5], "top_k": [3], "top_p": [0.4], "min_p": [0.2],
+    "typical_p": [0.5], "exponential_decay_length_penalty": [[2, 1.9]], "sequence_bias": [[[[7], 5.0]]], "num_beams": [2],
+    "penalty_alpha": [0.6], "guidance_scale": [1.5], "renormalize_logits": YES_NO, "remove_invalid_values": YES_NO, "use_cache": YES_NO,
+    "length_penalty": [2.0], "early_stopping": YES_NO, "stop_strings": [["e"]], "pad_token_id": [1], "bos_token_id": [7],
+    "epsilon_cutoff": [3e-4], "diversity_penalty": [0.5], "unheard_of": [1], "token_healing": YES_NO, "num_return_sequences": [1],
+    "encoder_repetition_penalty": [1.2], "prompt_lookup_num_tokens": [2], "watermarking_config": [{"bias": 2.5}],
+}  # fmt: skip
+SENTENCE_SETTINGS = {
+    "modules.json": {},
+    "sentence_bert_config.json": {"max_seq_length": [5, 8, None], "do_lower_case": YES_NO, "unheard_of": [1]},
+    "config_sentence_transformers.json": {
+        "default_prompt_name": ["query", "document", None], "similarity_fn_name": ["dot", "euclidean", "manhattan", None],
+        "prompts": [{"query": "tea ", "document": "sea: "}], "truncate_dim": [7], "unheard_of": [1],
+    },
+    "1_Pooling/config.json": {
+        "include_prompt": YES_NO, "pooling_mode": ["mean", "cls", "max", "lasttoken", "weightedmean", ["cls", "max"]], "unheard_of": [1],
+        "pooling_mode_cls_token": YES_NO, "pooling_mode_max_tokens": YES_NO,
+    },
+    "2_Dense/config.json": {"activation_function": ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.ReLU"]},
+}  # fmt: skip
+SIZES = {
+    "model_type": "", "architectures": None, "hidden_size": 32, "dim": 32, "n_embd": 32, "num_attention_heads": 4, "n_heads": 4, "n_head": 4,
+    "num_hidden_layers": 2, "n_layers": 2, "n_layer": 2, "intermediate_size": 32, "hidden_dim": 32, "max_position_embeddings": 64,
+    "n_positions": 64, "vocab_size": 0,
+}  # fmt: skip
+# Settings that make Transformers return something else, or not make the model.
+LEFT_OUT = ("output_attentions", "output_hidden_states", "return_dict", "add_cross_attention", "is_encoder_decoder", "problem_type")
+NAMED = {"activation": ["relu", "gelu_new", "silu", "tanh"], "act": ["relu", "gelu_pytorch_tanh", "swish", "quick_gelu"]}
+
+
+class Draw:
+    """One folder: its family, what was changed after it was written, and how to compare it."""
+
+    spare = 3  # rows of the table without a token, less one
+    often = 0.12  # how often a setting of the model has another value
+
+    def __init__(self, seed, folder):
+        self.rng = np.random.default_rng([47, seed])
+        self.folder, self.changes = Path(folder), []
+        self.language = self.chance(0.45)
+        self.family = self.one(LANGUAGE if self.language else ENCODERS)
+        scored = ["Bert", "Roberta", "XLMRoberta", "DistilBert"]
+        self.scores = not self.language and self.family in scored and self.chance(0.3)
+        self.pools = not self.language and not self.scores and self.chance(0.6)
+        self.tokenizer = self.make_tokenizer()
+        self.tokenizer.save_pretrained(self.folder)
+        self.make_model()
+        if self.pools:
+            self.add_pipeline()
+        self.change()
+
+    def chance(self, p):
+        return self.rng.random() < p
+
+    def one(self, values):
+        return values[self.rng.integers(len(values))]
+
+    # ---------------------------------------------------------------------------------------------- what is written
+
+    def make_tokenizer(self):
+        import tokenizers
+        import transformers
+
+        rng, kind = self.rng, self.family
+        words = [*LETTERS, *WORDS, *".,:'"]
+        if kind in ("Bert", "DistilBert", "MPNet"):
+            special = MARKS | {"unk_token": "[UNK]"} if kind == "MPNet" else BRACKETS
+            vocabulary = [*dict.fromkeys(special.values()), *words, *(f"##{c}" for c in LETTERS), "##s", "日"]
+            vocabulary = {word: n for n, word in enumerate(dict.fromkeys(vocabulary))}
+            options = {"do_lower_case": YES_NO, "strip_accents": [None, True, False], "tokenize_chinese_chars": YES_NO}
+            options = {name: self.one(values) for name, values in options.items() if self.chance(0.5)}
+            made = getattr(transformers, f"{kind}Tokenizer")(vocab=vocabulary, **options)
+        elif kind in ("XLMRoberta", "Camembert"):
+            pieces = ["▁", *words, *(f"▁{word}" for word in words)]
+            special = ["<s>", "<pad>", "</s>", "<unk>"]
+            scored = [(piece, 0.0) for piece in special] + [(p, -1.0 - 9 / len(p)) for p in pieces]
+            made = getattr(transformers, f"{kind}Tokenizer")(vocab=[*scored, ("<mask>", 0.0)])
+        elif kind in ("Llama", "Mistral"):
+            merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "a"), ("s", "ea"), ("▁", "sea")]
+            parts = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", *LETTERS, *map("".join, merges)]
+            vocabulary = {part: n for n, part in enumerate(dict.fromkeys(parts))}
+            options = {"add_prefix_space": YES_NO, "add_bos_token": YES_NO, "add_eos_token": YES_NO, "legacy": YES_NO}
+            options = {name: self.one(values) for name, values in options.items() if self.chance(0.4)}
+            made = transformers.LlamaTokenizer(vocab=vocabulary, merges=merges, **options)
+        else:
+            merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("e", "a"), ("s", "ea"), ("Ã", "©")]
+            parts = [*MARKS.values(), *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+            vocabulary = {part: n for n, part in enumerate(parts)}
+            options = {"add_prefix_space": self.one(YES_NO)} if self.chance(0.5) else {}
+            if kind == "ModernBert":
+                bare = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
+                bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+                bare.decoder = tokenizers.decoders.ByteLevel()
+                bare.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B </s>", [("<s>", 0), ("</s>", 2)])
+                made = transformers.PreTrainedTokenizerFast(tokenizer_object=bare, cls_token="<s>", sep_token="</s>", pad_token="<pad>")
+            else:
+                marks = {} if kind == "Roberta" else {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+                made = getattr(transformers, f"{kind}Tokenizer")(vocab=vocabulary, merges=merges, **marks, **options)
+        if self.chance(0.6):
+            how = {name: bool(rng.integers(2)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+            made.add_tokens([transformers.AddedToken("<x>", **how)], special_tokens=how["special"])
+        return made
+
+    def make_model(self):
+        import transformers
+        from text_folders import with_drawn_parameters
+
+        kind, tokens = self.family, len(self.tokenizer) + int(self.rng.integers(self.spare))
+        kept = ("pad", "bos", "eos", "cls", "sep")
+        ids = {f"{name}_token_id": getattr(self.tokenizer, f"{name}_token_id") for name in kept}
+        config = getattr(transformers, f"{kind}Config")()
+        sizes = SIZES | {
+            "num_key_value_heads": int(self.one([1, 2, 4])), "head_dim": int(self.one([4, 8, 10])), "vocab_size": tokens,
+            "local_attention": 6, "sliding_window": 5 if self.chance(0.5) else None, "relative_attention_num_buckets": 32,
+        }  # fmt: skip
+        fields = {name: value for name, value in (sizes | ids).items() if name in config.to_dict() and value != ""}
+        fields.pop("architectures")
+        if kind == "MPNet":
+            fields["max_position_embeddings"] = 70
+        if kind == "ModernBert":
+            fields["layer_types"] = ["full_attention", "sliding_attention"]
+        if "tie_word_embeddings" in config.to_dict() and self.language:
+            fields["tie_word_embeddings"] = self.chance(0.5)
+        for name, value in config.to_dict().items():  # every other setting, now and then
+            if name not in (*fields, *LEFT_OUT) and self.chance(self.often):
+                fields |= {name: drawn for drawn in self.other(name, value)}
+        if self.scores:
+            fields["num_labels"] = int(self.rng.integers(1, 4))
+        try:
+            config = getattr(transformers, f"{kind}Config")(**fields)
+            suffix = "ForSequenceClassification" if self.scores else "Model"
+            suffix = ("LMHeadModel" if kind == "GPT2" else "ForCausalLM") if self.language else suffix
+            model = with_drawn_parameters(getattr(transformers, kind + suffix)(config))
+            model.save_pretrained(self.folder)
+        except Exception as error:
+            raise NotWrittenError(f"{kind} {fields}: {error!r:.200}") from None
+        usual = getattr(transformers, f"{kind}Config")().to_dict()
+        self.changes += [f"{name}={v!r}" for name, v in fields.items() if name not in {**sizes, **ids} and v != usual.get(name)]
+
+    def other(self, name, value):
+        """Another value of a setting, of its type, or none."""
+        if isinstance(value, bool):
+            return [not value]
+        if isinstance(value, int):
+            return [max(1, int(value) + int(self.rng.integers(-1, 3)))] if name not in ("chunk_size_feed_forward",) else []
+        if isinstance(value, float):
+            return [value * self.one([0.5, 2.0])]
+        if isinstance(value, str):
+            return [self.one(names) for end, names in NAMED.items() if end in name][:1]
+        return []
+
+    def add_pipeline(self):
+        import torch
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers import models as modules
+
+        options = {"tokenizer_args": {}, "max_seq_length": self.one([None, 8, 20])}
+        with quiet():
+            first = modules.Transformer(str(self.folder), **options)
+        chain = [first, modules.Pooling(32, pooling_mode=self.one(["mean", "cls", "max", "lasttoken"]))]
+        if self.chance(0.4):
+            activation = torch.nn.Tanh() if self.chance(0.5) else torch.nn.Identity()
+            chain.append(modules.Dense(32, 16, bias=self.chance(0.5), activation_function=activation))
+        if self.chance(0.5):
+            chain.append(modules.Normalize())
+        prompts = {"query": "query: ", "document": ""} if self.chance(0.5) else None
+        name = "query" if prompts and self.chance(0.5) else None
+        model = SentenceTransformer(modules=chain, prompts=prompts, default_prompt_name=name)
+        if self.chance(0.4):
+            model.similarity_fn_name = self.one(["cosine", "dot", "euclidean", "manhattan"])
+        with quiet():
+            model.save(str(self.folder))
+
+    def change(self):
+        """Change some keys of the files by hand, as people do."""
+        files = {"tokenizer_config.json": TOKENIZER_SETTINGS, "generation_config.json": GENERATION_SETTINGS}
+        files |= SENTENCE_SETTINGS if self.pools else {}
+        for name, settings in files.items():
+            path = self.folder / name
+            if not path.exists() or not settings:
+                continue
+            values = json.loads(path.read_text())
+            for _ in range(self.rng.poisson(0.7)):
+                key = self.one(sorted(settings))
+                values[key] = self.one(settings[key])
+                self.changes.append(f"{name}: {key}={values[key]!r}")
+            for key in list(values):  # a key that may be left out
+                if self.chance(0.03) and isinstance(values[key], bool | int | float | type(None)):
+                    del values[key]
+                    self.changes.append(f"{name}: without {key}")
+            path.write_text(json.dumps(values))
+        path = self.folder / "config.json"
+        values = json.loads(path.read_text())
+        for key in sorted(values):
+            if self.chance(0.04) and key not in SIZES:
+                self.changes.append(f"config.json: without {key}")
+                del values[key]
+        if self.chance(0.05):
+            values["unheard_of"] = 3
+            self.changes.append("config.json: unheard_of")
+        path.write_text(json.dumps(values))
+
+    # -------------------------------------------------------------------------------------------------- both results
+
+    def theirs(self):
+        import torch
+        import transformers
+
+        if self.pools:
+            from sentence_transformers import SentenceTransformer
+
+            model = SentenceTransformer(str(self.folder), device="cpu", model_kwargs={"dtype": torch.float32})
+            found = {"encode": model.encode(TEXTS)}
+            found |= {"encode_query": model.encode_query(TEXTS), "encode_document": model.encode_document(TEXTS)}
+            a, b = found["encode"][:3], found["encode"][3:]
+            return found | {"similarity": model.similarity(a, b).numpy(), "pairwise": model.similarity_pairwise(a, b[:3]).numpy()}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
+        suffix = "ForSequenceClassification" if self.scores else "ForCausalLM" if self.language else ""
+        auto = getattr(transformers, f"AutoModel{suffix}")
+        model = auto.from_pretrained(self.folder, dtype=torch.float32).eval()
+        found = {"ids": [tokenizer(text, truncation=not self.language)["input_ids"] for text in TEXTS]}
+        if self.language:
+            return self.of_language(model, found["ids"])
+        with torch.no_grad():
+            if self.scores:
+                each = [*((text,) for text in TEXTS), *PAIRS]
+                made = [tokenizer(*one, return_tensors="pt", truncation=True) for one in each]
+                found["scores"] = np.concatenate([model(**one, return_dict=True).logits.numpy() for one in made])
+            else:
+                for n, text in enumerate(TEXTS):
+                    inputs = tokenizer(text, return_tensors="pt", truncation=True)
+                    found[f"states {n}"] = model(**inputs, return_dict=True).last_hidden_state[0].numpy()
+        return found
+
+    def of_language(self, model, listed):
+        import torch
+
+        found = {"ids": listed}
+        limit = {} if self.has_limit() else {"max_new_tokens": 10}
+        with torch.no_grad():
+            for n, ids in enumerate(listed):
+                found[f"logits {n}"] = model(torch.tensor([ids]), return_dict=True).logits[0].numpy()
+            inputs = [torch.tensor([ids]) for ids in listed[:4]]
+            how = {"do_sample": False, "return_dict_in_generate": False} | limit
+            made = [model.generate(one, attention_mask=torch.ones_like(one), **how)[0] for one in inputs]
+        return found | {"answers": [new[one.shape[1] :].tolist() for new, one in zip(made, inputs, strict=True)]}
+
+    def of_language_here(self, model, listed):
+        limit = {} if self.has_limit() else {"max_new_tokens": 10}
+        answers = [model.generate(ids, **limit).tolist() for ids in listed[:4]]
+        return {"ids": listed} | {f"logits {n}": model.logits(ids) for n, ids in enumerate(listed)} | {"answers": answers}
+
+    def has_limit(self):
+        path = self.folder / "generation_config.json"
+        values = json.loads(path.read_text()) if path.exists() else {}
+        return any(values.get(name) is not None for name in ("max_length", "max_new_tokens"))
+
+    def ours(self):
+        from selfattn import models
+
+        model = models.load(self.folder)
+        if self.pools:
+            found = {"encode": model.encode(TEXTS)}
+            found |= {"encode_query": model.encode_query(TEXTS), "encode_document": model.encode_document(TEXTS)}
+            a, b = found["encode"][:3], found["encode"][3:]
+            return found | {"similarity": model.similarity(a, b), "pairwise": model.similarity_pairwise(a, b[:3])}
+        found = {"ids": [list(map(int, model._ids(text))) for text in TEXTS]}
+        if self.scores:
+            found["scores"] = model.predict([*TEXTS, *PAIRS])
+        elif self.language:
+            return self.of_language_here(model, found["ids"])
+        else:
+            found |= {f"states {n}": model.hidden_states(text)[-1] for n, text in enumerate(TEXTS)}
+        return found
+
+
+ENTRIES = {  # of the architecture
+    "rope.freq_base": [500.0, 1e6], "rope.scaling.type": ["none", "linear", "yarn"], "rope.scaling.factor": [2.0], "attention.scale": [0.3],
+    "attention.causal": YES_NO, "logit_scale": [2.0], "pooling_type": [0, 1, 3], "expert_count": [0, 4], "unheard_of": [1, 0],
+    "attention.sliding_window": [4, 64], "vocab_size": [7], "tensor_data_layout": ["Meta AI original pth"], "rope.dimension_count": [8, 4],
+    "attn_logit_softcapping": [30.0], "final_logit_softcapping": [30.0], "embedding_scale": [2.0], "residual_scale": [0.5],
+    "attention.clamp_kqv": [1.0], "use_parallel_residual": YES_NO, "attention.max_alibi_bias": [8.0], "decoder_start_token_id": [1],
+}  # fmt: skip
+OTHER_ENTRIES = {
+    "general.file_type": [1, 7], "general.type": ["model", "adapter", "mmproj"], "general.quantization_version": [2], "split.count": [1, 2],
+    "tokenizer.ggml.add_bos_token": YES_NO, "tokenizer.ggml.add_eos_token": YES_NO, "tokenizer.ggml.add_space_prefix": YES_NO,
+    "tokenizer.ggml.remove_extra_whitespaces": YES_NO, "tokenizer.ggml.eot_token_id": [9], "tokenizer.ggml.fim_pre_token_id": [9],
+    "tokenizer.ggml.add_sep_token": YES_NO, "tokenizer.ggml.token_type_count": [1, 2], "tokenizer.ggml.unheard_of": [1],
+    "quantize.imatrix.file": ["x"], "tokenizer.chat_template": ["{{ messages }}"], "tokenizer.ggml.mask_token_id": [7],
+}  # fmt: skip
+
+
+class DrawGGUF(Draw):
+    """A GGUF file of such a model."""
+
+    spare = 1
+    often = 0.0  # a file cannot say most of them
+
+    def __init__(self, seed, folder):
+        self.rng = np.random.default_rng([48, seed])
+        self.folder, self.changes, self.language, self.scores, self.pools = Path(folder), [], True, False, False
+        self.family = self.one(["GPT2", "Llama", "Qwen2"])
+        self.tokenizer = self.make_tokenizer()
+        self.make_model()
+        self.write()
+
+    def write(self):
+        import gguf_files
+        from safetensors.numpy import load_file
+
+        config = json.loads((self.folder / "config.json").read_text())
+        if not {"rope_parameters", "n_embd"} & set(config) or config.get("rope_parameters", {}).get("rope_type", "default") != "default":
+            raise NotWrittenError("rotary positions that a file has no entry for")
+        state = load_file(self.folder / "model.safetensors")
+        if self.family == "GPT2":
+            state = {name if name.startswith(("transformer.", "lm_head")) else f"transformer.{name}": x for name, x in state.items()}
+        chosen = {name: self.one(values) for name, values in ENTRIES.items() if self.chance(0.02)}
+        others = {name: self.one(values) for name, values in OTHER_ENTRIES.items() if self.chance(0.06)}
+        self.pre = None if self.family == "Llama" else self.one(["gpt-2", "qwen2", "llama-bpe", "tekken", None])
+        self.typed = self.chance(0.85)
+        kind = self.one(["F32", "F16", "Q8_0", "Q4_1"])
+        self.changes += [chosen, others, self.pre, kind, *([] if self.typed else ["no types"])]
+        usual = {"attention.layer_norm_epsilon": config.get("layer_norm_epsilon"), "rope.freq_base": config.get("rope_parameters", {}).get("rope_theta")}
+        sizes = {"attention.key_length": config.get("head_dim"), "attention.value_length": config.get("head_dim")}
+        more = {name: value for name, value in (usual | sizes | chosen).items() if value is not None}
+        gguf_files.write(self.folder / "model.gguf", config, state, kind, lambda writer: self.add_tokens(writer, others), more)
+
+    def add_tokens(self, writer, others):
+        import gguf
+
+        tokenizer, added = self.tokenizer, self.tokenizer.added_tokens_decoder
+        tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        kinds = [(3 if added[n].special else 4) if n in added else 1 for n in range(len(tokens))]
+        spelled = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+        ranks = {a + b: n for n, (a, b) in enumerate(spelled)}
+        if self.family == "Llama":
+            kinds = [6 if token.startswith("<0x") else own for token, own in zip(tokens, kinds, strict=True)]
+            writer.add_token_scores([-float(ranks.get(token, 9999)) for token in tokens])
+        else:
+            writer.add_token_merges([f"{a} {b}" for a, b in spelled])
+        writer.add_tokenizer_model("llama" if self.family == "Llama" else "gpt2")
+        writer.add_token_list(tokens)
+        if self.pre is not None:
+            writer.add_tokenizer_pre(self.pre)
+        if self.typed:
+            writer.add_token_types(kinds)
+        for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown"}.items():
+            if (n := getattr(tokenizer, f"{name}_token_id")) is not None and self.chance(0.9):
+                writer.add_uint32(f"tokenizer.ggml.{key}_token_id", n)
+        for name, value in others.items():
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+
+    def theirs(self):
+        import torch
+        import transformers
+
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, gguf_file="model.gguf")
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.folder, gguf_file="model.gguf", dtype=torch.float32).eval()
+        model.generation_config = transformers.GenerationConfig(eos_token_id=model.config.eos_token_id)
+        return self.of_language(model, [tokenizer(text.strip())["input_ids"] for text in TEXTS])
+
+    def ours(self):
+        from selfattn import models
+
+        model = models.load(self.folder / "model.gguf")
+        return self.of_language_here(model, [model._ids(text.strip()).tolist() for text in TEXTS])
+
+
+class NotWrittenError(Exception):
+    """Transformers does not make a model of these settings."""
+
+
+class quiet:  # noqa: N801
+    """Without the warnings and lines of other libraries."""
+
+    def __enter__(self):
+        import logging
+
+        logging.disable(logging.ERROR)
+        self.filters = warnings.catch_warnings()
+        self.filters.__enter__()
+        warnings.simplefilter("ignore")
+
+    def __exit__(self, *args):
+        import logging
+
+        self.filters.__exit__(*args)
+        logging.disable(logging.NOTSET)
+
+
+def difference(truth, got):
+    """The first thing that differs, or None."""
+    for name, expected in truth.items():
+        found = got[name]
+        if isinstance(expected, list):
+            if found != expected:
+                n = next(n for n, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
+                return f"{name} {n}: {found[n]}, expected {expected[n]}"
+            continue
+        if found.shape != expected.shape:
+            return f"{name}: shape {found.shape}, expected {expected.shape}"
+        largest = float(np.abs(expected).max(initial=1.0))
+        off = float(np.abs(found - expected).max(initial=0.0))
+        if not off <= 2e-4 * largest:
+            return f"{name}: off by {off:.3g} of {largest:.3g}"
+    return None
+
+
+def verdict(seed, folder, kind=Draw):
+    """What becomes of a drawn folder: a word, and what it is about."""
+    from selfattn import models
+
+    with quiet():
+        try:
+            draw = kind(seed, folder)
+        except NotWrittenError as error:
+            return "not written", str(error)
+        about = f"seed {seed}, {draw.family}{' scores' * draw.scores}{' pools' * draw.pools}, {draw.changes}"
+        try:
+            truth = draw.theirs()
+        except Exception as error:
+            truth = error
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            got = draw.ours()
+        except (ValueError, NotImplementedError, FileNotFoundError) as error:
+            return "refused", f"{about}: {error}"
+    if isinstance(truth, Exception):
+        return "they refuse", f"{about}: {truth!r:.200}"
+    what = difference(truth, got)
+    if what is None:
+        return "equal", about
+    if any(issubclass(each.category, models.FolderWarning) for each in said):
+        return "warned", f"{about}: {what}"
+    return "DIFFERENT", f"{about}: {what}; said {[str(each.message)[:200] for each in said]}"
+
+
+def main(count, first=0, verbose=False, kind=Draw):
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    found = collections.Counter()
+    for seed in range(first, first + count):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                word, about = verdict(seed, folder, kind)
+            except Exception as error:
+                word, about = "CRASHED", f"seed {seed}: {error!r:.500}"
+        found[word] += 1
+        if word in ("DIFFERENT", "CRASHED") or verbose:
+            print(word, about, flush=True)
+    print(dict(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[sys.argv.index("--first") + 1]) if "--first" in sys.argv else 0)
