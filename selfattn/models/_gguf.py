@@ -212,8 +212,12 @@ class GGUF:
         try:
             found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])
         except (NotImplementedError, KeyError):
-            known = f"supported are {', '.join(FLOATS)}, {', '.join(QUANTS)} and what the package gguf expands"
-            raise ValueError(f"{self.path}: the tensor {name!r} is of the kind {tensor.kind}; {known}") from None
+            known = (
+                f"supported are {', '.join(FLOATS)}, {', '.join(QUANTS)} and what the package gguf expands"
+            )
+            raise ValueError(
+                f"{self.path}: the tensor {name!r} is of the kind {tensor.kind}; {known}"
+            ) from None
         return np.ascontiguousarray(found, np.float32).reshape(tensor.shape)
 
 
@@ -315,7 +319,9 @@ def _renamed(file: GGUF, name: str, names: Mapping[str, str], layers: str) -> st
     if own not in names:
         tensor = file.tensors[name]
         what = f"the tensor {name!r}, {tensor.kind} of shape {tensor.shape}"
-        raise ValueError(f"{file.path} has {what}, which {file.metadata['general.architecture']} does not have here")
+        raise ValueError(
+            f"{file.path} has {what}, which {file.metadata['general.architecture']} does not have here"
+        )
     return f"{names[own]}.{end}" if found is None else f"{layers}{int(found[1])}.{names[own]}.{end}"
 
 
@@ -510,7 +516,10 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     _add_special(library, tokenizer, tokens, types)
     first, last = _around(entries, kind, found)
     if first or last:
-        parts = [*first, "$A", *last], [*first, "$A", *last, *(f"{each}:1" for each in first), "$B:1", *(f"{each}:1" for each in last)]
+        parts = (
+            [*first, "$A", *last],
+            [*first, "$A", *last, *(f"{each}:1" for each in first), "$B:1", *(f"{each}:1" for each in last)],
+        )
         marks = [(token, entries.ids[token]) for token in {*first, *last}]
         tokenizer.post_processor = library.processors.TemplateProcessing(*parts, marks)
     model.tokenizer = tokenizer
@@ -589,7 +598,10 @@ def _types(entries: Vocabulary, marks: Collection[int]) -> list[int]:
     if len(types) != len(tokens):
         raise entries.error(f"there are {len(types)} types for {len(tokens)} tokens")
     pairs = enumerate(zip(types, tokens, strict=True))
-    return [CONTROL if own == NORMAL and (n in marks or MARK.fullmatch(token)) else own for n, (own, token) in pairs]
+    return [
+        CONTROL if own == NORMAL and (n in marks or MARK.fullmatch(token)) else own
+        for n, (own, token) in pairs
+    ]
 
 
 def _add_special(library: Any, tokenizer: Any, tokens: list[str], types: list[int]) -> None:

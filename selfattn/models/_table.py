@@ -63,6 +63,23 @@ CONFIG = Rows(
 )
 BERT = Rows({}, {"position_embedding_type": "absolute"})
 
+# What GGUF has for other architectures, and changes results: numbers that are 1 without an effect, and 0.
+FACTORS = "attention.output_scale embedding_scale expert_weights_scale logit_scale residual_scale"
+ABSENT = (
+    "activation_sparsity_scale altup.active_idx altup.num_inputs attention.clamp_kqv attention.key_length_mla "
+    "attention.key_length_swa attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank attention.scale "
+    "attention.shared_kv_layers attention.sliding_window_pattern attention.temperature_length attention.temperature_scale "
+    "attention.value_length_mla attention.value_length_swa attn_logit_softcapping embedding_length_out "
+    "embedding_length_per_layer_input expert_chunk_feed_forward_length expert_count expert_feed_forward_length "
+    "expert_gating_func expert_group_count expert_group_scale expert_group_used_count expert_shared_count "
+    "expert_shared_feed_forward_length expert_used_count expert_weights_norm experts_per_group final_logit_softcapping "
+    "full_attention_interval interleave_moe_layer_step leading_dense_block_count moe_every_n_layers moe_latent_size "
+    "n_deepstack_layers nextn_predict_layers pooling_type rescale_every_n_layers rope.dimension_sections rope.freq_base_swa "
+    "rope.scaling.alpha rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
+    "rope.scaling.yarn_ext_factor router_logit_softcapping swiglu_clamp_exp swiglu_clamp_shexp swin_norm "
+    "use_parallel_residual"
+)
+
 TABLE: dict[str, Rows] = {
     "config.json": CONFIG,
     "config.json of bert": BERT,
@@ -111,23 +128,7 @@ TABLE: dict[str, Rows] = {
             "attention.indexer.* attention.relative_buckets_count attention.value_residual_mix_lora_rank classifier.* convnext.* decoder_* "
             "features_length kda.* posnet.* shortconv.* ssm.* time_* token_shift_count wkv.* xielu.*",
         },
-        {"attention.causal": True}
-        | dict.fromkeys("attention.output_scale embedding_scale expert_weights_scale logit_scale residual_scale".split(), (0, 1))
-        | dict.fromkeys(
-            "activation_sparsity_scale altup.active_idx altup.num_inputs attention.clamp_kqv attention.key_length_mla "
-            "attention.key_length_swa attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank attention.scale "
-            "attention.shared_kv_layers attention.sliding_window_pattern attention.temperature_length attention.temperature_scale "
-            "attention.value_length_mla attention.value_length_swa attn_logit_softcapping embedding_length_out "
-            "embedding_length_per_layer_input expert_chunk_feed_forward_length expert_count expert_feed_forward_length "
-            "expert_gating_func expert_group_count expert_group_scale expert_group_used_count expert_shared_count "
-            "expert_shared_feed_forward_length expert_used_count expert_weights_norm experts_per_group final_logit_softcapping "
-            "full_attention_interval interleave_moe_layer_step leading_dense_block_count moe_every_n_layers moe_latent_size "
-            "n_deepstack_layers nextn_predict_layers pooling_type rescale_every_n_layers rope.dimension_sections rope.freq_base_swa "
-            "rope.scaling.alpha rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow "
-            "rope.scaling.yarn_ext_factor router_logit_softcapping swiglu_clamp_exp swiglu_clamp_shexp swin_norm "
-            "use_parallel_residual".split(),
-            (0, False),
-        ),
+        {"attention.causal": True} | dict.fromkeys(FACTORS.split(), 1) | dict.fromkeys(ABSENT.split(), 0),
     ),
 }  # fmt: skip
 

@@ -191,11 +191,58 @@ def test_byte_level_tokenizers(tmp_path):
     pieces = found.tokenizer.pre_tokenizer.pre_tokenize_str("12345 it's\n\n")
     assert [piece for piece, _ in pieces] == ["123", "45", "Ġit", "'s", "ĊĊ"]
     write(path, LLAMA, state, tokenizer=lambda writer: (add(writer), writer.add_add_eos_token(True)))
-    with pytest.raises(ValueError, match="add_eos_token"):
-        models.load(path)
+    assert models.load(path).tokens("a") == ["a", "<|end|>"]
+    write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="qwen2"))
+    assert models.load(path).tokens("e\u0301") == models.load(path).tokens("é")  # NFC, as Qwen2's folders
+    write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="default"))
+    with pytest.warns(models.FolderWarning, match=r"tokenizer.ggml.pre names no pre-tokenizer.* by gpt-2"):
+        found = models.load(path)
+    assert found.tokenizer.encode(TEXTS[2]).ids == made.encode(TEXTS[2]).ids
     write(path, LLAMA, state, tokenizer=byte_level(SPECIAL, pre="new"))
     with pytest.raises(ValueError, match="the pre-tokenizer 'new' is not supported"):
         models.load(path)
+
+
+@pytest.mark.parametrize("types", [None, [1] * SIZE])
+def test_marks_whatever_their_type(types, tmp_path):
+    """Old converters wrote no types, or called marks normal; without these, the marks of a chat are cut into letters."""
+
+    def add(writer):
+        byte_level(SPECIAL, template=TEMPLATE)(writer)
+        if types is None:
+            del writer.kv_data[0]["tokenizer.ggml.token_type"]
+        else:
+            writer.kv_data[0]["tokenizer.ggml.token_type"].value = types
+
+    write(tmp_path / "model.gguf", LLAMA, make(LLAMA).state_dict(), tokenizer=add)
+    found = models.load(tmp_path / "model.gguf")
+    assert found.tokens(found.chat_prompt("hi")) == ["<|user|>", "h", "i", "<|end|>", "<|assistant|>"]
+    assert found.stop_ids == {make_tokenizer().token_to_id("<|end|>")}
+
+
+def test_files_that_are_no_whole_models(tmp_path):
+    path, state = tmp_path / "model.gguf", make(LLAMA).state_dict()
+
+    def entries(**values):
+        return lambda writer: [
+            writer.add_key_value(name.replace("_", "."), value, gguf.GGUFValueType.get_type(value))
+            for name, value in values.items()
+        ]
+
+    blocks = {
+        kind: np.zeros((4, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8) for kind in gguf.GGMLQuantizationType
+    }
+    for more, tensors, message in (
+        (entries(split_no=1, split_count=3), {}, "is part 2 of 3 of a split model; join them"),
+        (entries(general_type="adapter"), {}, "holds 'adapter'.* merge it into its model"),
+        (entries(general_type="mmproj"), {}, "holds 'mmproj'.* no model$"),
+        (None, {"token_types.weight": "MXFP4"}, "has the tensor 'token_types.weight', MXFP4 of shape"),
+        (None, {"blk.0.attn_q.bias": "Q8_K"}, "'blk.0.attn_q.bias' is of the kind Q8_K; supported are"),
+    ):
+        made = {name: (blocks[kind := gguf.GGMLQuantizationType[of]], kind) for name, of in tensors.items()}
+        write(path, LLAMA, state, tokenizer=more, tensors=made)
+        with pytest.raises(ValueError, match=message):
+            models.load(path)
 
 
 def test_sentencepiece_tokenizers(tmp_path):
@@ -294,16 +341,16 @@ ARCHITECTURE = entry("general.architecture", 8, TEXT)
         (header([], [tensor("t", [2] * 9)]) + bytes(99), "9 dimensions"),
         (header([], [tensor("t", [2**40, 2**40])]) + bytes(99), "has the shape"),
         (header([], [tensor("t", [0])]) + bytes(99), "has the shape"),
-        (header([], [tensor("t", [8], kind=77)]) + bytes(99), "of the type 77"),
+        (header([], [tensor("t", [8], kind=77)]) + bytes(99), "of the kind 77"),
         (header([], [tensor("t", [33], kind=2)]) + bytes(99), "rows of 33 numbers, in blocks of 32"),
         (header([], [tensor("t", [8], offset=5)]) + bytes(99), "offset 5"),
         (header([], [tensor("t", [8], offset=2**60)]) + bytes(99), "offset 1152921504606846976"),
         (header([], [tensor("t", [9999])]) + bytes(99), "cut off or damaged"),
         (header([], [tensor("t", [8]), tensor("t", [8])]) + bytes(99), "it has the tensor 't' twice"),
         (header([], [tensor("t", [16]), tensor("u", [8], offset=32)]) + bytes(200), "'t' and 'u' overlap"),
-        (header() + bytes(99), "has the architecture None"),
-        (header([entry("general.architecture", 8, struct.pack("<Q", 1) + b"x")]) + bytes(99), "has the architecture 'x'"),
-        (header([ARCHITECTURE]) + bytes(99), "llama lacks attention.head_count"),
+        (header([], [tensor("t", [8])]) + bytes(99), "has the architecture None"),
+        (header([ARCHITECTURE]) + bytes(99), "has no tensors"),
+        (header([ARCHITECTURE], [tensor("t", [8])]) + bytes(99), "llama lacks attention.head_count"),
     ],
 )  # fmt: skip
 def test_hostile_headers(content, message, tmp_path):
@@ -327,6 +374,7 @@ def test_hostile_headers(content, message, tmp_path):
         ({"rope.dimension_count": 8}, "a part of each head"),
         ({"rope.scaling.type": "longrope"}, "rope.scaling.type 'longrope'"),
         ({"attention.sliding_window": 5}, "sliding windows"),
+        ({"logit_scale": 2.0}, "llama: logit_scale=2.0 is not supported; only 1 is"),
         ({"expert_count": 8}, "llama: expert_count=8 is not supported; only 0 is"),
         ({"context_length": None}, "llama lacks context_length"),
         ({"attention.causal": False}, "attention.causal=False is not supported"),

@@ -21,8 +21,20 @@ TEXTS = [
 PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert"]
 LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2"]
-BRACKETS = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+BRACKETS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+MARKS = {
+    "bos_token": "<s>",
+    "pad_token": "<pad>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "mask_token": "<mask>",
+}
 
 YES_NO = [True, False]
 TOKENIZER_SETTINGS = {
@@ -67,14 +79,25 @@ SIZES = {
     "n_positions": 64, "vocab_size": 0,
 }  # fmt: skip
 # Settings that make Transformers return something else, or not make the model.
-LEFT_OUT = ("output_attentions", "output_hidden_states", "return_dict", "add_cross_attention", "is_encoder_decoder", "problem_type")
-NAMED = {"activation": ["relu", "gelu_new", "silu", "tanh"], "act": ["relu", "gelu_pytorch_tanh", "swish", "quick_gelu"]}
+LEFT_OUT = (
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "add_cross_attention",
+    "is_encoder_decoder",
+    "problem_type",
+)
+NAMED = {
+    "activation": ["relu", "gelu_new", "silu", "tanh"],
+    "act": ["relu", "gelu_pytorch_tanh", "swish", "quick_gelu"],
+}
 
 
 class Draw:
     """One folder: its family, what was changed after it was written, and how to compare it."""
 
     spare = 3  # rows of the table without a token, less one
+    heads = (4, 8, 10)  # widths
     often = 0.12  # how often a setting of the model has another value
 
     def __init__(self, seed, folder):
@@ -110,7 +133,11 @@ class Draw:
             special = MARKS | {"unk_token": "[UNK]"} if kind == "MPNet" else BRACKETS
             vocabulary = [*dict.fromkeys(special.values()), *words, *(f"##{c}" for c in LETTERS), "##s", "日"]
             vocabulary = {word: n for n, word in enumerate(dict.fromkeys(vocabulary))}
-            options = {"do_lower_case": YES_NO, "strip_accents": [None, True, False], "tokenize_chinese_chars": YES_NO}
+            options = {
+                "do_lower_case": YES_NO,
+                "strip_accents": [None, True, False],
+                "tokenize_chinese_chars": YES_NO,
+            }
             options = {name: self.one(values) for name, values in options.items() if self.chance(0.5)}
             made = getattr(transformers, f"{kind}Tokenizer")(vocab=vocabulary, **options)
         elif kind in ("XLMRoberta", "Camembert"):
@@ -120,27 +147,57 @@ class Draw:
             made = getattr(transformers, f"{kind}Tokenizer")(vocab=[*scored, ("<mask>", 0.0)])
         elif kind in ("Llama", "Mistral"):
             merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "a"), ("s", "ea"), ("▁", "sea")]
-            parts = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), "▁", *LETTERS, *map("".join, merges)]
+            parts = [
+                "<unk>",
+                "<s>",
+                "</s>",
+                *(f"<0x{n:02X}>" for n in range(256)),
+                "▁",
+                *LETTERS,
+                *map("".join, merges),
+            ]
             vocabulary = {part: n for n, part in enumerate(dict.fromkeys(parts))}
-            options = {"add_prefix_space": YES_NO, "add_bos_token": YES_NO, "add_eos_token": YES_NO, "legacy": YES_NO}
+            options = {
+                "add_prefix_space": YES_NO,
+                "add_bos_token": YES_NO,
+                "add_eos_token": YES_NO,
+                "legacy": YES_NO,
+            }
             options = {name: self.one(values) for name, values in options.items() if self.chance(0.4)}
             made = transformers.LlamaTokenizer(vocab=vocabulary, merges=merges, **options)
         else:
             merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("e", "a"), ("s", "ea"), ("Ã", "©")]
-            parts = [*MARKS.values(), *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+            parts = [
+                *MARKS.values(),
+                *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+                *map("".join, merges),
+            ]
             vocabulary = {part: n for n, part in enumerate(parts)}
             options = {"add_prefix_space": self.one(YES_NO)} if self.chance(0.5) else {}
             if kind == "ModernBert":
                 bare = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
                 bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
                 bare.decoder = tokenizers.decoders.ByteLevel()
-                bare.post_processor = tokenizers.processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B </s>", [("<s>", 0), ("</s>", 2)])
-                made = transformers.PreTrainedTokenizerFast(tokenizer_object=bare, cls_token="<s>", sep_token="</s>", pad_token="<pad>")
+                bare.post_processor = tokenizers.processors.TemplateProcessing(
+                    "<s> $A </s>", "<s> $A </s> $B </s>", [("<s>", 0), ("</s>", 2)]
+                )
+                made = transformers.PreTrainedTokenizerFast(
+                    tokenizer_object=bare, cls_token="<s>", sep_token="</s>", pad_token="<pad>"
+                )
             else:
-                marks = {} if kind == "Roberta" else {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-                made = getattr(transformers, f"{kind}Tokenizer")(vocab=vocabulary, merges=merges, **marks, **options)
+                marks = (
+                    {}
+                    if kind == "Roberta"
+                    else {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+                )
+                made = getattr(transformers, f"{kind}Tokenizer")(
+                    vocab=vocabulary, merges=merges, **marks, **options
+                )
         if self.chance(0.6):
-            how = {name: bool(rng.integers(2)) for name in ("lstrip", "rstrip", "single_word", "normalized", "special")}
+            how = {
+                name: bool(rng.integers(2))
+                for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
+            }
             made.add_tokens([transformers.AddedToken("<x>", **how)], special_tokens=how["special"])
         return made
 
@@ -153,11 +210,17 @@ class Draw:
         ids = {f"{name}_token_id": getattr(self.tokenizer, f"{name}_token_id") for name in kept}
         config = getattr(transformers, f"{kind}Config")()
         sizes = SIZES | {
-            "num_key_value_heads": int(self.one([1, 2, 4])), "head_dim": int(self.one([4, 8, 10])), "vocab_size": tokens,
+            "num_key_value_heads": int(self.one([1, 2, 4])), "head_dim": int(self.one(self.heads)), "vocab_size": tokens,
             "local_attention": 6, "sliding_window": 5 if self.chance(0.5) else None, "relative_attention_num_buckets": 32,
         }  # fmt: skip
-        fields = {name: value for name, value in (sizes | ids).items() if name in config.to_dict() and value != ""}
+        fields = {
+            name: value for name, value in (sizes | ids).items() if name in config.to_dict() and value != ""
+        }
         fields.pop("architectures")
+        if kind == "GPT2" and isinstance(
+            self, DrawGGUF
+        ):  # Transformers does not read another number from a file
+            fields["n_positions"] = 1024
         if kind == "MPNet":
             fields["max_position_embeddings"] = 70
         if kind == "ModernBert":
@@ -166,7 +229,7 @@ class Draw:
             fields["tie_word_embeddings"] = self.chance(0.5)
         for name, value in config.to_dict().items():  # every other setting, now and then
             if name not in (*fields, *LEFT_OUT) and self.chance(self.often):
-                fields |= {name: drawn for drawn in self.other(name, value)}
+                fields[name] = self.other(name, value)
         if self.scores:
             fields["num_labels"] = int(self.rng.integers(1, 4))
         try:
@@ -178,19 +241,22 @@ class Draw:
         except Exception as error:
             raise NotWrittenError(f"{kind} {fields}: {error!r:.200}") from None
         usual = getattr(transformers, f"{kind}Config")().to_dict()
-        self.changes += [f"{name}={v!r}" for name, v in fields.items() if name not in {**sizes, **ids} and v != usual.get(name)]
+        self.changes += [
+            f"{name}={v!r}"
+            for name, v in fields.items()
+            if name not in {**sizes, **ids} and v != usual.get(name)
+        ]
 
     def other(self, name, value):
-        """Another value of a setting, of its type, or none."""
+        """Another value of a setting, of its type, or the same."""
         if isinstance(value, bool):
-            return [not value]
+            return not value
         if isinstance(value, int):
-            return [max(1, int(value) + int(self.rng.integers(-1, 3)))] if name not in ("chunk_size_feed_forward",) else []
+            return value if name == "chunk_size_feed_forward" else max(1, value + int(self.rng.integers(-1, 3)))
         if isinstance(value, float):
-            return [value * self.one([0.5, 2.0])]
-        if isinstance(value, str):
-            return [self.one(names) for end, names in NAMED.items() if end in name][:1]
-        return []
+            return value * self.one([0.5, 2.0])
+        choices = [names for end, names in NAMED.items() if end in name and isinstance(value, str)]
+        return self.one(choices[0]) if choices else value
 
     def add_pipeline(self):
         import torch
@@ -254,9 +320,15 @@ class Draw:
 
             model = SentenceTransformer(str(self.folder), device="cpu", model_kwargs={"dtype": torch.float32})
             found = {"encode": model.encode(TEXTS)}
-            found |= {"encode_query": model.encode_query(TEXTS), "encode_document": model.encode_document(TEXTS)}
+            found |= {
+                "encode_query": model.encode_query(TEXTS),
+                "encode_document": model.encode_document(TEXTS),
+            }
             a, b = found["encode"][:3], found["encode"][3:]
-            return found | {"similarity": model.similarity(a, b).numpy(), "pairwise": model.similarity_pairwise(a, b[:3]).numpy()}
+            return found | {
+                "similarity": model.similarity(a, b).numpy(),
+                "pairwise": model.similarity_pairwise(a, b[:3]).numpy(),
+            }
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
         suffix = "ForSequenceClassification" if self.scores else "ForCausalLM" if self.language else ""
         auto = getattr(transformers, f"AutoModel{suffix}")
@@ -268,7 +340,9 @@ class Draw:
             if self.scores:
                 each = [*((text,) for text in TEXTS), *PAIRS]
                 made = [tokenizer(*one, return_tensors="pt", truncation=True) for one in each]
-                found["scores"] = np.concatenate([model(**one, return_dict=True).logits.numpy() for one in made])
+                found["scores"] = np.concatenate(
+                    [model(**one, return_dict=True).logits.numpy() for one in made]
+                )
             else:
                 for n, text in enumerate(TEXTS):
                     inputs = tokenizer(text, return_tensors="pt", truncation=True)
@@ -286,12 +360,18 @@ class Draw:
             inputs = [torch.tensor([ids]) for ids in listed[:4]]
             how = {"do_sample": False, "return_dict_in_generate": False} | limit
             made = [model.generate(one, attention_mask=torch.ones_like(one), **how)[0] for one in inputs]
-        return found | {"answers": [new[one.shape[1] :].tolist() for new, one in zip(made, inputs, strict=True)]}
+        return found | {
+            "answers": [new[one.shape[1] :].tolist() for new, one in zip(made, inputs, strict=True)]
+        }
 
     def of_language_here(self, model, listed):
         limit = {} if self.has_limit() else {"max_new_tokens": 10}
         answers = [model.generate(ids, **limit).tolist() for ids in listed[:4]]
-        return {"ids": listed} | {f"logits {n}": model.logits(ids) for n, ids in enumerate(listed)} | {"answers": answers}
+        return (
+            {"ids": listed}
+            | {f"logits {n}": model.logits(ids) for n, ids in enumerate(listed)}
+            | {"answers": answers}
+        )
 
     def has_limit(self):
         path = self.folder / "generation_config.json"
@@ -304,9 +384,15 @@ class Draw:
         model = models.load(self.folder)
         if self.pools:
             found = {"encode": model.encode(TEXTS)}
-            found |= {"encode_query": model.encode_query(TEXTS), "encode_document": model.encode_document(TEXTS)}
+            found |= {
+                "encode_query": model.encode_query(TEXTS),
+                "encode_document": model.encode_document(TEXTS),
+            }
             a, b = found["encode"][:3], found["encode"][3:]
-            return found | {"similarity": model.similarity(a, b), "pairwise": model.similarity_pairwise(a, b[:3])}
+            return found | {
+                "similarity": model.similarity(a, b),
+                "pairwise": model.similarity_pairwise(a, b[:3]),
+            }
         found = {"ids": [list(map(int, model._ids(text))) for text in TEXTS]}
         if self.scores:
             found["scores"] = model.predict([*TEXTS, *PAIRS])
@@ -326,7 +412,7 @@ ENTRIES = {  # of the architecture
 }  # fmt: skip
 OTHER_ENTRIES = {
     "general.file_type": [1, 7], "general.type": ["model", "adapter", "mmproj"], "general.quantization_version": [2], "split.count": [1, 2],
-    "tokenizer.ggml.add_bos_token": YES_NO, "tokenizer.ggml.add_eos_token": YES_NO, "tokenizer.ggml.add_space_prefix": YES_NO,
+    "tokenizer.ggml.add_bos_token": YES_NO, "tokenizer.ggml.add_eos_token": YES_NO, "tokenizer.ggml.add_space_prefix": [True],
     "tokenizer.ggml.remove_extra_whitespaces": YES_NO, "tokenizer.ggml.eot_token_id": [9], "tokenizer.ggml.fim_pre_token_id": [9],
     "tokenizer.ggml.add_sep_token": YES_NO, "tokenizer.ggml.token_type_count": [1, 2], "tokenizer.ggml.unheard_of": [1],
     "quantize.imatrix.file": ["x"], "tokenizer.chat_template": ["{{ messages }}"], "tokenizer.ggml.mask_token_id": [7],
@@ -336,12 +422,18 @@ OTHER_ENTRIES = {
 class DrawGGUF(Draw):
     """A GGUF file of such a model."""
 
-    spare = 1
+    spare, heads = 1, [8]
     often = 0.0  # a file cannot say most of them
 
     def __init__(self, seed, folder):
         self.rng = np.random.default_rng([48, seed])
-        self.folder, self.changes, self.language, self.scores, self.pools = Path(folder), [], True, False, False
+        self.folder, self.changes, self.language, self.scores, self.pools = (
+            Path(folder),
+            [],
+            True,
+            False,
+            False,
+        )
         self.family = self.one(["GPT2", "Llama", "Qwen2"])
         self.tokenizer = self.make_tokenizer()
         self.make_model()
@@ -352,21 +444,43 @@ class DrawGGUF(Draw):
         from safetensors.numpy import load_file
 
         config = json.loads((self.folder / "config.json").read_text())
-        if not {"rope_parameters", "n_embd"} & set(config) or config.get("rope_parameters", {}).get("rope_type", "default") != "default":
+        if (
+            not {"rope_parameters", "n_embd"} & set(config)
+            or config.get("rope_parameters", {}).get("rope_type", "default") != "default"
+        ):
             raise NotWrittenError("rotary positions that a file has no entry for")
         state = load_file(self.folder / "model.safetensors")
         if self.family == "GPT2":
-            state = {name if name.startswith(("transformer.", "lm_head")) else f"transformer.{name}": x for name, x in state.items()}
+            state = {
+                name if name.startswith(("transformer.", "lm_head")) else f"transformer.{name}": x
+                for name, x in state.items()
+            }
         chosen = {name: self.one(values) for name, values in ENTRIES.items() if self.chance(0.02)}
         others = {name: self.one(values) for name, values in OTHER_ENTRIES.items() if self.chance(0.06)}
-        self.pre = None if self.family == "Llama" else self.one(["gpt-2", "qwen2", "llama-bpe", "tekken", None])
+        self.others = others
+        self.pre = (
+            None if self.family == "Llama" else self.one(["gpt-2", "qwen2", "llama-bpe", "tekken", None])
+        )
         self.typed = self.chance(0.85)
         kind = self.one(["F32", "F16", "Q8_0", "Q4_1"])
         self.changes += [chosen, others, self.pre, kind, *([] if self.typed else ["no types"])]
-        usual = {"attention.layer_norm_epsilon": config.get("layer_norm_epsilon"), "rope.freq_base": config.get("rope_parameters", {}).get("rope_theta")}
-        sizes = {"attention.key_length": config.get("head_dim"), "attention.value_length": config.get("head_dim")}
+        usual = {
+            "attention.layer_norm_epsilon": config.get("layer_norm_epsilon"),
+            "rope.freq_base": config.get("rope_parameters", {}).get("rope_theta"),
+        }
+        sizes = {
+            "attention.key_length": config.get("head_dim"),
+            "attention.value_length": config.get("head_dim"),
+        }
         more = {name: value for name, value in (usual | sizes | chosen).items() if value is not None}
-        gguf_files.write(self.folder / "model.gguf", config, state, kind, lambda writer: self.add_tokens(writer, others), more)
+        gguf_files.write(
+            self.folder / "model.gguf",
+            config,
+            state,
+            kind,
+            lambda writer: self.add_tokens(writer, others),
+            more,
+        )
 
     def add_tokens(self, writer, others):
         import gguf
@@ -385,6 +499,8 @@ class DrawGGUF(Draw):
         writer.add_token_list(tokens)
         if self.pre is not None:
             writer.add_tokenizer_pre(self.pre)
+        if self.pre == "llama-bpe":  # here llama.cpp adds one unless the file says no
+            others = {"tokenizer.ggml.add_bos_token": False} | others
         if self.typed:
             writer.add_token_types(kinds)
         for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown"}.items():
@@ -397,16 +513,28 @@ class DrawGGUF(Draw):
         import torch
         import transformers
 
+        # SentencePiece and llama.cpp put a space after each mark, where Transformers does not.
+        self.texts = [text.strip() for text in TEXTS if self.family != "Llama" or "<" not in text]
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, gguf_file="model.gguf")
-        model = transformers.AutoModelForCausalLM.from_pretrained(self.folder, gguf_file="model.gguf", dtype=torch.float32).eval()
-        model.generation_config = transformers.GenerationConfig(eos_token_id=model.config.eos_token_id)
-        return self.of_language(model, [tokenizer(text.strip())["input_ids"] for text in TEXTS])
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            self.folder, gguf_file="model.gguf", dtype=torch.float32
+        ).eval()
+        # llama.cpp ends an answer at these, too.
+        ends = [
+            model.config.eos_token_id,
+            tokenizer.get_vocab().get("<|endoftext|>"),
+            self.others.get("tokenizer.ggml.eot_token_id"),
+        ]
+        model.generation_config = transformers.GenerationConfig(
+            eos_token_id=[n for n in ends if n is not None] or None
+        )
+        return self.of_language(model, [tokenizer(text)["input_ids"] for text in self.texts])
 
     def ours(self):
         from selfattn import models
 
         model = models.load(self.folder / "model.gguf")
-        return self.of_language_here(model, [model._ids(text.strip()).tolist() for text in TEXTS])
+        return self.of_language_here(model, [model._ids(text).tolist() for text in self.texts])
 
 
 class NotWrittenError(Exception):

@@ -90,7 +90,8 @@ def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=No
             stored = pairs.swapaxes(1, 2).reshape(stored.shape)
         meant[name] = stored.T if name.endswith(CONV1D) and arch == "gpt2" else stored
     for name, array in (tensors or {}).items():
-        writer.add_tensor(name, array)
+        stored, quant = array if isinstance(array, tuple) else (array, None)
+        writer.add_tensor(name, stored, raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

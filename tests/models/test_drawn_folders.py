@@ -1,0 +1,28 @@
+"""Files with drawn settings against Transformers: equal, refused, or warned about, and never another result without a word."""
+
+import collections
+
+import pytest
+from drawn_folders import DrawGGUF, verdict
+
+pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
+pytest.importorskip("transformers", reason="the expected values come from Transformers")
+pytest.importorskip("accelerate", reason="Transformers needs it to read GGUF files")
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+
+
+def check(kind, first, count, tmp_path):
+    found = collections.defaultdict(list)
+    for seed in range(first, first + count):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        word, about = verdict(seed, folder, kind)
+        found[word].append(about)
+    assert not found["DIFFERENT"], "\n".join(found["DIFFERENT"])
+    assert len(found["equal"]) > count / 3, {word: len(each) for word, each in found.items()}
+
+
+@pytest.mark.parametrize("first", range(0, 120, 30))
+def test_gguf_files(first, tmp_path):
+    check(DrawGGUF, first, 30, tmp_path)
