@@ -252,7 +252,9 @@ class Draw:
         if isinstance(value, bool):
             return not value
         if isinstance(value, int):
-            return value if name == "chunk_size_feed_forward" else max(1, value + int(self.rng.integers(-1, 3)))
+            return (
+                value if name == "chunk_size_feed_forward" else max(1, value + int(self.rng.integers(-1, 3)))
+            )
         if isinstance(value, float):
             return value * self.one([0.5, 2.0])
         choices = [names for end, names in NAMED.items() if end in name and isinstance(value, str)]
