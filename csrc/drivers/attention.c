@@ -6,7 +6,7 @@
 
 /* ---- the plan ------------------------------------------------------------------------------------------------------- */
 
-/* Keys are split into chunks of this many or more until there are enough tasks, and of twice as many until there are many. */
+/* Keys are split into chunks of this length or more until there are enough tasks, of twice this length until there are many. */
 #define SA_LEAST_CHUNK 1024
 #define SA_ENOUGH_TASKS 16
 #define SA_MANY_TASKS 64
@@ -42,7 +42,7 @@ bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows) {
 }
 
 bool sa_is_large(const sa_attention *a, ptrdiff_t rows) {
-    return rows >= SA_MANY_NUMBERS / (a->E + a->Dv + 1); /* the sum may be 0 */
+    return rows >= SA_MANY_NUMBERS / (a->E + a->Dv + 1); /* E + Dv may be 0 */
 }
 
 static size_t key_bytes(const sa_attention *a) {
@@ -68,7 +68,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->scratch_bytes = plan->partial_bytes = 0;
     const bool no_weights = a->weights.m.data == NULL || a->S == 0;
     if (rows == 0 || (a->Dv == 0 && a->lse.m.data == NULL && a->stats.m.data == NULL && no_weights)) {
-        return SA_OK; /* rows without outputs may be too many to walk over */
+        return SA_OK; /* there may be too many rows without outputs to loop over */
     }
     plan->group = sa_group_size(a);
     plan->groups = plan->group == 1 ? (ptrdiff_t)heads : (ptrdiff_t)heads / plan->group;
@@ -119,7 +119,7 @@ ptrdiff_t sa_lead_offset(const sa_attention *a, const sa_tensor *t, ptrdiff_t he
     return offset;
 }
 
-/* The keys that causal, window and length leave to the query on key `at`. */
+/* The keys that causal, window and length leave open to the query at position `at`. */
 static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptrdiff_t *lo, ptrdiff_t *hi) {
     *lo = 0;
     *hi = length;
@@ -137,7 +137,7 @@ static void open_keys(const sa_attention *a, ptrdiff_t at, ptrdiff_t length, ptr
     }
 }
 
-/* Narrows row r, row i of its head, to the hull of what block masks open, and notes runs where they have gaps. */
+/* Narrows row r, row i of its head, to the hull of the keys that block masks open; notes their runs if they have gaps. */
 static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, sa_rows *rows, int r) {
     int lists = 0;
     for (int m = 0; m < a->block_mask_count; ++m) {
@@ -168,7 +168,7 @@ static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, 
 
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) { return a->dropout_p > 0 ? key / 4 * 4 : key; }
 
-/* True if the mask's distinct elements come from memory: otherwise fetching ahead does not pay. */
+/* True if the mask's elements, each counted once, come from memory. If not, fetching ahead does not pay. */
 static bool is_mask_far(const sa_attention *a) {
     const sa_tensor *mask = &a->mask;
     double elements = (mask->m.row_stride == 0 ? 1.0 : (double)a->L) * (mask->m.col_stride == 0 ? 1.0 : (double)a->S);
@@ -182,7 +182,7 @@ typedef struct {
     const char *query, *mask;
     char *out, *lse, *weights, *stats;
     double slope, sink;
-    ptrdiff_t length, queries, diagonal; /* keys; queries that are not padding */
+    ptrdiff_t length, queries, diagonal; /* number of keys, and of queries that are not padding */
     ptrdiff_t block_mask[SA_MAX_BLOCK_MASKS];
 } head_arrays;
 
@@ -219,7 +219,7 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
                          sa_rows *rows, int r) {
     rows->query[r] = h->query + i * a->query.m.row_stride;
     rows->out[r] = h->out + i * a->out.m.row_stride;
-    if (has_options) { /* skipped without options: half of this function's stores */
+    if (has_options) { /* without options this is skipped: it is half of this function's stores */
         rows->mask[r] = h->mask ? h->mask + i * a->mask.m.row_stride : NULL;
         rows->lse[r] = row_of(h->lse, &a->lse, i);
         rows->weights[r] = row_of(h->weights, &a->weights, i);
@@ -301,7 +301,7 @@ static sa_run keys_of(const sa_stretches *s, ptrdiff_t at) {
     return start[0] < start[1] ? s->mask->runs[start[0]] : (sa_run){0, 0};
 }
 
-/* True if entries at − 1 and `at` share a stretch. */
+/* True if entries at − 1 and `at` are in one stretch. */
 static bool continues(const sa_stretches *s, ptrdiff_t at) {
     if (class_of(s, at - 1) == class_of(s, at)) {
         return true;
@@ -380,7 +380,7 @@ static void look_ahead(const sa_attention *a, const sa_attention_plan *plan, ptr
     }
 }
 
-/* Groups are outermost, as threads then share a head's keys. The last rows come first: if causal, they see most keys. */
+/* Groups are the outer loop, so threads use one head's keys. The last rows come first: in causal calls they see most keys. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held) {
     const sa_real_kernels *kernels = sa_kernels_for(a->f64);
@@ -434,12 +434,12 @@ typedef struct {
     char *scratch, *partial;
 } forward_run;
 
-/* Tasks taken of a thread's share, on a cache line after its scratch. */
+/* How many tasks of a thread's share are taken, on a cache line after its scratch. */
 static ptrdiff_t *tasks_taken(const forward_run *run, int thread) {
     return (ptrdiff_t *)(void *)(run->scratch + (size_t)(thread + 1) * run->plan->scratch_bytes - SA_CACHE_LINE);
 }
 
-/* The next task for a thread, or plan->tasks: first of its own share, whose copied keys it reuses, then of others'. */
+/* Returns the next task, or plan->tasks: first from the thread's share, whose copied keys it uses again, then from others. */
 static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     sa_let_others_take();
     for (int i = 0; i < team; ++i) {
@@ -456,12 +456,12 @@ static ptrdiff_t take_task(const forward_run *run, int thread, int team) {
     return run->plan->tasks;
 }
 
-/* Chunks of each block that have ended; stored after the partial results. */
+/* How many chunks of each block have ended; stored after the partial results. */
 static ptrdiff_t *chunks_ended(const sa_attention *a, const sa_attention_plan *plan, char *partial) {
     return (ptrdiff_t *)(void *)(partial + (size_t)plan->tasks * partial_bytes(a, plan));
 }
 
-/* The thread that ends a block's last chunk merges all in order: no thread waits. */
+/* The thread that ends a block's last chunk merges all chunks in order, so no thread waits. */
 static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held *held) {
     const sa_attention_plan *plan = run->plan;
     if (sa_cancelled(run->a)) {
@@ -477,12 +477,12 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
     }
 }
 
-/* Independent: a task writes its own rows or partial result; a merge begins after all that it reads. */
+/* Iterations are independent: a task writes its own rows or partial result, and a merge begins after all that it reads. */
 static void run_tasks(void *call, int thread, int team) {
     const forward_run *run = call;
     char *scratch = run->scratch + (size_t)thread * run->plan->scratch_bytes;
     sa_held held = {.chunk = -1};
-    if (team == 1) { /* spares a tiny call the atomics */
+    if (team == 1) { /* a tiny call needs no atomics */
         for (ptrdiff_t t = 0; t < run->plan->tasks; ++t) {
             run_task(run, t, scratch, &held);
         }
@@ -498,7 +498,7 @@ sa_status sa_attention_forward(const sa_attention *a, const sa_attention_plan *p
     if (plan->chunks > 1) {
         memset(chunks_ended(a, plan, partial), 0, (size_t)(plan->tasks / plan->chunks) * sizeof(ptrdiff_t));
     }
-    if (plan->tasks > 0) { /* else there is no scratch */
+    if (plan->tasks > 0) { /* without tasks there is no scratch */
         for (int thread = 0; thread < plan->threads && plan->threads > 1; ++thread) {
             *tasks_taken(&run, thread) = 0;
         }

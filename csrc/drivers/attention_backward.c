@@ -4,12 +4,12 @@
  * A group's keys are cut into N ranges, its rows into R ≥ N. In turn t, task (group, c) works on key range c and row
  * range (c + t) mod R. Tasks of a turn share neither rows nor keys, and R turns cover every pair.
  *
- * Without such a mask rank is 0. Groups that share a float mask, and so its gradient, take turns: in turn t rank k has row
- * range (k + c + t) mod R. At most R groups work at a time. If the mask's gradient is not wanted, the order stays, but groups
- * do not wait.
+ * Groups that share a float mask, and so its gradient, have ranks: in turn t a group of rank k works on row range
+ * (k + c + t) mod R, and at most R groups work at a time. Without such a mask every rank is 0. If the mask's gradient is not
+ * wanted, the order is the same, but groups do not wait.
  *
- * Large groups that share a mask follow one another through their rows, a block apart: a thread stays with one group's
- * keys. Packed sequences may not wait: in turn t rank k then has row range t − k, which is the same order.
+ * Large groups that share a mask follow one another through their rows, a block apart, so that a thread stays with one
+ * group's keys. Packed sequences must not wait: in turn t rank k then has row range t − k, which is the same order.
  *
  * Task (group, c) of rank k waits for three tasks of the turn before, which have begun, as tasks are taken in order:
  * itself; (group, c + 1), which had its rows; (rank k + 1, c), which had its mask elements. */
@@ -19,8 +19,8 @@
 #include "drivers/attention.h"
 #include "runtime/team.h"
 
-/* Keys and rows are cut into ranges until there are this many tasks, but no range is shorter than this: each task copies its
- * own. */
+/* Keys and rows are cut into ranges until there are this many tasks. A range has a least length, because each task copies its
+ * keys and rows. */
 #define SA_FEW_TASKS 8
 #define SA_LEAST_RANGE 256
 #define SA_MANY_TASKS 64
@@ -30,16 +30,16 @@
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
-/* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart: they fall on few sets of the
+/* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart, as they would use few sets of the
  * caches. It also does if rows begin inside cache lines, kernels add whole lines, and it has this many blocks. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
 
-/* Blocks of rows that are summed in scratch first, which loses fewer digits. */
+/* Sums of this many blocks of rows are added up in scratch first, which loses fewer digits. */
 #define SA_BLOCKS_IN_A_SUM 64
 
-#define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE) /* of a task */
+#define SA_MASK_KEYS ((ptrdiff_t)8 * SA_KEYS_PER_TILE) /* keys of a task */
 
 static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     const ptrdiff_t few = sa_smaller(sa_ceil_div(SA_FEW_TASKS, groups), length / SA_LEAST_RANGE);
@@ -47,14 +47,14 @@ static ptrdiff_t count_ranges(ptrdiff_t groups, ptrdiff_t length) {
     return sa_larger(1, sa_larger(few, many));
 }
 
-/* How many groups lie along an axis. Call from the last axis: *inside is the rest of a group's heads. */
+/* The number of groups along an axis. Called from the last axis to the first; *inside is the rest of a group's heads. */
 static ptrdiff_t groups_along(const sa_attention *a, int axis, ptrdiff_t *inside) {
     const ptrdiff_t within = sa_smaller(*inside, a->lead[axis]);
     *inside /= within;
     return a->lead[axis] / within;
 }
 
-/* The group of a rank among those that share the mask elements of `owner`. */
+/* The group of rank `rank` among the groups that share the mask elements of `owner`. */
 static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t owner, ptrdiff_t rank) {
     ptrdiff_t group = 0, times = 1, inside = plan->group;
     for (int axis = g->a->n_lead - 1; axis >= 0; --axis) {
@@ -69,8 +69,8 @@ static ptrdiff_t group_of(const sa_attention_gradients *g, const sa_backward_pla
 
 static ptrdiff_t common_divisor(ptrdiff_t a, ptrdiff_t b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-/* Groups that share a float mask. In a group, heads that share a mask row are neighbouring rows: a range ends with the
- * last of these. */
+/* Counts groups that share a float mask. In a group, heads that share a mask row are neighbouring rows, and a range must not
+ * separate them. */
 static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool with_mask = a->mask.m.data && a->mask.m.dtype != SA_BOOL;
@@ -88,7 +88,7 @@ static void plan_sharing(const sa_attention_gradients *g, sa_backward_plan *plan
     plan->key_ranges = sa_smaller(plan->key_ranges, sa_ceil_div(plan->blocks, plan->grain_blocks));
 }
 
-/* Whether rows share elements of the mask's gradient, which are summed in scratch. */
+/* True if rows share elements of the mask's gradient, which are then summed in scratch. */
 static bool sums_mask_apart(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     return g->dmask.m.data && plan->mask_apart && g->dmask.m.row_stride == 0;
 }
@@ -126,14 +126,14 @@ static ptrdiff_t first_block(const sa_backward_plan *plan, ptrdiff_t range) {
     return sa_smaller(range * grains / plan->row_ranges * plan->grain_blocks, plan->blocks);
 }
 
-/* Whether rows are far apart or, if `lines`, begin inside cache lines. */
+/* True if rows are far apart or, if `lines`, begin inside cache lines. */
 static bool is_spread(const sa_attention *a, const sa_matrix *m, ptrdiff_t width, bool lines) {
     const ptrdiff_t stride = m->row_stride;
     const bool far = stride != width * (ptrdiff_t)sa_element_size(a->f64) && (stride > SA_FAR_APART || stride < -SA_FAR_APART);
     return m->data && (far || (lines && (uintptr_t)m->data % SA_CACHE_LINE != 0));
 }
 
-/* Bytes; 0: nothing is gathered. */
+/* Bytes of gathered gradients; 0: nothing is gathered. */
 static size_t gathered_bytes(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
     const bool lines =
@@ -161,7 +161,7 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
         return SA_TOO_LARGE;
     }
     *plan = (sa_backward_plan){.block_rows = kernels->backward_rows, .key_ranges = 1, .threads = 1};
-    /* Without keys lse is the sink, which may have a gradient. */
+    /* without keys lse is the sink, which may have a gradient */
     if (rows == 0 || (a->S == 0 && !(g->dsink_rows.m.data && g->grad_lse.m.data))) {
         return SA_OK;
     }
@@ -184,13 +184,13 @@ sa_status sa_attention_plan_backward(const sa_attention_gradients *g, int max_th
     return SA_OK;
 }
 
-/* One gradient's rows: in place, or one after the other in scratch. */
+/* The rows of one gradient: in place, or one after the other in scratch. */
 typedef struct {
     char *in_place, *together;
-    ptrdiff_t stride, bytes; /* stride in place, bytes of a row */
+    ptrdiff_t stride, bytes; /* stride of the rows in place, and bytes of a row */
 } gathered_rows;
 
-/* Lets b add to gathered rows of keys `key` … `end` − 1. */
+/* Makes b add to gathered rows of keys `key` … `end` − 1. */
 static void gather(const sa_backward_plan *plan, sa_backward_block *b, ptrdiff_t key, ptrdiff_t end, char *scratch,
                    gathered_rows rows[2]) {
     const sa_attention *a = b->g->a;
@@ -246,7 +246,7 @@ static void describe_backward_block(const sa_attention_gradients *g, ptrdiff_t G
     }
 }
 
-/* Narrows a block to keys from … to − 1; if it has gaps, from the first that a row sees. */
+/* Narrows a block to keys from … to − 1; if the block has gaps, it begins at the first key that a row sees. */
 static void keep_keys(sa_block *b, ptrdiff_t from, ptrdiff_t to) {
     b->begin = sa_larger(b->begin, from);
     b->end = sa_smaller(b->end, to);
@@ -272,7 +272,7 @@ static bool wants_rows_or_keys(const sa_attention_gradients *g) {
     return g->dquery.m.data || g->dkey.m.data || g->dvalue.m.data || g->dslope_rows.m.data;
 }
 
-/* Blocks end at the same rows in all groups that take turns, so that no two groups add to the same rows of the mask. */
+/* Blocks must end at the same rows in all groups that take turns, so that no two groups add to the same rows of the mask. */
 static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t group) {
     bool alike = plan->grain_blocks == 1;
     for (int m = 0; m < g->a->block_mask_count; ++m) {
@@ -286,15 +286,15 @@ static sa_stretches stretches_of(const sa_attention_gradients *g, const sa_backw
 typedef struct {
     ptrdiff_t group, key, end;
     sa_stretches stretches;
-    bool held;             /* scratch has its gathered gradients */
+    bool held;             /* scratch has the task's gathered gradients */
     ptrdiff_t copied_from; /* the first copied key in scratch */
     gathered_rows gathered[2];
-    const ptrdiff_t *ahead; /* rows that the group before has done; NULL: need not wait */
+    const ptrdiff_t *ahead; /* rows that the group before has done; NULL: the task need not wait */
     ptrdiff_t *done;
 } range_state;
 
-/* Takes a block's keys in pieces, so that few rows with a million keys see Ctrl-C. Kernels copy whole tiles from copied_from
- * on, so all pieces but the first begin with one; with gaps nothing is copied. */
+/* Works on a block's keys in pieces, so that few rows with a million keys notice Ctrl-C. Kernels copy whole tiles from
+ * copied_from on, so all pieces but the first begin with a tile; with gaps nothing is copied. */
 static void work_on_keys(sa_backward_block *b, char *scratch) {
     const sa_attention *a = b->g->a;
     const ptrdiff_t tiles = SA_ELEMENTS_AT_ONCE / SA_KEYS_PER_TILE / sa_larger(a->E + a->Dv, 1);
@@ -311,7 +311,7 @@ static void work_on_keys(sa_backward_block *b, char *scratch) {
     }
 }
 
-/* first_key is the stretch's; fresh: no turn has added to these keys. */
+/* first_key is the first of the stretch. fresh: no turn has added to these keys yet. */
 static void work_on_block(const sa_attention_gradients *g, const sa_backward_plan *plan, range_state *at, ptrdiff_t from,
                           ptrdiff_t until, ptrdiff_t first_key, bool fresh, char *scratch) {
     sa_rows rows;
@@ -345,7 +345,7 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     for (; (from = sa_block_begin(&at->stretches, from, most, plan->rows, &first_key)) < end; from = until) {
         until = sa_block_end(&at->stretches, from, sa_smaller(from + most, plan->rows));
         const sa_run keys = sa_block_keys(&at->stretches, from, until, g->a->S);
-        if (at->ahead) { /* for all heads that share the mask row */
+        if (at->ahead) { /* counts all heads that share the mask row */
             sa_wait_for(at->ahead, sa_smaller(sa_ceil_div(until, plan->group) * plan->group, plan->rows));
         }
         if (keys.lo < at->end && keys.hi > at->key) {
@@ -357,7 +357,7 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     }
 }
 
-/* Key range c = t mod N of the group of rank k = t / N mod K, K groups working together. */
+/* The task works on key range c = t mod N of the group of rank k = t / N mod K, where K groups work together. */
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                             char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done) {
     const ptrdiff_t c = t % plan->key_ranges, k = t / plan->key_ranges % plan->together;
@@ -367,7 +367,7 @@ void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_p
         rank += turn * plan->turns_at_once / plan->row_ranges * plan->together;
         begun = turn % plan->row_ranges;
     }
-    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* another's turn */
+    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* it is another group's turn */
         return;
     }
     range_state at = {
@@ -387,7 +387,7 @@ ptrdiff_t sa_backward_range_tasks(const sa_attention_gradients *g, const sa_back
     return wants_rows_or_keys(g) || (g->dmask.m.data && !plan->mask_apart) ? plan->tasks : 0;
 }
 
-/* ---- a mask's gradient by itself ------------------------------------------------------------------------------------ */
+/* ---- a separate pass for a mask's gradient ------------------------------------------------------------------------------- */
 
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan) {
     const sa_attention *a = g->a;
@@ -407,7 +407,7 @@ sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_pla
     return m;
 }
 
-/* Whether a head adds to the elements of `owner`. */
+/* True if a head adds to the elements of `owner`. */
 static bool owns(const sa_attention_gradients *g, ptrdiff_t owner, ptrdiff_t head) {
     const sa_attention *a = g->a;
     ptrdiff_t own = 0, times = 1;
@@ -430,14 +430,14 @@ static void add_sums(const sa_attention *a, char *to, const char *from, ptrdiff_
     }
 }
 
-/* All rows of one head, for elements from key `key` on. */
+/* Adds all rows of one head to elements from key `key` on. */
 static void mask_of_head(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t head, ptrdiff_t key,
                          ptrdiff_t end, char *scratch) {
     const sa_attention *a = g->a;
     const ptrdiff_t stride = g->dmask.m.col_stride, elements = stride != 0 ? end - key : 1;
     const bool apart = sums_mask_apart(g, plan);
     char *sums = scratch + plan->mask_sums_at;
-    bool held = false; /* scratch has copied keys of this head */
+    bool held = false; /* scratch has this head's copied keys */
     ptrdiff_t summed = 0;
     for (ptrdiff_t row = 0; row < a->L && !sa_cancelled(a); row += plan->block_rows) {
         sa_rows rows;
@@ -484,7 +484,7 @@ typedef struct {
     const sa_backward_plan *plan;
     sa_mask_plan mask;
     char *scratch;
-    ptrdiff_t tasks, taken; /* tasks of a turn; how many of all turns are taken */
+    ptrdiff_t tasks, taken; /* tasks of a turn; how many tasks of all turns are taken */
 } backward_run;
 
 typedef struct {
@@ -502,14 +502,14 @@ static void mask_task(void *call, ptrdiff_t t) {
     sa_backward_mask_task(at->run->g, at->run->plan, &at->run->mask, t, at->scratch);
 }
 
-/* Turns, or rows, that task t has done. Neighbours' counts are on different cache lines. */
+/* How many turns, or rows, task t has done. Neighbours' counts are on different cache lines. */
 static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     const sa_backward_plan *plan = run->plan;
     char *counts = run->scratch + (size_t)(t % plan->threads) * plan->scratch_bytes + plan->done_at;
     return (ptrdiff_t *)(void *)counts + t / plan->threads;
 }
 
-/* Waits for the tasks before it, even without work: others rely on it. */
+/* Waits for the tasks before it, even without work, as others rely on that. */
 static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, char *scratch) {
     const sa_backward_plan *plan = run->plan;
     const ptrdiff_t N = plan->key_ranges, K = plan->together, c = t % N, k = t / N % K, first = t / N / K * K;
@@ -517,7 +517,7 @@ static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, 
     if (plan->follow) {
         sa_backward_range_task(run->g, plan, turn, t, scratch, with_mask && k > 0 ? done_of(run, t - 1) : NULL,
                                done_of(run, t));
-        sa_raise(done_of(run, t), plan->rows); /* not all have keys here */
+        sa_raise(done_of(run, t), plan->rows); /* some blocks may have no keys here */
         return;
     }
     sa_wait_for(done_of(run, t), turn);
@@ -530,10 +530,10 @@ static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, 
 static void run_tasks(void *call, int thread, int team) {
     backward_run *run = call;
     backward_thread at = {run, run->scratch + (size_t)thread * run->plan->scratch_bytes};
-    /* Independent: a block writes its own rows' delta and sink gradients. */
+    /* Iterations are independent: a block writes its own rows' delta and sink gradients. */
     sa_share_tasks(team, run->plan->groups * run->plan->blocks, delta_task, &at);
     sa_wait_for_team(team);
-    /* Writers of an element take turns. A counter hands tasks out: a shared loop could give a thread later ones first. */
+    /* Writers of an element take turns. A counter numbers tasks: a shared loop could give a thread later tasks first. */
     for (ptrdiff_t i; (i = __atomic_fetch_add(&run->taken, 1, __ATOMIC_RELAXED)) < run->plan->turns * run->tasks;) {
         const ptrdiff_t turn = i / run->tasks, t = i % run->tasks;
         sa_let_others_take();
@@ -543,7 +543,7 @@ static void run_tasks(void *call, int thread, int team) {
             sa_backward_range_task(run->g, run->plan, turn, t, at.scratch, NULL, NULL);
         }
     }
-    /* Independent: a task owns its elements of the mask. */
+    /* Iterations are independent: a task owns its elements of the mask. */
     sa_share_tasks(team, run->mask.tasks, mask_task, &at);
 }
 

@@ -1,4 +1,4 @@
-/* What all drivers use. */
+/* Functions that all drivers use. */
 #include "drivers/common.h"
 
 #include "runtime/team.h"

@@ -13,7 +13,7 @@ static inline ptrdiff_t sa_ceil_div(ptrdiff_t a, ptrdiff_t b) { return a / b + (
 #define SA_MAX_LENGTH ((ptrdiff_t)1 << 48)
 #define SA_MAX_WIDTH ((ptrdiff_t)1 << 40)
 
-/* A division would slow a tiny call. */
+/* Divides, without a division for b = 1, which would slow a tiny call. */
 static inline ptrdiff_t sa_divide(ptrdiff_t a, ptrdiff_t b, ptrdiff_t *rest) {
     *rest = b == 1 ? 0 : a % b;
     return b == 1 ? a : a / b;

@@ -1,24 +1,24 @@
-/* Driver of products with compact weights: makes panels, rounds rows, and walks over tiles. An element is one exact sum, scaled
- * in one order: its bits depend on its row and its column alone. */
+/* Driver of products with compact weights: makes panels, rounds rows, and multiplies tile by tile. An element is one exact sum,
+ * scaled in a fixed order, so its bits depend on its row and column alone. */
 #include "drivers/compact.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A matrix unit reads whole tiles: this many bytes after the last panel are zeros, and rows are whole lines. */
+/* A matrix unit reads whole tiles, so this many bytes after the last panel are zeros, and rows are whole cache lines. */
 #define SA_AFTER_PANELS 2048
 
-/* Bytes of panels, which stay in L2 while all rows are multiplied. */
+/* Bytes of panels that are multiplied by all rows before the next, so that they stay in L2. */
 #define SA_PANELS_AT_ONCE ((ptrdiff_t)256 << 10)
 
 static ptrdiff_t numbers_in_word(sa_weights kind) { return kind == SA_WEIGHTS_INT8 ? 4 : 2; }
 
-/* Groups of int8; bfloat16 has no scales. */
+/* The number of groups in a row of int8; bfloat16 has no scales. */
 static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
     return kind == SA_WEIGHTS_INT8 ? sa_ceil_div(sa_larger(in, 1), SA_GROUP) : 0;
 }
 
-/* At least one: without numbers, of zeros. */
+/* Words of a row; at least one, of zeros if there are no numbers. */
 static ptrdiff_t words_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
 
 static ptrdiff_t panel_bytes(ptrdiff_t words) { return words * SA_PANEL_COLUMNS * SA_WORD; }
@@ -73,13 +73,13 @@ sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const v
     return w;
 }
 
-/* An odd number of lines: many rows then do not share a few sets of the cache. */
+/* An odd number of cache lines, so that rows use many sets of the cache. */
 static ptrdiff_t stride_of(sa_weights kind, ptrdiff_t in) {
     const ptrdiff_t bytes = in * SA_WORD / numbers_in_word(kind) * (sa_compact_active(kind)->widened ? 2 : 1);
     return (sa_ceil_div(bytes, SA_CACHE_LINE) | 1) * SA_CACHE_LINE;
 }
 
-/* Rows that a tile may read: those after the last one too. */
+/* How many rows a tile may read, with rows after the last one. */
 static ptrdiff_t readable(sa_weights kind, ptrdiff_t rows) { return rows + sa_compact_active(kind)->most_rows; }
 
 static size_t rounded_bytes(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
@@ -91,7 +91,7 @@ size_t sa_compact_scratch(sa_weights kind, ptrdiff_t rows, ptrdiff_t in) {
            (size_t)(SA_GROUPS_AT_ONCE * SA_MOST_TILE_ROWS * SA_PANEL_COLUMNS * SA_WORD);
 }
 
-/* n numbers, from the last on: in place. */
+/* Widens n numbers in place, from the last to the first. */
 static void widen(uint8_t *x, ptrdiff_t n) {
     for (ptrdiff_t i = n - 1; i >= 0; --i) {
         const int16_t wide = x[i];
@@ -125,7 +125,7 @@ sa_compact_rows sa_compact_round(const sa_linear *l, ptrdiff_t row, ptrdiff_t ro
     return r;
 }
 
-/* Column c of int8 weights times a row that cannot be rounded. */
+/* Multiplies column c of int8 weights by a row that cannot be rounded. */
 static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
     const ptrdiff_t panel = c / SA_PANEL_COLUMNS, column = c % SA_PANEL_COLUMNS;
     const signed char *from = (const signed char *)w->panels + panel * panel_bytes(w->words) + column * SA_WORD;
@@ -137,14 +137,14 @@ static float plain_sum(const sa_compact *w, ptrdiff_t c, const float *x) {
     return sum;
 }
 
-/* The activation after a product, while rows of y are in a cache. */
+/* Activates the result of a product, while rows of y are in a CPU cache. */
 static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t width, ptrdiff_t out) {
     const ptrdiff_t bytes = at * (ptrdiff_t)sizeof(float);
     const sa_active active = {l->activation, rows, width, out, l->y[0] + bytes, l->gate == NULL ? NULL : l->gate + bytes};
     sa_kernels_active()->f32.activate(&active, l->active + bytes);
 }
 
-/* A row that cannot be rounded. */
+/* Multiplies a row that cannot be rounded. */
 static void spoiled_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
     const ptrdiff_t at = row * w->out + column;
@@ -160,7 +160,7 @@ static void spoiled_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t 
     }
 }
 
-/* A tile of rows times a panel, a few groups at a time. */
+/* Multiplies a tile of rows by a panel, a few groups at a time. */
 static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t first, ptrdiff_t rows, int which,
                           ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
@@ -203,7 +203,7 @@ static void multiply_tile(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
     }
 }
 
-/* Rows from … end − 1 of those rounded, none of them spoiled. */
+/* Multiplies rounded rows from … end − 1, all of which could be rounded. */
 static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_t from, ptrdiff_t end, int which,
                           ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
@@ -227,7 +227,7 @@ static void multiply_rows(const sa_linear *l, const sa_compact_rows *r, ptrdiff_
     }
 }
 
-/* A row that cannot be rounded is multiplied alone, between the rows before and after it: y may be the residual, so it is
+/* A row that cannot be rounded is multiplied alone, between the rows before and after it. y may be the residual, so each row is
  * written once. */
 void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int which, ptrdiff_t column, ptrdiff_t width) {
     ptrdiff_t from = 0;

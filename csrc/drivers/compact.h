@@ -1,17 +1,17 @@
-/* Products with compact weights, of int8 or bfloat16: docs/decisions/0010-int8.md. */
+/* Products with compact weights, int8 or bfloat16: docs/decisions/0010-int8.md. */
 #ifndef SA_COMPACT_H
 #define SA_COMPACT_H
 
 #include "drivers/linear.h"
 
-/* The bytes of the panels of weights (out, in), with the scales and offsets of int8 after them. sa_compact_fill fills 64-byte
- * aligned memory of that size from int8 and the scales of its groups (out, ceil(in / SA_GROUP)), or from bfloat16. */
+/* Returns the bytes of the panels of weights (out, in), which for int8 are followed by scales and offsets. sa_compact_fill
+ * fills 64-byte aligned memory of that size from int8 and scales of groups (out, ceil(in / SA_GROUP)), or from bfloat16. */
 size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in);
 sa_compact sa_compact_fill(sa_weights kind, ptrdiff_t out, ptrdiff_t in, const void *weight, const float *scale, char *memory);
 
 /* A task rounds its rows, then multiplies them by its share of each weight's columns. */
 typedef struct {
-    ptrdiff_t row, rows; /* of the product */
+    ptrdiff_t row, rows; /* rows of the product that the task has */
     ptrdiff_t stride;    /* bytes of a rounded row */
     const sa_compact_unit *unit;
     char *x;

@@ -1,13 +1,13 @@
-/* Walks over the rows of an array, piece by piece. */
+/* Goes over the rows of an array, piece by piece. */
 #include "drivers/elements.h"
 
 #include <string.h>
 
 #include "drivers/common.h"
 
-#define SA_WALKED 512 /* elements: stays in L1 */
+#define SA_WALKED 512 /* elements of a piece, which stays in L1 */
 
-/* In the type that computes. */
+/* A piece in the type that computes. */
 typedef union {
     float f32[SA_WALKED];
     double f64[SA_WALKED];
@@ -54,7 +54,7 @@ static void scale(const sa_strided *array, char *x, ptrdiff_t stride, double fac
     store(array, x, stride, &values, n);
 }
 
-/* Writes `from`, or multiplies where that is NULL. */
+/* Writes `from`, or multiplies if from is NULL. */
 static void walk(const sa_elements *x, const char *from, double factor) {
     const int outer = x->ndim > 0 ? x->ndim - 1 : 0;
     const ptrdiff_t n = x->ndim > 0 ? x->shape[outer] : 1, stride = x->ndim > 0 ? x->array.stride[outer] : 0;
@@ -66,7 +66,7 @@ static void walk(const sa_elements *x, const char *from, double factor) {
             return;
         }
     }
-    int axis; /* along which rows follow one another */
+    int axis; /* the axis along which rows follow one another */
     do {
         for (ptrdiff_t i = 0; i < n; i += SA_WALKED) {
             const ptrdiff_t count = sa_smaller(n - i, SA_WALKED);

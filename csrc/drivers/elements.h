@@ -1,11 +1,11 @@
-/* The elements of an array of any strides, dtype and byte order: written, or multiplied. Takes no memory, so that nothing stops
- * it half-way. */
+/* Writes, or multiplies, the elements of an array of any strides, dtype and byte order. Allocates nothing, so that it cannot
+ * fail halfway. */
 #ifndef SA_ELEMENTS_H
 #define SA_ELEMENTS_H
 
 #include "drivers/rowops.h"
 
-/* Floats. */
+/* An array of floats. */
 typedef struct {
     sa_strided array;
     int ndim;

@@ -1,4 +1,4 @@
-/* Driver of products with weights. Every element is one sum in one order, whatever the tasks:
+/* Driver of products with weights. Every element is one sum in one order, however tasks are cut:
  * docs/decisions/0003-fused-training.md. */
 #include "drivers/linear.h"
 
@@ -9,13 +9,13 @@
 #include "drivers/compact.h"
 #include "runtime/team.h"
 
-/* The most rows of a task: each makes panels of the weights. */
+/* The most rows of a task. Each task makes panels of the weights. */
 #define SA_PRODUCT_ROWS 240
 
-/* With compact weights: rounded rows stay in L2. */
+/* The most rows with compact weights, so that rounded rows stay in L2. */
 #define SA_COMPACT_ROWS 128
 
-/* With split operands: terms stay in L2. */
+/* The most rows with split operands, so that terms stay in L2. */
 #define SA_SPLIT_ROWS 512
 
 /* With fewer rows for each thread, threads share columns instead. */
@@ -26,11 +26,11 @@
 
 static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return elements * (ptrdiff_t)sa_element_size(l->f64); }
 
-/* True if sums of n terms, or rows of n columns in matmul_tn, split operands for a matrix unit. Then a task takes many
- * rows and a share of the columns, to split weights once; otherwise one panel of columns. */
+/* True if operands are split for a matrix unit, for sums of n terms, or in matmul_tn rows of n columns. A task then has many
+ * rows and a share of the columns, to split weights once; otherwise it has one panel of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
-/* Compact weights are in panels already: a task takes all columns, or with few rows a share of them, and rounds its rows. */
+/* Compact weights are already in panels. A task has all columns, or with few rows a share of them, and rounds its rows. */
 static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share) {
     const ptrdiff_t rows = sa_larger(l->rows, 1);
     sa_cut cut = {.rows = sa_smaller(rows, SA_COMPACT_ROWS), .shares = 1, .panel = SA_PANEL_COLUMNS};
@@ -42,7 +42,7 @@ static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share) {
     return cut;
 }
 
-/* Weights in the panels of sa_compact_fill. */
+/* True if weights are in the panels of sa_compact_fill. */
 static bool has_panels(const sa_linear *l) { return l->weights == SA_WEIGHTS_INT8 || l->weights == SA_WEIGHTS_BF16; }
 
 static const sa_compact *compact_of(const sa_linear *l, int which) {
@@ -58,7 +58,7 @@ bool sa_linear_gemv(const sa_linear *l) {
 }
 
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share) {
-    if (sa_linear_gemv(l)) { /* each task makes its digits */
+    if (sa_linear_gemv(l)) { /* each task splits its rows into digits */
         return (sa_cut){.rows = sa_larger(l->rows, 1), .shares = by_share ? 1 : threads, .panel = SA_GEMV_COLUMNS};
     }
     if (has_panels(l)) {
@@ -70,9 +70,9 @@ sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_shar
     if (by_share) {
         cut.rows = split ? sa_smaller(rows, most) : rows;
         cut.shares = split ? 1 : 0;
-    } else if (split || rows >= SA_FEW_ROWS * threads) { /* with fewer, shares of columns: no weight is copied twice */
+    } else if (split || rows >= SA_FEW_ROWS * threads) { /* with fewer, shares of columns, so that no weight is copied twice */
         const ptrdiff_t pieces = sa_ceil_div(rows, most), each = split ? 1 : threads;
-        cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* the same number for each thread */
+        cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* the same number of tasks for each thread */
         cut.shares = !split ? 0 : pieces >= 2 * threads ? 1 : threads;
     }
     return cut;
@@ -90,7 +90,7 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t panels) {
     return cut->shares > 0 && cut->shares < panels ? cut->shares : panels;
 }
 
-/* Scratch for rows of decoding. The other scratch of quants comes after it. */
+/* Scratch for rows of decoding; the other scratch of quants follows it. */
 static size_t gemv_scratch(const sa_linear *l, ptrdiff_t rows) {
     size_t most = 0;
     for (int which = 0; which < l->count && sa_linear_gemv(l); ++which) {
@@ -131,7 +131,7 @@ ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut) {
     return shares_of(cut, all_panels(l, cut)) * sa_ceil_div(l->rows, cut->rows);
 }
 
-/* rows × width elements from (row, column) on, of rows of `stride`. */
+/* Drops in rows × width elements from (row, column) on; rows are `stride` apart. */
 static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff_t row, ptrdiff_t column, ptrdiff_t stride,
                  ptrdiff_t rows, ptrdiff_t width, const char *residual) {
     sa_dropout own = *dropout;
@@ -140,7 +140,7 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
     sa_kernels_for(l->f64)->drop_rows(&own, x, stride, rows, width, residual);
 }
 
-/* Dropout of a product, after its activation or before the residual is added. */
+/* Drops in a product, after its activation or before the residual is added. */
 static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows, ptrdiff_t width) {
     const ptrdiff_t at = bytes_of(l, row * l->out[which] + column);
     if (l->dropout.p > 0) {
@@ -149,7 +149,7 @@ static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t
     }
 }
 
-/* As kernels->matmul_nt, with weights in quants: panel by panel. */
+/* Like kernels->matmul_nt, with weights in quants, panel by panel. */
 static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const sa_product *all,
                             char *scratch) {
     scratch += gemv_scratch(l, cut->rows);
@@ -163,7 +163,7 @@ static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, pt
     }
 }
 
-/* As multiply_quants, for rows of decoding. Rows that cannot be split go through multiply_quants. */
+/* Like multiply_quants, for rows of decoding. Rows that cannot be split go through multiply_quants. */
 static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const sa_product *all,
                           char *scratch) {
     const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, all->again, scratch);
@@ -180,7 +180,7 @@ static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrd
     }
 }
 
-/* Columns `column` … of one weight, for the rows of a task. */
+/* Multiplies columns from `column` on of one weight, for the rows of a task. */
 static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width,
                     bool again, void *scratch) {
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
@@ -292,7 +292,7 @@ static ptrdiff_t weight_tasks(const sa_linear *l, int threads) {
     return splits(l, l->in) ? sa_smaller(threads, strips_of(l)) : strips_of(l);
 }
 
-/* SA_WEIGHT_ROWS of a weight's rows, from row `from` of x on. */
+/* The gradient of SA_WEIGHT_ROWS rows of a weight, summed from row `from` of x on. */
 static void weight_gradient(const sa_linear_gradients *g, ptrdiff_t strip, ptrdiff_t from, bool again, void *scratch) {
     const sa_linear *l = g->l;
     int which = 0;
@@ -351,21 +351,21 @@ void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff
                          sa_smaller(l->out[which] - column, kernels->block_rows), 1, g->dbias[which] + at);
 }
 
-/* ---- one product alone --------------------------------------------------------------------------------------------------- */
+/* ---- a product that is a whole call -------------------------------------------------------------------------------------- */
 
 int sa_linear_threads(const sa_linear *l, double products, int max_threads) {
     double out = 0;
     for (int which = 0; which < l->count; ++which) {
         out += (double)l->out[which];
     }
-    /* reading the weights and making panels costs as much as a few rows */
+    /* reading the weights and making panels takes as long as a few rows */
     const double rows = (double)l->rows + SA_ROWS_OF_PANELS;
     return sa_threads_for(products * rows * (double)l->in * out, SA_LINEAR_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
 
 typedef struct {
     const sa_linear *l;
-    const sa_linear_gradients *g; /* NULL: forward */
+    const sa_linear_gradients *g; /* NULL in a forward call */
     sa_cut cut;
     int threads;
     ptrdiff_t tasks;
@@ -388,7 +388,7 @@ static void run_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* Independent: a task writes its own rows and columns. */
+/* Iterations are independent: a task writes its own rows and columns. */
 static void run_tasks(void *call, int thread, int team) {
     product_call p = *(const product_call *)call;
     p.scratch += (size_t)thread * p.scratch_bytes;

@@ -9,65 +9,65 @@
 /* Several weights may multiply the same rows: y_i = x·weight_iᵀ + bias_i. All arrays are contiguous. */
 typedef struct {
     bool f64;
-    sa_weights weights; /* the kind of all */
+    sa_weights weights; /* the kind of all weights */
     bool far;           /* the weights come from memory, not from caches */
     bool decoding;      /* each row is a new token: quants are read in place, and sums are added in another order */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
-    const char *weight[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS]; /* (out, in), or a sa_compact; (out,) or NULL */
+    const char *weight[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS]; /* weight: (out, in), or a sa_compact; bias: (out,) or NULL */
     const char *x;                                               /* (rows, in) */
     char *y[SA_MOST_WEIGHTS];                                    /* (rows, out) */
     const char *residual;                                        /* (rows, out), added to the only weight's y; or NULL */
-    sa_activation activation;                                    /* of the only weight: active = activation(y), or … */
+    sa_activation activation;                                    /* with one weight: active = activation(y), or … */
     const char *gate;                                            /* … activation(gate)·y, unless NULL */
     char *active;                                                /* (rows, out), may be y */
     sa_dropout dropout; /* p > 0: drops in active, or without activation in the product */
-    sa_watch *watch;    /* of sa_linear_forward and sa_linear_backward; or NULL */
+    sa_watch *watch;    /* for sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
-/* How a product is cut: rows of a task, and shares of the columns, or 0 for a task for each panel of columns. */
+/* How a product is cut: the rows of a task, and how many shares columns have; 0 means a task for each panel of columns. */
 typedef struct {
     ptrdiff_t rows, shares, panel;
 } sa_cut;
 
-/* Sums of n terms, for a team of `threads`. With by_share one thread takes all rows. */
+/* Cuts a product with sums of n terms, for a team of `threads`. With by_share one thread takes all rows. */
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share);
 
-/* The same for dx, whose sums have as many terms as each y has columns. */
+/* The same for dx, whose sums have a term for each column of y. */
 sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share);
 
-/* True if the rows are multiplied as those of decoding. */
+/* True if the rows are multiplied as in decoding. */
 bool sa_linear_gemv(const sa_linear *l);
 
-/* The most scratch of any of a product's tasks, forward or backward. */
+/* The most scratch that a task of a product needs, forward or backward. */
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool backward);
 
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut);
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch);
 
-/* dx = Σ dy_i·weight_i, or += ; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i of a weight with a bias. */
+/* dx = Σ dy_i·weight_i, or += that; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i, for a weight with a bias. */
 typedef struct {
     const sa_linear *l;
     const char *dy[SA_MOST_WEIGHTS];
     char *dx;
-    bool adds; /* to dx */
+    bool adds; /* adds to dx */
     char *dweight[SA_MOST_WEIGHTS], *dbias[SA_MOST_WEIGHTS];
     /* If x was activation(pre), or activation(gate)·pre, dx becomes the gradient of pre. */
     sa_activation activation;
     const char *pre, *gate;
     char *dgate;
-    sa_dropout dropout; /* of what multiplied */
+    sa_dropout dropout; /* the dropout of x */
 } sa_linear_gradients;
 
 ptrdiff_t sa_linear_input_tasks(const sa_linear_gradients *g, const sa_cut *cut);
 void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdiff_t t, void *scratch);
 
-/* Weights and biases. */
+/* For the gradients of weights and biases. */
 ptrdiff_t sa_linear_parameter_tasks(const sa_linear_gradients *g, int threads);
 void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff_t t, void *scratch);
 
-/* One product alone. scratch: threads × the bytes of sa_linear_scratch. */
+/* For a product that is a whole call. scratch: threads × the bytes of sa_linear_scratch. */
 int sa_linear_threads(const sa_linear *l, double products, int max_threads);
 void sa_linear_forward(const sa_linear *l, int threads, void *scratch);
 void sa_linear_backward(const sa_linear_gradients *g, int threads, void *scratch);

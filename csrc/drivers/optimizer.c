@@ -4,7 +4,7 @@
 #include "drivers/common.h"
 #include "runtime/team.h"
 
-/* Worth a thread; small enough to share out an embedding table. */
+/* Elements of a piece: worth a thread, and few enough to divide an embedding table among threads. */
 #define SA_UPDATE_PIECE 8192
 
 #define SA_UPDATES_PER_THREAD 65536
@@ -57,7 +57,7 @@ static void run_piece(const sa_update *u, ptrdiff_t t) {
                           sa_smaller(left, SA_UPDATE_PIECE));
 }
 
-/* Independent: a piece writes its own elements. */
+/* Iterations are independent: a piece writes its own elements. */
 static void run_share(void *call, int thread, int team) {
     const sa_update *u = call;
     const sa_share share = sa_share_of(count_pieces(u), thread, team);

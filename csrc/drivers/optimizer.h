@@ -1,4 +1,4 @@
-/* One step of SGD or Adam over many arrays. kernels/optimizer has the arithmetic. */
+/* One step of SGD or Adam over many arrays. kernels/optimizer/update.h has the arithmetic. */
 #ifndef SA_OPTIMIZER_H
 #define SA_OPTIMIZER_H
 
@@ -6,7 +6,7 @@
 
 typedef enum { SA_SGD, SA_ADAM, SA_UPDATE_KINDS } sa_update_kind;
 
-/* n float64 or float32 elements, contiguous and aligned. Arrays that are written to overlap no other. */
+/* An array of n float64 or float32 elements, contiguous and aligned. Arrays that are written overlap no other array. */
 typedef struct {
     bool f64;
     ptrdiff_t n;
@@ -23,12 +23,12 @@ typedef struct {
     double momentum, dampening;
     bool nesterov;
     double beta1, beta2, eps;
-    bool decoupled; /* AdamW: decay shrinks the parameter and is not in the gradient */
+    bool decoupled; /* AdamW: decay shrinks the parameter and is not added to the gradient */
     ptrdiff_t count;
     const sa_update_array *arrays;
 } sa_update;
 
-/* Bits depend on neither threads nor instruction set. */
+/* Bits depend neither on threads nor on the instruction set. */
 void sa_update_run(sa_update *u, int max_threads);
 
 #endif

@@ -1,11 +1,11 @@
 /* Driver of weights in quants. For many rows it expands some numbers of a few columns to float32, in the thread's scratch, and
- * multiplies those; decoding multiplies quants as they are (kernels/products/gemv.h). */
+ * multiplies these. In decoding it multiplies quants as they are (kernels/products/gemv.h). */
 #include "drivers/quants.h"
 
 #include <string.h>
 
-/* Numbers of a row expanded at once: a multiple of every quant's and of matmul_nt's depth, so that bits are those of whole
- * rows. If operands are split, whole rows are expanded, because A stays split between calls. */
+/* Numbers of a row that are expanded at once: a multiple of every quant's size and of matmul_nt's depth, so that bits are the
+ * same as with whole rows. If operands are split, whole rows are expanded, because A stays split between calls. */
 #define SA_EXPANDED 512
 
 static const sa_quant_shape shapes[SA_QUANT_TYPES] = {
@@ -97,7 +97,7 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
     for (ptrdiff_t c = 0; c < p->width; c += SA_GEMV_COLUMNS) {
         const ptrdiff_t columns = sa_smaller(p->width - c, SA_GEMV_COLUMNS);
         t.weights = w->panels + (column + c) * w->row_bytes;
-        if (columns < SA_GEMV_COLUMNS) { /* a leaf reads all of them */
+        if (columns < SA_GEMV_COLUMNS) { /* a leaf reads all SA_GEMV_COLUMNS columns */
             const size_t bytes = (size_t)(columns * w->row_bytes);
             memcpy(r->weights, t.weights, bytes);
             memset(r->weights + bytes, 0, (size_t)(SA_GEMV_COLUMNS * w->row_bytes) - bytes);

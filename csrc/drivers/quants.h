@@ -1,31 +1,31 @@
-/* Products with weights in the quants of a GGUF file, and their rows. */
+/* Products with weights in the quants of a GGUF file, and rows of these weights. */
 #ifndef SA_QUANTS_H
 #define SA_QUANTS_H
 
 #include "drivers/linear.h"
 
-/* A quant: how many numbers of a row in how many bytes. */
+/* The size of a quant: numbers of a row, and bytes. */
 typedef struct {
-    const char *name; /* GGUF's */
+    const char *name; /* the name in GGUF */
     ptrdiff_t numbers, bytes;
 } sa_quant_shape;
 
 const sa_quant_shape *sa_quant_shape_of(sa_quant_type type);
 
-/* Rows (out, in), `in` a multiple of the quant's numbers; nothing is copied. */
+/* Weights from rows (out, in), where `in` is a multiple of the quant's numbers; nothing is copied. */
 sa_compact sa_quants_at(sa_quant_type type, ptrdiff_t out, ptrdiff_t in, const void *rows);
 
-/* to (in,): row `row` as float32. */
+/* Expands row `row` to float32, to (in,). */
 void sa_quants_row(const sa_compact *w, ptrdiff_t row, float *to);
 
-/* x[r] = (row ids[r] + always) + positions[r], of w->in columns; NULL is zeros. */
+/* x[r] = (row ids[r] + always) + positions[r], with w->in columns; NULL stands for zeros. */
 void sa_quants_look_up(const sa_compact *w, const float *always, const float *positions, const int64_t *ids, ptrdiff_t rows,
                        float *x);
 
-/* Scratch in addition to that of matmul_nt, for as many columns as a product has at once. */
+/* Scratch in addition to matmul_nt's, for the columns that a product has at once. */
 size_t sa_quants_scratch(ptrdiff_t columns, ptrdiff_t in);
 
-/* p->c += A·Bᵀ where B are the rows of w from `column` on; p->b is not set. The sums are those of float32 weights. */
+/* p->c += A·Bᵀ, where B are the rows of w from `column` on; p->b is not set. The sums are the same as for float32 weights. */
 void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, void *matmul_scratch, float *scratch);
 
 /* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
@@ -33,7 +33,7 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
 /* True if there is a leaf for these weights: otherwise rows of decoding are multiplied like others. */
 bool sa_quants_have_gemv(const sa_compact *w);
 
-/* A task's rows as digits, place for the last columns' quants, and for sums. */
+/* A task's rows as digits, and memory for the last columns' quants and for sums. */
 typedef struct {
     ptrdiff_t rows;
     sa_digits *x;
@@ -43,11 +43,11 @@ typedef struct {
 
 size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, ptrdiff_t row_bytes);
 
-/* `again`: the rows are in scratch already. */
+/* Splits rows into digits. `again`: the rows are already in scratch. */
 sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool again, void *scratch);
 
-/* p->c += A·Bᵀ as sa_quants_multiply, with sums in another order, for rows that are split. Rows with NaN or infinities, which no
- * digits hold, are skipped. */
+/* p->c += A·Bᵀ like sa_quants_multiply, with sums in another order, for split rows. Skips rows with NaN or infinities, which
+ * digits cannot represent. */
 void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p);
 
 static inline bool sa_gemv_spoiled(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {

@@ -1,4 +1,4 @@
-/* Driver of row operations: the axes of a row, the cut into tasks, the parallel loop. */
+/* Driver of row operations: finds the axes of a row, cuts a call into tasks, and runs the parallel loop. */
 #include <string.h>
 
 #include "drivers/common.h"
@@ -15,11 +15,11 @@ static bool is_elementwise(const sa_row_call *c) {
 
 static bool sums_parameters(const sa_row_call *c) { return c->dweight.data != NULL || c->dbias.data != NULL; }
 
-/* Chunks of dweight and dbias are few and have many rows: their sums take little memory next to x. */
+/* The most chunks of dweight and dbias. They have many rows, so that their sums take little memory compared with x. */
 #define SA_MOST_CHUNKS 32
 #define SA_CHUNK_ROWS 16
 
-/* Appends an axis, or merges it with the last if every array steps evenly through both. */
+/* Appends an axis, or merges it with the last one if every array has one stride for both. */
 static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) {
     if (c->shape[axis] == 1) {
         return count;
@@ -39,7 +39,7 @@ static int append(const sa_row_call *c, int axis, sa_row_axis *list, int count) 
     return count;
 }
 
-/* Whether rows are contiguous and of the type that computes. */
+/* True if rows are contiguous and of the type that computes. */
 static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) {
     const sa_strided *array = &c->array[which];
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->f64);
@@ -61,7 +61,7 @@ static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
         plan->n_lead = append(c, axis, plan->lead, plan->n_lead);
     }
     if (elements_alone) {
-        if (plan->n_lead > 0) { /* elementwise: rows are as long as can be */
+        if (plan->n_lead > 0) { /* elementwise, so rows are as long as possible */
             plan->row[plan->n_row++] = plan->lead[--plan->n_lead];
         }
     } else {
@@ -133,7 +133,7 @@ static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
             return false;
         }
         plan->shared_bytes += sa_whole_lines(sums);
-        copied = 4 * n; /* dx, dy, a block's dweight and dbias */
+        copied = 4 * n; /* for dx, dy, and a block's dweight and dbias */
     }
     plan->scratch_bytes = sa_whole_lines(copied * size);
     return true;
@@ -193,7 +193,7 @@ static void go_to_next_row(const sa_row_plan *plan, row_place *at) {
     }
 }
 
-/* A piece of one row (or stretch of columns), or a block of whole rows. */
+/* Runs a piece of one row (or some columns), or a block of whole rows. */
 static void run_task(const sa_row_call *c, const sa_row_plan *plan, const sa_real_kernels *kernels, ptrdiff_t t, void *scratch,
                      double *partial) {
     const ptrdiff_t first = t / plan->pieces * plan->block_rows, begin = t % plan->pieces * plan->piece;
@@ -236,7 +236,7 @@ typedef struct {
     char *scratch;
 } row_run;
 
-/* Independent: a chunk writes its own outputs and sums. */
+/* Iterations are independent: a chunk writes its own outputs and sums. */
 static void run_chunks(void *call, int thread, int team) {
     const row_run *run = call;
     const sa_row_plan *plan = run->plan;
@@ -254,7 +254,7 @@ static void run_chunks(void *call, int thread, int team) {
     }
 }
 
-/* A parameter in the type that computes: in place, or gathered to *free_space, which moves on. */
+/* Returns a parameter in the type that computes: in place, or gathered to *free_space, which then points after it. */
 static const void *parameter(const sa_row_call *c, const sa_row_plan *plan, int which, char **free_space) {
     const sa_strided *array = &c->array[which];
     if (array->data == NULL || plan->direct[which]) {
@@ -291,7 +291,7 @@ typedef struct {
     uint16_t *to;
 } narrow_call;
 
-/* Independent: a thread writes its own elements. */
+/* Iterations are independent: a thread writes its own elements. */
 static void narrow_share(void *call, int thread, int team) {
     const narrow_call *c = call;
     const sa_share share = sa_share_of(c->n, thread, team);

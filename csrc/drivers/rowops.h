@@ -1,4 +1,5 @@
-/* Row operations: softmax, norms, gelu, rotary embeddings, their gradients; rounding to 16 bits. The caller checks dtypes and shapes. */
+/* Row operations: softmax, norms, GELU, rotary embeddings; gradients; rounding to 16 bits. The caller checks dtypes and
+ * shapes. */
 #ifndef SA_ROWOPS_H
 #define SA_ROWOPS_H
 
@@ -13,7 +14,7 @@ typedef enum {
     SA_GELU_TANH,
     SA_ROTARY,
     SA_ROTARY_INTERLEAVED,
-    SA_SOFTMAX_BACKWARD, /* from here on results are dx; rotary's gradient is rotary with −sin */
+    SA_SOFTMAX_BACKWARD, /* from here on results are dx; the gradient of rotary is rotary with −sin */
     SA_LOG_SOFTMAX_BACKWARD,
     SA_LAYER_NORM_BACKWARD,
     SA_RMS_NORM_BACKWARD,
@@ -22,10 +23,10 @@ typedef enum {
     SA_ROW_KINDS
 } sa_row_kind;
 
-/* dy and tables share a place: no kind has both. */
+/* dy and the tables have one index, as no kind has both. */
 enum { SA_ROW_X, SA_ROW_OUT, SA_ROW_COS, SA_ROW_SIN, SA_ROW_WEIGHT, SA_ROW_BIAS, SA_ROW_ARRAYS, SA_ROW_DY = SA_ROW_COS };
 
-/* An array in x's shape: byte strides along its axes, 0 where broadcast. */
+/* An array of x's shape, with byte strides along its axes, 0 along broadcast ones. */
 typedef struct {
     char *data;
     sa_dtype dtype;
@@ -33,37 +34,37 @@ typedef struct {
     ptrdiff_t stride[SA_MAX_LEAD];
 } sa_strided;
 
-/* A weight's or bias's gradient: contiguous, native byte order, as long as a row; or NULL. */
+/* The gradient of a weight or bias: contiguous, in native byte order, as long as a row; or NULL. */
 typedef struct {
     char *data;
     sa_dtype dtype;
 } sa_row_gradient;
 
-/* out is C-contiguous, floating, of x's shape, in native byte order, and overlaps no input. dy has x's shape, cos and sin
- * half its columns. A row is the last axis for rotary, anything for gelu. */
+/* A call. out is C-contiguous, of a floating dtype, x's shape and native byte order, and overlaps no input. dy has x's shape,
+ * cos and sin have half its columns. A row is the last axis for rotary, and any axes for GELU. */
 typedef struct {
     sa_row_kind kind;
     bool f64;
     double eps;
     int ndim;
-    int first, last; /* axes first … last − 1 make a row: several only in norms, up to the last */
+    int first, last; /* axes first … last − 1 make a row; only norms have several, up to the last axis */
     ptrdiff_t shape[SA_MAX_LEAD];
     sa_strided array[SA_ROW_ARRAYS];
     sa_row_gradient dweight, dbias;
 } sa_row_call;
 
-/* An axis, or neighbouring ones that all arrays step through evenly. */
+/* An axis, or neighbouring axes merged because every array has one stride for them. */
 typedef struct {
     ptrdiff_t n, stride[SA_ROW_ARRAYS];
 } sa_row_axis;
 
-/* How a call is cut up. Only `threads` depends on the number of threads; results do not. */
+/* How a call is cut up. Only `threads` depends on the number of threads, so results do not. */
 typedef struct {
     int n_lead, n_row;
     ptrdiff_t n;
-    ptrdiff_t piece, pieces; /* of a gelu row, or of columns; else one */
+    ptrdiff_t piece, pieces; /* pieces of a GELU row, or of columns; else one piece */
     ptrdiff_t rows, block_rows, tasks;
-    ptrdiff_t chunks, chunk_tasks; /* a chunk is one thread's, in order, with its own sums */
+    ptrdiff_t chunks, chunk_tasks; /* one thread computes a chunk, in order, with sums of its own */
     bool by_columns;               /* softmax along an earlier axis: a task has all rows of some columns */
     bool direct[SA_ROW_ARRAYS];
     const void *weight, *bias;
@@ -76,10 +77,10 @@ typedef struct {
 
 sa_status sa_row_make_plan(const sa_row_call *c, int max_threads, sa_row_plan *plan);
 
-/* scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes, 64-byte aligned, or NULL if 0. */
+/* scratch: plan.shared_bytes + plan.threads × plan.scratch_bytes bytes, 64-byte aligned, or NULL if that is 0. */
 void sa_row_run(const sa_row_call *c, sa_row_plan *plan, void *scratch);
 
-/* Rounds float32 to 16 bits: to nearest, ties to even; too large becomes infinite. */
+/* Rounds float32 to 16 bits: to nearest, ties to even; numbers that are too large become infinite. */
 void sa_narrow(const float *from, ptrdiff_t n, sa_dtype dtype, uint16_t *to, int max_threads);
 
 #endif

@@ -1,24 +1,24 @@
-/* Driver of the transformer's forward pass: the plan, and phases of independent tasks. One thread takes a share of the sequences,
- * which fits its core's cache, through all layers. With few sequences the threads share every phase. */
+/* Driver of the transformer's forward pass: the plan, and phases of independent tasks. A thread takes a share of the sequences,
+ * which fits its core's CPU cache, through all layers. With few sequences the threads divide every phase. */
 #include <string.h>
 
 #include "drivers/quants.h"
 #include "drivers/transformer.h"
 #include "runtime/team.h"
 
-/* The most tokens of a share, whose rows stay in caches from phase to phase; and the fewest, as every share makes panels of
- * the weights again. Compact weights are in panels already: smaller shares keep their rows nearer. */
+/* The most tokens of a share, so that its rows stay in CPU caches from phase to phase; and the fewest, as every share makes
+ * panels of the weights again. Compact weights are already in panels, and shares can be smaller. */
 #define SA_SHARE_TOKENS 384
 #define SA_LEAST_SHARE_TOKENS 192
 #define SA_COMPACT_SHARE_TOKENS 128
 #define SA_LEAST_COMPACT_SHARE_TOKENS 64
 
-/* Weights of more bytes do not stay in a core's caches from call to call. */
+/* Weights of more bytes do not stay in a core's CPU caches from call to call. */
 #define SA_NEAR_BYTES 1e6
 
 /* ---- with a cache: an ordinary call of attention for each sequence (attention.c), whose bits depend on the sequence alone  */
 
-/* Elements before a sequence's keys of a layer, or its values. */
+/* Elements in the cache before a layer's keys, or values, of a sequence. */
 static ptrdiff_t cache_at(const sa_pass *p, ptrdiff_t sequence) {
     return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_key_width(sa_layer_of(p));
 }
@@ -31,7 +31,7 @@ static sa_tensor heads_tensor(const sa_transformer *e, char *data, ptrdiff_t at,
         .lead_stride = {sa_bytes(e, group), sa_bytes(e, head)}};
 }
 
-/* Attention of a sequence's new rows, from row `row` of the frame on: (key heads, heads of each). */
+/* Describes the attention of a sequence's new rows, from row `row` of the frame on: (key heads, query heads of each). */
 static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, sa_attention *a) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
@@ -62,7 +62,7 @@ static bool are_alike(const sa_layer *a, const sa_layer *b) {
     return a->heads == b->heads && a->key_heads == b->key_heads && a->width == b->width;
 }
 
-/* Sizes are the most of any layer and sequence. Returns a thread's scratch. */
+/* Sets sizes to the most of any layer and sequence. Returns a thread's scratch. */
 static size_t plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
     sa_pass p = {.e = e, .plan = plan};
     size_t scratch = 0;
@@ -76,7 +76,7 @@ static size_t plan_cache(const sa_transformer *e, sa_transformer_plan *plan) {
             sa_attention a;
             sa_attention_plan own;
             describe_sequence(&p, sequence, 0, &a);
-            sa_attention_make_plan(&a, 1, &own); /* fits, as the transformer does */
+            sa_attention_make_plan(&a, 1, &own); /* cannot overflow, as the transformer does not */
             const ptrdiff_t merges = own.chunks > 1 ? own.groups * own.blocks : 0;
             plan->attend_tasks = sa_larger(plan->attend_tasks, own.tasks);
             plan->merge_tasks = sa_larger(plan->merge_tasks, merges);
@@ -125,14 +125,14 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
     plan->attend_rows = kernels->block_rows;
     if (e->sequences * most_heads(e) * sa_ceil_div(e->longest, kernels->block_rows) == 1 &&
         4 * e->longest > 3 * kernels->block_rows) {
-        /* Leaves work for a second thread. Still fewer rows would leave the matrix unit: bits would depend on the batch. */
+        /* Leaves work for a second thread. Fewer rows would not use the matrix unit, and bits would depend on the batch. */
         plan->attend_rows /= 2;
     }
     plan->threads = sa_transformer_threads(e, 1, max_threads);
     const ptrdiff_t threads = plan->threads, few = threads == 1 ? 1 : 2 * threads;
     const bool compact = e->layers > 0 && e->layer[0].weights != SA_WEIGHTS_WHOLE && e->layer[0].weights != SA_WEIGHTS_QUANTS;
     const ptrdiff_t most = compact ? SA_COMPACT_SHARE_TOKENS : SA_SHARE_TOKENS;
-    const ptrdiff_t each = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* as many shares for each */
+    const ptrdiff_t each = sa_ceil_div(sa_ceil_div(e->tokens, most), threads); /* shares of each thread */
     plan->share_tokens = sa_ceil_div(e->tokens, sa_larger(each * threads, few));
     if (threads > 1) {
         plan->share_tokens = sa_larger(plan->share_tokens, compact ? SA_LEAST_COMPACT_SHARE_TOKENS : SA_LEAST_SHARE_TOKENS);
@@ -159,18 +159,18 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
 
 static ptrdiff_t rows_of(const sa_pass *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
 
-/* A sequence's first row in the frame. */
+/* The first row of a sequence in the frame. */
 static ptrdiff_t row_of(const sa_pass *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
 
 static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(rows_of(p), SA_NORM_ROWS); }
 
-/* Rows of task t of row_tasks, from the frame's row *row on. */
+/* Returns the number of rows of task t of row_tasks; *row becomes the first of them in the frame. */
 static ptrdiff_t task_rows(const sa_pass *p, ptrdiff_t t, ptrdiff_t *row) {
     *row = row_of(p, p->from) + t * SA_NORM_ROWS;
     return sa_smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS);
 }
 
-/* y = norm(x + added), for rows from row `row` of the frame on. */
+/* Computes y = norm(x + added), for rows from row `row` of the frame on. */
 static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdiff_t rows, const char *x, const char *added,
                      char *scaled, char *scale, char *y) {
     const sa_transformer *e = p->e;
@@ -189,7 +189,7 @@ static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdi
     sa_kernels_for(e->f64)->add_norm(&n);
 }
 
-/* x = table[ids] + always + positions, or given rows; and the first norm. */
+/* Computes x = table[ids] + always + positions, or copies given rows; then the first norm. */
 static void enter(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = e->starts[p->from + t], length = sa_length_of(e, p->from + t), row = start - p->origin;
@@ -221,7 +221,7 @@ static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
-/* A layer's norm: y = norm(x + added). */
+/* Computes a layer's norm, y = norm(x + added). */
 static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, const char *x, const char *added, int scaled, char *y) {
     const sa_layer *l = sa_layer_of(p);
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;
@@ -239,7 +239,7 @@ static void norm_s(const sa_pass *p, ptrdiff_t t) {
     norm_rows(p, t, 1, p->f.array[SA_S], NULL, SA_LAST_SCALED, p->f.array[SA_NORMED_S]);
 }
 
-/* The product has left x + output(…) in the scaled; without a product the heads are added here. */
+/* The product has written x + output(…) to SA_SCALED; without a product the heads are added here. */
 static void norm_attended(const sa_pass *p, ptrdiff_t t) {
     const sa_layer *l = sa_layer_of(p);
     char *s = sa_has_feed_forward(l) ? p->f.array[SA_S] : p->f.y;
@@ -329,7 +329,7 @@ static void attend_cached(const sa_pass *p, ptrdiff_t t) {
     if (task >= plan.tasks) {
         return;
     }
-    if (p->plan->joined) { /* a task for each key head */
+    if (p->plan->joined) { /* there is a task for each key head */
         append_head(p, sequence, task);
     }
     sa_held held = {.chunk = -1};
@@ -347,7 +347,7 @@ static void merge(const sa_pass *p, ptrdiff_t t) {
     }
 }
 
-/* Independent: tasks append and attend for rows of a key head, or for a chunk of its keys; merges wait for all chunks. */
+/* Tasks are independent: each appends and attends for rows of a key head or a chunk of its keys. Merges wait for all chunks. */
 static void attend_with_cache(const sa_pass *p) {
     const ptrdiff_t sequences = p->to - p->from;
     if (!p->plan->joined) {
@@ -393,7 +393,7 @@ static void run_layer(sa_pass *p) {
     if (l->norm_first && l->weight[SA_LAST_NORM] != NULL) {
         sa_run_phase(p, norms, norm_s, SA_BY_ROWS);
     }
-    if (l->weight[SA_GATE] != NULL) { /* if the next product is cut alike, a thread needs its own gates alone */
+    if (l->weight[SA_GATE] != NULL) { /* if the next product is cut in the same way, a thread needs only its own gates */
         const sa_linear gate = sa_product_of(p, SA_PROJECT_GATE, 0, 1), up = sa_product_of(p, SA_PROJECT_UP, 0, 1);
         multiply(p, SA_PROJECT_GATE, sa_linear_gemv(&gate) == sa_linear_gemv(&up) ? SA_BY_ROWS_AND_ON : SA_BY_ROWS);
     }
@@ -404,7 +404,7 @@ static void run_layer(sa_pass *p) {
     }
 }
 
-/* The final norm, to the output if every row leaves, else in place. */
+/* Computes the final norm, to the output if every row is output, else in place. */
 static void norm_final(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     ptrdiff_t row;
@@ -414,7 +414,7 @@ static void norm_final(const sa_pass *p, ptrdiff_t t) {
     add_norm(p, &e->final_norm, row, rows, x, NULL, scaled, scale, y);
 }
 
-/* A sequence's rows, or the one that represents it. */
+/* Writes a sequence's output: its rows, or the row that represents it. */
 static void leave(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t sequence = p->from + t, length = sa_length_of(e, sequence);
@@ -436,7 +436,7 @@ static void run_share(sa_pass p) {
     for (; p.layer < p.e->layers; ++p.layer) {
         run_layer(&p);
     }
-    p.f = sa_frame_of(&p); /* its x is the last layer's output */
+    p.f = sa_frame_of(&p); /* this frame's x is the last layer's output */
     if (p.e->final_norm.weight != NULL) {
         sa_run_phase(&p, row_tasks(&p), norm_final, SA_BY_ROWS);
     }
@@ -447,7 +447,7 @@ static void run_share(sa_pass p) {
 
 /* ---- the call ------------------------------------------------------------------------------------------------------------ */
 
-/* The first that begins at `token` or later. */
+/* The first sequence that begins at `token` or later. */
 static ptrdiff_t sequence_from(const sa_transformer *e, ptrdiff_t token) {
     ptrdiff_t low = 0, high = e->sequences;
     while (low < high) {
@@ -461,7 +461,7 @@ static ptrdiff_t sequence_from(const sa_transformer *e, ptrdiff_t token) {
     return low;
 }
 
-/* Independent: a share writes only its own sequences. */
+/* Iterations are independent: a share writes only its own sequences. */
 static void run_share_number(void *call, ptrdiff_t number) {
     sa_pass p = *(const sa_pass *)call;
     p.thread = 0;

@@ -9,8 +9,8 @@
 
 static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
 
-/* ---- what leaves is every row of a sequence, or their mean, or one of them -------------------------------------------------
- * */
+/* ---- the output is every row of a sequence, or the mean of its rows, or one row
+ * ------------------------------------------------- */
 
 static void spread(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
@@ -45,7 +45,7 @@ static void norm_rows(const sa_pass *p, ptrdiff_t t) {
     sa_kernels_for(e->f64)->norm_backward(&rows, n->dy + at, n->ds + at, n->adds);
 }
 
-/* One panel of columns. */
+/* The gradients of a norm's parameters, for one panel of columns. */
 static void norm_parameters(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_norm_pullback *n = &p->norm;
@@ -60,7 +60,7 @@ static void norm_parameters(const sa_pass *p, ptrdiff_t t) {
 
 static ptrdiff_t norm_panels(const sa_pass *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
 
-/* The norm at the attention (which 0) or after the feed-forward network (1). */
+/* The norm of attention (which 0) or of the feed-forward network (1). */
 static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, char *ds, bool adds) {
     const sa_layer *l = sa_layer_of(p);
     const sa_layer_gradients *g = &p->g->layer[p->layer];
@@ -69,7 +69,8 @@ static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, 
                               g->weight[parameter], g->bias[parameter]};
 }
 
-/* dy becomes the gradient of the norm's input. Its parameters' sums wait for the next product, so no thread is idle. */
+/* dy becomes the gradient of the norm's input. The norm's parameters get gradients with the next product, so no thread is
+ * idle. */
 static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
     p->norm = norm;
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS);
@@ -78,7 +79,7 @@ static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
     p->dy = norm.ds;
 }
 
-/* For a norm before a sum: dy += the gradient of the norm's input; dn is that of its output. */
+/* For a norm before a sum: dy += the gradient of the norm's input; dn is the gradient of its output. */
 static void add_through_norm(sa_pass *p, int which) {
     p->norm = layer_norm(p, which, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
@@ -119,7 +120,7 @@ static const char *back_through_dropout(sa_pass *p, int kind) {
     return p->dn;
 }
 
-/* parameters: those of the layer, in the product's order. */
+/* `parameters` are the layer's, in the product's order. */
 static void back_through_product(sa_pass *p, sa_product_kind kind, const int *parameters, const sa_linear_gradients *to) {
     const sa_layer_gradients *g = &p->g->layer[p->layer];
     p->product = sa_product_of(p, kind, 0, p->e->tokens);
@@ -193,7 +194,7 @@ static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_h
     }
 }
 
-/* A mask's gradient has one writer: a task is then a head in all sequences. */
+/* A mask's gradient has one writer, so a task is then a head in all sequences. */
 static ptrdiff_t head_tasks(const sa_pass *p) { return (p->g->mask == NULL ? p->e->sequences : 1) * sa_layer_of(p)->key_heads; }
 
 static void attention(const sa_pass *p, ptrdiff_t t) {
@@ -219,8 +220,7 @@ static void rotate_back(const sa_pass *p, ptrdiff_t t) {
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_KEY] + key, length, l->key_heads, l->width, true);
 }
 
-/* ---- layers: dy is the gradient of what leaves each phase, then of what entered
- * ---------------------------------------------- */
+/* ---- layers: dy is the gradient of a phase's output, and then of its input ---------------------------------------------- */
 
 static void back_through_feed_forward(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
@@ -257,7 +257,7 @@ static void back_through_attention(sa_pass *p) {
     } else {
         p->dattended = p->dy;
     }
-    /* With few sequences some threads are idle: they clear the table. */
+    /* With few sequences some threads would be idle; they clear the table. */
     sa_run_phase(p, head_tasks(p) + (p->layer == 0 ? count_table(p) : 0), attention, SA_BY_ANY_THREAD);
     p->dattended = own;
     if (l->rotary.rotated > 0) {
@@ -292,7 +292,7 @@ static void copy_rows(const sa_pass *p, ptrdiff_t t) {
     memcpy((char *)p->g->rows + at, p->dy + at, (size_t)sa_bytes(e, sa_length_of(e, t) * e->d));
 }
 
-/* The first norm (which 0) or the final one (1). */
+/* Goes back through the first norm (which 0) or the final norm (1). */
 static void run_outer_norm(sa_pass *p, int which) {
     const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
     void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
@@ -332,7 +332,7 @@ static void run(void *call, int thread, int team) {
     sa_run_phase(&p, count_table(&p), table, SA_BY_ANY_THREAD);
 }
 
-/* Buffers of gradients of rows: three (rows, d), then those of a layer's other arrays. */
+/* Buffers for gradients of rows: three (rows, d), then buffers for a layer's other arrays. */
 static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_pass *p, char *base) {
     const size_t rows = sa_array_bytes(e, e->tokens, e->d);
     size_t used = 3 * rows;

@@ -1,5 +1,5 @@
-/* For all passes of the transformer: sizes and places of activations, descriptions of a layer's products and heads, and the run
- * of a phase. */
+/* For all passes of the transformer: sizes and offsets of activations, descriptions of a layer's products and heads, and how a
+ * phase is run. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ bool sa_transformer_fits(const sa_transformer *e) {
            sa_multiply(bytes, (size_t)e->layers + 1, &bytes) && bytes <= PTRDIFF_MAX / 1024;
 }
 
-/* The widest of all layers. */
+/* Sets the width of each array to the most of any layer. */
 static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARRAYS]) {
     memset(width, 0, SA_ARRAYS * sizeof *width);
     width[SA_X] = e->d;
@@ -127,7 +127,7 @@ static void add_weight(sa_linear *product, const sa_layer *l, int which, ptrdiff
     product->y[product->count++] = y;
 }
 
-/* Each kind has its own seed. */
+/* Each kind of dropout has its own seed. */
 sa_dropout sa_dropout_of(const sa_pass *p, int kind, ptrdiff_t row) {
     const sa_layer *l = sa_layer_of(p);
     return (sa_dropout){l->dropout[kind], l->seed + (uint64_t)kind * UINT64_C(0x9E3779B97F4A7C15), p->origin + row, 0};
@@ -275,8 +275,8 @@ static void run_task(void *call, ptrdiff_t t) {
     }
 }
 
-/* Independent: a task writes its own rows or columns. A cancelled call skips its remaining tasks; its threads still wait for
- * each other and reach the end. */
+/* Iterations are independent: a task writes its own rows or columns. A cancelled call skips its remaining tasks; its threads
+ * still wait for one another and reach the end. */
 void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order) {
     phase run = {p, task};
     if (order == SA_BY_ANY_THREAD) {

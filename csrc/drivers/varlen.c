@@ -1,5 +1,5 @@
-/* Driver of attention over ragged batches. A thread's copy of the call is set to one sequence at a time: an ordinary
- * call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, the longest first. */
+/* Driver of attention over ragged batches. Each thread has a copy of the call, which is set to one sequence at a time: an
+ * ordinary call, with the tasks of attention.c and attention_backward.c. Threads share one list of tasks, longest first. */
 #include "drivers/varlen.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ static void move_rows(sa_tensor *t, const sa_tensor *packed, ptrdiff_t rows) {
     }
 }
 
-/* Makes of *a, a copy of v->packed, the call of sequence s. */
+/* Makes *a, a copy of v->packed, the call of sequence s. */
 static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
     const sa_attention *p = v->packed;
     const ptrdiff_t row = begin(v->begin_q, s), key = begin(v->begin_k, s);
@@ -42,7 +42,7 @@ static void set_to_sequence(const sa_varlen *v, ptrdiff_t s, sa_attention *a) {
     }
 }
 
-/* The same for gradients; g->a is that copy. */
+/* The same for gradients; g->a is the copy. */
 static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s, sa_attention_gradients *g) {
     const sa_attention_gradients *p = vg->packed;
     const ptrdiff_t row = begin(vg->v->begin_q, s), key = begin(vg->v->begin_k, s);
@@ -63,7 +63,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_turns = true;
 }
 
-/* Most turns first, so that each turn's sequences come first; then the longest tasks. */
+/* Sequences with more turns come first, so that those of each turn are the first ones; then longer tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};
@@ -71,7 +71,7 @@ static int compare_items(const void *x, const void *y) {
     return first < 0 ? -1 : 1;
 }
 
-/* Sorts items, sums up their counts, and takes threads for the tasks of kinds from `kind` on. */
+/* Sorts items, sums up their counts, and chooses threads for the tasks of kinds from `kind` on. */
 static sa_status finish(sa_varlen_plan *plan, const sa_varlen *v, double work, ptrdiff_t rows, int kind, int max_threads) {
     bool too_large = false;
     qsort(plan->items, (size_t)v->sequences, sizeof *plan->items, compare_items);
@@ -94,7 +94,7 @@ static sa_status finish(sa_varlen_plan *plan, const sa_varlen *v, double work, p
     return too_large ? SA_TOO_LARGE : SA_OK;
 }
 
-/* Kinds of tasks, as plans count them. */
+/* The kinds of tasks that plans count. */
 enum { BLOCKS, MERGES };
 enum { DELTAS, RANGES, MASKS };
 
@@ -156,12 +156,12 @@ sa_status sa_varlen_plan_backward(const sa_varlen_gradients *vg, int max_threads
 
 typedef struct {
     const sa_varlen *v;
-    const sa_varlen_gradients *vg; /* NULL: forward */
+    const sa_varlen_gradients *vg; /* NULL in a forward call */
     const sa_varlen_plan *plan;
     char *scratch, *partial;
 } varlen_run;
 
-/* A thread's copy. It seldom changes, since tasks of a sequence follow one another. */
+/* A thread's copy of the call. It seldom changes, because tasks of a sequence follow one another. */
 typedef struct {
     const varlen_run *run;
     char *scratch;
@@ -175,7 +175,7 @@ typedef struct {
     sa_mask_plan mask;
 } varlen_thread;
 
-/* Plans succeeded before. */
+/* These plans cannot fail, as they succeeded before. */
 static void begin_sequence(varlen_thread *at, ptrdiff_t sequence) {
     const varlen_run *run = at->run;
     at->sequence = sequence;
@@ -208,7 +208,7 @@ static void backward_task(const varlen_thread *at, ptrdiff_t t) {
     }
 }
 
-/* The item of task t: the last with no more than t before it. */
+/* The item of task t: the last item that has at most t tasks before it. */
 static const sa_varlen_item *item_of(const sa_varlen_plan *plan, ptrdiff_t n, int kind, ptrdiff_t t) {
     ptrdiff_t first = 0, end = n;
     while (end - first > 1) {
@@ -246,7 +246,7 @@ static void run_kind(varlen_thread *at, int team, int kind, ptrdiff_t tasks) {
     sa_wait_for_team(team);
 }
 
-/* The tasks of a turn, from the sequences that have that many turns. */
+/* The number of tasks of a turn: only sequences with more turns have some. */
 static ptrdiff_t tasks_of_turn(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_t turn) {
     ptrdiff_t first = 0;
     while (first < n && plan->items[first].turns > turn) {
@@ -255,8 +255,8 @@ static ptrdiff_t tasks_of_turn(const sa_varlen_plan *plan, ptrdiff_t n, ptrdiff_
     return first == n ? plan->tasks[RANGES] : plan->items[first].before[RANGES];
 }
 
-/* Independent within a kind: a task writes its own rows, partial result or gradients (attention_backward.c), and
- * sequences share no output. Merges wait for all partial results. */
+/* Tasks of a kind are independent: each writes its own rows, partial result or gradients (attention_backward.c), and sequences
+ * share no output. Merges wait for all partial results. */
 static void run_tasks(void *call, int thread, int team) {
     const varlen_run *run = call;
     const sa_varlen_plan *plan = run->plan;

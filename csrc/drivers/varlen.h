@@ -4,29 +4,29 @@
 
 #include "selfattn.h"
 
-/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows begin_q[s] … begin_q[s
- * + 1] − 1, keys likewise, checked by the caller. Scalars may differ between sequences. Dropout counts rows and keys in
- * the sequence, and head s·H + h. */
+/* The packed arrays as one call with leading dims (1, H); L and S are totals. Sequence s has rows begin_q[s] … begin_q[s + 1] −
+ * 1, and keys likewise; the caller has checked them. Scalars may differ between sequences. Dropout counts rows and keys within
+ * the sequence, and uses head number s·H + h. */
 typedef struct {
     const sa_attention *packed;
     ptrdiff_t sequences;
     const int64_t *begin_q, *begin_k;
-    const sa_tensor *masks; /* one per sequence, data NULL for none; or NULL */
-    bool lower_right;       /* the diagonal ends in each sequence's last corner */
+    const sa_tensor *masks; /* one for each sequence, with data NULL if it has no mask; or NULL */
+    bool lower_right;       /* the diagonal ends at the last query and key of each sequence */
 } sa_varlen;
 
-/* A sequence, in the order of work; `before` counts the tasks of each kind that come before its own. */
+/* A sequence, in the order of work; `before` counts the tasks of each kind that come before the sequence's. */
 typedef struct {
     ptrdiff_t sequence, turns;
     ptrdiff_t before[3];
-    size_t partial; /* bytes of partial results before its own */
-    double cost;    /* of the longest task */
+    size_t partial; /* bytes of partial results before this sequence's */
+    double cost;    /* the cost of the longest task */
 } sa_varlen_item;
 
-/* Sequences are cut as their own calls would be, for the same bits. */
+/* Sequences are cut like calls of their own, so they have the same bits. */
 typedef struct {
-    sa_varlen_item *items; /* the caller's, one per sequence; the plan sorts them */
-    ptrdiff_t tasks[3];    /* forward: blocks, merges; backward: deltas, turn 0, masks */
+    sa_varlen_item *items; /* the caller's memory, one for each sequence; the plan sorts them */
+    ptrdiff_t tasks[3];    /* forward: blocks, merges; backward: deltas, first turn, masks */
     ptrdiff_t turns;
     size_t scratch_bytes;
     size_t partial_bytes;
@@ -38,7 +38,7 @@ sa_status sa_varlen_make_plan(const sa_varlen *v, int max_threads, sa_varlen_ite
 
 sa_status sa_varlen_forward(const sa_varlen *v, const sa_varlen_plan *plan, void *scratch, void *partial);
 
-/* As sa_attention_gradients, of v->packed. Mask gradients are in dmasks. */
+/* Like sa_attention_gradients, for v->packed. Mask gradients are in dmasks. */
 typedef struct {
     const sa_varlen *v;
     const sa_attention_gradients *packed;
