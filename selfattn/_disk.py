@@ -72,7 +72,8 @@ def read_safetensors(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     try:
         entries = safetensors.deserialize(content)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is cut off, damaged or no safetensors file: {error}") from None
+        what = stand_in(content) or f": {error}"
+        raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
     arrays = {}
     for name, entry in entries:
         dtype = SAFETENSORS_DTYPES.get(entry["dtype"])
@@ -293,6 +294,16 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def stand_in(content: bytes) -> str:
+    """Return what a file is that came in place of another, and what to do; nothing for all other files."""
+    head = content[:100].lstrip().lower()
+    if head.startswith(b"version https://git-lfs"):
+        return ": it is a pointer of Git LFS, not the file itself, which git lfs pull fetches"
+    if head.startswith((b"<!doctype html", b"<html")):
+        return ": it is HTML, perhaps a page that says why a download failed; download the file again"
+    return ""
+
+
 def read(path: Path, most: int | None = None) -> bytes:
     if not path.exists():
         raise FileNotFoundError(
@@ -310,7 +321,7 @@ def read(path: Path, most: int | None = None) -> bytes:
 def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
     """Return the tokenizer that a file of Hugging Face's library ``tokenizers`` holds; a ValueError if it holds none."""
     library = import_extra("tokenizers", extra)
-    with library_errors(f"{path} is not a tokenizer of Hugging Face's"):
+    with library_errors(f"{path} is not a tokenizer of Hugging Face's{stand_in(content)}"):
         return library.Tokenizer.from_str(content.decode())
 
 
@@ -330,5 +341,5 @@ def parse_json(path: Path, content: bytes) -> Any:
         value = json.loads(content)
         json.dumps(value, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
     except (ValueError, RecursionError) as error:  # syntax, UTF-8, nesting
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON{stand_in(content) or f': {error}'}") from None
     return value

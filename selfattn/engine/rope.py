@@ -44,9 +44,9 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another type or key is a
     ValueError. dynamic differs from default only beyond max_position_embeddings, and so never here.
     """
-    new, old = config.raw(NEW), config.raw(OLD)
-    found: Any = new or old or {}
-    name = NEW if new else OLD
+    new, old, before = config.raw(NEW), config.raw(OLD), config.raw("original_max_position_embeddings")
+    found: Any = old or new or {}  # in Transformers' order
+    name = OLD if old else NEW
     where = f"{config.where}: {name}"
     if not isinstance(found, dict):
         raise ValueError(f"{where} must be an object, not {found!r}")
@@ -70,6 +70,8 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     periods = _periods(width, theta)
     if kind != "default":
         own.raw("original_max_position_embeddings")  # files have the key even if nothing reads it
+        if before is not None:
+            own.values["original_max_position_embeddings"] = before
     try:
         with np.errstate(all="ignore"):
             rope = KINDS[kind](own, periods, theta, longest)

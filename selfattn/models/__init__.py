@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from selfattn import files
-from selfattn._disk import read_json, to_safetensors, write_files
+from selfattn._disk import read_json, stand_in, to_safetensors, write_files
 from selfattn.engine.weights import is_compact
 from selfattn.models import _causal, _text_encoder
 from selfattn.models._causal import AnswerInterrupted, CausalModel
 from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
-from selfattn.models._pipeline import MODULES, pools, transformer_folder
+from selfattn.models._pipeline import MODULES, OLD_TRANSFORMER_CONFIGS, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
 from selfattn.models._table import FolderWarning
 from selfattn.models._text_encoder import TextEncoder
@@ -82,8 +82,9 @@ CLASSIFIERS = _by_kind(
 
 # Files that another model may have left in a folder and that would change the model that is loaded from it.
 STALE = {
-    INDEX, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja",
+    INDEX, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", *OLD_TRANSFORMER_CONFIGS,
+    "added_tokens.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+    "chat_template.jinja",
 }  # fmt: skip
 
 
@@ -124,6 +125,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         The files have settings that are not known here; the warning names them.
     """
     folder = Path(path)
+    if folder.is_file() and (what := stand_in(folder.open("rb").read(100))):
+        raise ValueError(f"{folder} is no model{what}")
     is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
     if not folder.is_dir() and not is_gguf:
         expected = "a folder that save_pretrained or sentence-transformers wrote, or a .gguf file"
@@ -148,6 +151,9 @@ def _load(folder: Path, dtype: str | None) -> Any:
     if kind not in table:
         what = f"{'a sequence classifier' if classifies else 'a model'} of type {kind!r}"
         raise ValueError(f"{transformer / 'config.json'} describes {what}; supported are {', '.join(table)}")
+    if issubclass(table[kind], CausalModel) and (folder / MODULES).exists():
+        what = f"{folder / MODULES} makes embeddings or scores with a decoder, {kind}, which is not supported"
+        raise ValueError(f"{what}; sentence-transformers runs it, and models.load an encoder such as bert")
     arrays = read_weights(transformer, keep_bfloat16=dtype == "bfloat16")
     model = table[kind](config, arrays, where=str(transformer), dtype=dtype)
     if isinstance(model, TextEncoder):

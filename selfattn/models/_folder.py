@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from selfattn._check import Array, Entries, as_array
-from selfattn._disk import read_json, read_object
+from selfattn._disk import read_json, read_object, stand_in
 from selfattn._extras import import_extra
 from selfattn.engine import weights
 from selfattn.models._table import FolderWarning, Rows, rows
@@ -44,6 +44,7 @@ QUANTIZATION_KEYS = {
 MOST_LAYERS = 10_000  # of models that list something for each layer
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 
+ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
 MOST_NAMED = 20  # differences in a message
@@ -92,6 +93,12 @@ class Config(Entries):
     ) -> None:
         super().__init__(values, where)
         self.rows, self.file, self.before = rows, file, before
+        for alias in rows.aliases.keys() & self.values.keys():
+            name, value = rows.aliases[alias], self.values.pop(alias)
+            if self.values.setdefault(name, value) != value:
+                raise self.error(
+                    f"{alias}={value!r:.80} is another name of {name}, which is {self.values[name]!r:.80}"
+                )
 
     def inner(self, name: str, values: Mapping[str, Any], rows: Rows = Rows()) -> Config:  # noqa: B008
         """Return the settings of an object within."""
@@ -105,8 +112,10 @@ class Config(Entries):
             refused, known = self.rows.refused, self.rows.without_effect(name)
             if name in refused or ("*" in refused and not known):
                 off = refused.get(name, refused.get("*"))
-                if value not in (off if isinstance(off, tuple) else (off,)):
-                    raise self.error(f"{name}={value!r:.80} is not supported; only {off!r} is")
+                off = off if isinstance(off, tuple) else (off,)
+                if value not in off:
+                    only = " or ".join(map(repr, off))
+                    raise self.error(f"{name}={value!r:.80} is not supported; only {only} is")
             elif not known:
                 with one_warning(self.where, 5):
                     _unknown.get().setdefault(self.file, []).append(self.before + name)  # type: ignore[union-attr]
@@ -122,6 +131,13 @@ class Config(Entries):
             raise self.error(f"{name} must be one of {', '.join(ACTIVATIONS)}, not {value!r}")
         return ACTIVATIONS[value]
 
+    def object(self, name: str) -> dict[str, Any]:
+        """Read an object, which may be missing."""
+        value = self._get(name, None)
+        if not isinstance(value, dict | None):
+            raise self.error(f"{name} must be an object, not {value!r:.80}")
+        return value or {}
+
     def check_multiple(self, name: str, size: int, of: str, divisor: int) -> None:
         """Refuse a size that is not a multiple of another one."""
         if size % divisor:
@@ -136,6 +152,16 @@ def read_settings(path: Path, required: bool = False, kind: str = "") -> Config:
 def read_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json``."""
     path = folder / "config.json"
+    adapter = read_object(folder / ADAPTER, required=False)
+    if adapter:
+        base = f"{adapter.get('peft_type')} for {adapter.get('base_model_name_or_path')!r}"
+        merge = "peft's AutoPeftModel.from_pretrained(folder).merge_and_unload().save_pretrained(other)"
+        raise ValueError(f"{folder} holds an adapter, {base}, and not a model; merge them with {merge}")
+    files = [found.name for found in sorted(folder.glob("*.gguf"))]
+    if files and not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no config.json; to load {files[0]}, give the path of that file"
+        )
     config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{path} does not describe a model: it has no model_type")
@@ -164,6 +190,12 @@ def check_quantization(config: Config) -> None:
     if found is None:
         return
     where = f"{config.where}: quantization_config"
+    method = found.get("quant_method") if isinstance(found, dict) else QUANTIZATION["quant_method"]
+    if method != QUANTIZATION["quant_method"]:
+        other = "take the model in 16 or 32 bits, or a GGUF file of it"
+        raise ValueError(
+            f"{where}: weights that {method!r:.80} rounded (quant_method) are not supported; {other}"
+        )
     _check(found, QUANTIZATION, where)
     groups = found.get("config_groups")
     _check(groups, {}, where + ".config_groups", groups)
@@ -235,7 +267,8 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
         with safetensors.safe_open(path, "np") as file:  # checks the header: sizes, overlaps, holes
             names = set(file.keys())
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is cut off, damaged or no safetensors file: {error}") from None
+        what = stand_in(path.open("rb").read(100)) or f": {error}"
+        raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
     with path.open("rb") as opened:
         begin = int.from_bytes(opened.read(8), "little")
         header: dict[str, Any] = json.loads(opened.read(begin))
@@ -247,6 +280,11 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
     for name in names:
         entry = header[name]
         dtype = DTYPES.get(entry["dtype"])
+        if entry["dtype"].startswith("F") and dtype is None:
+            stored = (
+                f"{name} is stored in {entry['dtype']}, floats of 8 bits or fewer, which are not supported"
+            )
+            raise ValueError(f"{path}: {stored}; take the model in 16 or 32 bits")
         if dtype is None:  # position_ids, for example
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from selfattn import _disk, files, nn
+from selfattn import _disk, nn
 from selfattn._check import Array
-from selfattn.models._folder import Config
+from selfattn.models._folder import Config, read_weights
 from selfattn.models._table import rows
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have others
 OLD_TRANSFORMER_CONFIGS = tuple(
-    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "xlm-roberta")
+    f"sentence_{name}_config.json"
+    for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 # Arguments for Transformers, in old and new spelling.
 ARGUMENTS = (
@@ -40,23 +41,6 @@ IN_CORE = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 MODES = ("mean", "cls", "max", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh")
 DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
-
-
-class Settings(Config):
-    """A small file of sentence-transformers."""
-
-    off = (*Config.off, "")
-
-    def one_of(self, name: str, *supported: str) -> None:
-        """Read a key of which some values are supported; the first is the default."""
-        value = self.raw(name)
-        if value not in (None, *supported):
-            raise self.error(f"{name} {value!r} is not supported; supported are {', '.join(supported)}")
-
-    def check_features(self) -> None:
-        """Read what a module after the pooling takes and returns."""
-        for name in ("module_input_name", "module_output_name"):
-            self.one_of(name, "sentence_embedding")
 
 
 class Dense:
@@ -206,7 +190,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
             pooled = True
         elif kind == "Normalize" and pooled:
             if (place / "config.json").exists():
-                _settings(pipeline, folder, name, kind=kind).check_features()
+                _settings(pipeline, folder, name, kind=kind).finish()
             pipeline.after.append((module["path"], None))
         elif kind == "Dense" and pooled:
             pipeline.after.append(
@@ -223,7 +207,7 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
     return _inside(folder, path, modules[0])
 
 
-def _read_pooling(pipeline: Pipeline, config: Settings) -> None:
+def _read_pooling(pipeline: Pipeline, config: Config) -> None:
     old = [mode for key, mode in OLD_MODES.items() if config.raw(key)]
     given = config.raw("pooling_mode")
     if given is None:
@@ -237,15 +221,12 @@ def _read_pooling(pipeline: Pipeline, config: Settings) -> None:
     pipeline.modes, pipeline.include_prompt = modes, bool(include)
 
 
-def _read_dense(folder: Path, config: Settings) -> Dense:
+def _read_dense(folder: Path, config: Config) -> Dense:
     activation = str(config.raw("activation_function", "torch.nn.modules.activation.Tanh"))
     kind = activation.rpartition(".")[2]
     if not activation.startswith("torch.nn.") or kind not in ACTIVATIONS:
         known = f"{' and '.join(ACTIVATIONS)} of torch.nn"
         raise config.error(f"activation_function {activation!r} is not supported; supported are {known}")
-    config.check_features()
-    if config.raw("use_residual"):
-        raise config.error("use_residual True is not supported")
     sizes = config.raw("out_features"), config.raw("in_features")
     expected = {"linear.weight": sizes} | ({"linear.bias": sizes[:1]} if config.raw("bias", True) else {})
     config.finish()
@@ -254,7 +235,7 @@ def _read_dense(folder: Path, config: Settings) -> Dense:
             f"{folder} has its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read; "
             "SentenceTransformer(folder).save(other) of sentence-transformers writes model.safetensors"
         )
-    weights = files.load_arrays(folder / DENSE_WEIGHTS)
+    weights = read_weights(folder)
     found = {name: array.shape for name, array in weights.items()}
     if found != expected:
         raise ValueError(f"{folder / DENSE_WEIGHTS} has {found}, and config.json says {expected}")
@@ -263,24 +244,24 @@ def _read_dense(folder: Path, config: Settings) -> Dense:
     return Dense(linear, kind)
 
 
-def _read_transformer(pipeline: Pipeline, config: Settings) -> None:
+def _read_transformer(pipeline: Pipeline, config: Config) -> None:
     if config.raw("max_seq_length") is not None:
         pipeline.longest = config.size("max_seq_length")
     pipeline.lowercase = bool(config.raw("do_lower_case"))
-    config.one_of("transformer_task", "feature-extraction", "sequence-classification")
-    config.one_of("module_output_name", "token_embeddings", "scores")
-    text = (config.raw("modality_config") or {}).get("text", {})
-    output = text.get("method_output_name", "logits")
-    if text.get("method", "forward") != "forward" or output not in ("last_hidden_state", "logits"):
-        raise config.error(f"modality_config {text!r} is not supported")
+    for kind, way in config.object("modality_config").items():
+        good = way in [
+            {"method": "forward", "method_output_name": name} for name in ("last_hidden_state", "logits")
+        ]
+        if kind == "message" or (kind == "text" and not good):
+            raise config.error(f"modality_config of {kind}, {way!r:.80}, is not supported")
     for group in ARGUMENTS:
-        config.inner(group, config.raw(group) or {}, rows("arguments of sentence_bert_config.json")).finish()
+        config.inner(group, config.object(group), rows("arguments of sentence_bert_config.json")).finish()
     config.finish()
 
 
-def _read_sentence_config(pipeline: Pipeline, config: Settings) -> None:
-    prompts = config.raw("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
+    prompts = config.object("prompts")
+    if not all(isinstance(text, str | None) for text in prompts.values()):
         raise config.error(f"prompts must be texts by name, not {prompts!r:.80}")
     name = config.raw("default_prompt_name")
     if name is not None and (not isinstance(name, str) or name not in prompts):
@@ -290,13 +271,14 @@ def _read_sentence_config(pipeline: Pipeline, config: Settings) -> None:
     pipeline.prompts = {key: text or "" for key, text in prompts.items()}
     pipeline.default_prompt_name = name
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
+    config.finish()
 
 
-def _settings(pipeline: Pipeline, folder: Path, name: str, to: str | None = None, kind: str = "") -> Settings:
+def _settings(pipeline: Pipeline, folder: Path, name: str, to: str | None = None, kind: str = "") -> Config:
     """Read a small JSON file, with the rows of its name or of the kind of a module, and keep it for saving."""
     values = _disk.read_object(folder / name)
     pipeline.kept[to or name] = _disk.to_json(values)
-    return Settings(values, str(folder / name), rows(kind or to or name), name)
+    return Config(values, str(folder / name), rows(kind or to or name), name)
 
 
 def pipeline_files(pipeline: Pipeline) -> dict[str, bytes]:

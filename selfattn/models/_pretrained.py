@@ -206,12 +206,15 @@ class Pretrained(Module):
             if not isinstance(given, Mapping):
                 raise TypeError(f"{name} must be a mapping, not {type(given).__name__}")
         self.config = {"model_type": next(iter(self.kinds))} | copy.deepcopy(dict(config))
+        if arrays is not None and self._has_own_head(arrays):  # as Transformers has it
+            self.config["tie_word_embeddings"] = False
+        read = Config(
+            self.config, where or "the configuration", rows("config.json", self.config["model_type"])
+        )
         self.config.pop("quantization_config", None)  # dtype says it; save() writes it
         self.blocks: dict[str, Quants] = {}
         self._prepared: dict[Any, Any] = {}
         self._made: dict[Any, _Made] = {}
-        kind = rows("config.json", self.config["model_type"])
-        read = Config(config, where or "the configuration", kind)
         if self.config["model_type"] not in self.kinds:
             takes = f"{type(self).__name__} takes {', '.join(self.kinds)}"
             raise ValueError(f"{read.where} is of type {self.config['model_type']!r}; {takes}")
@@ -352,6 +355,14 @@ class Pretrained(Module):
 
     def _own_parameters(self) -> Any:
         return ((self._name(name), self._shown(name, array)) for name, array in self.arrays.items())
+
+    def _has_own_head(self, arrays: Mapping[str, Any]) -> bool:
+        """Tell whether there is a head that differs from the table, as after training it, which the configuration may not say."""
+        head, name = arrays.get("lm_head.weight"), getattr(self, "word_table", "")
+        table = arrays.get(name, arrays.get(name.removeprefix(self.prefix)))
+        if isinstance(head, np.ndarray) and isinstance(table, np.ndarray):
+            return not np.array_equal(head, table)
+        return False
 
     def _check_quants(self, shapes: Shapes, where: str) -> None:
         """Refuse quants that the model does not have, or of another shape."""

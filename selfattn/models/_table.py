@@ -23,6 +23,7 @@ class Rows(NamedTuple):
     no_effect: Mapping[str, str] = MappingProxyType({})
     # Keys that would change results, with the value that switches them off, or a tuple of such values. * is any other key.
     refused: Mapping[str, Any] = MappingProxyType({})
+    aliases: Mapping[str, str] = MappingProxyType({})  # other names of keys
 
     def without_effect(self, key: str) -> bool:
         """Tell whether a key changes nothing here."""
@@ -31,37 +32,61 @@ class Rows(NamedTuple):
 
     def with_more(self, other: Rows) -> Rows:
         """Return the rows of both."""
-        return Rows({**self.no_effect, **other.no_effect}, {**self.refused, **other.refused})
+        reasons = {**self.no_effect, **other.no_effect}
+        both = {
+            reason: f"{self.no_effect.get(reason, '')} {other.no_effect.get(reason, '')}"
+            for reason in reasons
+        }
+        return Rows(both, {**self.refused, **other.refused}, other.aliases)
 
 
 NOTES = "names, versions and notes"
 TRAINING = "training, and how new parameters are drawn"
 OUTPUTS = "how results are computed, kept and returned"
-TASKS = "other tasks and their heads"
+TASKS = "other tasks and their heads, and labels"
 SIZES = "sizes and kinds that the weights show"
-TEXT = "said by the tokenizer's files, or by generation_config.json"
+TEXT = "the tokenizer's files say it"
+GENERATION = "generation_config.json says it, as in Transformers"
+UNREAD = "Transformers does not read it"
 
 CONFIG = Rows(
     {
-        NOTES: "_* auto_map finetuning_task gradient_checkpointing_kwargs transformers_version transformers.js_config "
-        "sentence_transformers tokenizer_class",
-        TRAINING: "attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout drop_path_rate dropout embd_pdrop "
-        "embedding_dropout gradient_checkpointing hidden_dropout_prob initializer_cutoff_factor initializer_factor "
-        "initializer_range layerscale_value mlp_dropout pretraining_tp qa_dropout resid_pdrop seq_classif_dropout "
-        "sinusoidal_pos_embds summary_first_dropout",
-        OUTPUTS: "attn_implementation chunk_size_feed_forward deterministic_flash_attn dtype output_attentions output_hidden_states "
-        "output_past reference_compile reorder_and_upcast_attn repad_logits_with_grad return_dict torch_dtype torchscript use_cache",
-        TASKS: "apply_layernorm decoder_bias encoder_stride is_encoder_decoder label2id out_features out_indices pooler_act "
-        "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_output_size pooler_size_per_head pooler_type "
-        "problem_type reshape_hidden_states sbert_ce_default_activation_function sparse_pred_ignore_index sparse_prediction "
-        "stage_names summary_activation summary_proj_to_labels summary_type summary_use_proj task_specific_params use_mask_token "
-        "classifier_activation classifier_bias classifier_pooling id2label num_labels",
-        SIZES: "directionality n_ctx tie_weights_ tie_word_embeddings",
-        TEXT: "bos_token_id cls_token_id eos_token_id mask_token_id pad_token_id prefix sep_token_id unk_token_id",
+        NOTES: "_* auto_map finetuning_task name_or_path sentence_transformers tokenizer_class transformers.js_config "
+        "transformers_version unsloth_*",
+        TRAINING: "*dropout* *_pdrop drop_path_rate gradient_checkpointing gradient_checkpointing_kwargs initializer_cutoff_factor "
+        "initializer_factor initializer_range layerscale_value pretraining_tp sinusoidal_pos_embds",
+        OUTPUTS: "attn_implementation base_model_*_plan chunk_size_feed_forward deterministic_flash_attn distributed_config dtype "
+        "experts_implementation fusion_config output_attentions output_hidden_states output_past reference_compile reorder_and_upcast_attn "
+        "repad_logits_with_grad return_dict torch_dtype torchscript use_bfloat16 use_cache",
+        TASKS: "apply_layernorm classifier_activation classifier_bias classifier_pooling decoder_bias encoder_stride id2label "
+        "is_encoder_decoder label2id num_labels out_features out_indices pooler_act pooler_fc_size pooler_num_attention_heads "
+        "pooler_num_fc_layers pooler_output_size pooler_size_per_head pooler_type problem_type reshape_hidden_states "
+        "sbert_ce_default_activation_function sparse_pred_ignore_index sparse_prediction stage_names summary_activation "
+        "summary_proj_to_labels summary_type summary_use_proj task_specific_params tie_encoder_decoder use_mask_token",
+        SIZES: "directionality embedding_size n_ctx tie_weights_ tie_word_embeddings",
+        TEXT: "bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id prefix sep_token_id "
+        "unk_token_id",
+        GENERATION: "assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens diversity_penalty "
+        "do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff "
+        "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length min_length "
+        "no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences "
+        "output_scores remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens target_lookbehind "
+        "temperature top_k top_p typical_p",
+        UNREAD: "cross_attention_hidden_size is_llama_config tf_legacy_loss",
     },
-    {"add_cross_attention": False, "is_decoder": False, "pruned_heads": {}, "seq_classif_activation": None},
-)
+    {
+        "add_cross_attention": False, "is_decoder": False, "per_layer_config": {}, "pruned_heads": {},
+        "seq_classif_activation": None, "transformers_weights": None,
+    },
+)  # fmt: skip
 BERT = Rows({}, {"position_embedding_type": "absolute"})
+CAUSAL = {"is_causal": True}
+VIT = Rows({}, {"head_dim": None, "use_swiglu_ffn": False})
+GPT2_ALIASES = {
+    "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}  # fmt: skip
+FEATURES = {"module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}
 
 # What GGUF has for other architectures, and changes results: numbers that are 1 without an effect, and 0.
 FACTORS = "attention.output_scale embedding_scale expert_weights_scale logit_scale residual_scale"
@@ -84,27 +109,53 @@ TABLE: dict[str, Rows] = {
     "config.json": CONFIG,
     "config.json of bert": BERT,
     "config.json of camembert": BERT,
-    "config.json of roberta": BERT,
-    "config.json of xlm-roberta": BERT,
-    "config.json of modernbert": Rows({"older versions wrote it without reading it": "layer_norm_eps position_embedding_type"}),
+    "config.json of dinov2": VIT,
+    "config.json of distilbert": Rows(
+        aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+    ),
+    "config.json of gpt2": Rows({}, CAUSAL, GPT2_ALIASES),
+    "config.json of llama": Rows({}, {**CAUSAL, "rope_interleaved": False}),
+    "config.json of mistral": Rows({}, CAUSAL),
+    "config.json of modernbert": Rows(
+        {UNREAD: "layer_norm_eps position_embedding_type"}, {"head_dim": None, "sliding_window": None}
+    ),
     "config.json of mpnet": Rows({}, {"relative_attention_num_buckets": 32}),
-    "config.json of dinov2": Rows({}, {"use_swiglu_ffn": False}),
+    "config.json of qwen2": Rows({}, {**CAUSAL, "use_mrope": False}),
+    "config.json of roberta": BERT,
+    "config.json of vit": VIT,
+    "config.json of xlm-roberta": BERT,
     "generation_config.json": Rows(),
     "tokenizer_config.json": Rows(),
     "special_tokens_map.json": Rows(),
-    "sentence_bert_config.json": Rows(),
+    "modules.json": Rows({NOTES: "idx name", OUTPUTS: "kwargs"}),
+    "sentence_bert_config.json": Rows(
+        {OUTPUTS: "unpad_inputs"},
+        {
+            "document_length": None, "module_output_name": ("token_embeddings", "scores"), "processing_kwargs": {},
+            "query_expansion": None, "query_length": None, "tokenizer_name_or_path": None,
+            "transformer_task": ("feature-extraction", "sequence-classification"),
+        },
+    ),
     "arguments of sentence_bert_config.json": Rows(
         {
-            OUTPUTS: "add_pooling_layer attn_implementation dtype torch_dtype unpad_inputs",
+            NOTES: "cache_dir local_files_only revision subfolder token use_fast",
+            OUTPUTS: "add_pooling_layer attn_implementation dtype padding_side torch_dtype unpad_inputs",
             "code of a folder is never run": "trust_remote_code",
         },
         {"*": (False, "", {}, [])},
     ),
-    "config_sentence_transformers.json": Rows(),
+    "config_sentence_transformers.json": Rows(
+        {
+            NOTES: "__version__ requirements",
+            OUTPUTS: "keep_in_fp32_modules",
+            "predict returns logits": "activation_fn",
+        },
+        {"model_type": ("SentenceTransformer", "CrossEncoder")},
+    ),
     "Pooling": Rows({SIZES: "embedding_dimension word_embedding_dimension"}),
-    "Dense": Rows(),
-    "Normalize": Rows(),
-    "adapter_config.json": Rows(),
+    "Dense": Rows({}, {**FEATURES, "use_residual": False}),
+    "Dropout": Rows({TRAINING: "dropout"}),
+    "Normalize": Rows({}, FEATURES),
     "GGUF": Rows(  # entries that belong to neither of the next two
         {
             NOTES: "general.* imatrix.* quantize.* split.*",

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 from refusals import refusals
-from safetensors_headers import HOSTILE, hostile
+from safetensors_headers import HOSTILE, entry, hostile
 
 from selfattn import models
 
@@ -43,6 +43,11 @@ WRONG = [
     (BERT, {"hidden_act": "mish"}, ["hidden_act", "mish"]),
     (BERT, {"hidden_act": ["gelu"]}, ["hidden_act"]),
     (BERT, {"is_decoder": True}, ["is_decoder"]),
+    (BERT, {"transformers_weights": "other.safetensors"}, ["transformers_weights", "other.safetensors"]),
+    (BERT, {"quantization_config": {"quant_method": "fp8"}}, ["fp8", "16 or 32 bits"]),
+    (DISTILBERT, {"hidden_size": 16}, ["hidden_size=16", "dim"]),
+    (MODERNBERT, {"sliding_window": 4}, ["sliding_window"]),
+    (VIT, {"head_dim": 2}, ["head_dim"]),
     (BERT, {"add_cross_attention": True}, ["add_cross_attention"]),
     (BERT, {"num_attention_heads": 3}, ["num_attention_heads", "3", "hidden_size", "8"]),
     (BERT, {"hidden_size": "8"}, ["hidden_size", "'8'"]),
@@ -113,6 +118,65 @@ def test_files_that_are_damaged_or_lacking(folder, damage, error, message):
     damage(folder)
     with pytest.raises(error, match=message):
         models.load(folder)
+
+
+POINTER = (
+    "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22e\nsize 133\n"
+)
+PAGE = "\n<!DOCTYPE html><html><title>404</title></html>"
+ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "some/model"}'
+INSTEAD = {
+    "a pointer in place of weights": (WEIGHTS, POINTER, "git lfs pull"),
+    "a page in place of weights": (WEIGHTS, PAGE, "HTML.*download the file again"),
+    "a pointer in place of a tokenizer": ("tokenizer.json", POINTER, "git lfs pull"),
+    "a page in place of a configuration": ("config.json", PAGE, "config.json is not JSON: it is HTML"),
+    "an adapter beside a model": ("adapter_config.json", ADAPTER, "an adapter, LORA for 'some/model'.*merge_and_unload"),
+    "weights in 8-bit floats": (
+        WEIGHTS, hostile({"x": entry(0, 1, (1,), "F8_E4M3")}, b"0"), "x is stored in F8_E4M3.*16 or 32 bits",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "message"), INSTEAD.values(), ids=INSTEAD)
+def test_files_that_are_not_what_they_seem(folder, name, content, message):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        models.load(folder)
+
+
+def test_a_file_or_folder_that_holds_no_model_says_what_it_is(tmp_path):
+    (tmp_path / "model.gguf").write_text(POINTER)
+    with pytest.raises(ValueError, match=r"model\.gguf is no model: it is a pointer of Git LFS"):
+        models.load(tmp_path / "model.gguf")
+    with pytest.raises(
+        FileNotFoundError, match=r"no config\.json; to load model\.gguf, give the path of that file"
+    ):
+        models.load(tmp_path)
+
+
+def test_a_decoder_of_sentence_transformers_is_no_language_model(tmp_path):
+    config = BERT | {"model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True}
+    models.save(models.LlamaForCausalLM(config, rng=0), tmp_path)
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="makes embeddings or scores with a decoder, llama"):
+        models.load(tmp_path)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_head_that_was_trained_apart_from_the_table_is_kept(bare, tmp_path):
+    """As Transformers does, whatever the configuration says; equal ones are one."""
+    config = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    model = models.GPT2LMHeadModel(config | {"tie_word_embeddings": False}, rng=0)
+    arrays = model.state_dict()
+    if bare:
+        arrays = {name.removeprefix("transformer."): array for name, array in arrays.items()}
+    found = models.GPT2LMHeadModel(config | {"tie_word_embeddings": True}, arrays)
+    np.testing.assert_array_equal(found.logits([1, 2, 3]), model.logits([1, 2, 3]))
+    models.save(found, tmp_path)
+    np.testing.assert_array_equal(models.load(tmp_path).logits([1, 2, 3]), model.logits([1, 2, 3]))
+    table = arrays[("" if bare else "transformer.") + "wte.weight"]
+    assert models.GPT2LMHeadModel(config, arrays | {"lm_head.weight": table.copy()}).tied
 
 
 def test_no_folder(folder):

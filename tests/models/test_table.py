@@ -33,13 +33,11 @@ def test_one_warning_names_every_setting_that_is_not_known(tmp_path):
     (tmp_path / "Pooling/config.json").write_text(
         '{"pooling_mode": "mean", "weights": [1], "embedding_dimension": 8}'
     )
-    (tmp_path / "sentence_bert_config.json").write_text('{"query_expansion": 32}')
+    (tmp_path / "sentence_bert_config.json").write_text('{"expansion": 32}')
     with pytest.warns(models.FolderWarning) as found:
         models.load(tmp_path)
     assert len(found) == 1 and found[0].filename == __file__
-    names = (
-        "Pooling/config.json: weights; config.json: new, other; sentence_bert_config.json: query_expansion"
-    )
+    names = "Pooling/config.json: weights; config.json: new, other; sentence_bert_config.json: expansion"
     assert str(found[0].message).startswith(f"{tmp_path}: ") and str(found[0].message).endswith(f": {names}")
 
 
