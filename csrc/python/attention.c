@@ -1,13 +1,13 @@
-/* Attention forward: outputs, run, result. attention_call.c reads the arguments. */
+/* Attention's forward calls: makes outputs, runs the call, returns the results. attention_call.c reads the arguments. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
-/* Multiply-adds. */
+/* Calls with fewer multiply-adds keep the GIL. */
 #define SA_SMALL_WORK 65536.0
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
-/* A pullback reads these again, so out may not overlap them. */
+/* A pullback reads these arrays again, so out may not overlap them. */
 static int check_given(const sa_call *c, PyObject *given, const char *name) {
     PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL;
     if (array == NULL) {
@@ -66,14 +66,14 @@ static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype
     return sa_check_self_overlap(c->results[SA_OUT]) < 0 ? -1 : check_overlaps(c);
 }
 
-/* Borrowed; the results own it. */
+/* Returns a borrowed reference; the results own the array. */
 static PyArrayObject *make(sa_call *c, int which, int ndim, const npy_intp *shape, sa_dtype dtype, bool zeros) {
     const sa_attention *a = &c->a;
     PyArrayObject *like = a->query.m.dtype == SA_BF16 ? c->query : a->key.m.dtype == SA_BF16 ? c->key : c->value;
     return c->results[which] = sa_new_array(ndim, shape, dtype, like, zeros);
 }
 
-/* Makes out or takes the caller's. If UNROUNDED is wanted, the kernels write to it. */
+/* Makes out, or takes the caller's. If UNROUNDED is wanted, the kernels write to that array. */
 static int make_out(sa_call *c) {
     npy_intp shape[NPY_MAXDIMS + 2];
     const int ndim = sa_call_shape(c, c->lead, c->a.L, c->a.Dv, shape);
@@ -159,7 +159,7 @@ static int run(sa_call *c, PyObject *module) {
     return sa_run_job(module, &job);
 }
 
-/* Made before anything is written, so that a call that raises leaves `out` as it was. */
+/* The result is made before anything is written, so that a call that raises does not change `out`. */
 static PyObject *make_result(const sa_call *c) {
     Py_ssize_t n = 0;
     for (int i = 0; i < SA_RESULTS; ++i) {

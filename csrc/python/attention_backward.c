@@ -1,14 +1,14 @@
-/* Attention backward. The gradients cover all leading dims, in the dtype that computes; Python brings them to the
- * inputs' shapes and dtypes. */
+/* Attention's backward calls. Gradients have all leading dims and the dtype that computes; Python brings them to the inputs'
+ * shapes and dtypes. */
 #include "python/attention_call.h"
 #include "python/run.h"
 
-/* Order of the result and of the bits of `wrt`. */
+/* The order of the results, and of the bits of `wrt`. */
 enum { D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, GRADIENTS };
 
 typedef struct {
     sa_call c;
-    PyObject *gradients[GRADIENTS]; /* owned; a list for packed masks */
+    PyObject *gradients[GRADIENTS]; /* owned; for packed masks a list */
     PyObject *targets;              /* borrowed, or NULL */
     sa_attention_gradients g;
     sa_backward_plan plan;
@@ -27,9 +27,9 @@ static void release(backward_call *b) {
     sa_call_release(&b->c);
 }
 
-/* ---- what the forward call returned, and the gradients of it -------------------------------------------------------- */
+/* ---- the results of the forward call, and their gradients ---------------------------------------------------------------- */
 
-/* Borrowed: the call owns it. */
+/* Returns a borrowed reference; the call owns the array. */
 static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name, int ndim, const npy_intp *shape,
                                   sa_dtype *dtype) {
     PyArrayObject *array = sa_as_array(c->state, value, name, SA_FLOATS, dtype);
@@ -45,7 +45,7 @@ static PyArrayObject *read_floats(sa_call *c, PyObject *value, const char *name,
     return sa_check_shape(name, array, ndim, shape) < 0 ? NULL : array;
 }
 
-/* It may not have more bits than `of`. */
+/* The gradient may not have more bits than `of`. */
 static PyArrayObject *read_gradient(sa_call *c, PyObject *value, const char *name, const char *of, sa_dtype of_dtype, int ndim,
                                     const npy_intp *shape, sa_dtype *dtype) {
     PyArrayObject *array = read_floats(c, value, name, ndim, shape, dtype);
@@ -108,7 +108,7 @@ static int read_results(backward_call *b, const char *function) {
 
 /* ---- the gradients -------------------------------------------------------------------------------------------------- */
 
-/* True if it can serve as the new array. Leading 1s may be missing. */
+/* True if the object can serve as the new array. Leading axes of 1 may be missing. */
 static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype dtype) {
     if (!PyArray_CheckExact(object)) {
         return false;
@@ -122,10 +122,10 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
     return fits;
 }
 
-/* Borrowed. `compute` zeroes a caller's array, when nothing can fail any more. */
+/* Returns a borrowed reference. `compute` zeroes a caller's array when nothing can fail any more. */
 static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
     const sa_dtype dtype = b->c.computes;
-    const bool by_rows = which == D_SLOPES || which == D_SINKS; /* summed later */
+    const bool by_rows = which == D_SLOPES || which == D_SINKS; /* later summed over rows */
     PyObject *target = b->targets && !by_rows ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
     b->gradients[which] =
         can_be(target, ndim, shape, dtype) ? Py_NewRef(target) : (PyObject *)sa_new_array(ndim, shape, dtype, NULL, true);
@@ -148,7 +148,7 @@ static int make(backward_call *b, long wrt, int which, const npy_intp *lead, npy
     return 0;
 }
 
-/* dK and dV have key heads, and 1 along axes that broadcast within a group: the kernel sums over them (sa_group_size). */
+/* dK and dV have key heads, and 1 along axes that are broadcast within a group, over which the kernel sums (sa_group_size). */
 static void key_lead(const sa_call *c, npy_intp *lead) {
     const sa_attention *a = &c->a;
     int axis = a->n_lead - 1;
@@ -169,7 +169,7 @@ static void key_lead(const sa_call *c, npy_intp *lead) {
     }
 }
 
-/* The kernels need the strides even without the gradient. */
+/* The kernels need the strides even if the gradient is not wanted. */
 static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *shape, int ndim, ptrdiff_t keys) {
     const int lead = c->a.n_lead + 2 - ndim;
     ptrdiff_t stride = (ptrdiff_t)sa_itemsize(c->computes);
@@ -180,7 +180,7 @@ static void fill_mask_gradient(const sa_call *c, sa_tensor *t, const npy_intp *s
     }
 }
 
-/* The gradient has the mask's shape, after leading 1s. */
+/* The mask's gradient has the mask's shape, with leading axes of 1. */
 static int make_mask(backward_call *b, bool wanted) {
     const sa_call *c = &b->c;
     if (wanted && (c->mask == NULL || c->a.mask.m.dtype == SA_BOOL)) {
@@ -203,7 +203,7 @@ static int make_mask(backward_call *b, bool wanted) {
     return 0;
 }
 
-/* Appends the gradient or None to the list. */
+/* Appends the gradient of sequence s's mask, or None, to the list. */
 static int make_mask_of(backward_call *b, ptrdiff_t s, bool wanted) {
     const sa_call *c = &b->c;
     PyArrayObject *mask = c->mask_arrays[s];
@@ -327,7 +327,7 @@ static PyObject *backward(PyObject *module, int function, PyObject *const *args,
         make_gradients(&b, wrt) < 0 || sa_call_read_seed(&b.c) < 0) {
         goto done;
     }
-    result = PyTuple_New(GRADIENTS); /* before anything is written */
+    result = PyTuple_New(GRADIENTS); /* made before anything is written */
     for (int i = 0; result != NULL && i < GRADIENTS; ++i) {
         PyTuple_SET_ITEM(result, i, Py_NewRef(b.gradients[i] ? b.gradients[i] : Py_None));
     }

@@ -1,4 +1,4 @@
-/* Owns an attention call: its inputs and their shapes, its options, their table. Nothing is written before all is checked. */
+/* Owns an attention call: its inputs and their shapes, its options, their table. Nothing is written before all are checked. */
 #include "python/attention_call.h"
 
 #include <math.h>
@@ -31,7 +31,7 @@ void sa_call_release(sa_call *c) {
     }
 }
 
-/* Strides beyond n_lead stay uninitialised: they are never read. */
+/* Strides of axes from n_lead on stay uninitialised, as they are never read. */
 static void start(sa_call *c, PyObject *module, int function) {
     c->state = sa_state_of(module);
     c->owned_count = 0;
@@ -116,7 +116,7 @@ void sa_call_fill_rows(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_
 
 /* ---- query, key and value ------------------------------------------------------------------------------------------- */
 
-/* Borrowed. */
+/* Returns a borrowed reference. */
 static PyArrayObject *take_input(sa_call *c, int which, const char *name, const char *dense, const char *packed,
                                  sa_dtype *dtype) {
     PyArrayObject *array = sa_as_array(c->state, c->values[which], name, SA_NUMBERS, dtype);
@@ -168,7 +168,7 @@ static int read_groups(sa_call *c) {
     return 0;
 }
 
-/* With enable_gqa the query alone gives the heads. */
+/* With enable_gqa the heads are the query's. */
 static int read_lead(sa_call *c, int n_lead) {
     c->a.n_lead = n_lead;
     for (int axis = 0; axis < n_lead; ++axis) {
@@ -227,7 +227,7 @@ static int read_packed_shapes(sa_call *c) {
     return 0;
 }
 
-/* Offsets go from 0 to `rows` and never fall. */
+/* Checks that offsets go from 0 to `rows` and never fall. */
 static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows, const char *rows_of) {
     const int64_t *offset = PyArray_DATA(offsets);
     const npy_intp n = PyArray_SIZE(offsets);
@@ -258,7 +258,7 @@ static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *na
     return -1;
 }
 
-/* Returns the length. */
+/* Returns how many offsets there are. */
 static npy_intp read_offsets(sa_call *c, PyObject *value, const char *name, npy_intp rows, const char *rows_of,
                              const int64_t **begin) {
     if (value == Py_None) {
@@ -287,7 +287,7 @@ static int read_packed(sa_call *c) {
                         n_q, n_k);
     }
     c->v.sequences = n_q - 1;
-    c->a.lead[0] = c->lead[0] = n_q - 1; /* for slopes and sinks (H,) or (n, H) */
+    c->a.lead[0] = c->lead[0] = n_q - 1; /* for slopes and sinks of shape (H,) or (n, H) */
     c->items = PyMem_RawMalloc((size_t)n_q * sizeof(sa_varlen_item));
     if (c->items == NULL) {
         PyErr_NoMemory();
@@ -315,7 +315,7 @@ static int read_inputs(sa_call *c) {
     return 0;
 }
 
-/* ---- options: readers run in the order of the table, once shapes are known -------------------------------------------- */
+/* ---- options: readers run in the order of the table, when shapes are known ----------------------------------------------- */
 
 static int read_dropout(void *call, PyObject *value, const char *name, void *to) {
     const double *p = to;
@@ -334,7 +334,7 @@ static int read_softcap(void *call, PyObject *value, const char *name, void *to)
                                       : sa_error(PyExc_ValueError, "softcap must be a finite float > 0 or None, got %R", value);
 }
 
-/* *to holds is_causal, which is read first. */
+/* *to already has is_causal, which is read first. */
 static int read_causal(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     bool *causal = to;
@@ -353,7 +353,7 @@ static int read_causal(void *call, PyObject *value, const char *name, void *to) 
     return 0;
 }
 
-/* A bound that no sequence reaches is open, like None. */
+/* A bound longer than any sequence means no bound, like None. */
 static int read_bound(PyObject *value, PyObject *window, ptrdiff_t *bound) {
     if (value == Py_None) {
         return 0;
@@ -380,7 +380,7 @@ static int read_window(void *call, PyObject *value, const char *name, void *to) 
     (void)name, (void)to;
     sa_attention *a = &((sa_call *)call)->a;
     const bool sequence = PyTuple_Check(value) || PyList_Check(value);
-    PyObject *pair = sequence ? PySequence_Tuple(value) : NULL; /* a copy: __index__ might change the list */
+    PyObject *pair = sequence ? PySequence_Tuple(value) : NULL; /* a copy, as __index__ might change the list */
     if (sequence && pair == NULL) {
         return -1;
     }
@@ -413,7 +413,7 @@ static int lead_error(const sa_call *c, const char *name, PyArrayObject *array, 
 static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
     sa_attention *a = &c->a;
     sa_dtype dtype;
-    if (PyBool_Check(value)) { /* one bool would open or close all */
+    if (PyBool_Check(value)) { /* a single bool would open or close all pairs */
         return sa_error(PyExc_TypeError, "%s must be an array, got %R (a causal mask is is_causal=True)", name, value);
     }
     if ((c->mask = sa_as_array(c->state, value, name, SA_MASK, &dtype)) == NULL) {
@@ -464,12 +464,12 @@ static int read_masks(sa_call *c, PyObject *value) {
                         "differ; got %s",
                         (Py_ssize_t)n, sa_type_name(value));
     }
-    PyObject *list = PySequence_Tuple(value); /* a copy: reading a mask might change the list */
+    PyObject *list = PySequence_Tuple(value); /* a copy, as reading a mask might change the list */
     if (list == NULL) {
         return -1;
     }
     int status = -1;
-    c->mask_arrays = PyMem_RawCalloc((size_t)n + 1, sizeof(PyArrayObject *)); /* never 0 bytes */
+    c->mask_arrays = PyMem_RawCalloc((size_t)n + 1, sizeof(PyArrayObject *)); /* not 0 bytes, even for n = 0 */
     c->masks = PyMem_RawCalloc((size_t)n + 1, sizeof(sa_tensor));
     if (c->mask_arrays == NULL || c->masks == NULL) {
         PyErr_NoMemory();
@@ -519,7 +519,7 @@ static int read_per_head(void *call, PyObject *value, const char *name, void *to
     return read_numbers(call, value, name, false, to);
 }
 
-/* Lengths of keys or of queries. */
+/* Reads the lengths of keys or of queries. */
 static int read_lengths(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     const bool of_keys = to == &c->a.key_lengths;
@@ -556,7 +556,7 @@ static bool differs_in_group(const sa_attention *a, const sa_tensor *bias) {
     return differs;
 }
 
-/* For layers, which add a padding mask to another mask. */
+/* Reads key_bias, by which layers add a padding mask to another mask. */
 static int read_key_bias(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     sa_dtype dtype;
@@ -599,7 +599,7 @@ static PyObject *draw(PyObject *rng) {
     return number;
 }
 
-/* 1 for a generator, 0 for anything else. */
+/* Returns 1 for a generator, 0 for any other object. */
 static int draws_integers(PyObject *rng) {
     PyObject *method = PyObject_GetAttrString(rng, "integers");
     if (method == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
@@ -630,7 +630,7 @@ static PyObject *as_seed(PyObject *rng) {
     return number;
 }
 
-/* An int counts modulo 2^64. Without dropout, rng is only checked. */
+/* An int is taken modulo 2^64. Without dropout, rng is only checked. */
 int sa_call_read_seed(sa_call *c) {
     PyObject *rng = c->given.rng;
     const bool drops = c->a.dropout_p > 0;

@@ -8,18 +8,18 @@
 
 extern const sa_family sa_attention_family;
 
-/* Its functions. */
+/* The functions that make such a call. */
 enum {
     SA_FN_ATTENTION,
     SA_FN_CACHED,
-    SA_FN_FORWARD, /* half of a vjp */
+    SA_FN_FORWARD, /* the forward half of a vjp */
     SA_FN_BACKWARD,
     SA_FN_PACKED,
     SA_FN_PACKED_FORWARD,
     SA_FN_PACKED_BACKWARD
 };
 
-/* Results in their order. UNROUNDED: out before rounding to 16 bits, else out itself. */
+/* The results, in order. UNROUNDED is out before it is rounded to 16 bits, else out itself. */
 enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 
 #define SA_MAX_OWNED 32
@@ -34,7 +34,7 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
 #define SA_FORWARD (1 << SA_FN_FORWARD | 1 << SA_FN_PACKED_FORWARD)
 #define SA_BACKWARD (SA_DENSE_BACKWARD | 1 << SA_FN_PACKED_BACKWARD)
 
-/* Every parameter of attention, in the order of the signatures. Columns as in sa_parameter, `to` a field of sa_call. */
+/* Every parameter of attention, in the order of the signatures. Columns are the fields of sa_parameter; `to` is in sa_call. */
 #define SA_ATTENTION_PARAMETERS(P)                                                                                             \
     P(query, "", SA_ALL, NULL, given)                                                                                          \
     P(key, "", SA_ALL, NULL, given)                                                                                            \
@@ -67,33 +67,33 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(wrt, "=7", SA_BACKWARD, NULL, given)                                                                                     \
     P(gradients, "=None", SA_DENSE_BACKWARD, NULL, given)
 
-/* The arguments that were given: borrowed, or NULL. */
+/* The given arguments: borrowed, or NULL. */
 #define SA_ARGUMENT(name, otherwise, functions, read, to) PyObject *name;
 typedef struct {
     SA_ATTENTION_PARAMETERS(SA_ARGUMENT)
 } sa_attention_arguments;
 
-/* A call under way: its references, and the core's structs that point into them. */
+/* A call: its references, and the core's structs that point into them. */
 typedef struct {
     const sa_state *state;
     union {
         sa_attention_arguments given;
         PyObject *values[SA_MAX_PARAMETERS];
     };
-    PyArrayObject *owned[SA_MAX_OWNED]; /* all arrays that it reads */
+    PyArrayObject *owned[SA_MAX_OWNED]; /* all arrays that the call reads */
     const char *owned_names[SA_MAX_OWNED];
     int owned_count;
     PyArrayObject *query, *key, *value, *mask; /* borrowed; mask: the last one read, or NULL */
-    PyArrayObject *results[SA_RESULTS];        /* owned; NULL: not asked for */
+    PyArrayObject *results[SA_RESULTS];        /* owned; NULL: not requested */
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
-    bool want_stats, want_unrounded; /* for a vjp */
+    bool want_stats, want_unrounded; /* a vjp needs these */
     int threads;
     npy_intp lead[NPY_MAXDIMS];
     sa_attention a;
     sa_block_mask block_masks[SA_MAX_BLOCK_MASKS];
 
-    /* For packed sequences: */
+    /* These are for packed sequences: */
     sa_varlen v;
     PyArrayObject **mask_arrays; /* owned; NULL for sequences without a mask */
     sa_tensor *masks;            /* owned */
@@ -105,29 +105,29 @@ typedef struct {
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void sa_call_release(sa_call *c);
 
-/* Call it last, since drawing changes a generator. Both halves of a vjp must drop the same, so they take no generator. */
+/* Call it last, since drawing changes a generator. Both halves of a vjp must drop the same weights, so they take none. */
 int sa_call_read_seed(sa_call *c);
 
-/* Takes over a reference. */
+/* Takes over a reference to array. */
 void sa_call_own(sa_call *c, PyArrayObject *array, const char *name);
 
 /* The reader of `block_mask` (block_mask.c). */
 int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void *to);
 
-/* Whether the axes before the last `core` broadcast to the leading dims without enlarging them. */
+/* True if the axes before the last `core` broadcast to the leading dims without enlarging them. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
-/* The result's dtype, or float32 for 16 bits if statistics are kept. */
+/* True for the result's dtype, or for float32 if that has 16 bits and statistics are kept. */
 bool sa_call_takes_out(const sa_call *c, sa_dtype dtype);
 
-/* (B…, rows, cols), or packed (rows, H, cols). Returns the number of axes. */
+/* Fills shape with (B…, rows, cols), or packed (rows, H, cols). Returns the number of axes. */
 int sa_call_shape(const sa_call *c, const npy_intp *lead, npy_intp rows, npy_intp cols, npy_intp *shape);
 /* A single column counts as contiguous. */
 void sa_call_fill(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype);
 
-/* (B…, L, cols), or packed (H, L, cols); no last axis if cols is 0. */
+/* Fills shape with (B…, L, cols), or packed (H, L, cols), without the last axis if cols is 0. */
 int sa_call_row_shape(const sa_call *c, npy_intp cols, npy_intp *shape);
-/* (B…, L) as (…, L, 1). */
+/* Fills t with (B…, L), seen as (…, L, 1). */
 void sa_call_fill_rows(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype);
 
 #endif

@@ -1,4 +1,4 @@
-/* Owns what all of the binding uses: NumPy's C API, the module's state, messages; and the way from Python's arguments to
+/* Owns what all of the binding uses: NumPy's C API, the module's state, messages, and the reading of Python's arguments as
  * parameters, numbers and the core's tensors. */
 #define SA_IMPORTS_NUMPY
 #include "python/binding.h"
@@ -37,7 +37,7 @@ int sa_state_start(sa_state *state) {
                                                            [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
                                                            [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
                                                            [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
-    if (_import_array() < 0) { /* import_array() would make an ImportError of whatever comes up, of Ctrl-C too */
+    if (_import_array() < 0) { /* import_array() would make an ImportError of every exception, even of Ctrl-C */
         return -1;
     }
     for (int i = 0; i < SA_FROM_NUMPY; ++i) {
@@ -51,7 +51,7 @@ int sa_state_start(sa_state *state) {
     return 0;
 }
 
-/* ---- parameters: loops run over given arguments only, so plain calls stay cheap -------------------------------------- */
+/* ---- parameters: loops run over given arguments only, so plain calls are fast -------------------------------------------- */
 
 int sa_family_start(sa_family_state *state, const sa_family *family) {
     state->family = family;
@@ -79,7 +79,7 @@ void sa_family_clear(sa_family_state *state) {
     }
 }
 
-/* −1: none. Identity first: names in source code are interned. */
+/* Returns −1 if there is none. Compares identity first, as names in source code are interned. */
 static int find_name(const sa_family_state *state, uint32_t takes, PyObject *keyword) {
     for (int i = 0; i < state->count; ++i) {
         if (state->names[i] == keyword && takes >> i & 1) {
@@ -163,7 +163,7 @@ int sa_read_real(void *call, PyObject *value, const char *name, void *to) {
     if (PyBool_Check(value) || PyArray_IsScalar(value, Bool) || type == NPY_BOOL) {
         return sa_error(PyExc_TypeError, "%s must be a real number, got a bool", name);
     }
-    /* NumPy makes floats of these: it leaves out imaginary parts, and reads texts. */
+    /* NumPy would make floats of these: it drops imaginary parts and parses strings. */
     if (PyArray_IsScalar(value, ComplexFloating) || PyTypeNum_ISCOMPLEX(type) || PyTypeNum_ISDATETIME(type) ||
         type == NPY_OBJECT || type == NPY_STRING || type == NPY_UNICODE || type == NPY_VSTRING) {
         return sa_error(PyExc_TypeError, "%s must be a real number, not %R", name, value);
@@ -218,7 +218,7 @@ const char *sa_dtype_name(sa_dtype dtype) {
     return names[dtype];
 }
 
-/* The bfloat16 of ml_dtypes: unless that is imported, no such array exists. */
+/* True for the bfloat16 of ml_dtypes. Unless that is imported, no such array exists. */
 static bool is_bfloat16(PyArray_Descr *descr) {
     PyObject *name = PyUnicode_FromString("ml_dtypes");
     PyObject *module = name ? PyImport_GetModule(name) : NULL;
@@ -233,7 +233,7 @@ static bool is_bfloat16(PyArray_Descr *descr) {
     return same;
 }
 
-/* SA_DTYPES for an unknown one, or if memory fails: then an exception is set. */
+/* Returns SA_DTYPES for an unknown dtype, or if there is no memory; then an exception is set. */
 static sa_dtype dtype_of(PyArray_Descr *descr) {
     static const sa_dtype integers[9][2] = {
         [1] = {SA_U8, SA_I8}, [2] = {SA_U16, SA_I16}, [4] = {SA_U32, SA_I32}, [8] = {SA_U64, SA_I64}};
@@ -375,7 +375,7 @@ int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_i
     return sa_error(PyExc_ValueError, "%s must have shape %s, got %s", name, sa_shape_text(ndim, shape), sa_shape_of(array));
 }
 
-/* The bytes that an array may touch; false without elements. */
+/* Sets *low and *high to the bytes that an array may touch. False without elements. */
 static bool extent(PyArrayObject *array, const char **low, const char **high) {
     *low = *high = PyArray_BYTES(array);
     *high += PyArray_ITEMSIZE(array);
@@ -415,7 +415,7 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
 }
 
 int sa_check_self_overlap(PyArrayObject *out) {
-    /* By growing stride, each step must be longer than all below it. That refuses interleaved strides too. */
+    /* In order of growing strides, each must exceed the extent of the axes before it. This refuses interleaved strides, too. */
     const int ndim = PyArray_NDIM(out);
     bool used[NPY_MAXDIMS] = {false};
     if (PyArray_SIZE(out) == 0) {

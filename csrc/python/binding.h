@@ -1,21 +1,21 @@
-/* For all files of the binding: the stable ABI, NumPy's C API, the module's state, messages; and the way from Python's arguments
- * to parameters, numbers and the core's tensors. Only this folder includes Python.h. Everywhere here, −1 or NULL means that an
- * exception is set, and objects returned are new references, unless said otherwise. */
+/* For all files of the binding: the stable ABI, NumPy's C API, the module's state, messages, and the reading of Python's
+ * arguments as parameters, numbers and the core's tensors. Only this folder includes Python.h. In this folder −1 or NULL means
+ * that an exception is set, and returned objects are new references, unless a comment says otherwise. */
 #ifndef SA_PYTHON_BINDING_H
 #define SA_PYTHON_BINDING_H
 
 /* ---- the stable ABI ------------------------------------------------------------------------------------------------- */
 
-/* With it one built extension serves CPython 3.11 and every later one. What is a macro in the whole API is a function
- * here. Free-threaded CPython has no such ABI: there the macros stay. */
+/* With it one built extension serves CPython 3.11 and all later versions. Macros of the whole API are functions here.
+ * Free-threaded CPython has no such ABI, so there the macros stay. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-/* Not included by a Python.h that is limited to the stable ABI. */
+/* A Python.h that is limited to the stable ABI does not include these. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Where the GIL does not keep other threads from an object, its lock does. With the GIL, and before 3.13, an empty block. */
+/* Locks an object if the GIL does not keep other threads from it. With the GIL, and before 3.13, this is an empty block. */
 #if !defined(Py_GIL_DISABLED)
 #undef Py_BEGIN_CRITICAL_SECTION
 #undef Py_END_CRITICAL_SECTION
@@ -31,7 +31,7 @@
 #define PyList_GET_ITEM PyList_GetItem
 #define PyList_SET_ITEM (void)PyList_SetItem
 #define PyBytes_AS_STRING PyBytes_AsString
-#if Py_LIMITED_API + 0 < 0x030D0000 /* promised from 3.13 on, and there in 3.11 and 3.12 */
+#if Py_LIMITED_API + 0 < 0x030D0000 /* promised from 3.13 on, but present in 3.11 and 3.12 */
 PyAPI_FUNC(void *) PyMem_RawMalloc(size_t size);
 PyAPI_FUNC(void *) PyMem_RawCalloc(size_t nelem, size_t elsize);
 PyAPI_FUNC(void *) PyMem_RawRealloc(void *ptr, size_t new_size);
@@ -59,11 +59,11 @@ PyAPI_FUNC(void) PyMem_RawFree(void *ptr);
 /* A parameter of a family of functions. */
 typedef struct {
     const char *name;
-    const char *otherwise; /* the default as documentation prints it ("=None"); "": required */
+    const char *otherwise; /* the default as documentation prints it ("=None"); "": the parameter is required */
     uint32_t functions;    /* bit n: function n takes it */
-    /* Reads a value into `to`, a field of the call. NULL: the call reads it. */
+    /* Reads a value into `to`, a field of the call. NULL: the call reads the value itself. */
     int (*read)(void *call, PyObject *value, const char *name, void *to);
-    size_t to; /* that field's offset */
+    size_t to; /* the field's offset */
 } sa_parameter;
 
 typedef struct {
@@ -79,8 +79,8 @@ typedef struct {
     const sa_family *family;
     int count;
     PyObject *names[SA_MAX_PARAMETERS];
-    uint32_t optional; /* default None */
-    uint32_t readable; /* have a reader */
+    uint32_t optional; /* bits of parameters whose default is None */
+    uint32_t readable; /* bits of parameters that have a reader */
     uint32_t takes[SA_MAX_FUNCTIONS], needs[SA_MAX_FUNCTIONS];
 } sa_family_state;
 
@@ -92,7 +92,7 @@ enum { SA_MASKED_ARRAY, SA_MATRIX, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_
 typedef struct {
     sa_family_state attention, rows;
     PyObject *numpy[SA_FROM_NUMPY];
-    /* Kept memory, and the slot replaced next: run.c. */
+    /* Kept memory, and the slot that is replaced next (run.c). */
     _Atomic(void *) arena[SA_ARENA_SLOTS];
     atomic_uint next_slot;
     atomic_bool malloc_keeps, frees_memory;
@@ -103,17 +103,17 @@ static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyMod
 /* Imports NumPy, and from it what the state holds. */
 int sa_state_start(sa_state *state);
 
-/* As PyErr_Format, but returns −1. */
+/* Like PyErr_Format, but returns −1. */
 int sa_error(PyObject *type, const char *format, ...);
 
-/* The type of `value` for a message, with its module, as `numpy.ndarray`; valid until the thread's next call. Clears any
- * exception that is set, since the message is for another. */
+/* The type of `value` with its module, such as `numpy.ndarray`, for a message; valid until the thread's next call. Clears an
+ * exception that is set, since another will be raised. */
 const char *sa_type_name(PyObject *value);
 
 /* Messages start with `what`. */
 int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
 
-/* A method that calls `call(module, number, …)`. */
+/* Defines a method that calls `call(module, number, …)`. */
 #define SA_FUNCTION(name, call, number)                                                                                        \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {                      \
         return call(module, number, args, nargs, kwnames);                                                                     \
@@ -125,68 +125,68 @@ int sa_py_choose_isa(const char *name, PyObject *error, const char *what);
 int sa_family_start(sa_family_state *state, const sa_family *family);
 void sa_family_clear(sa_family_state *state);
 
-/* Sorts arguments into values[], borrowed, NULL where none was given or None is the default. Others get a bit in
+/* Sorts arguments into values[], borrowed: NULL if none was given, or None where None is the default. The others get a bit in
  * *given. */
 int sa_sort_arguments(const sa_family_state *state, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
                       PyObject **values, uint32_t *given);
 
-/* In the table's order. */
+/* Reads values in the table's order. */
 int sa_read_arguments(const sa_family_state *state, void *call, PyObject *const *values, uint32_t given);
 
-/* ---- numbers: exceptions that objects raise pass through -------------------------------------------------------------------------------------------------------- */
+/* ---- numbers: exceptions that objects raise are passed on ---------------------------------------------------------------- */
 
-/* NULL without an exception: a bool, or no integer. */
+/* Returns NULL without an exception for a bool, or for an object that is no integer. */
 PyObject *sa_as_index(PyObject *value);
 
 int sa_read_real(void *call, PyObject *value, const char *name, void *to);
 
-/* To an int, 1 … 1024. */
+/* Reads an int from 1 to 1024. */
 int sa_read_threads(void *call, PyObject *value, const char *name, void *to);
 
-/* To a bool; refuses strings and floats. */
+/* Reads a bool; refuses strings and floats. */
 int sa_read_flag(void *call, PyObject *value, const char *name, void *to);
 
 /* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
 static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtype < SA_DTYPES; }
 
-/* What an argument takes. SA_NUMBERS and SA_MASK let integers pass, which callers refuse where they must. SA_ANY may
- * give SA_DTYPES. */
+/* The kinds of arrays that an argument takes. SA_NUMBERS and SA_MASK accept integers; callers refuse them if necessary. With
+ * SA_ANY the dtype may be SA_DTYPES. */
 typedef enum { SA_ANY, SA_NUMBERS, SA_FLOATS, SA_INTEGERS, SA_MASK } sa_kind;
 
-/* x or a conversion of it, and its dtype. Refuses masked arrays and matrices. */
+/* Returns x or a conversion of x, and its dtype. Refuses masked arrays and matrices. */
 PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype);
 
-/* Whether the core can read x in place. ndim −1: any. */
+/* True if the core can read x in place. ndim −1: any number of axes. */
 static inline bool sa_is_plain(PyObject *x, int type, int ndim) {
     return PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == type && PyArray_ISCARRAY_RO((PyArrayObject *)x) &&
            (ndim < 0 || PyArray_NDIM((PyArrayObject *)x) == ndim);
 }
 
-/* x is an array. */
+/* x must be an array. */
 static inline npy_intp sa_dim(PyObject *x, int axis) { return PyArray_DIM((PyArrayObject *)x, axis); }
 static inline void *sa_data(PyObject *x) { return PyArray_DATA((PyArrayObject *)x); }
 
-/* Element i as the caller gave it, for messages: the copy as int64 may show another sign. */
+/* Element i as the caller passed it, for messages; its copy as int64 may have another sign. */
 PyObject *sa_element(PyObject *x, npy_intp i);
 
 /* The dtype of results. */
 sa_dtype sa_promote(sa_dtype a, sa_dtype b);
 
-/* C-contiguous. SA_BF16 needs like_bf16, any bfloat16 array. */
+/* Makes a C-contiguous array. SA_BF16 needs like_bf16, any bfloat16 array. */
 PyArrayObject *sa_new_array(int ndim, const npy_intp *shape, sa_dtype dtype, PyArrayObject *like_bf16, bool zeros);
 
-/* The last `core` (0, 1 or 2) axes become (rows, cols). Axes of length 1 get stride 0. */
+/* The last `core` (0, 1 or 2) axes become (rows, cols). Axes of length 1 have stride 0. */
 void sa_fill_tensor(sa_tensor *t, PyArrayObject *array, sa_dtype dtype, int n_lead, int core);
 
-/* As float64 or int64, aligned and native. Integers are copied, so that nobody changes them after the check. */
+/* Returns x as float64 or int64, aligned and native. Integers are copied, so that nobody changes them after the check. */
 PyArrayObject *sa_as_small(const sa_state *state, PyObject *x, const char *name, bool integers);
 
-/* Refuses overlap, or strides too intricate to tell. */
+/* Refuses arrays that overlap, or whose strides are too intricate to find out. */
 int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *array, const char *name);
 int sa_check_self_overlap(PyArrayObject *out);
 
-/* For messages; lives as long as the caller's block. */
+/* A shape as text, for messages; valid until the end of the caller's block. */
 #define sa_shape_text(ndim, shape) sa_print_shape((char[SA_SHAPE_CHARS]){0}, ndim, shape)
 #define sa_shape_of(array) sa_shape_text(PyArray_NDIM(array), PyArray_SHAPE(array))
 #define SA_SHAPE_CHARS (24 * (NPY_MAXDIMS + 2))

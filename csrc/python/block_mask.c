@@ -1,9 +1,9 @@
-/* Owns the argument block_mask. Derived classes may make any tables and the core trusts them, so all are checked here. */
+/* Owns the argument block_mask. Derived classes may make any tables, and the core trusts them, so they are all checked here. */
 #include "python/attention_call.h"
 
 static int not_tables(void) { return sa_error(PyExc_TypeError, "block_mask has tables that selfattn.BlockMask does not make"); }
 
-/* A borrowed copy, which the call owns: other Python code runs before the core reads it. */
+/* Returns a borrowed copy, which the call owns, because other Python code runs before the core reads it. */
 static PyArrayObject *take_table(sa_call *c, PyObject *x) {
     if (!PyArray_CheckExact(x) || !PyArray_EquivTypenums(PyArray_TYPE((PyArrayObject *)x), NPY_INT64) ||
         !PyArray_ISCARRAY_RO((PyArrayObject *)x)) {
@@ -28,7 +28,7 @@ static bool within(PyArrayObject *array, int64_t least, int64_t most) {
     return good;
 }
 
-/* (lengths, diagonal, open fraction) */
+/* Reads (lengths, diagonal, open fraction). */
 static int read_prefix(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given;
     Py_ssize_t diagonal;
@@ -46,7 +46,7 @@ static int read_prefix(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     return 0;
 }
 
-/* Runs of a class must rise and not touch. Classes follow one another without holes. */
+/* Checks that the runs of a class ascend and do not touch, and that classes follow one another without holes. */
 static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
     const int64_t *start = PyArray_DATA(starts);
     const sa_run *run = PyArray_DATA(runs);
@@ -67,7 +67,7 @@ static bool good_runs(PyArrayObject *starts, PyArrayObject *runs, bool *gaps) {
     return good;
 }
 
-/* (classes, class_rows, starts, runs, open fraction) */
+/* Reads (classes, class_rows, starts, runs, open fraction). */
 static int read_runs(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
     PyObject *given[3];
     Py_ssize_t rows;
@@ -85,14 +85,14 @@ static int read_runs(sa_call *c, PyObject *tuple, sa_block_mask *mask) {
         return not_tables();
     }
     sa_fill_tensor(&mask->classes, classes, SA_I64, c->a.n_lead, 1);
-    mask->classes.m.row_stride = mask->classes.m.col_stride; /* (…, rows) seen as (…, rows, 1) */
+    mask->classes.m.row_stride = mask->classes.m.col_stride; /* (…, rows) is seen as (…, rows, 1) */
     mask->class_rows = rows;
     mask->starts = PyArray_DATA(starts);
     mask->runs = PyArray_DATA(runs);
     return 0;
 }
 
-/* A tuple of tuples. */
+/* Returns a tuple of tuples. */
 static PyObject *make_tables(const sa_call *c, PyObject *value) {
     PyObject *module = PyImport_ImportModule("selfattn.functional.block_mask"), *tables = NULL;
     PyObject *class = module ? PyObject_GetAttrString(module, "BlockMask") : NULL;

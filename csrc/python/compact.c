@@ -11,8 +11,8 @@ static const char capsule_name[] = "selfattn._compact";
 
 typedef struct {
     sa_compact weights;
-    void *memory;    /* owned, or NULL */
-    PyObject *array; /* of quants: owned, or NULL */
+    void *memory;    /* panels: owned, or NULL */
+    PyObject *array; /* quants: owned, or NULL */
 } held;
 
 const sa_compact *sa_compact_of(PyObject *x) {
@@ -32,7 +32,7 @@ static void release(PyObject *capsule) {
     PyMem_Free(p);
 }
 
-/* A capsule of them. Takes the memory, and a reference to the array. */
+/* Returns a capsule of the weights. Takes over the memory, and makes a reference to the array. */
 static PyObject *hold(sa_compact weights, void *memory, PyObject *array) {
     held *p = PyMem_Calloc(1, sizeof *p);
     PyObject *capsule = p == NULL ? PyErr_NoMemory() : PyCapsule_New(p, capsule_name, release);
@@ -93,7 +93,7 @@ static PyObject *compact_unit(PyObject *module, PyObject *int8) {
 
 /* ---- quants -------------------------------------------------------------------------------------------------------------- */
 
-/* SA_QUANT_TYPES: there is no such type. */
+/* Returns SA_QUANT_TYPES if there is no such type. */
 static sa_quant_type type_of(const char *name) {
     sa_quant_type type = 0;
     while (type < SA_QUANT_TYPES && strcmp(name, sa_quant_shape_of(type)->name) != 0) {

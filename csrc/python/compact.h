@@ -7,7 +7,7 @@
 #include "drivers/attention.h"
 #include "drivers/compact.h"
 
-/* NULL: x is no such capsule, and no error is set. Lives as long as x. */
+/* Returns NULL, without an exception, if x is no such capsule. The result lives as long as x. */
 const sa_compact *sa_compact_of(PyObject *x);
 
 /* Refuses weights that the instruction set in use does not multiply. */

@@ -1,4 +1,4 @@
-/* Products with weights, for nn.Linear and all layers that project. */
+/* Products with weights, for nn.Linear and all layers with projections. */
 #include "python/binding.h"
 
 #include "drivers/attention.h"
@@ -14,7 +14,7 @@ typedef struct {
     int threads;
 } linear_call;
 
-/* Panels, or quants. */
+/* Takes weights that are panels or quants. */
 static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
     if (!sa_is_plain(x, NPY_FLOAT, 2) || sa_dim(x, 1) != weight->in) {
         return sa_error(PyExc_TypeError, "x must be a contiguous 2-D array of float32 with %zd columns", weight->in);
@@ -32,7 +32,7 @@ static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
     return 0;
 }
 
-/* x (rows, in), weight (out, in), both contiguous and of one type. */
+/* Takes x (rows, in) and weight (out, in), both contiguous and of one type. */
 static int take_product(linear_call *c, PyObject *x, PyObject *weight) {
     const int type = PyArray_Check(x) && PyArray_TYPE((PyArrayObject *)x) == NPY_DOUBLE ? NPY_DOUBLE : NPY_FLOAT;
     if (!sa_is_plain(x, type, 2) || !sa_is_plain(weight, type, 2) || sa_dim(x, 1) != sa_dim(weight, 1)) {
@@ -129,7 +129,7 @@ static PyObject *linear_backward(PyObject *module, PyObject *args) {
         c.g.dx = sa_data(dx);
         c.g.dweight[0] = sa_data(dweight);
         c.g.dbias[0] = sa_data(dbias);
-        c.l.bias[0] = c.g.dbias[0]; /* never read: it says that there is a bias */
+        c.l.bias[0] = c.g.dbias[0]; /* never read; not NULL, as there is a bias */
         result = run(&c, module, 2, true, backward) < 0 ? NULL : PyTuple_Pack(3, dx, dweight, dbias);
     }
     Py_XDECREF(dx);

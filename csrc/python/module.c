@@ -46,7 +46,7 @@ static int clear(PyObject *module) {
 
 static void release_module(void *module) { clear((PyObject *)module); }
 
-/* Slots that CPython 3.11 does not know come after its own; PyInit__core ends the list where this CPython's end. */
+/* Slots that CPython 3.11 does not know come last; PyInit__core ends the list after the slots that this CPython knows. */
 #if !defined(Py_mod_multiple_interpreters)
 #define Py_mod_multiple_interpreters 3
 #define Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED ((void *)0)
@@ -58,8 +58,8 @@ static void release_module(void *module) { clear((PyObject *)module); }
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)exec_module},
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* from 3.12; nor does NumPy */
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},                                          /* from 3.13 */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED}, /* from 3.12 on; nor does NumPy support them */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},                                          /* from 3.13 on */
     {0, NULL},
 };
 

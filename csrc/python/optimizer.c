@@ -1,5 +1,5 @@
-/* One step of an optimiser over lists of arrays, and gradients made shorter. selfattn/optim owns names, shapes and conversions.
- * Nothing is written before all is checked and nothing can fail any more. */
+/* A step of an optimiser over lists of arrays, and the clipping of gradients. selfattn/optim owns names, shapes and
+ * conversions. Nothing is written before everything is checked and nothing can fail any more. */
 #include "python/binding.h"
 
 #include <math.h>
@@ -8,12 +8,12 @@
 #include "drivers/optimizer.h"
 #include "python/run.h"
 
-/* Lists of equal length; None for moments that the optimiser lacks. They are read as tuples, which own the arrays: another thread
- * may change the lists meanwhile. */
+/* Lists of equal length, or None for moments that the optimiser does not have. They are read as tuples, which own the arrays,
+ * because another thread may change the lists meanwhile. */
 enum { PARAMETERS, GRADIENTS, MEANS, SQUARES, STEPS, TARGETS, LISTS };
 static const char *const names[STEPS] = {"parameters", "gradients", "means", "squares"};
 
-/* Borrowed; of the type and size of `like`, if that is given. */
+/* Returns a borrowed array, of the type and size of `like`, if that is given. */
 static PyArrayObject *plain_array(PyObject *tuple, const char *name, Py_ssize_t i, PyArrayObject *like, bool written) {
     PyObject *item = i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : NULL;
     PyArrayObject *array = (PyArrayObject *)item;
@@ -55,7 +55,7 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
                            .gradient = data[GRADIENTS],
                            .mean = data[MEANS],
                            .square = data[SQUARES]};
-    /* an int alone: any other __index__ is Python, which could free the arrays */
+    /* only an int, as any other __index__ runs Python, which could free the arrays */
     PyObject *step = i < PyTuple_GET_SIZE(lists[STEPS]) ? PyTuple_GET_ITEM(lists[STEPS], i) : Py_None;
     a->step = PyLong_Check(step) ? PyLong_AsLongLong(step) : 0;
     if (a->step < 1) {
@@ -64,7 +64,7 @@ static int read_array(sa_update_array *a, Py_ssize_t i, PyObject *const *lists) 
     return 0;
 }
 
-/* Arrays of any layout that are written. */
+/* Reads an array, of any layout, that is written. */
 static int read_elements(PyObject *module, sa_elements *x, PyObject *value, const char *name, Py_ssize_t i) {
     if (!PyArray_Check(value) || !PyArray_ISWRITEABLE((PyArrayObject *)value)) {
         return sa_error(PyExc_TypeError, "%s[%zd] must be a writable array", name, i);
@@ -90,7 +90,7 @@ static int read_elements(PyObject *module, sa_elements *x, PyObject *value, cons
 
 typedef struct {
     sa_update *update;
-    sa_elements *targets; /* ndim < 0: none; or NULL */
+    sa_elements *targets; /* or NULL; ndim < 0: the parameter has no target */
 } step_call;
 
 static sa_status compute(void *call, char *scratch, char *shared) {
@@ -105,7 +105,7 @@ static sa_status compute(void *call, char *scratch, char *shared) {
     return SA_OK;
 }
 
-/* A parameter of another layout or of 16 bits is updated in a copy, and is the target of that. */
+/* A parameter of another layout or of 16 bits is updated in a copy, which is then written to the parameter, the target. */
 static int read_target(PyObject *module, sa_elements *target, Py_ssize_t i, PyObject *const *lists) {
     PyObject *parameter = PyTuple_GET_ITEM(lists[PARAMETERS], i);
     PyObject *value = i < PyTuple_GET_SIZE(lists[TARGETS]) ? PyTuple_GET_ITEM(lists[TARGETS], i) : Py_None;

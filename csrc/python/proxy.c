@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-/* Finite for every finite x. */
+/* log σ(x), finite for every finite x. */
 static double log_sigmoid(double x) { return (x < 0 ? x : 0) - log1p(exp(-fabs(x))); }
 
 static double sigmoid(double x) {
@@ -15,7 +15,7 @@ static double sigmoid(double x) {
     return (x < 0 ? e : 1) / (1 + e);
 }
 
-/* For rows of each type: a dot product, in four independent sums; main·similar and main·other of triplet i; and
+/* For rows of each type: a dot product, in four independent sums; the products main·similar and main·other of triplet i; and
  *
  *     dmain = dnear·similar + dfar·other,  dsimilar = dnear·main,  dother = dfar·main */
 #define FUNCTIONS_OF(type)                                                                                                     \
@@ -52,7 +52,7 @@ static double sigmoid(double x) {
 FUNCTIONS_OF(float)
 FUNCTIONS_OF(double)
 
-/* Borrowed. */
+/* Returns a borrowed reference. */
 static PyArrayObject *as_triplets(PyObject *value) {
     if ((!sa_is_plain(value, NPY_FLOAT, 3) && !sa_is_plain(value, NPY_DOUBLE, 3)) || sa_dim(value, 0) != 3) {
         sa_error(PyExc_TypeError, "y must be a contiguous, aligned array (3, n, d) of float32 or float64");

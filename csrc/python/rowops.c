@@ -1,5 +1,5 @@
-/* The row operations and their gradients: parameters, outputs, run. Nothing is computed before all is checked. Two
- * functions over whole arrays too: rounding to 16 bits, for selfattn/functional/_gradients.py, and the checksum of arrays. */
+/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked. Also two
+ * functions over whole arrays: rounding to 16 bits, for selfattn/functional/_gradients.py, and the checksum of arrays. */
 #include "python/binding.h"
 
 #include <float.h>
@@ -40,7 +40,7 @@ static void release(row_call *k) {
 
 /* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
-/* x comes first. Their dtypes give the result's. */
+/* Takes an array; x comes first. The arrays' dtypes determine the result's. */
 static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     const int which = (int)(s - k->c.array);
     PyArrayObject *array = sa_as_array(k->state, value, name, SA_NUMBERS, &s->dtype);
@@ -54,7 +54,7 @@ static int take(row_call *k, sa_strided *s, PyObject *value, const char *name) {
     return 0;
 }
 
-/* By x's last axes. With a gap the array lacks the heads' axis. */
+/* Sets strides along x's last axes. With a gap the array does not have the heads' axis. */
 static void set_strides(row_call *k, int which, bool gap) {
     PyArrayObject *array = k->array[which];
     int own = PyArray_NDIM(array) - 1;
@@ -65,7 +65,7 @@ static void set_strides(row_call *k, int which, bool gap) {
     }
 }
 
-/* Rows are the last axis, until another reader changes that. */
+/* Rows are the last axis, unless another reader changes that. */
 static int read_x(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     if (take(k, to, value, name) < 0) {
@@ -87,7 +87,7 @@ static int read_dy(void *call, PyObject *value, const char *name, void *to) {
     if (take(k, to, value, name) < 0) {
         return -1;
     }
-    k->result = result; /* its dtype does not count */
+    k->result = result; /* the dtype of this array does not count */
     PyArrayObject *dy = k->array[SA_ROW_DY];
     if (PyArray_NDIM(dy) != k->c.ndim || !PyArray_CompareLists(PyArray_SHAPE(dy), k->c.shape, k->c.ndim)) {
         return sa_error(PyExc_ValueError, "dy has shape %s; the result that it is the gradient of has %s", sa_shape_of(dy),
@@ -105,7 +105,7 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
     if (number == NULL) {
         return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "%s must be an int, got %s", name, sa_type_name(value));
     }
-    const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped */
+    const Py_ssize_t axis = PyNumber_AsSsize_t(number, NULL); /* clipped to the range of Py_ssize_t */
     const int most = k->c.ndim > 0 ? k->c.ndim : 1;
     const bool fits = axis >= -most && axis < most;
     if (fits) {
@@ -139,7 +139,7 @@ static int read_normalized_shape(void *call, PyObject *value, const char *name, 
             }
             goto fail;
         }
-        const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped */
+        const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped to the range of Py_ssize_t */
         Py_DECREF(number);
         fits = fits && k->c.shape[k->c.ndim - axes + i] == n;
     }
@@ -189,7 +189,7 @@ static int read_approximate(void *call, PyObject *value, const char *name, void 
     return 0;
 }
 
-/* (…, L, D/2). Three axes or more, but one less than x: it lacks the heads' axis. */
+/* Reads (…, L, D/2). With three axes or more, but one less than x, the heads' axis is missing. */
 static int read_table(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     const int which = (int)((sa_strided *)to - k->c.array);
@@ -211,7 +211,7 @@ static int read_table(void *call, PyObject *value, const char *name, void *to) {
         axis -= gap && axis == ndim - 3;
         fits = PyArray_DIM(table, own) == 1 || PyArray_DIM(table, own) == half[axis];
     }
-    if (!fits && gap) { /* not as NumPy: the meaning may not depend on which sizes are equal */
+    if (!fits && gap) { /* unlike NumPy, as the meaning must not depend on which sizes are equal */
         half[ndim - 3] = half[ndim - 2];
         half[ndim - 2] = half[ndim - 1];
         return sa_error(PyExc_ValueError,
@@ -234,7 +234,7 @@ static int read_interleaved(void *call, PyObject *value, const char *name, void 
     return interleaved < 0 ? -1 : 0;
 }
 
-/* ---- the table, in which the number of a function is its kind ------------------------------------------------------- */
+/* ---- the table, where the number of a function is its kind --------------------------------------------------------------- */
 
 #define AT(field) offsetof(row_call, field)
 #define BIT(kind) ((uint32_t)1 << (kind))
@@ -286,7 +286,7 @@ static int make_output(row_call *k) {
     return 0;
 }
 
-/* Zeroed. */
+/* Makes a zeroed gradient. */
 static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa_row_gradient *to) {
     PyArrayObject *like = k->array[which];
     if (like == NULL) {
@@ -302,7 +302,7 @@ static int make_gradient(const row_call *k, int which, PyArrayObject **owned, sa
 }
 
 static sa_status compute(void *call, char *scratch, char *shared) {
-    (void)shared; /* after the scratch */
+    (void)shared; /* `shared` follows the scratch */
     row_call *k = call;
     sa_row_run(&k->c, &k->plan, scratch);
     return SA_OK;
@@ -319,7 +319,7 @@ static int run(row_call *k, PyObject *module) {
                                         .call = k});
 }
 
-/* The output, or a norm's (dx, dweight, dbias) with None for what was not given. */
+/* Returns the output, or a norm's (dx, dweight, dbias), with None for parameters that were not given. */
 static PyObject *row_function(PyObject *module, int kind, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames) {
     PyObject *values[SA_MAX_PARAMETERS], *result = NULL;
     uint32_t given;
@@ -340,7 +340,7 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
         goto done;
     }
     if (of_norm) {
-        k.c.array[SA_ROW_BIAS].data = NULL; /* only its dtype counted */
+        k.c.array[SA_ROW_BIAS].data = NULL; /* only its dtype was needed */
     }
     if (make_output(&k) < 0 || run(&k, module) < 0) {
         goto done;
@@ -358,7 +358,7 @@ done:
 
 typedef struct {
     PyArrayObject *from, *to;
-    Py_ssize_t threads; /* 0: as set */
+    Py_ssize_t threads; /* 0: the number that is set */
 } narrow_call;
 
 static sa_status compute_narrow(void *call, char *scratch, char *shared) {
@@ -382,7 +382,7 @@ static PyObject *narrow(PyObject *module, PyObject *args) {
     return sa_run_job(module, &(sa_job){.compute = compute_narrow, .call = &n}) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* Keeps the GIL: the caller does far more with the parameters. */
+/* Keeps the GIL, as the caller takes far longer with the parameters. */
 static PyObject *checksum(PyObject *module, PyObject *arrays) {
     (void)module;
     if (!PyTuple_Check(arrays)) {

@@ -1,4 +1,4 @@
-/* Owns the run of every operation: the GIL, Ctrl-C, the exception; and the memory that calls take and give back. */
+/* Runs every operation: the GIL, Ctrl-C, exceptions. Owns the memory that calls take and return. */
 #include "python/run.h"
 
 #if defined(__linux__)
@@ -11,22 +11,22 @@
 
 /* ---- memory: slots are exchanged atomically, for threads without a GIL ------------------------------------------------ */
 
-/* Larger pieces are freed: their arithmetic costs far more. */
+/* Larger pieces are freed, as arithmetic in them takes far longer than allocating them. */
 #define SA_LARGEST_KEPT ((size_t)256 << 20)
 
-/* Of pieces above SA_LARGE, the first slots keep two: a step of training takes one for what its forward pass keeps and one
- * to work in. The other slots keep smaller pieces alone. So at most 2·256 + 6·64 MB stay. */
+/* The first two slots keep pieces larger than SA_LARGE: a step of training needs one for what its forward pass keeps and one
+ * for scratch. The other slots keep only smaller pieces, so at most 2·256 + 6·64 MB stay. */
 #define SA_LARGE ((size_t)64 << 20)
 #define SA_LARGE_SLOTS 2
 
 /* glibc keeps twice the largest piece ever freed, but ignores 32 MB and more. */
 #define SA_FREED_AT_FIRST ((size_t)31 << 20)
 
-/* In front of the piece. */
+/* The header in front of a piece. */
 typedef struct {
     void *memory; /* what malloc returned */
     size_t bytes;
-    PyObject *module; /* owned while in use */
+    PyObject *module; /* owned while the piece is in use */
     char padding[64 - sizeof(void *) - sizeof(size_t) - sizeof(PyObject *)];
 } header;
 
@@ -65,7 +65,7 @@ static slots slots_for(sa_state *state, size_t bytes) {
                             : (slots){state->arena + SA_LARGE_SLOTS, SA_ARENA_SLOTS - SA_LARGE_SLOTS};
 }
 
-/* False if the slot is full. */
+/* Puts a piece into a slot. False if the slot is full. */
 static bool put(_Atomic(void *) *slot, header *h) {
     void *empty = NULL;
     return atomic_compare_exchange_strong(slot, &empty, h);
@@ -104,7 +104,7 @@ void sa_arena_give(void *piece) {
         for (int i = 0; i < own.n && h != NULL; ++i) {
             h = put(&own.slot[i], h) ? NULL : h;
         }
-        if (h != NULL) { /* all full: replace each slot in turn */
+        if (h != NULL) { /* all slots are full: replaces one slot after the other */
             h = atomic_exchange(&own.slot[atomic_fetch_add(&state->next_slot, 1) % (unsigned)own.n], h);
         }
     }
@@ -130,11 +130,11 @@ void sa_arena_keep(sa_state *state, bool keep) {
 /* Scratch of up to this many bytes is on the stack. */
 #define SA_STACK_SCRATCH 32768
 
-/* Nanoseconds between looks for signals: ten times the 5 ms for which another thread may hold the GIL. */
+/* Nanoseconds between two checks for signals: ten times the 5 ms for which another thread may hold the GIL. */
 #define SA_BETWEEN_LOOKS 50000000
 
 typedef struct {
-    sa_watch watch; /* first: the core points to it */
+    sa_watch watch; /* the first field, as the core points to it */
     PyThreadState *thread;
     int64_t next;
 } unlocked;
@@ -145,8 +145,8 @@ static int64_t now(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Python handles signals in the main thread alone. Other threads must not ask for the GIL while helpers work: when the program
- * ends, Python ends a thread that asks for it, and with it the stack that its helpers use. */
+/* Python handles signals in the main thread alone. Other threads must not request the GIL while helpers work: when the program
+ * ends, Python ends a thread that requests it, and with it the stack that its helpers use. */
 static bool is_main_thread(void) {
 #if defined(__linux__)
     return syscall(SYS_gettid) == getpid();
@@ -199,5 +199,5 @@ int sa_run_job(PyObject *module, const sa_job *job) {
     if (!fits) {
         sa_arena_give(scratch);
     }
-    return status == SA_OK ? 0 : -1; /* cancelled: a handler raised */
+    return status == SA_OK ? 0 : -1; /* cancelled: a signal handler raised an exception */
 }

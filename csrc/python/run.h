@@ -1,28 +1,28 @@
-/* Runs operations, and keeps the memory that they work in. */
+/* Runs operations, and keeps their scratch memory. */
 #ifndef SA_PYTHON_RUN_H
 #define SA_PYTHON_RUN_H
 
 #include "python/binding.h"
 
-#define SA_SMALL_ELEMENTS 2048 /* below: too little work to let go of the GIL */
+#define SA_SMALL_ELEMENTS 2048 /* calls with fewer elements keep the GIL */
 
-/* Planned: arguments are checked, outputs made. */
+/* A job that is planned: its arguments are checked, its outputs made. */
 typedef struct {
-    sa_status planned; /* the other fields count only if SA_OK */
+    sa_status planned; /* the other fields are valid only if this is SA_OK */
     int threads;
-    size_t scratch_bytes;                                          /* of each thread */
-    size_t shared_bytes;                                           /* after all scratch */
-    bool small;                                                    /* too little work to let go of the GIL */
-    sa_watch **watch;                                              /* for Ctrl-C; NULL: cannot be stopped */
-    sa_status (*compute)(void *call, char *scratch, char *shared); /* 64-byte aligned */
+    size_t scratch_bytes;                                          /* scratch of each thread */
+    size_t shared_bytes;                                           /* bytes after the scratch of all threads */
+    bool small;                                                    /* too little work to release the GIL */
+    sa_watch **watch;                                              /* for Ctrl-C; NULL: the job cannot be stopped */
+    sa_status (*compute)(void *call, char *scratch, char *shared); /* scratch and shared are 64-byte aligned */
     void *call;
 } sa_job;
 
-/* It fails before it computes, or because a signal's handler raised. */
+/* Fails before it computes, or because a signal handler raised an exception. */
 int sa_run_job(PyObject *module, const sa_job *job);
 
-/* 64-byte aligned. Calls reuse memory, since fresh pages take time (docs/decisions/0003-fused-training.md). A piece
- * holds a reference to the module. */
+/* Returns 64-byte aligned memory. Calls reuse memory, since fresh pages take time (docs/decisions/0003-fused-training.md). A
+ * piece holds a reference to the module. */
 void *sa_arena_take(PyObject *module, size_t bytes);
 
 /* Accepts NULL. Needs the GIL. */
@@ -30,7 +30,7 @@ void sa_arena_give(void *piece);
 
 void sa_arena_clear(sa_state *state);
 
-/* If keep is false, each call takes fresh memory and frees it. */
+/* If keep is false, each call allocates memory and frees it. */
 void sa_arena_keep(sa_state *state, bool keep);
 
 #endif

@@ -1,4 +1,4 @@
-/* Owns what the library reports and lets be set: instruction set, threads, build, limits of the machine. */
+/* Owns what the library reports and what can be set: instruction set, threads, build, limits of the machine. */
 #include "python/binding.h"
 
 #include "python/run.h"

@@ -11,7 +11,7 @@ static void release_capsule(PyObject *capsule) { sa_transformer_release(PyCapsul
 
 /* ---- ids ----------------------------------------------------------------------------------------------------------------- */
 
-/* True if all n elements are ids, and no other thread has made the list shorter. Its lock is held. */
+/* True if all n elements are ids, and no other thread has made the list shorter. The caller holds the list's lock. */
 static bool copy_locked(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t *to) {
     if (PyList_GET_SIZE(list) < n) {
         return false;
@@ -35,7 +35,7 @@ static bool copy_ids(PyObject *list, npy_intp n, Py_ssize_t vocabulary, int64_t 
     return are_ids;
 }
 
-/* Where each list of a tuple begins, and the end; −1: one is empty or no list. */
+/* Writes where each list of a tuple begins, and the end, which it returns; −1 if one is empty or is no list. */
 static npy_intp count_ids(PyObject *lists, int64_t *starts) {
     starts[0] = 0;
     for (Py_ssize_t s = 0; s < PyTuple_GET_SIZE(lists); ++s) {
@@ -49,7 +49,7 @@ static npy_intp count_ids(PyObject *lists, int64_t *starts) {
     return (npy_intp)starts[PyTuple_GET_SIZE(lists)];
 }
 
-/* None if a list is empty or holds something that is no id: the caller finds out what. */
+/* Returns None if a list is empty or has an element that is no id; the caller finds out which. */
 static PyObject *pack_ids(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *given, *ids = NULL, *result = NULL;
@@ -57,7 +57,7 @@ static PyObject *pack_ids(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "O!n:_pack_ids", &PyList_Type, &given, &vocabulary)) {
         return NULL;
     }
-    PyObject *lists = PyList_AsTuple(given); /* a copy: another thread might change the list */
+    PyObject *lists = PyList_AsTuple(given); /* a copy, as another thread might change the list */
     const npy_intp offsets = lists == NULL ? 0 : PyTuple_GET_SIZE(lists) + 1;
     PyObject *starts = lists == NULL ? NULL : PyArray_SimpleNew(1, &offsets, NPY_INT64);
     if (starts == NULL) {
@@ -89,7 +89,7 @@ done:
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------- */
 
-/* Multiply-adds, as if all sequences were the longest. */
+/* Counts multiply-adds as if all sequences were as long as the longest. */
 static double work_of(const sa_transformer *e) {
     double each = 0;
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
@@ -110,7 +110,7 @@ static int run(sa_transformer_call *c, PyObject *module, sa_status planned, sa_s
                                                   .watch = &c->e.watch,
                                                   .compute = compute,
                                                   .call = c});
-    c->e.watch = NULL; /* it was that call's */
+    c->e.watch = NULL; /* the watch belonged to that call */
     return done;
 }
 
@@ -142,7 +142,7 @@ static PyObject *run_forward(sa_transformer_call *c, PyObject *module, bool keep
     return result;
 }
 
-/* Rounded weights have no gradients. */
+/* Refuses rounded weights, which have no gradients. */
 static int check_whole(const sa_transformer_call *c) {
     bool whole = c->e.table_kind == SA_WEIGHTS_WHOLE;
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
@@ -184,7 +184,7 @@ static PyObject *transformer_forward(PyObject *module, PyObject *args) {
 
 static void release_gradients(PyObject *capsule) { sa_arena_give(PyCapsule_GetPointer(capsule, NULL)); }
 
-/* Whether the array has a gradient. */
+/* True if array i has a gradient. */
 static bool is_parameter(const sa_transformer_call *c, Py_ssize_t i) {
     const bool of_layer = i >= FIRST_OF_LAYERS && i < c->arrays - 2;
     return c->array[i] != NULL && i != ALWAYS && i != POSITIONS && i != MASK && i != KEY_BIAS &&
@@ -210,7 +210,7 @@ static void point_to(sa_transformer_call *c, sa_layer_gradients *of_layer, Py_ss
     }
 }
 
-/* If query's array holds key and value, its gradient does too. */
+/* If query's array also has key and value, so does its gradient. */
 static void point_into_query(const sa_transformer_call *c, sa_layer_gradients *of_layer) {
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->e.f64);
     for (Py_ssize_t i = 0; i < c->e.layers; ++i) {
@@ -225,7 +225,7 @@ static void point_into_query(const sa_transformer_call *c, sa_layer_gradients *o
     }
 }
 
-/* In one piece of memory, owned by a capsule, their base. */
+/* Makes the gradients in one piece of memory. A capsule owns it, and is their base. */
 static PyObject *make_gradients(sa_transformer_call *c, PyObject *module, sa_layer_gradients *of_layer) {
     size_t bytes = 0;
     Py_ssize_t count = 0;
@@ -269,7 +269,7 @@ static sa_status backward(void *call, char *scratch, char *shared) {
     return status_of(c);
 }
 
-/* The gradients of the input rows and of the mask, or None if not wanted. */
+/* Makes the gradients of the input rows and of the mask, or None if they are not wanted. */
 static PyObject *make_rows_gradient(sa_transformer_call *c, bool wanted) {
     const npy_intp shape[2] = {c->e.tokens, c->e.d};
     PyObject *rows = wanted ? PyArray_SimpleNew(2, shape, sa_transformer_type(c)) : Py_NewRef(Py_None);
@@ -310,7 +310,7 @@ static PyObject *transformer_backward(PyObject *module, PyObject *args) {
         return PyErr_Format(PyExc_ValueError, "the gradient must be a contiguous, aligned array of %s with shape (%zd, %zd)",
                             sa_transformer_type_name(c), output_rows(c), c->e.d);
     }
-    /* a copy: pullbacks may run at the same time */
+    /* a copy, as pullbacks may run at the same time */
     sa_transformer_call own = *c;
     sa_layer_gradients *of_layer = PyMem_Calloc((size_t)c->e.layers + 1, sizeof *of_layer);
     if (of_layer == NULL) {

@@ -1,5 +1,5 @@
 /* Reads the transformer's settings, arrays and inputs; selfattn/engine/transformer.py says what they mean. Ids and offsets are
- * copied, then checked, so that nobody changes them between. */
+ * copied before they are checked, so that nobody changes them in between. */
 #include "python/transformer_call.h"
 
 #include "python/compact.h"
@@ -29,7 +29,7 @@ void sa_transformer_release(sa_transformer_call *c) {
 
 /* ---- the parameters ---------------------------------------------------------------------------------------------------- */
 
-/* Keeps an array, contiguous and of the model's dtype. columns 0: a vector; rows −1: any number. NULL for None. */
+/* Keeps an array, contiguous and of the model's dtype. columns 0: a vector; rows −1: any number. Keeps NULL for None. */
 static int take_array(sa_transformer_call *c, Py_ssize_t i, PyObject *value, npy_intp rows, npy_intp columns, const char *name,
                       const void **to) {
     if (value == Py_None) {
@@ -57,7 +57,7 @@ static npy_intp rows_of(const sa_transformer_call *c, Py_ssize_t i) {
     return c->array[i] == NULL ? 0 : PyArray_DIM(c->array[i], 0);
 }
 
-/* None after the end. */
+/* Item i of a tuple, or None after the end. */
 static PyObject *item(PyObject *tuple, Py_ssize_t i) {
     return i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : Py_None;
 }
@@ -82,7 +82,7 @@ static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact
     return 0;
 }
 
-/* A weight and its bias: (rows, columns) and (rows,), or both (rows,). */
+/* Takes a weight and its bias: (rows, columns) and (rows,), or both (rows,). */
 static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, int which, npy_intp rows,
                           npy_intp columns, sa_layer *l) {
     const Py_ssize_t i = first + 2 * which;
@@ -105,7 +105,7 @@ static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *ar
     return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[which]);
 }
 
-/* Query's array holds those of query, key and value, one below the other. */
+/* The array of query has the rows of query, then key, then value. */
 static void parameter_from_query(const sa_transformer_call *c, sa_layer *l, int which, ptrdiff_t row) {
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(c->e.f64);
     l->weight[which] = (const char *)l->weight[SA_QUERY] + row * c->e.d * size;
@@ -123,7 +123,7 @@ static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *a
     const npy_intp query_width = l->heads * l->width, key_width = l->key_heads * l->width;
     const bool together = item(arrays, 2 * SA_KEY) == Py_None;
     for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
-        const npy_intp h = l->hidden, up = which == SA_UP ? -1 : h; /* up gives h */
+        const npy_intp h = l->hidden, up = which == SA_UP ? -1 : h; /* the rows of up determine h */
         const npy_intp rows[] = {together ? query_width + 2 * key_width : query_width, key_width, key_width, d, d, up, h, d, d};
         const npy_intp columns[] = {d, d, d, query_width, 0, d, d, h, 0};
         if (take_parameter(c, first, arrays, which, rows[which], columns[which], l) < 0) {
@@ -177,10 +177,10 @@ static int take_angles(sa_transformer_call *c, Py_ssize_t first, PyObject *array
     return l->rotary.sin == NULL ? sa_error(PyExc_TypeError, "cosines need sines") : 0;
 }
 
-/* No sum with a row overflows. */
+/* Limits a bound so that no sum with a row overflows. */
 static ptrdiff_t take_bound(Py_ssize_t keys) { return keys < 0 || keys > SA_MAX_LENGTH ? SA_UNBOUNDED : keys; }
 
-/* (arrays, numbers): engine/transformer.py has their order. Numbers come first, since reading one may run Python. */
+/* Takes (arrays, numbers), in the order of engine/transformer.py. Numbers are read first, since reading one may run Python. */
 static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value) {
     PyObject *arrays = NULL, *numbers = NULL;
     sa_layer *l = &c->layer[number];
@@ -222,7 +222,7 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
     return 0;
 }
 
-/* Arrays `from` and `from` + 1. */
+/* Takes arrays `from` and `from` + 1. */
 static int take_norm(sa_transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_ssize_t from, sa_norm *norm) {
     if (take_array(c, i, PyTuple_GET_ITEM(arrays, from), c->e.d, 0, "a norm's weight", &norm->weight) < 0 ||
         take_array(c, i + 1, PyTuple_GET_ITEM(arrays, from + 1), c->e.d, 0, "a norm's bias", &norm->bias) < 0) {
@@ -231,7 +231,7 @@ static int take_norm(sa_transformer_call *c, Py_ssize_t i, PyObject *arrays, Py_
     return norm->bias == NULL || norm->weight != NULL ? 0 : sa_error(PyExc_ValueError, "a norm has a bias, but no weight");
 }
 
-/* Floats or booleans (sequences or 1, heads or 1, longest, longest), of any dtype and layout. */
+/* Takes floats or booleans (sequences or 1, heads or 1, longest, longest), of any dtype and layout. */
 static int take_mask(sa_transformer_call *c, const sa_state *state, PyObject *value) {
     sa_dtype dtype;
     if (value == Py_None) {
@@ -252,7 +252,7 @@ static int take_mask(sa_transformer_call *c, const sa_state *state, PyObject *va
     return 0;
 }
 
-/* (sequences or 1, longest). */
+/* Takes (sequences or 1, longest). */
 static int take_key_bias(sa_transformer_call *c, PyObject *value) {
     const bool wide = PyArray_Check(value) && PyArray_NDIM((PyArrayObject *)value) == 2;
     const npy_intp columns = wide ? sa_dim(value, 1) : 1;
@@ -287,7 +287,7 @@ static int check_mask(const sa_transformer_call *c) {
                            sa_shape_of(c->array[MASK]));
 }
 
-/* An array of the model's dtype; one of the bits of bfloat16; a tuple of one of int8 and the scales of its rows; or quants. */
+/* Takes an array of the model's dtype, an array of the bits of bfloat16, a tuple (int8, scales of rows), or quants. */
 static int take_table(sa_transformer_call *c, PyObject *value) {
     const sa_compact *quants = sa_compact_of(value);
     if (quants != NULL) {
@@ -329,7 +329,7 @@ static int take_table(sa_transformer_call *c, PyObject *value) {
     return 0;
 }
 
-/* (arrays, numbers, layers): tuples, which stay as they are while numbers are read. */
+/* Takes (arrays, numbers, layers): tuples, which do not change while numbers are read. */
 static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *model) {
     PyObject *arrays, *numbers, *layers;
     int first_rms, final_rms, pooling, f64;
@@ -384,13 +384,13 @@ static bool are_int64(PyObject *x) {
            sa_is_plain(x, PyArray_TYPE((PyArrayObject *)x), 1);
 }
 
-/* past: (sequences,), or NULL. */
+/* Checks starts, and past, (sequences,), unless it is NULL. */
 static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp offsets, npy_intp tokens, const int64_t *past) {
     if (offsets < 1 || starts[0] != 0 || starts[offsets - 1] != tokens) {
         return sa_error(PyExc_ValueError, "cu_seqlens must go from 0 to the number of ids, %zd", tokens);
     }
     for (npy_intp s = 0; s + 1 < offsets; ++s) {
-        /* hostile offsets overflow a difference */
+        /* with arbitrary offsets a difference could overflow */
         const bool rises = starts[s + 1] > starts[s] && starts[s + 1] <= tokens;
         const int64_t length = rises ? starts[s + 1] - starts[s] : 0;
         if (length < 1 || length > c->most) {
@@ -407,7 +407,7 @@ static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp 
     return 0;
 }
 
-/* (keys, values, past): writable arrays (layers, sequences, key heads, capacity, width), which do not overlap, and int64. */
+/* Takes (keys, values, past): writable arrays (layers, sequences, key heads, capacity, width) without overlap, and int64. */
 static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequences, PyObject **past) {
     if (!PyTuple_Check(cache) || PyTuple_GET_SIZE(cache) != 3) {
         return sa_error(PyExc_TypeError, "a cache must be a tuple (keys, values, past)");
@@ -448,7 +448,7 @@ static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequence
     return 0;
 }
 
-/* Ids, or rows if there is no table. Numbers are copied before they are checked. */
+/* Takes ids, or rows if there is no table. Numbers are copied before they are checked. */
 static int take_inputs(sa_transformer_call *c, PyObject *module, PyObject *inputs, PyObject *starts, PyObject *cache) {
     const bool by_ids = c->e.table != NULL;
     if (by_ids ? !are_int64(inputs) : !sa_is_plain(inputs, sa_transformer_type(c), 2)) {
