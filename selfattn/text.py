@@ -24,6 +24,8 @@ __all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepie
 Tokenize: TypeAlias = Callable[[str], Sequence[int]]
 
 UNKNOWN = "<unk>"
+UNFINISHED = "\ufffd"  # what a decoder makes of bytes that are no character, or not yet
+BYTES = [f"<0x{n:02X}>" for n in range(256)]  # SentencePiece's tokens of single bytes
 LONGEST_LINE = 1024  # characters, at most 4,096 bytes: SentencePiece's limit
 
 
@@ -98,6 +100,77 @@ def _check_text(text: str, cause: Exception | None = None) -> None:
 def _ids(tokenizer: Any, sentence: str) -> list[int]:
     encoding = tokenizer.encode(sentence)
     return without_pads(tokenizer, encoding, encoding.ids)
+
+
+class TextStream:
+    """Text of ids that come one by one: the texts that it returns join to what decoding all ids together gives.
+
+    A decoder looks at a token's neighbours: it drops the space before the first word, and makes one character of the bytes of
+    several tokens. So each id is decoded together with ids before it, and bytes wait until they cannot change any more.
+
+    Parameters
+    ----------
+    tokenizer : tokenizers.Tokenizer
+    before : iterable of int, optional
+        The ids that come first, such as a prompt; their text is not returned.
+    skip_special_tokens : bool, default True
+
+    Examples
+    --------
+    ::
+
+        stream = TextStream(tokenizer, prompt)
+        answer = "".join(stream.add(n) for n in ids) + stream.finish()
+        # tokenizer.decode(prompt + ids) == tokenizer.decode(prompt) + answer
+    """
+
+    def __init__(
+        self, tokenizer: Any, before: Iterable[SupportsIndex] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder() if skip_special_tokens else {}
+        self._skipped = {n for n, token in added.items() if token.special}
+        # SentencePiece makes a replacement character of each byte of a run that is not UTF-8 as a whole.
+        whole, decoder = "é", tokenizer.decoder
+        by_bytes = decoder is not None and whole in decoder.decode([BYTES[n] for n in whole.encode()])
+        self._bytes = {tokenizer.token_to_id(name) for name in BYTES} if by_bytes else set[int]()
+        ids = [n for n in map(operator.index, before) if self._has_text(n)]
+        first, text = len(ids), ""
+        while first and (not text or ids[first] in self._bytes):
+            first = max(0, 2 * first - len(ids) - 2)  # more than twice as many
+            text = self._decode(ids[first:])
+        # The ids that new ones are decoded with; how many of them, and of the letters of their text, are known.
+        self._window, self._known_ids, self._known = ids[first:], len(ids) - first, len(text)
+
+    def _has_text(self, n: int) -> bool:
+        return n not in self._skipped and self._tokenizer.id_to_token(n) is not None
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def add(self, new: SupportsIndex) -> str:
+        """Return the text that an id adds, in whole characters; it may be empty."""
+        n = operator.index(new)
+        if not self._has_text(n):
+            return ""
+        self._window.append(n)
+        text = self._decode(self._window)
+        if n in self._bytes or text.endswith(UNFINISHED):
+            return ""
+        piece = text[self._known :]
+        own = self._decode(self._window[self._known_ids :])
+        if own:  # else the next token would be taken for the first of a text
+            del self._window[: self._known_ids]
+            text = own
+        self._known_ids, self._known = len(self._window), len(text)
+        return piece
+
+    def finish(self) -> str:
+        """Return the text that was held back: there are no more ids."""
+        piece = self._decode(self._window)[self._known :]
+        self._known_ids, self._known = len(self._window), self._known + len(piece)
+        return piece
 
 
 class WhitespaceTokenizer:
