@@ -294,8 +294,11 @@ def to_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def stand_in(content: bytes) -> str:
+def stand_in(content: bytes | Path) -> str:
     """Return what a file is that came in place of another, and what to do; nothing for all other files."""
+    if isinstance(content, Path):
+        with content.open("rb") as file:
+            content = file.read(100)
     head = content[:100].lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return ": it is a pointer of Git LFS, not the file itself, which git lfs pull fetches"

@@ -125,7 +125,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         The files have settings that are not known here; the warning names them.
     """
     folder = Path(path)
-    if folder.is_file() and (what := stand_in(folder.open("rb").read(100))):
+    if folder.is_file() and (what := stand_in(folder)):
         raise ValueError(f"{folder} is no model{what}")
     is_gguf = folder.is_file() and (folder.suffix.lower() == ".gguf" or begins_as_gguf(folder))
     if not folder.is_dir() and not is_gguf:

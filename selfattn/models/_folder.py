@@ -267,7 +267,7 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
         with safetensors.safe_open(path, "np") as file:  # checks the header: sizes, overlaps, holes
             names = set(file.keys())
     except safetensors.SafetensorError as error:
-        what = stand_in(path.open("rb").read(100)) or f": {error}"
+        what = stand_in(path) or f": {error}"
         raise ValueError(f"{path} is cut off, damaged or no safetensors file{what}") from None
     with path.open("rb") as opened:
         begin = int.from_bytes(opened.read(8), "little")
