@@ -1,4 +1,4 @@
-"""A file of selfattn imports from its own floor or a lower one: the floors of a house, from the ground up."""
+"""A file of selfattn imports only from its own floor or a lower one; the floors are listed from the lowest up."""
 
 import ast
 from pathlib import Path
@@ -17,12 +17,12 @@ FLOORS = (
 )
 HEIGHTS = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 PACKAGE = Path(selfattn.__file__).parent
-# The roof hands on the names of all floors; its `_render` is how `steps` reach `views` in a notebook.
+# The package's `__init__` imports from all floors; through its `_render`, `steps` use `views` in a notebook.
 ROOF = "__init__"
 
 
 def imported(tree, path):
-    """Lines and modules of selfattn that a file imports, those of functions, of TYPE_CHECKING and of `import_module` too."""
+    """Return the lines and modules of a file's imports of selfattn, also in functions, TYPE_CHECKING, `import_module`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -17,7 +17,7 @@ def softmax(scores):
 
 
 def assert_close(got, expected):
-    """Float32, sums of at most 70 terms of size 1 to 10."""
+    """Compare float32 sums of at most 70 terms of size 1 to 10."""
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from checkout import ROOT, copy_to
 
-# As cibuildwheel does it: what makes a wheel small is said once.
+# The flags are cibuildwheel's, so that one place says what makes a wheel small.
 FLAGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]["linux"][
     "environment"
 ]
@@ -50,7 +50,7 @@ def build(directory: Path, **environment: str) -> None:
 
 
 def main() -> None:
-    """Build what the command line asks for."""
+    """Build the wheels that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--aarch64", action="store_true", help="cross-compile for aarch64 too")

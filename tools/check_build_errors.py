@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# A compiler that fails like one that does not find a header.
+# A compiler that fails as if it did not find a header.
 LACKING = """#!/bin/sh
 case "$*" in *--version*) echo "gcc (Debian) 9.4.0"; exit 0 ;; esac
 for last in "$@"; do
@@ -38,7 +38,7 @@ def last_line(compiler: str, path: str) -> str:
 
 
 def main() -> None:
-    """Try each way to lack something."""
+    """Try a build without each requirement."""
     compiler, path = os.environ.get("CC", "cc"), os.environ["PATH"]
     with tempfile.TemporaryDirectory() as directory:
         cases = {"no C compiler 'cc'": ("cc", directory)}

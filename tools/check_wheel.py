@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST = {"wheel": 1.85e6, "extension": 2.3e6}  # bytes; docs/measurements/build.md says what takes the room
 SECONDS = 5  # to install
 
-# In an environment without pytest: each test of the file, on each instruction set if it asks for one.
+# Runs in an environment without pytest: each test of the file, on each instruction set if it asks for one.
 SMOKE = """
 import importlib.util, inspect, sys
 from selfattn import _core
@@ -43,7 +43,7 @@ for name, test in vars(smoke).items():
 print("smoke test:", _core.available_isas(), sys.version.split()[0], _core.__file__)
 """
 
-# Runs a command where no system library of OpenMP can be loaded.
+# Runs a command with the system's OpenMP libraries hidden.
 HIDDEN = """for file in $(find /lib/ /lib64/ /usr/lib/ /usr/lib64/ -name 'libgomp.so*' 2>/dev/null); do
 mount --bind /dev/null "$file"; done; exec "$@" """
 LIBRARY = """

@@ -1,4 +1,4 @@
-"""The checkout, and copies of it, for tools that build elsewhere than in it."""
+"""The checkout, and copies of it for tools that build outside it."""
 
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def copy_to(folder: Path) -> None:
-    """Copy what git knows, with changes that are not committed."""
+    """Copy the files that git tracks, with uncommitted changes."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).exists():

@@ -117,7 +117,7 @@ def compute(build: Build, seed: int, which: int | str) -> Case:
 
 
 def distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """Return the largest difference in units in the last place: 0 for the same bits. One NaN is as good as another."""
+    """Return the largest difference in units in the last place: 0 for the same bits. All NaNs are equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return np.inf
     bits = np.dtype(f"i{a.dtype.itemsize}")
@@ -128,7 +128,7 @@ def distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
     if not np.any(different := (integers[0] != integers[1]) & ~nan[0]):
         return 0.0
     least = np.iinfo(bits).min
-    places = [np.where(x < 0, float(least) - x, x.astype(float))[different] for x in integers]  # in order
+    places = [np.where(x < 0, float(least) - x, x.astype(float))[different] for x in integers]  # ordered
     return max(1.0, float(np.abs(places[0] - places[1]).max()))
 
 

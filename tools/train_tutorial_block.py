@@ -41,7 +41,7 @@ WIDTH, STEPS, DECIMALS = 4, 600, 3
 
 
 def new_model(seed, num_heads):
-    """Return a model as it is before training."""
+    """Return an untrained model."""
     return nn.EmbeddingModel(
         lambda sentence: [WORDS.index(word) for word in sentence.split()],
         len(WORDS), WIDTH, max_seq_len=16, num_heads=num_heads, dtype=np.float64, rng=seed,
@@ -49,7 +49,7 @@ def new_model(seed, num_heads):
 
 
 def train(model, seed):
-    """Train a model on triplets; the bias of the keys, whose gradient is zero, stays."""
+    """Train a model on triplets, without the bias of the keys, whose gradient is zero."""
     task, rng = nn.ProxyTask(model), np.random.default_rng(seed)
     learned = {name: array for name, array in task.parameters().items() if not name.endswith("key.bias")}
     optimizer = optim.Adam(learned, lr=0.01)

@@ -37,7 +37,7 @@ def test_they_are_those_of_pytorch(kind):
     options = {"approximate": "tanh"} if kind.endswith("tanh") else {}
     theirs = getattr(torch.nn, kind.split()[0])(**options)
     special = [0.0, -0.0, 1e-30, 88.0, -88.0, 200.0, -200.0, np.nan]
-    if not isinstance(layer, nn.GELU):  # that of PyTorch differs between the vectors and the rest of an array
+    if not isinstance(layer, nn.GELU):  # PyTorch's GELU differs within one array
         special += [np.inf, -np.inf]
     x = np.concatenate([X.reshape(-1), special]).astype(np.float32)
     tensor = torch.tensor(x, requires_grad=True)
@@ -47,7 +47,7 @@ def test_they_are_those_of_pytorch(kind):
     expected.backward(torch.tensor(dy))
     dx, grads = pullback(dy)
     assert grads == {} and y.dtype == dx.dtype == np.float32
-    eps = float(np.finfo(np.float32).eps)  # of a few numbers of the size of x, up to 10
+    eps = float(np.finfo(np.float32).eps)  # the sum of a few numbers of the size of x, up to 10
     np.testing.assert_allclose(y, expected.detach(), rtol=8 * eps, atol=10 * eps)
     np.testing.assert_allclose(dx, tensor.grad, rtol=8 * eps, atol=20 * eps)
 

@@ -36,7 +36,7 @@ def test_numbers_of_blocks(kind, isa):
 def test_scales_that_are_no_numbers(kind, isa):
     """Infinities and NaN propagate as in floats."""
     rng = np.random.default_rng(1)
-    raw = rng.integers(0, 256, (40, 2 * QUANTS[kind][1]), np.uint8)  # any bits: one scale in 32 is not finite
+    raw = rng.integers(0, 256, (40, 2 * QUANTS[kind][1]), np.uint8)  # one scale in 32 is not finite
     blocks = Quants(raw, kind, (40, 2 * QUANTS[kind][0]))
     for at in (0, 2, 208):
         if at + 2 <= QUANTS[kind][1]:
@@ -58,7 +58,7 @@ def test_scales_that_are_no_numbers(kind, isa):
     ("rows", "width", "out"), [(1, 256, 1), (3, 768, 33), (5, 256, 130), (100, 1280, 65), (300, 256, 15)]
 )
 def test_products(kind, rows, width, out, isa, threads_restored):
-    """The sums are those of float32 weights, in the same order; and a row's bits depend on nothing else."""
+    """The sums equal those of float32 weights, in the same order; a row's bits do not depend on other rows."""
     rng = np.random.default_rng(rows)
     blocks = drawn(rng, kind, out, width)
     x, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, width), out))
@@ -72,12 +72,12 @@ def test_products(kind, rows, width, out, isa, threads_restored):
 # ---- rows of decoding ----------------------------------------------------------------------------------------------------
 
 QUANTIZED = {kind: numbers for kind, (numbers, _) in QUANTS.items() if numbers > 1}
-# The largest factors of d, and of m with it, in the numbers of a block: 15 + 1, 128, 63 times as many, 127 times 32.
+# The largest factors by which a block multiplies its scale d, and m with it: 15 + 1, 128, 63 times as many, 127 times 32.
 LARGEST = {"Q4_0": 8, "Q4_1": 16, "Q8_0": 128, "Q4_K": 63 * 16, "Q6_K": 128 * 32}
 
 
 def bound_of_steps(x, out_of, kind):
-    """Bound the error of rows of decoding.
+    """Bound the error of a product of decoding.
 
     A number of 32 is off by two units at most: half of one each as it is scaled and rounded, and as its scale and the inverse of
     that are; a unit is the largest by 8355000, below 2⁻²². A product adds three roundings, and one for the sum so far.
@@ -112,7 +112,7 @@ def test_rows_of_decoding(kind, rows, width, out, isa, threads_restored):
 
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_rows_of_decoding_that_are_no_numbers(kind, isa):
-    """Rows with NaN or infinities are those of other products, and stay alone; others of any size are right."""
+    """Rows with NaN or infinities give what other products give, and affect no other row; finite rows are right."""
     rng = np.random.default_rng(4)
     blocks = drawn(rng, kind, 37, 512)
     x = rng.standard_normal((8, 512)).astype(np.float32)
@@ -126,7 +126,7 @@ def test_rows_of_decoding_that_are_no_numbers(kind, isa):
     small[0], small[1], small[2, ::7] = 1e-38, 1e33, 1e-44
     want = small.astype(np.float64) @ expected(blocks).T.astype(np.float64)
     error = np.abs(multiply(small, blocks, None, decoding=True) - want)
-    # Numbers below 1e-30 keep the units of such: a sum of 512 is off by two of them each.
+    # Results of numbers below 1e-30 have an absolute error too: two units for each of 512 terms.
     assert (error <= bound_of_steps(small, 37, kind) + 512 * 2e-37 * LARGEST[kind] * 0.01).all()
 
 
@@ -164,7 +164,7 @@ def layer_of(rng, kinds, d, heads, hidden, make):
 
 @pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32")])
 def test_a_transformer(kinds, isa):
-    """Blocks of several kinds give the bits of float32 weights; so does a table of them."""
+    """Weights and a table of several kinds of quants give the bits of float32 weights."""
     rng = np.random.default_rng(2)
     made: list[Quants] = []
 
@@ -195,7 +195,7 @@ def test_a_transformer(kinds, isa):
 
 @pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K"), ("Q4_1", "F16")])
 def test_decoding(kinds, isa, threads_restored):
-    """Tokens one by one are those of a whole prompt to a few eps, and their bits are the same in any company."""
+    """Decoding token by token equals a whole prompt to a few eps; the bits do not depend on other sequences."""
     rng = np.random.default_rng(6)
     layers = tuple(
         layer_of(rng, kinds, 256, 4, 512, lambda *shape: drawn(rng, *shape, 0.01)) for _ in range(2)
@@ -225,7 +225,7 @@ def test_nothing_is_copied(tmp_path):
     """The bytes stay in the mapped file."""
     blocks = drawn(np.random.default_rng(3), "Q4_1", 64, 1024)
     (tmp_path / "weights").write_bytes(b"x" * 3 + blocks.raw.tobytes())
-    mapped = np.memmap(tmp_path / "weights", np.uint8, "r", 3, blocks.raw.shape)  # of no alignment
+    mapped = np.memmap(tmp_path / "weights", np.uint8, "r", 3, blocks.raw.shape)  # not aligned
     own = Quants(mapped, "Q4_1", blocks.shape)
     assert own.raw is mapped
     x = np.ones((2, 1024), np.float32)

@@ -10,7 +10,7 @@ GROUP = 128
 
 
 def split(x):
-    """Cut rows into groups of 128, filled up with what stands last: that changes no range."""
+    """Split rows into groups of 128, and pad with the last number, which changes no range."""
     groups = -(-x.shape[1] // GROUP)
     return np.pad(x, ((0, 0), (0, groups * GROUP - x.shape[1])), "edge").reshape(len(x), groups, GROUP)
 
@@ -46,7 +46,7 @@ def test_int8(rows, width, out, isa, threads_restored):
     x = rng.standard_normal((rows, width)).astype(np.float32) + np.float32(0.3)
     bias = rng.standard_normal(out).astype(np.float32)
     y = _core._linear_forward(x, packed, bias)
-    # Two roundings for each group, and those of the numbers that are multiplied.
+    # Two roundings for each group, and the rounding of the factors.
     groups = -(-width // GROUP)
     size = np.abs(split(x)).max() * 2 * np.abs(w).sum(1) + np.abs(bias)
     atol = (4 * groups + 6) * np.finfo(np.float32).eps * size.max()

@@ -1,4 +1,4 @@
-"""What the core's own functions refuse that no public call gives them: wrong kinds, shapes and numbers, each with its message."""
+"""Arguments that the core's functions refuse, and that no public call passes: wrong kinds, shapes and numbers."""
 
 import functools
 
@@ -146,7 +146,7 @@ def test_arrays_that_are_plain():
 
 
 def test_what_a_machine_can_do():
-    """Benchmarks ask; the figures themselves are measured elsewhere."""
+    """Benchmarks call this; the figures themselves are tested elsewhere."""
     for dtype in ("float32", "float64"):
         assert _core._fma_peak(dtype, 2, 1) > 0
     for dtype, int8 in (("int8", True), ("bfloat16", False)):

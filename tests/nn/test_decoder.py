@@ -14,7 +14,7 @@ LONGEST = 90  # beyond a tile of keys, and beyond the cache's first capacity
 
 
 def decoder(seed, dtype=np.float32, **sizes):
-    """Return a decoder of drawn settings; seeds differ in all that a layer may be."""
+    """Return a decoder with drawn settings; a layer's settings differ between seeds."""
     model, _, _ = drawn(seed, dtype, lengths=(LONGEST,), **sizes)
     layer = model.layers[0]._replace(causal=True)
     rng = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def drawn_ids(*lengths):
 
 
 def in_pieces(model, ids, cuts):
-    """Hidden rows of sequences that enter a cache in pieces, all sequences at once."""
+    """Return the hidden rows of sequences that enter a cache piece by piece, all sequences at once."""
     cache = model.new_cache(len(ids))
     rows = [[] for _ in ids]
     for begin, end in zip([0, *cuts], [*cuts, None], strict=True):
@@ -186,7 +186,7 @@ def test_bad_indices():
 
 
 def test_the_core_refuses_caches_that_do_not_fit():
-    """The Python above gives none of these."""
+    """The Python code passes no such cache."""
     model = decoder(0)
     cache = model.new_cache(1)
     model.next_logits([[1, 2]], cache)

@@ -62,7 +62,7 @@ def torch_model(layers, heads, dtype=np.float32, seed=1):
             sigmoid = torch.nn.functional.logsigmoid
             return sigmoid(main @ similar) + sigmoid(-(main @ non_similar))
 
-    torch.set_num_threads(1)  # on a busy machine its threads wait for each other most of the time
+    torch.set_num_threads(1)  # on a busy machine PyTorch's threads mostly wait for each other
     torch.manual_seed(seed)
     return Model().to(torch.float64 if dtype == np.float64 else torch.float32)
 
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
     assert list(got) == list(expected)
     for name, array in got.items():
         assert array.dtype == np.float32
-        if name == "embedding_layer.weight":  # a long draw of normal numbers: 3 ulp
+        if name == "embedding_layer.weight":  # many normal numbers at once differ by up to 3 ulp
             np.testing.assert_allclose(array, expected[name], rtol=4 * np.finfo(np.float32).eps)
         else:
             np.testing.assert_array_equal(array, expected[name])
@@ -101,10 +101,10 @@ def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
     ("layers", "heads", "dtype", "close"), [(1, 1, np.float32, 3e-5), (3, 4, np.float64, 1e-10)]
 )
 def test_every_loss_of_300_steps_is_that_of_pytorch(layers, heads, dtype, close):
-    """From the same seed, with a batch of one; the rounding of 300 steps adds up, hence not a few eps."""
+    """Training starts from the same seed, with batches of one; the rounding errors of 300 steps add up."""
     torch = pytest.importorskip("torch")
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if dtype == np.float32 else torch.float64)  # it draws other numbers
+    torch.set_default_dtype(torch.float32 if dtype == np.float32 else torch.float64)  # draws other numbers
     try:
         theirs = torch_model(layers, heads, dtype, seed=2)
     finally:
@@ -167,7 +167,7 @@ def test_a_list_of_triplets_is_each_of_them():
     one, two = parts[0][1](-0.5), parts[1][1](-2.0)
     for name, gradient in grads.items():
         np.testing.assert_allclose(gradient, one[name] + two[name], **close, err_msg=name)
-    for name, gradient in pullback(-0.5).items():  # one number for all
+    for name, gradient in pullback(-0.5).items():  # the bias has one gradient for all
         np.testing.assert_array_equal(gradient, pullback([-0.5, -0.5])[name])
 
 
@@ -212,7 +212,7 @@ def test_a_long_sentence_is_cut():
     long = np.arange(10**6) % VOCABULARY
     np.testing.assert_array_equal(model(long), model(long[:LONGEST]))
     np.testing.assert_array_equal(model(long.tolist()), model(long[:LONGEST]))
-    beyond = [*range(LONGEST), VOCABULARY]  # what is cut is not looked at
+    beyond = [*range(LONGEST), VOCABULARY]  # tokens that are cut are not checked
     np.testing.assert_array_equal(model(beyond), model(beyond[:LONGEST]))
 
 
@@ -248,7 +248,7 @@ def test_log_sigma_is_finite_and_exact_for_dot_products_of_any_size(dtype):
         for name, gradient in pullback(-1.0).items():
             assert np.isfinite(gradient).all(), (size, name)
         opposite, _ = task.vjp([9], [9], [9])
-        assert np.isfinite(opposite) and opposite <= -16 * size**2 * 0.9  # sure, and wrong
+        assert np.isfinite(opposite) and opposite <= -16 * size**2 * 0.9  # the model is sure, and wrong
 
 
 test_wrong_sentences_are_quoted = refusals(
@@ -329,7 +329,7 @@ def test_sentences_as_tensors():
 
 
 class Sequence(collections.abc.Sequence):
-    """What the abstract class asks for and no more: no slices."""
+    """A minimal subclass of the abstract class, without slices."""
 
     def __init__(self, items):
         self.items = list(items)

@@ -1,4 +1,4 @@
-"""What holds of every layer and loss: gradients, PyTorch's numbers, arrays in any layout, and what may become of results and parameters."""
+"""Tests of every layer and loss: gradients, PyTorch's numbers, arrays in any layout, changes of results and parameters."""
 
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ LENGTHS = {"is_causal": True, "key_lengths": [4, 3, 4]}
 
 
 class Case(NamedTuple):
-    """A layer, what it is called with, and PyTorch's own."""
+    """A layer, its inputs and options, and PyTorch's layer."""
 
     make: Any  # options, among them dtype and rng -> a layer
     inputs: tuple = (X,)
     options: dict = MappingProxyType({})
     theirs: Any = None  # torch -> a module
-    random: bool = False  # drops other numbers in each call
+    random: bool = False  # each call drops other numbers
 
 
 def unseeded(make, *arguments, inputs=(X,), options=None, theirs=None, **more):
@@ -210,14 +210,14 @@ def is_float(x):
 
 
 def seed(*layers):
-    """Let what drops numbers drop the same ones again."""
+    """Seed dropout, so that it drops the same numbers again."""
     for module in (module for layer in layers if isinstance(layer, nn.Module) for module in layer.modules()):
         if isinstance(module, nn.Dropout | nn.MultiheadAttention):
             module.rng = np.random.default_rng(7)
 
 
 def as_function(layer, case):
-    """Call ``vjp`` in one form for all: arrays -> y, dy -> (their gradients, those of parameters); forward has the same bits."""
+    """Return ``vjp`` in a common form: arrays -> y, dy -> (their gradients, those of parameters); forward has the same bits."""
 
     def vjp(*arrays):
         arguments = (*arrays, *case.inputs[len(arrays) :])
@@ -264,7 +264,7 @@ def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
         masks = {name: np.where(x, -np.inf, 0.0) if x.dtype == bool else x for name, x in masks.items()}
     masks = {name: torch.tensor(x if x.dtype == bool else x.astype(dtype)) for name, x in masks.items()}
 
-    # The longest sums are over the tokens of a batch; what is summed up is summed up again, in five sums a layer.
+    # The longest sums are over the tokens of a batch; in each layer five sums follow one another.
     n = 30 * 12
     inputs = [x.astype(dtype) for x in case.inputs]
     tensors = [torch.tensor(x, requires_grad=True) for x in inputs]
@@ -314,7 +314,7 @@ def test_dtypes_and_lists(case, weights, inputs):
     d_inputs, grads = found if isinstance(found, tuple) else (found, {})
     if not isinstance(
         layer, nn.TransformerDecoderLayer | nn.TransformerDecoder
-    ):  # whose target's gradient may be wider
+    ):  # the gradient of a target may be wider
         assert {dx.dtype for dx in flat(d_inputs)} == {np.dtype(inputs)}
     assert {grad.dtype for grad in grads.values()} <= {np.dtype(weights)}
     few = 64 if layer.parameters() else 1  # without parameters there is one rounding
@@ -352,7 +352,7 @@ def test_arrays_in_any_layout(case):
 
 @pytest.mark.parametrize("case", (LAYERS | MODELS).values(), ids=LAYERS | MODELS)
 def test_a_pullback_may_be_called_again_for_one_state_of_the_parameters(case):
-    """All that was returned may be written to: `y -= target` is how the gradient of a squared error is often written."""
+    """All returned arrays may be changed: the gradient of a squared error is often computed by `y -= target`."""
     layer = case.make(dtype=np.float32, rng=0)
     before = [x.copy() if isinstance(x, np.ndarray) else x for x in case.inputs]
     y, pullback = layer.vjp(*case.inputs, **case.options)
@@ -365,12 +365,12 @@ def test_a_pullback_may_be_called_again_for_one_state_of_the_parameters(case):
         np.testing.assert_array_equal(got, wanted)
     for x, kept in zip(case.inputs, before, strict=True):
         assert not isinstance(x, np.ndarray) or np.array_equal(x, kept)
-    if isinstance(layer, nn.LearnedPositions):  # whose gradient needs no parameter
+    if isinstance(layer, nn.LearnedPositions):  # its gradient needs no parameter
         return
     for key, array in layer.parameters().items():
         if (
             key.endswith(("weight", "W_query")) and key != "embedding_layer.weight"
-        ):  # which no gradient needs again
+        ):  # no gradient needs these again
             _, pullback = layer.vjp(*case.inputs, **case.options)
             array[...] += 1
             with pytest.raises(RuntimeError, match="call vjp again"):

@@ -1,4 +1,4 @@
-"""Generation from any decoder: what is drawn against Transformers' processors, batches, ends, bad input.
+"""Generation from any decoder: probabilities compared with Transformers' processors, batches, ends, bad input.
 
 The decoder here is a function of all tokens so far, so that a cache that keeps the wrong sequences shows.
 """
@@ -18,7 +18,7 @@ VOCABULARY = 40
 
 
 class Hashing:
-    """Logits that follow from the whole sequence; the cache holds the tokens themselves."""
+    """A decoder whose logits depend on the whole sequence; its cache holds the tokens themselves."""
 
     class Cache(list):
         def keep(self, indices):
@@ -88,7 +88,7 @@ def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties):
         patch.setattr(engine, "probabilities", spy)
         drawn = Sampler(sampling(**how), seen, seed).draw(x)
     assert found[0][drawn] > 0
-    # Of equal logits at the edge of the nucleus, one or another may be left: the sums are what counts. Whether a sum of
+    # Among equal logits at the edge of the nucleus any may be left out, so sums are compared. Whether a sum of
     # some terms equals 1 - p is a matter of their rounding, so a token of that size may differ.
     np.testing.assert_allclose(np.sort(found[0]), np.sort(expected), atol=1e-6 if not ties else 0.05)
     if not ties:
@@ -96,7 +96,7 @@ def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties):
 
 
 def test_tokens_come_as_often_as_their_probability_says():
-    """Of 20,000 draws: within 5 standard deviations of a binomial number."""
+    """The counts in 20,000 draws are within 5 standard deviations of a binomial distribution."""
     logits = np.array([0.0, 1.0, 2.0, -np.inf, 0.5], np.float32)
     p = np.exp(logits) / np.exp(logits).sum()
     sampler = Sampler(sampling(1.0), np.array([0]), 7)
@@ -111,7 +111,7 @@ def test_tokens_come_as_often_as_their_probability_says():
 )
 def test_a_sequence_is_the_same_alone(how):
     together = tokens(generate(Hashing(), PROMPTS, max_new_tokens=12, rng=11, stop_ids=(7, 8), **how))
-    assert len({len(each) for each in together}) > 1  # they end at different steps
+    assert len({len(each) for each in together}) > 1  # prompts end at different steps
     for i, prompt in enumerate(PROMPTS):
         for rng in (11 + i, [11 + i]):
             alone = generate(Hashing(), [prompt], max_new_tokens=12, rng=rng, stop_ids=(7, 8), **how)
@@ -150,7 +150,7 @@ def test_a_sequence_ends_at_a_stop_id_or_when_asked():
 
 
 def test_the_context_ends_a_sequence_with_a_warning():
-    """A token that is not fed back needs no place: 5 tokens and 4 new ones are 8 in the cache."""
+    """The last token is not fed back, so it needs no place: of 5 tokens and 4 new ones the cache holds 8."""
     whole = tokens(generate(Hashing(), PROMPTS, max_new_tokens=9))
     steps = generate(Hashing(), PROMPTS, max_new_tokens=4, context=8)
     assert tokens(steps) == [each[:4] for each in whole]
@@ -182,7 +182,7 @@ def test_temperatures_near_zero_are_greedy():
 
 
 def started(prompts=PROMPTS[:1], **arguments):
-    """The call itself refuses, before anything is computed."""
+    """The call itself raises the error, before anything is computed."""
     return lambda: generate(Hashing(), prompts, **arguments)
 
 

@@ -29,7 +29,7 @@ def make(kind="GPT-2", dtype=np.float64, **more):
 
 
 def plain_logits(model, ids):
-    """Compute the logits of one sequence as the docstring says it, a step at a time."""
+    """Compute the logits of one sequence step by step, as the docstring describes."""
     p, n, width = model.state_dict(), len(ids), D // HEADS
     angles = np.arange(n)[:, None] * model.rope_theta ** (-2 * np.arange(width // 2) / width)
     x = p["token_embedding.weight"][ids]
@@ -64,7 +64,7 @@ def plain_logits(model, ids):
 
 
 def plain_loss(model, pairs):
-    """Mean cross-entropy over pairs of ids and what should follow each."""
+    """Compute the mean cross-entropy over pairs of ids and targets."""
     losses = []
     for ids, targets in pairs:
         logs = reference.log_softmax(plain_logits(model, np.asarray(ids)))
@@ -103,7 +103,7 @@ def test_loss_is_that_of_plain_numpy(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_finite_differences(kind):
-    """Of tiny models, and of the loss and the logits of sequences that differ in length."""
+    """The gradients are those of tiny models: of the loss, and of the logits of sequences of different lengths."""
     heads = 1 if KINDS[kind].get("positions") == "rotary" else HEADS
     model = perturbed(nn.GPT(5, 6, 1, heads, 4, **KINDS[kind], dtype=float, rng=0))
     ids = [[1, 4, 0, 1], [2, 3]]
@@ -196,7 +196,7 @@ def test_the_context_ends_generation():
     model = make(dtype=np.float32)
     with pytest.warns(UserWarning, match="the context of 9 tokens is full"):
         written = model.generate([1, 2, 3], 50)
-    assert len(written) == LONGEST - 3 + 1  # the last is computed from a full context
+    assert len(written) == LONGEST - 3 + 1  # the last token is computed from a full context
 
 
 def test_generation_drops_nothing():
@@ -214,7 +214,7 @@ def test_new_weights_are_gpt2s():
     stds = {name: array.std() for name, array in model.parameters().items() if array.ndim == 2}
     for name, std in stds.items():
         added = name.endswith(("out_proj.weight", "linear2.weight"))
-        # Of 4096 numbers or more, a standard deviation is off by 1.1 %; of that four times.
+        # The standard deviation of 4096 numbers or more is off by 1.1 %; four times that is allowed.
         assert std == pytest.approx(0.02 / (4 if added else 1), rel=0.045), name
     biases = [array for name, array in model.parameters().items() if name.endswith("bias")]
     assert len(biases) == 8 * 6 + 1
@@ -252,7 +252,7 @@ def test_rounded_weights():
     model = make(dtype=np.float32)
     before, wide = model.generate([1, 2], 5), model(ALONE)
     model.quantize("int8")
-    # 8 bits: 0.4 % of a group's largest, in ten products after one another.
+    # 8 bits give errors of 0.4 % of a group's largest number, in ten products one after the other.
     assert np.abs(model(ALONE) - wide).max() < 0.1 * np.abs(wide).max()
     assert len(model.generate([1, 2], 5)) == len(before)
     assert model.loss(ALONE) > 0

@@ -70,7 +70,7 @@ def test_cross_entropy_by_its_definition_and_pytorch(case):
     loss = nn.CrossEntropyLoss(**case, dtype=np.float64)
     expected = cross_entropy(x, target, **case)
     value, _ = loss.vjp(x, target)
-    # a sum of at most 48 terms of about 10, in another order
+    # a sum of at most 48 terms of about 10 is added in another order
     np.testing.assert_allclose(value, expected, rtol=0, atol=1e-13)
     np.testing.assert_array_equal(loss(x, target), value)
     assert value.dtype == np.float64 and np.shape(value) == expected.shape
@@ -140,7 +140,7 @@ def test_a_class_that_should_not_be_adds_nothing_though_its_score_be_minus_infin
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_binary_cross_entropy_far_from_0(dtype):
-    """Both tails are e^−abs(x), not what is left of 1; scores of infinity are right or infinitely wrong."""
+    """Both tails are e^−abs(x), without cancellation; the loss of infinite scores is 0 or infinite."""
     x = np.array([-40, 40, -40, 40, -np.inf, np.inf, -np.inf, np.inf], dtype)
     target = np.array([0, 1, 1, 0, 0, 1, 1, 0], dtype)
     value, pullback = nn.BCEWithLogitsLoss(reduction="none").vjp(x, target)
@@ -229,7 +229,7 @@ test_errors_say_what_was_given = refusals(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_gradient_that_fits_is_finite(dtype):
-    """2·error/n of errors near the end of the range: their double would leave it."""
+    """The gradient 2·error/n is finite for errors near the end of the range, although 2·error is not."""
     most = np.finfo(dtype).max
     x = np.array([most, -most / 2, 1.0, 0.0], dtype)
     _, pullback = nn.MSELoss().vjp(x, np.zeros_like(x))
@@ -237,7 +237,7 @@ def test_a_gradient_that_fits_is_finite(dtype):
 
 
 def test_weights_are_kept_as_they_were_given():
-    """A loss that changed when its caller's array did would be another one, without a word."""
+    """If the caller changes its array later, the loss must not change silently."""
     given = np.array([1.0, 2.0])
     losses = [
         (nn.CrossEntropyLoss(weight=given), [0, 1]),

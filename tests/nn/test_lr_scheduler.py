@@ -69,7 +69,7 @@ OPTIMIZERS = {"SGD": {"lr": 0.3}, "Adam": {"lr": 0.3, "betas": (0.8, 0.99)}}
 
 
 def course(optimizer, scheduler, momentum, step):
-    """The learning rate and the momentum of each step."""
+    """Return the learning rate and the momentum of each step."""
     found = []
     for _ in range(STEPS):
         found.append((*scheduler.get_last_lr(), momentum()))
@@ -104,7 +104,7 @@ def test_every_step_has_the_bits_of_pytorch(name, kind):
 
 
 def test_linear_and_cosine_and_one_cycle_by_their_formulas():
-    """Computed each from the one before, they stray by a few eps for each step."""
+    """Rates that are computed from the previous rate are off by a few eps for each step."""
     steps = np.arange(STEPS)
     up = np.minimum(steps, 7) / 7
     half = (1 + np.cos(np.pi * steps / 6)) / 2
@@ -123,7 +123,7 @@ def test_linear_and_cosine_and_one_cycle_by_their_formulas():
 @pytest.mark.parametrize("name", ["lambda", "linear", "cosine", "one cycle", "sequence"])
 @pytest.mark.parametrize("after", [1, 4, 5, 6, 12, 14])
 def test_a_schedule_continues_from_its_state(name, after):
-    """The state goes through JSON, as in a file; the optimiser's own has the learning rate."""
+    """The state goes through JSON, as in a file; the optimiser's state has the learning rate."""
 
     def made():
         optimizer = optim.Adam({"w": np.zeros(1)}, **OPTIMIZERS["Adam"])
@@ -280,7 +280,7 @@ def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
     eps = float(np.finfo(np.float32).eps)
     assert type(norm) is float and norm == pytest.approx(
         expected, rel=4 * eps
-    )  # chunks add up like a random walk
+    )  # the errors of chunks add up like a random walk
     factor = min(1.0, max_norm / (expected + 1e-6))
     for name, gradient in grads.items():
         np.testing.assert_allclose(gradient, before[name] * factor, rtol=8 * eps)
@@ -292,7 +292,7 @@ def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
         tensor.grad = torch.tensor(gradient)
     given = [t for t in tensors if t.numel() or p != math.inf]
     theirs = torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
-    assert norm == pytest.approx(float(theirs), rel=64 * eps)  # of sums of 12,300 terms there, in float32
+    assert norm == pytest.approx(float(theirs), rel=64 * eps)  # PyTorch sums 12,300 terms in float32
     for tensor, gradient in zip(tensors, grads.values(), strict=True):
         np.testing.assert_allclose(gradient, tensor.grad, rtol=64 * eps)
 
@@ -309,7 +309,7 @@ def test_squares_that_leave_the_range_still_have_a_norm(dtype, scale):
 
 
 def test_gradients_of_any_layout():
-    """NumPy's products of the factor, in each gradient's own dtype."""
+    """The results equal NumPy's products with the factor, in each gradient's dtype."""
     grads = laid_out()
     before = {name: gradient.copy() for name, gradient in grads.items()}
     norm = optim.clip_grad_norm_(grads, 2.0)
@@ -373,7 +373,7 @@ def test_factors_may_be_numbers_of_any_kind(half):
     "name", ["max_lr", "div_factor", "final_div_factor", "base_momentum", "max_momentum", "eta_min"]
 )
 def test_numbers_that_no_schedule_can_have(name, wrong):
-    """NaN would be taken for 0, or end the training in the midst of it."""
+    """Otherwise NaN would count as 0, or end the training later."""
     optimizer = sgd(lr=0.1, momentum=0.9)
     with pytest.raises(ValueError, match=f"{name}.* must be"):
         if name == "eta_min":

@@ -1,4 +1,4 @@
-"""What modules say of themselves, and what they refuse as parameters and states."""
+"""The repr of modules, and the parameters and states that they refuse."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_texts(module, text):
 
 @pytest.mark.parametrize("norm", [None, "norm"])
 def test_layers_of_another_kind_compute_what_the_core_does(norm):
-    """A subclass may compute anything, so the encoder calls each; here they are as the core has them."""
+    """A subclass may compute anything, so the encoder calls each layer; these subclasses compute the same as the core."""
 
     class Own(nn.TransformerEncoderLayer):
         pass

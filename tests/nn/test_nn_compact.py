@@ -1,4 +1,4 @@
-"""quantize of layers: what is rounded, what it computes, and what it refuses."""
+"""quantize of layers: which weights it rounds, what rounded layers compute, and what it refuses."""
 
 from __future__ import annotations
 

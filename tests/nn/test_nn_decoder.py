@@ -1,4 +1,4 @@
-"""nn.TransformerDecoderLayer and nn.TransformerDecoder: ways to say the same, what is not seen, dropout."""
+"""nn.TransformerDecoderLayer and nn.TransformerDecoder: equivalent masks, masked tokens, dropout."""
 
 import numpy as np
 from nn_checks import assert_born_alike

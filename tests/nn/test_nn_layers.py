@@ -27,7 +27,7 @@ def test_linear_by_its_definition_for_any_leading_shape():
 
 @pytest.mark.parametrize("rows", [300, 1100])
 def test_linear_of_many_rows(rows, isa):
-    """They are cut into several tasks, and their share of the weights' gradients too."""
+    """Many rows are split into several tasks, and so are their sums in the weights' gradients."""
     rng = np.random.default_rng(rows)
     layer = nn.Linear(37, 70, rng=0)
     x, dy = (rng.standard_normal((rows, n)).astype(np.float32) for n in (37, 70))
@@ -95,7 +95,7 @@ def test_dropout_keeps_a_share_and_only_in_training():
     np.testing.assert_array_equal(nn.Dropout(1.0)(x), 0 * x)
     np.testing.assert_array_equal(nn.Dropout(0.0)(x), x)
     endless = np.full(64, np.inf)
-    with np.errstate(all="raise"):  # what infinity times 0 is, is nobody's error
+    with np.errstate(all="raise"):  # infinity times 0 gives no warning
         y, pullback = nn.Dropout(0.25, rng=0).vjp(endless)
         assert np.isnan(y).any() and np.isnan(pullback(endless)[0]).any()
         assert np.isnan(nn.Dropout(1.0)(endless)).all()
@@ -147,7 +147,7 @@ def test_a_weight_in_another_byte_order_is_as_wide():
 
 
 def test_a_state_may_be_made_of_the_parameters_themselves():
-    """Layers change places, and a weight is turned: what is read has not been written to before."""
+    """Layers swap their parameters, and a weight is transposed: loading reads all arrays before it writes."""
     model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Linear(2, 2, rng=1))
     before, live = model.state_dict(), model.parameters()
 
@@ -247,7 +247,7 @@ class Gain(nn.Module):
 
 
 class Anything(nn.Module):
-    """Writes down the options that it gets, and has no forward."""
+    """A layer that records the options of its calls."""
 
     def __init__(self):
         self.seen = []

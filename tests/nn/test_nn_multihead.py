@@ -86,7 +86,7 @@ NAN, INF, MOST = np.nan, np.inf, float(np.finfo(np.float32).max)
 @pytest.mark.parametrize(
     ("pair", "padding", "weights"),
     [
-        # of a key with both, of one with the padding's number alone, and of one with neither
+        # keys with both numbers, with the padding's alone, with neither
         (-MOST, -MOST, [0, 0, 1]),
         (-MOST, MOST, [0, 1, 0]),
         (MOST, MOST, [1, 0, 0]),
@@ -104,7 +104,7 @@ def test_a_pair_that_one_mask_closes_is_closed_and_finite_numbers_stay_finite(pa
 
 
 def test_numbers_of_a_wide_mask_stay_finite_in_a_narrow_layer():
-    """Keys that are all as low as float64 goes are open; with -inf there would be none."""
+    """Keys whose masks are all float64's lowest number are open; converted to -inf they would be closed."""
     layer, x = nn.MultiheadAttention(2, 1, rng=0), np.zeros((3, 2), np.float32)
     least = np.full(3, np.finfo(np.float64).min)
     _, weights = layer(x, x, x, attn_mask=np.zeros((3, 3), bool), key_padding_mask=least)

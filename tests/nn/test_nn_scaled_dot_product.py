@@ -28,7 +28,7 @@ attention = nn.ScaledDotProductAttention()
 
 
 class Halve(nn.Module):
-    """A dropout without chance."""
+    """A dropout without randomness."""
 
     def forward(self, x):
         return x * x.dtype.type(0.5)
@@ -38,7 +38,7 @@ class Halve(nn.Module):
 
 
 def as_taught(query, key, value, mask=None, dropout=None):
-    """Compute the lines of the tutorial in NumPy."""
+    """Compute the tutorial's code in NumPy."""
     scores = query @ key.swapaxes(-1, -2) / math.sqrt(query.shape[-1])
     if mask is not None:
         scores = np.where(mask == 0, -1e9, scores)

@@ -100,7 +100,7 @@ def as_floats(mask, dtype):
 
 @pytest.mark.parametrize("kind", ["pairs", "per head"])
 def test_two_masks_of_every_dtype_are_one(kind):
-    """What either ignores is ignored; floats are added, also those whose sum is too large for float32."""
+    """A pair that either mask ignores is ignored; floats are added, even if their sum is too large for float32."""
     layer = layer_of("as it is", batch_first=True, dtype=np.float64, rng=0)
     heads = layer.self_attn.num_heads
     pairs = TRIANGLE if kind == "pairs" else np.random.default_rng(0).random((N * heads, L, L)) < 0.3
@@ -121,7 +121,7 @@ def test_two_masks_of_every_dtype_are_one(kind):
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.float32, np.float64])
 def test_masks_of_a_batch_stay_what_they_are(dtype):
-    """Nothing is as large as the pairs of a batch, but booleans that are the opposite of a mask."""
+    """No array is as large as the pairs of a batch, except a negated boolean mask."""
     length, batch = 300, 4
     layer = nn.TransformerEncoderLayer(8, 1, 8, batch_first=True, rng=0).eval()
     decoder = nn.TransformerDecoderLayer(8, 1, 8, batch_first=True, rng=0).eval()

@@ -29,7 +29,7 @@ def adam(w=None, **options):
 
 
 def trajectory(name, options, dtype):
-    """Take ten steps with fixed gradients; the third gives no gradient for b."""
+    """Take ten steps with fixed gradients; the third step has no gradient of b."""
     rng = np.random.default_rng(0)
     params = {"a": rng.standard_normal((3, 2)).astype(dtype), "b": rng.standard_normal(4).astype(dtype)}
     live, start = dict(params), {key: array.copy() for key, array in params.items()}
@@ -119,7 +119,7 @@ def test_a_bad_rate_writes_nothing(name):
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_parameters_of_any_layout(name):
-    """What NumPy rounds and writes of the steps of plain copies."""
+    """The parameters equal plain copies after the same steps, rounded by NumPy."""
     params, rng = laid_out(), np.random.default_rng(1)
     wide = {key: x.astype(np.float64 if "64" in key else np.float32, order="C") for key, x in params.items()}
     ours, theirs = (getattr(optim, name)(own, lr=0.1) for own in (params, wide))
@@ -148,14 +148,14 @@ def test_a_loaded_state_goes_on_to_the_same_bits(name, options, dtype):
     rng = np.random.default_rng(0)
     params = {"a": np.ones((3, 2), dtype), "b": np.ones(4, dtype)}
     first = getattr(optim, name)(params, **options)
-    first.step({"a": rng.standard_normal((3, 2))})  # b has no state yet
+    first.step({"a": rng.standard_normal((3, 2))})  # the parameter b has no state yet
     first.step({key: rng.standard_normal(array.shape) for key, array in params.items()})
 
     saved = first.state_dict()
     copies = {key: array.copy() for key, array in params.items()}
     second = getattr(optim, name)(copies, lr=7.0)
     second.load_state_dict(saved)
-    for group in saved["param_groups"]:  # neither the saved arrays nor the first's are shared
+    for group in saved["param_groups"]:  # neither the saved arrays nor the first optimiser's are shared
         assert group["params"] == ["a", "b"]
     for entries in saved["state"].values():
         for slot, array in entries.items():
@@ -186,7 +186,7 @@ def test_the_state_is_laid_out_as_that_of_pytorch(name, options):
     their_state = {key: value for key, value in expected["state"].get(0, {}).items() if value is not None}
     our_state = got["state"].get("w", {})
     assert set(our_state) == set(their_state)
-    for key, value in their_state.items():  # one product each
+    for key, value in their_state.items():  # each is one product
         np.testing.assert_allclose(our_state[key], value.numpy(), rtol=4 * np.finfo(float).eps)
 
 
@@ -259,7 +259,7 @@ def test_wrong_calls_write_nothing():
 
 
 class Integer:
-    """An integer of somebody's own."""
+    """An integer class of another library."""
 
     def __init__(self, n):
         self.n = n
@@ -276,7 +276,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
 def test_numbers_of_every_kind_are_floats_from_the_call_on(number):
-    """So that they can be saved, also when they are set later."""
+    """Options become floats, also if they are set later, so that they can be saved."""
     small = number if float(number) < 1 else 0.5
     made = [
         optim.Adam({"w": np.ones(2)}, lr=number, betas=(small, small), eps=number, weight_decay=number),
@@ -336,7 +336,7 @@ def test_integers_of_every_kind_are_sizes_and_seeds(two):
 
 
 def test_a_width_made_of_a_small_integer_is_not_of_its_range():
-    """Four times 64 is no int8, and 0 as a uint8."""
+    """4 · 64 overflows int8, and is 0 as a uint8."""
     plain = nn.GPT(5, 64, 1, 2, 4, rng=0)
     for small in (np.int8(64), np.uint8(64), np.array(64, np.uint8)):
         assert repr(nn.GPT(5, small, 1, 2, 4, rng=0)) == repr(plain)
@@ -345,7 +345,7 @@ def test_a_width_made_of_a_small_integer_is_not_of_its_range():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_gradients_may_be_other_parameters(name, dtype):
-    """Those of u·v are v and u; of one that is turned, a view."""
+    """The gradients of u·v are v and u; a transposed one is a view."""
     u, v = np.array([[1.0, 2.0], [3.0, 4.0]], dtype), np.array([[5.0, 6.0], [7.0, 8.0]], dtype)
     expected = {"u": u.copy(), "v": v.copy(), "w": np.ones((2, 2), dtype)}
     grads = {"u": v.copy(), "v": u.copy(), "w": u.T.copy()}

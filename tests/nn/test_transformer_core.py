@@ -13,8 +13,8 @@ from selfattn import _core, nn, reference
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 
-# Around the vectors, panels and tiles of the instruction sets, the rows of a product (240) and of a share (384); the width is
-# drawn to be small, or given.
+# Sizes around vectors, panels and tiles of the instruction sets, the rows of a product (240) and of a thread's share (384);
+# the width is small and drawn, or given.
 LENGTHS = {
     "short": ((3, 1, 5), None),
     "tiles": ((17, 1, 40, 33), 24),
@@ -37,7 +37,7 @@ def test_results_and_gradients(seed, size, isa, threads_restored):
     lengths, width = LENGTHS[size]
     dtype = (np.float32, np.float64)[seed % 2]
     model, inputs, ends = drawn(seed, dtype, d=width, lengths=lengths, dropout=seed % 3 == 0)
-    # The core has the gradient of a mask for each head, where no two heads share a key head.
+    # The core returns a mask's gradient for each head; here no two heads share a key head.
     heads = {number for layer in model.layers for number in (layer.num_heads, layer.num_key_heads)}
     has_numbers = model.mask is not None and model.mask.dtype != bool
     shared = has_numbers and {(1, n) for n in heads} == {model.mask.shape[:2]}
@@ -71,7 +71,7 @@ def test_without_sequences_the_gradients_are_zero():
 
 
 def test_a_sequence_does_not_depend_on_its_company(isa):
-    """A sentence alone may be halved for two threads, and few queries do not go through the matrix unit."""
+    """A single sentence may be split between two threads, and few queries do not use the matrix unit."""
     rng = np.random.default_rng(0)
     model = nn.EmbeddingModel(str.split, 50, 64, max_seq_len=100, rng=0)
     other = rng.integers(0, 50, 100).tolist()
@@ -82,7 +82,7 @@ def test_a_sequence_does_not_depend_on_its_company(isa):
 
 
 def test_masks_of_any_dtype_and_layout(isa):
-    """They are read as they are: a copy of a batch's mask would be as large as the mask."""
+    """The core reads masks without a copy, which would be as large as the mask."""
     model, inputs, ends = drawn(1, np.float32, lengths=(40, 33))
     mask = (
         np.random.default_rng(0).integers(-8, 8, (2, 1, 40, 40)).astype(np.float32)
@@ -107,7 +107,7 @@ def test_a_window_wider_than_any_sequence_closes_nothing():
 
 @pytest.mark.parametrize("tokens", [1, 3, 7, 48])
 def test_weights_that_do_not_stay_in_a_cache(tokens, isa):
-    """With more than a megabyte few rows fetch them ahead. A token's bits are those that it has among many."""
+    """With few rows and more than 1 MB of weights, kernels prefetch weights. A token's bits do not depend on other tokens."""
     rng = np.random.default_rng(0)
     d, wide = 200, 300
 
@@ -149,10 +149,10 @@ def test_bad_gradients_are_refused():
 
 
 def test_memory_of_past_sizes_makes_room():
-    """What small models left must not keep a larger one from meeting its own memory again."""
+    """Memory that small models left must not prevent a larger model from reusing its own."""
     held = [
         _core._transformer_forward(*good_call(6, 3), True) for _ in range(20)
-    ]  # more at a time than are kept
+    ]  # more blocks at once than the core keeps
     del held
     arguments = good_call(130, 2, 2, [12] * 20)
     tracemalloc.start()
@@ -166,7 +166,7 @@ def test_memory_of_past_sizes_makes_room():
             peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    assert peak < 2**15  # what it works in and its gradients are some MiB
+    assert peak < 2**15  # scratch memory and gradients take some MiB
 
 
 def test_ids_are_packed_or_left_to_python():

@@ -1,4 +1,4 @@
-"""The explorer's numbers: those of the page are those of the steps, habits follow from weights, bad input is an error."""
+"""The explorer: the page's numbers equal the steps', habits follow from weights, bad input is an error."""
 
 import base64
 import re
@@ -34,7 +34,7 @@ def stored(page):
 
 
 def weights_of(layer, array):
-    """The weights of a layer, (H, L, S), from what the page holds of it."""
+    """Compute the weights of a layer, (H, L, S), from the page's data."""
     if "weights" in layer:
         return array(layer["weights"]) / 65535
     query, key = (
@@ -53,12 +53,12 @@ def weights_of(layer, array):
 @pytest.mark.parametrize(
     ("rows", "options", "as_products"),
     [
-        (8, {}, False),  # short: weights are fewer than what they are made of
+        (8, {}, False),  # short texts have fewer weights than queries and keys
         (40, {}, True),
         (40, {"is_causal": True}, True),
         (40, {"window": (3, 2)}, True),
         (40, {"scale": 0.3}, True),
-        (40, {"softcap": 2.0}, False),  # the script does not compute it
+        (40, {"softcap": 2.0}, False),  # the script does not compute a softcap
         (40, {"alibi_slopes": np.float32([0.5, 0.25])}, False),
         (40, {"attn_mask": RNG.random((40, 40)) < 0.7}, False),
     ],
@@ -68,7 +68,7 @@ def test_the_page_holds_the_weights_of_the_steps(rows, options, as_products):
     header, array = stored(views.explorer(steps, [f"w{n}" for n in range(rows)]))
     (layer,) = header["texts"][0]["layers"]
     assert ("query" in layer) == as_products
-    # Weights of 16 bits are off by half a step; products of rounded rows by what heads.CLOSE allows.
+    # Weights of 16 bits are off by half a step; products of rounded rows by at most heads.CLOSE.
     limit = heads.CLOSE if as_products else 0.51 / 65535
     np.testing.assert_allclose(weights_of(layer, array), steps.weights, rtol=0, atol=limit)
 
@@ -94,7 +94,7 @@ def test_small_maps_hold_the_largest_weight_of_each_pixel():
 
 
 def weights_where(rule):
-    """Weights of one head over WORDS that give everything to where the rule says."""
+    """Return weights of one head over WORDS, where each row has weight 1 at the place that the rule returns."""
     rows = len(WORDS)
     return np.array([[[float(rule(i, j)) for j in range(rows)] for i in range(rows)]])
 
@@ -125,13 +125,13 @@ def test_habits(rule, kind):
 
 
 def test_words_next_to_a_mark_do_not_count():
-    # "he" and "bank", next to [CLS] and the full stop, take from themselves; the words between from the word before.
+    # "he" and "bank", next to [CLS] and the full stop, attend to themselves; words between them to the word before.
     def taken(first):
         weights = weights_where(lambda i, j: j == (i if i in (1, 5) else i - 1 if i else first))
         return habit_of(weights).shares
 
     assert taken(first=1)["before"] == 1
-    # Where no word sees the next one, the full stop after "bank" does not matter: it is one of four.
+    # If no word sees the next one, the full stop after "bank" does not matter, so "bank" counts: one word of four.
     assert (taken(first=0)["before"], taken(first=0)["itself"]) == (0.75, 0.25)
 
 

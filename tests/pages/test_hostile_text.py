@@ -12,7 +12,7 @@ PLAIN = [f"word{n}" for n in range(len(NASTY))]
 
 
 def tags(page):
-    """All elements but bdi, which words in other scripts have, with the names of their attributes."""
+    """Return all elements with the names of their attributes, except bdi, which encloses words in other scripts."""
     return [(tag, [*attributes]) for tag, attributes in page.elements if tag != "bdi"]
 
 

@@ -108,12 +108,12 @@ def numbers_alike(a, b):
     places = [len(text.partition("e")[0].partition(".")[2]) for text in (a, b)]
     exponent = int(a.partition("e")[2] or 0)
     x, y = (float(text.replace("−", "-")) for text in (a, b))
-    # The second is for attributes in HTML, which hold all seventeen digits.
+    # The second bound is for HTML attributes, which hold all seventeen digits.
     return abs(x - y) <= max(1.5 * 10.0 ** (exponent - min(places)), 1e-9 * abs(x))
 
 
 def shown(cell):
-    """The visible outputs of a cell, by kind, without scripts, whose numbers are all in the tables."""
+    """Return the visible outputs of a cell by kind, without scripts, since the tables show all their numbers."""
     for output in cell.get("outputs", []):
         if output.output_type == "stream":
             yield output.name, output.text
@@ -151,12 +151,12 @@ def printed_in(tutorial):
     ],
 )
 def test_a_notebook_compares_everything_that_its_tutorial_prints(executed, name, compared):
-    """A notebook fails where a number differs, as below; this test checks that it compares all of them."""
+    """A notebook fails if a number differs (tested below); this test checks that it compares all numbers."""
     assert set(executed(name)[1]) == compared
 
 
 def test_the_trained_model_takes_from_the_word_that_shows_the_topic(executed):
-    """The notebook says so in its text, which a new run does not change."""
+    """The notebook's text claims this, and a new run does not change the text."""
     notebook, _ = executed("2_sentence_embeddings")
     (output,) = (cell.outputs[0].text for cell in notebook.cells if "untrained, trained in" in cell.source)
     lines = output.splitlines()
@@ -167,7 +167,7 @@ def test_the_trained_model_takes_from_the_word_that_shows_the_topic(executed):
 
 
 def test_the_gpt_learned_the_rhyme_and_looks_at_the_verb(executed):
-    """The text of the notebook says so."""
+    """The notebook's text claims this."""
     _, results = executed("6_gpt")
     rhyme = "/ killed the rat that / ate the malt that / lay in the house that Jack built."
     assert results["spoken"] == rhyme

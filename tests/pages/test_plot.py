@@ -82,7 +82,7 @@ def test_nan_and_infinity_are_named_and_hatched():
     image = plot_attention(weights, TOKENS)
     texts = written(image)
     assert (texts[0, 1], texts[1, 0], texts[2, 2]) == ("nan", "−inf", "inf")
-    assert image.get_clim() == (0, 0.7)  # of the finite ones
+    assert image.get_clim() == (0, 0.7)  # the range of the finite numbers
     assert image.axes.patch.get_hatch()
     np.testing.assert_array_equal(image.get_array().mask, ~np.isfinite(weights))
     pixels, red = render(image), (0xB0, 0x40, 0x40, 255)
@@ -112,7 +112,7 @@ def test_tokens_are_text_whatever_they_hold():
 
 
 def test_a_font_that_has_the_characters_is_found(monkeypatch):
-    """The configured font is said to lack the letter, and the Serif to have it."""
+    """Here the configured font is set to lack the letter, and Serif to have it."""
     plot = importlib.import_module("selfattn.views.plot")
     real = plot._code_points
     monkeypatch.setattr(
@@ -178,7 +178,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("numbers", [True, False])
 def test_numbers_at_the_ends_of_the_range(dtype, numbers, tmp_path):
-    """The ends of the colour scale cannot be subtracted; numbers keep their own colours and text."""
+    """Subtracting the limits of the colour scale would overflow; numbers still have their own colours and text."""
     info = np.finfo(dtype)
     for row in (
         [info.max, info.min, 0],

@@ -36,7 +36,7 @@ def test_every_number_of_every_step_is_in_the_static_tables(make, precision):
     assert expected.keys() <= {table.node for table in page.tables}
     for name, array in expected.items():
         size = np.where(np.isfinite(array), np.abs(array), 0.0)
-        # half a unit of the last decimal; where that would hide a number, of the last significant digit
+        # half a unit of the last decimal, or for small numbers of the last significant digit
         unit = np.where(size < 1e-3, np.maximum(10.0 ** (1 - precision) * size, 1e-12), 10.0**-precision)
         got = page.numbers(name)
         assert got.shape == array.shape, name
@@ -371,7 +371,7 @@ def test_the_picture_has_room_for_long_tokens():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("name", ["max", "min", "tiny", "smallest_subnormal"])
 def test_numbers_at_the_ends_of_the_range(dtype, name):
-    """As in a mask of finfo.min: each is written, on the page, in its picture and in a notebook."""
+    """Numbers as large as finfo.min in a mask are written on the page, in its picture and in a notebook."""
     end, x = getattr(np.finfo(dtype), name), np.eye(2, dtype=dtype)
     steps = sa.attention_steps(x, x, x, attn_mask=np.array([[0, end], [0, 0]], dtype))
     page = views.steps_page(steps, ["x", "y"], compare=(steps, ["a", "b"]))

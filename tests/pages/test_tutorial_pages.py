@@ -17,12 +17,12 @@ def holds(table, matrix):
 
 @pytest.mark.parametrize("compute", tutorials.TUTORIALS, ids=lambda compute: compute.__name__)
 def test_what_is_compared_is_on_the_page(compute):
-    """Computed with the kernels, head by head."""
+    """The kernels compute these tensors, head by head."""
     tables = [table.numbers for table in Reader(views.tutorial_page(compute.__name__).html).tables]
     tables += [table.T for table in tables]
     for comparison in compute(np.float64).comparisons:
         if comparison.name.startswith("sentence embedding"):
-            continue  # the mean of a block's output: a model has it, a block has not
+            continue  # the mean of a block's output: only a model has it
         computed = np.atleast_2d(comparison.computed)
         if "[key][query]" in comparison.name:
             computed = computed.swapaxes(0, 1)

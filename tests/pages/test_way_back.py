@@ -1,4 +1,4 @@
-"""The way back without a browser: its tables hold the gradients, its stops are computed, errors say what it does not show."""
+"""The way back without a browser: its tables hold the gradients, its stops are computed, errors name what it cannot show."""
 
 import re
 
@@ -74,8 +74,8 @@ def test_a_tutorials_page_ends_with_it(name):
     page = views.tutorial_page(name)
     (back,) = page.below
     assert page.html.count('class="sa-view sa-way-back"') == 1 and back.body in page.html
-    assert "sa-way-back" not in page.fragment  # in a notebook it is a page of its own
-    assert not views.tutorial_page(name, exercise=True).below  # its numbers would be answers
+    assert "sa-way-back" not in page.fragment  # in a notebook the way back is a page of its own
+    assert not views.tutorial_page(name, exercise=True).below  # its numbers would reveal answers
 
 
 def test_bad_calls():

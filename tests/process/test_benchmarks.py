@@ -88,7 +88,7 @@ def test_sample_times() -> None:
 @pytest.mark.parametrize("engine", ["selfattn", "torch"])
 @pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
 def test_spellings_compute_the_case(kind: str, engine: str) -> None:
-    """Also cases that of all peers PyTorch alone computes: other libraries are compared when they are timed."""
+    """This includes cases that only PyTorch among the peers computes; other libraries are compared when they are timed."""
     pytest.importorskip(engine, reason=f"needs the package {engine}")
     case = Case(40, 4, heads=2, mask="float", gradients=kind)
     arrays = case.inputs()

@@ -34,7 +34,7 @@ def test_no_printed_tensor_is_forgotten():
     names = {f"{step}, {sentence}" for step in steps for sentence in ("river", "finance")}
     assert names == {comparison.name for comparison in first.comparisons}
     assert set(tutorials.load("basics_notebook")["printed"]) <= {c.name for c in basics.comparisons}
-    given = {"attn_scores_softmax_rounded"}  # made by hand: an input
+    given = {"attn_scores_softmax_rounded"}  # made by hand, so it is an input
     expected = set(tutorials.load("illustrated")["printed"]) - given
     assert expected <= {c.name.partition(" [")[0] for c in illustrated.comparisons}
 
@@ -100,7 +100,7 @@ def test_colour_on_a_terminal(no_color, colored):
     process = start([*COMMAND, "--no-timing"], environment, stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     output = b""
-    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+    with contextlib.suppress(OSError):  # Linux raises it if the other side is closed
         while part := os.read(ours, 65536):
             output += part
     os.close(ours)

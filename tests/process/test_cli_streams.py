@@ -1,4 +1,4 @@
-"""Commands with standard streams that are closed, full, minimal or no terminal, and ``-`` in the place of a file."""
+"""Commands with standard streams that are closed, full, minimal or not a terminal, and ``-`` in place of a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY = shlex.split(
 )
 X = np.eye(3)
 
-# What a command is called for goes to standard output, or into a file.
+# These commands print their result to standard output, or write it into a file.
 PRINTING = [
     ["info"], ["info", "--json"], ["--no-timing"], ["steps", "1", "--out", "-"], ["embed", "m", "sea"],
     ["embed", "m", "sea", "--out", "-"], ["search", "m", "t.txt", "sea"], ["bench", "--load", "r.json"],
@@ -98,7 +98,7 @@ def test_streams_may_be_minimal(arguments, here, monkeypatch, tmp_path):
 
 
 def test_descriptors_that_are_closed(here):
-    """The next file to be opened must not become standard output, or it would get what is printed."""
+    """The next opened file must not become standard output, or it would get the printed text."""
     script = """
 import os, sys
 from selfattn import cli
@@ -128,12 +128,12 @@ def test_messages_that_cannot_be_written(arguments, here):
 
 @pytest.mark.parametrize("gone", ["full", "unread"])
 def test_a_remark_that_cannot_be_written_is_no_failure(gone, here):
-    """With text left in the buffer of standard error Python would end with 120."""
+    """If text remained in the buffer of standard error, Python would exit with code 120."""
     reading, writing = os.pipe()
     os.close(reading)
     with open("/dev/full", "w") if gone == "full" else os.fdopen(writing, "w") as stderr:
         process = start([*COMMAND, "embed", "m"], stdin=-1, stderr=stderr)
-        done = finish(process, "the sea\n\n\na line\n")  # it says that it skips empty lines
+        done = finish(process, "the sea\n\n\na line\n")  # the command reports that it skips empty lines
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
 
 
@@ -148,7 +148,7 @@ def test_help_that_cannot_be_written_is_an_error(arguments, buffered, here):
 
 @pytest.mark.parametrize("way", ["standard output", "a pipe with a name"])
 def test_a_reader_that_stops_amid_a_page(way, here, tmp_path):
-    """A write without a buffer may write a part only."""
+    """A write without a buffer may write only a part of the text."""
     os.mkfifo(tmp_path / "pipe")
     out = "-" if way == "standard output" else tmp_path / "pipe"
     process = start([*COMMAND, "steps", "1", "--out", out], {"PYTHONUNBUFFERED": "1"}, text=False)
@@ -176,7 +176,7 @@ def test_text_where_the_locale_is_ascii(arguments, here):
     assert "\\udc" not in done.stdout
 
 
-# What is said of commands that do not begin to work; exit codes are 1 where the system refuses, else 2.
+# The messages of commands that refuse to start; the exit code is 1 if the system refuses, else 2.
 REFUSED = {
     "must be UTF-8, not ": [
         "explore m sea --compare \udcff", "steps 1 --text \udcff", "generate m \udcff", "embed m \ud800",
@@ -239,7 +239,7 @@ def test_a_worker_that_dies_is_an_error(monkeypatch, capsys):
 
 
 def test_standard_input_that_is_no_file(here):
-    """A socket cannot be opened as /dev/stdin, and a file would be read from its begin."""
+    """A socket cannot be opened as /dev/stdin, and a file would be read from its beginning."""
     import socket
 
     ours, theirs = socket.socketpair()
@@ -269,7 +269,7 @@ def test_a_dash_is_a_stream_everywhere(here, capsys):
 
 
 def test_a_pipe_is_written_into(here, capfd):
-    """The shell's >(...) makes one; a rename would put a file in its place."""
+    """The shell's >(...) makes a pipe; a rename would replace it by a file."""
     reading, writing = os.pipe()
     assert cli.main(["embed", "m", "sea", "--out", f"/dev/fd/{writing}"]) == 0
     os.close(writing)
@@ -321,7 +321,7 @@ NO_ARRAYS = [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"]
     ("command", "content"), [("bench --load", x) for x in NO_RESULTS] + [("steps", x) for x in NO_ARRAYS]
 )
 def test_files_that_hold_no_results_or_arrays(command, content, tmp_path, capsys):
-    """The error does not speak of pickles where there is none."""
+    """The error mentions pickles only if there is one."""
     (tmp_path / "a.npz").write_bytes(content)
     assert cli.main([*command.split(), str(tmp_path / "a.npz")]) == 1
     out, error = capsys.readouterr()
@@ -380,7 +380,7 @@ def test_a_stream_that_knows_no_terminals_is_none():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_half_file(number, tmp_path):
-    """A limit of time does, or a terminal that is closed."""
+    """Such a signal comes from a time limit, or from closing the terminal."""
     script = """
         import pathlib
         import numpy as np

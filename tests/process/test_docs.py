@@ -29,12 +29,12 @@ CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
 SECTIONS = [
     "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
 ]  # fmt: skip
-FOLDERS = ["csrc", "docs", "notebooks"]  # those of which a reader opens pages
+FOLDERS = ["csrc", "docs", "notebooks"]  # folders whose pages a reader opens
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(page for name in FOLDERS for page in ROOT.glob(f"{name}/**/*.md"))])
 
 
 class Finder(doctest.DocTestFinder):
-    """One that finds decorated functions too."""
+    """A doctest finder that finds decorated functions too."""
 
     def _from_module(self, module, thing):
         return super()._from_module(module, inspect.unwrap(thing))
@@ -45,7 +45,7 @@ def run_examples(text, name, namespace, path=None, line=0):
     report = []
     runner = doctest.DocTestRunner()
     runner.run(test, out=report.append, clear_globs=False)
-    namespace.update(test.globs)  # the test had a copy; the next block continues with these
+    namespace.update(test.globs)  # the test had a copy; the next block continues with these names
     assert not runner.failures, "".join(report)
     return runner.tries
 
@@ -88,7 +88,7 @@ def test_code_in_markdown(path, tmp_path, monkeypatch):
     for block in re.finditer(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         line, code = text.count("\n", 0, block.start(1)), block[1]
         if "import torch" in code and importlib.util.find_spec("torch") is None:
-            continue  # the other blocks do not depend on it
+            continue  # the other blocks do not depend on this one
         if ">>> " in code:
             run_examples(code, path.name, namespace, path, line)
         else:
@@ -152,7 +152,7 @@ def test_the_stub_agrees_with_the_signature(name):
 
 
 def test_options_that_a_function_does_not_show_are_refused():
-    """Also by functions that hand all options on to one that has more."""
+    """They are refused even by functions that pass all options to a function that has more."""
     x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
     calls = {
         sa.scaled_dot_product_attention_vjp: (x, x, x),
@@ -176,7 +176,7 @@ def test_options_that_a_function_does_not_show_are_refused():
 
 
 def described():
-    """Every public function and what public classes define for their users: names and the thing itself."""
+    """Every public function, and the public attributes of public classes: names and objects."""
     found = {name: thing for name, thing in CALLABLES.items() if not inspect.isclass(thing)}
     classes = {
         getattr(module, name) for module in (sa, nn, optim, optim.lr_scheduler) for name in module.__all__
@@ -194,7 +194,7 @@ DESCRIBED = described()
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_docstrings_have_their_sections_and_describe_every_parameter(name):
-    """Those of layers and optimisers have their examples with the class."""
+    """The methods of layers and optimisers have their examples in the class."""
     doc, signature = inspect.getdoc(DESCRIBED[name]), inspect.signature(DESCRIBED[name])
     assert doc and re.match(r"[A-Z].*[.)]$", doc.split("\n", maxsplit=1)[0]), "it begins with a sentence"
     sections = re.findall(r"^([A-Z][A-Za-z ]*)\n-{3,}$", doc, re.MULTILINE)
@@ -225,7 +225,7 @@ def test_docstrings_of_classes_say_what_they_hold(name):
 
 
 def modules_imported_by(path):
-    """The modules that a file imports, anywhere in it, and the names that it takes from them."""
+    """Return the modules that a file imports anywhere, and the names that it imports from them."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -237,7 +237,7 @@ def modules_imported_by(path):
 
 
 def test_nothing_imports_the_reference():
-    """It imports nothing of the package either. Steps and tutorials, which show it, are exempt."""
+    """The reference imports nothing of the package either. Steps and tutorials may import it, since they show it."""
     for path in sorted((ROOT / "selfattn").rglob("*.py")):
         imported = [f"{name}." for name in modules_imported_by(path) if name.startswith("selfattn")]
         of_reference = [name for name in imported if name.startswith("selfattn.reference.")]
@@ -265,7 +265,7 @@ def test_the_top_level_lists_what_a_newcomer_calls():
 
 @pytest.mark.parametrize("name", functional.__all__)
 def test_the_top_level_still_has_every_function(name):
-    """It is the same object, and a class is pickled by the name of the module that defines it."""
+    """The function is the same object, and a class is pickled by the name of the module that defines it."""
     namespace = {}
     exec(f"from selfattn import {name}", namespace)
     thing = getattr(functional, name)

@@ -1,4 +1,4 @@
-"""Ctrl-C and other signals in the midst of a call: it stops, leaks nothing, and the next call is right."""
+"""Ctrl-C and other signals during a call: it stops, leaks nothing, and the next call is right."""
 
 import gc
 import json
@@ -26,7 +26,7 @@ if not hasattr(signal, "setitimer"):
 
 
 class InterruptedCallError(Exception):
-    """What the handler raises: not KeyboardInterrupt, which would stop the test run should it escape."""
+    """The handler raises this, not KeyboardInterrupt, which would stop the test run if it escaped."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def inputs(heads: int, length: int) -> tuple[Any, ...]:
 
 
 def assert_handled_during(call: Callable[[], Any]) -> None:
-    """Check that a signal is handled in the midst of a call, which takes a few looks at signals, or 0.2 s."""
+    """Check that a signal is handled during a call, after a few checks for signals, or within 0.2 s."""
     handled: list[float] = []
     start = time.monotonic()
     with alarm_after(0.05, lambda: handled.append(time.monotonic())):
@@ -73,7 +73,7 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
 
 
 def long_layer(kind: str) -> Callable[[], Any]:
-    """A call of a layer that takes half a second or more, so that one which does not stop shows."""
+    """A call of a layer that takes half a second or more, so that a call which does not stop is noticed."""
     rng = np.random.default_rng(0)
     if kind == "sentences":
         model = nn.EmbeddingModel(lambda _: [1] * 100, 10, 128, max_seq_len=100, num_layers=4, rng=0)
@@ -100,12 +100,12 @@ def test_layers_stop_in_the_middle_and_are_right_the_next_time(kind: str) -> Non
     start = time.monotonic()
     with pytest.raises(InterruptedCallError), alarm_after(whole / 20, interrupt):
         call()
-    assert time.monotonic() - start < whole / 2 + 0.1  # the call looks for signals every 50 ms
+    assert time.monotonic() - start < whole / 2 + 0.1  # the call checks for signals every 50 ms
     np.testing.assert_equal(call(), expected)
 
 
 def test_a_handler_computes_amid_a_call() -> None:
-    """The threads of the two do not disturb each other."""
+    """The threads of the handler's call and of the interrupted call do not disturb each other."""
     layers, (q, k, v) = long_layer("layers"), inputs(4, 500)
     outer, inner = layers(), sa.scaled_dot_product_attention(q, k, v)
     found: list[Any] = []
@@ -115,7 +115,7 @@ def test_a_handler_computes_amid_a_call() -> None:
 
 
 def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
-    """One task: for outputs of 16 bits it sums delta over the keys, and sinks need no more.
+    """The call has one task; with 16-bit outputs it sums delta over the keys, and sinks need nothing else.
 
     On the plainest kernels: a matrix unit takes delta from the output.
     """
@@ -132,7 +132,7 @@ def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
 
 
 def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
-    """A call of this kind that takes longer than the wait for an interrupt, and its inputs."""
+    """Return a call of this kind that takes longer than the wait for an interrupt, and its inputs."""
     if kind == "cache":
         return call_of_a_cache(threads=2)
     if kind == "shared mask":
@@ -197,7 +197,7 @@ TIMES = 100
 
 
 def interrupt_many_times(kind: str) -> dict[str, Any]:
-    """Stop a long call at random moments, and measure what stays of it: in a process of its own."""
+    """In a process of its own, stop a long call at random moments, and measure the memory that remains."""
     call, arrays = long_call(kind)
     rng = random.Random(kind)
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does
@@ -240,20 +240,20 @@ def flat(result: Any) -> list[Any]:
 
 @pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
 def test_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right() -> None:
-    """All kinds at once: most of the time they wait for the next look at signals, twenty times a second."""
+    """All kinds run at once: most of the time they wait for the next check for signals, twenty times a second."""
     processes = {kind: start([*PYTHON, __file__, kind]) for kind in KINDS}
     found = {kind: json.loads(finish(process).stdout) for kind, process in processes.items()}
     for kind, result in found.items():
         assert result["caught"] == TIMES, kind
         assert result["in the middle"] > 0.9 * TIMES, kind
         assert not any(result["references"]), kind
-        # a lost output (8 MiB) for each would be many times that, and scratch (300 kB) half as much again
+        # losing an output (8 MiB) each time would be many times that, scratch memory (300 kB) half as much again
         assert result["bytes"] < 16 * 2**20, kind
         assert result["same"], kind
 
 
 def test_a_handler_may_fork_in_the_midst_of_a_call() -> None:
-    """The fork must not wait for the region that it happens in, nor a later one for a region within a region."""
+    """The fork must not wait for the parallel region that it interrupts, and a later fork not for a nested region."""
     script = """
         import os, signal
         import numpy as np, selfattn as sa
@@ -298,7 +298,7 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_during_the_import() -> None:
-    """At any moment it is a KeyboardInterrupt, and the import can be repeated."""
+    """Ctrl-C at any moment is a KeyboardInterrupt, and the import can be repeated."""
     script = """
     import signal, sys
     delay = float(sys.argv[1])
@@ -321,7 +321,7 @@ def test_ctrl_c_during_the_import() -> None:
 
 
 def test_ctrl_c_in_the_import_of_numpy_by_the_core() -> None:
-    """NumPy's import_array() would turn it into an ImportError."""
+    """NumPy's import_array() would turn Ctrl-C into an ImportError."""
     script = """
     import importlib.abc, importlib.util, sys
 

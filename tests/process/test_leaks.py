@@ -20,7 +20,7 @@ def _traced():
     tracemalloc.stop()
 
 
-# What a call leaves behind does not depend on the threads of its process.
+# What a call does not free does not depend on the threads of its process.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, each in ALL.items() if each.threads == 1 and not each.long])
 def test_nothing_stays(name, one_thread):
@@ -65,7 +65,7 @@ def large_calls():
     ("make", "times"), [(steps_of_an_encoder, 50), (many_sentences, 3), (large_calls, 30)]
 )
 def test_repeated_work_does_not_grow(make, times):
-    """Resident memory, which sees what tracemalloc does not."""
+    """The test measures resident memory, which shows leaks that tracemalloc does not see."""
     call = make()
     for _ in range(3):
         call()

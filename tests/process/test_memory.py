@@ -1,4 +1,4 @@
-"""Memory grows with the length, not with its square: peak RSS of calls beyond their inputs and outputs.
+"""Memory grows with the length, not with its square: this measures the peak RSS of calls beyond inputs and outputs.
 
 Every case runs in a process of its own, this file as a script: `python test_memory.py CASE` prints what one
 call needed. So nothing that an earlier call left can be used unseen.
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 # 131,072 tokens, with gradients
 VERY_LONG = ("all_pairs", "many_queries_of_few_keys", "many_keys_of_few_queries")
-# Freed arrays go back to the system at once: none is left for the call to use unseen.
+# Freed arrays go back to the system at once, so that the call cannot use them unnoticed.
 TO_THE_SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
+NEAR = {"window": (64, 64)}  # keeps the arithmetic small if inputs are large
 
 
 def normal(*shape):
@@ -59,7 +59,7 @@ EVERY_OPTION = {
 }  # fmt: skip
 
 CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    # Of 4096 tokens and 8 heads a byte for each pair would be 128 MiB.
+    # For 4096 tokens and 8 heads, a byte for each pair would be 128 MiB.
     "causal": lambda: (inputs(), {"is_causal": True}),
     "dropout": lambda: (inputs(), {"dropout_p": 0.1, "rng": 0}),
     "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 4096, 80)), {}),
@@ -87,7 +87,7 @@ CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "heads_that_numpy_broadcast": lambda: (
         (wide()[0], *(np.broadcast_to(x, (1, 64, 8192, 64)) for x in inputs(length=8192, heads=1)[1:])), NEAR
     ),
-    # The keys are split among threads here: what the parts leave behind is counted too.
+    # The keys are split among threads here; the parts' memory counts too.
     "few_queries_and_many_keys": lambda: (
         (normal(1, 32, 4, 128), normal(1, 8, 65536, 128), normal(1, 8, 65536, 128)), {"enable_gqa": True}
     ),
@@ -95,27 +95,27 @@ CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
 
 
 def memory_beyond(call):
-    """Bytes that the call needed at its peak, on top of what was there and of what it returned."""
+    """Return the bytes that the call needed at its peak, beyond existing memory and its result."""
     peak, result = memory.peak_beyond(call)
     arrays = result if isinstance(result, tuple) else (result,)
     return peak - sum(array.nbytes for array in arrays), arrays
 
 
 def forward_and_backward(arguments, options, grad_out):
-    """Give the gradients alone: the output and what else the pullback holds count as memory needed."""
+    """Return only the gradients, so that the output and other memory of the pullback count as needed."""
     _, pullback = sa.scaled_dot_product_attention_vjp(*arguments, **options)
     return tuple(gradient for gradient in pullback(grad_out) if gradient is not None)
 
 
 def encoder_step(tokens):
-    """Give the forward pass of a training step, whose pullback holds about 19 KiB for each token."""
+    """Return the forward pass of a training step, whose pullback holds about 19 KiB for each token."""
     layer = nn.TransformerEncoderLayer(128, 2, 512, dropout=0.0, batch_first=True, rng=0)
     model, x = nn.TransformerEncoder(layer, num_layers=2), normal(tokens // 32, 32, 128)
     return lambda: model.vjp(x)[1]
 
 
 def kept_blocks():
-    """Give what pullbacks hold, each, and what stays of it when all are gone, in MiB."""
+    """Return the memory that each pullback holds, and the memory that is kept after all are freed, in MiB."""
     sa.set_num_threads(1)
     encoder_step(tokens=32)()
     forward = encoder_step(tokens=5120)
@@ -128,7 +128,7 @@ def kept_blocks():
 
 
 def fresh_pages():
-    """Give the pages that each of repeated calls takes from the system, with its results and without."""
+    """Return the pages that each repeated call takes from the system, with its results and without."""
     import resource
 
     query, key, value = inputs(length=512)
@@ -172,7 +172,7 @@ def script(name):
         if len(arguments) == 4 and arguments[3].dtype.kind == "f":
             options |= {"wrt": ("query", "key", "value", "attn_mask")}
         grad_out = normal(*arguments[0].shape[:-1], arguments[2].shape[-1])
-        options |= {"num_threads": 2}  # each has some to work in, 12 MiB on a matrix unit
+        options |= {"num_threads": 2}  # each thread has scratch memory, 12 MiB on a matrix unit
         needed, arrays = memory_beyond(lambda: forward_and_backward(arguments, options, grad_out))
     else:
         arguments, options = CASES[name]()
@@ -198,7 +198,7 @@ def test_the_measurement_sees_what_the_formula_needs():
     scores = 8 * 2048 * 2048 * 4
     assert (
         measure("reference") > scores > LIMIT
-    )  # at least the scores, at a length 8 times shorter than below
+    )  # the limit is at least the scores' size, at a length 8 times shorter than below
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in VERY_LONG])
@@ -208,7 +208,7 @@ def test_nothing_large_is_made_or_copied(name):
 
 @pytest.mark.parametrize("name", ["causal", "dropout", "d_v_differs_from_d_k", "float_mask_of_b11s"])
 def test_nothing_large_is_made_or_copied_for_gradients(name):
-    """The output and what the pullback holds count, up to 32 MiB; the mask's gradient is as small as the mask."""
+    """The output and the pullback's memory count, up to 32 MiB; the mask's gradient is as small as the mask."""
     assert measure(f"backward of {name}") < LIMIT
 
 
@@ -217,7 +217,7 @@ def test_nothing_large_is_made_or_copied_for_gradients(name):
     [pytest.param(name, marks=pytest.mark.exhaustive if name == "all_pairs" else ()) for name in VERY_LONG],
 )
 def test_gradients_of_131072_tokens(name):
-    """A byte for each pair of a head would be 16 GiB, for each pair of many with few 128 MiB, as is a copy of what is long."""
+    """A byte for each pair would be 16 GiB, or 128 MiB if one length is small; a copy of the long side is 128 MiB too."""
     (query, _, value), _ = CASES[name]()
     output = query[..., 0].size * value.shape[-1] * 4  # the pullback holds it
     assert output < measure(f"backward of {name}") < output + LIMIT
@@ -225,12 +225,12 @@ def test_gradients_of_131072_tokens(name):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have rules of their own")
 def test_repeated_calls_live_on_the_same_pages():
-    """Fresh pages cost more than the arithmetic: a call's 256 to 768 for its results, and as many to work in."""
+    """Fresh pages cost more than the arithmetic: a call needs 256 to 768 for its results, and as many as scratch memory."""
     assert all(pages < 16 for pages in in_a_fresh_process("fresh pages").values())
 
 
 def test_few_large_blocks_are_kept():
-    """Of five pullbacks' memory that of two is kept for the next calls."""
+    """Of the memory of five pullbacks, the core keeps that of two for the next calls."""
     mib = in_a_fresh_process("kept blocks", **TO_THE_SYSTEM)
     assert mib["each"] > 64
     assert 1.8 * mib["each"] < mib["kept"] < 2.2 * mib["each"]

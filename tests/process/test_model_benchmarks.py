@@ -1,4 +1,4 @@
-"""The benchmarks beside the package: their counts, what is compared, and whole runs of tiny sizes."""
+"""The benchmarks outside the package: their counts, their comparisons, and whole runs of tiny sizes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     ["layers --quick --sizes 64x4x2 --threads 1", "gpt --sizes 8x4x2", "embedding --quick --kinds step"],
 )
 def test_pytorch_computes_the_same(command: str, tmp_path: Path) -> None:
-    """Losses of the first steps are compared: a library that trains in another way would show."""
+    """Losses of the first steps are compared, which would show a library that trains differently."""
     pytest.importorskip("torch", reason="needs the package torch")
     for row in run(tmp_path, command):
         assert len(row["contestants"]) > 1
@@ -248,10 +248,10 @@ def test_long_sequences_and_their_figure(
 
 @pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 def test_memory_of_131072_tokens_forward_and_backward() -> None:
-    """The window makes the arithmetic small; the memory is the same without it."""
+    """The window reduces the arithmetic; the memory would be the same without it."""
     result = long.in_a_process(long.measure, "window", 131072, 2, 0.0)
     output = 131072 * long.HEADS * long.WIDTH * 4
-    assert output < result["memory"] < 256 << 20  # the pullback holds the output, which is half of that
+    assert output < result["memory"] < 256 << 20  # half of the memory is the output, which the pullback holds
 
 
 def test_weights(capsys: pytest.CaptureFixture[str], threads_restored: None) -> None:

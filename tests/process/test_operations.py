@@ -1,4 +1,4 @@
-"""What holds of every operation of the catalogue: its bits do not depend on the number of threads."""
+"""Every operation of the catalogue: its bits do not depend on the number of threads."""
 
 import pytest
 from operations import OPERATIONS, ROW_OPERATIONS, Draw, drawn, rows, same

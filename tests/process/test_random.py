@@ -21,7 +21,7 @@ def test_stored_numbers():
     assert rng.uniform(-third, third, 3).tolist() == expected
     expected = [0.1940985947868691, -0.21426254986616602, -0.09926158373738106]
     assert rng.uniform(-third, third, 3, f64).tolist() == expected
-    # libm's log1p and sin may differ by an ulp between systems; so may NumPy's, over 16 numbers and more
+    # log1p and sin of libm, and of NumPy for 16 numbers or more, may differ by an ulp between systems
     expected = [-0.7192575784693592, -0.40334352493217457, -0.5966353626151273]
     np.testing.assert_allclose(rng.standard_normal(3, f64), expected, rtol=1e-15)
     assert rng.randperm(8).tolist() == [0, 5, 3, 7, 1, 4, 2, 6]
@@ -46,7 +46,7 @@ def test_the_same_as_torch(seed):
         np.testing.assert_array_equal(got, expected)
 
     for dtype, there in ((np.float32, torch.float32), (np.float64, torch.float64)):
-        for low, high in ((-1 / 3, 1 / 3), (0.0, 2.7), (1e-9, 1e9)):  # a plain multiply and add fails here
+        for low, high in ((-1 / 3, 1 / 3), (0.0, 2.7), (1e-9, 1e9)):  # here multiply, then add would fail
             equal(rng.uniform(low, high, 10000, dtype), torch.empty(10000, dtype=there).uniform_(low, high))
         for n in (0, 1, 3, 15):
             equal(rng.standard_normal(n, dtype), torch.randn(n, dtype=there))
@@ -99,7 +99,7 @@ def through_json(rng):
     "again", [copy.copy, copy.deepcopy, lambda rng: pickle.loads(pickle.dumps(rng)), through_json]
 )
 def test_a_copy_continues_alone(again):
-    """Also from between the two normals that one pair of words makes."""
+    """This holds even between the two normal numbers that one pair of words makes."""
     rng = sa.torch_rng(3)
     rng.random(5), rng.standard_normal(1)
     other = again(rng)

@@ -41,7 +41,7 @@ def change_json(path, **changes):
 
 
 def make_hostile(place, marker):
-    """Folders and files, good and hostile, each with what must come of reading it: the beginning of a text, or the thing itself."""
+    """Make good and hostile folders and files, each with the expected result: a message's beginning, or an object."""
     payload = pickle.dumps(Payload(marker))
     code = f"open({str(marker)!r}, 'w')\n"
     expected = {}

@@ -18,7 +18,7 @@ from processes import PYTHON, finish, run_script, start
 
 import selfattn as sa
 
-# What every script begins with. `attend` is far above the work from which a second thread pays.
+# Every script begins with this. `attend` has far more work than a second thread needs to be useful.
 PRELUDE = """
 import os, sys, threading, time
 import numpy as np
@@ -49,7 +49,7 @@ def child(work):
 
 
 def run(script, *arguments, prelude=PRELUDE, **environment):
-    """Run a script with four threads, NumPy with one, if the environment names no others; return what it printed."""
+    """Run a script with four threads, and one for NumPy, unless the environment sets others; return its output."""
     ours = {name: None for name in os.environ if name.startswith(("OMP_", "GOMP_", "KMP_"))}
     ours |= {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "1"}
     return run_script(script, *arguments, prelude=prelude, **(ours | environment))
@@ -94,7 +94,7 @@ def test_a_bad_number_changes_nothing():
 
 @needs_proc
 def test_the_argument_rules_over_the_setting_and_small_calls_use_one():
-    """Threads stay after a call, so the process has as many as the largest call had."""
+    """Threads stay after a call, so the process has as many as the largest call used."""
     script = """
     y = np.ones((3, 4), np.float32)
     before = tasks()
@@ -132,7 +132,7 @@ def test_omp_num_threads_as_it_was_at_import(setting, number):
 
 @needs_proc
 def test_python_threads_that_come_and_go_leave_no_helpers():
-    """POSIX threads help any thread that computes; OpenMP's belong to one and end with it."""
+    """POSIX helpers help any computing thread; OpenMP's threads belong to one thread and end with it."""
     script = """
     for _ in range(40):
         thread = threading.Thread(target=attend); thread.start(); thread.join()
@@ -172,7 +172,7 @@ def test_python_threads_that_compute_at_once_have_no_more_helpers_than_cpus():
 
 @needs_proc
 def test_calls_of_many_sizes_have_the_same_threads():
-    """OpenMP ends threads that a smaller team does not need: here only after many such calls."""
+    """OpenMP would end threads that a smaller team does not need; here they end only after many such calls."""
     script = """
     def helpers(): return set(os.listdir("/proc/self/task"))
     small = x[:, :, :60] # two threads
@@ -234,9 +234,9 @@ def test_openmps_other_variables_count():
     assert run(numbers, OMP_THREAD_LIMIT="2").split("\n") == ["2", "2"]
     assert run(numbers, OMP_MAX_ACTIVE_LEVELS="0").split("\n") == ["4", "1"]
     most = sa.config.usable_cpus()
-    if most < 8:  # OpenMP takes no more than there are CPUs, less those that are busy
+    if most < 8:  # OpenMP uses no more threads than idle CPUs
         assert int(run(numbers, OMP_DYNAMIC="true").split("\n")[1]) <= most
-    # How long helpers look for work after a call, in seconds of CPU time.
+    # Measures how long helpers wait actively for work after a call, in seconds of CPU time.
     script = """
     attend(num_threads=2)
     before = time.process_time()
@@ -286,7 +286,7 @@ def test_on_one_cpu_calls_with_eight_threads_have_the_same_bits():
 
 
 def test_other_python_threads_run_during_a_long_call():
-    """A call keeps the GIL only if it is short: a thread that counts must continue during this one."""
+    """Only short calls keep the GIL: a thread that counts must continue during this long call."""
     x = np.random.default_rng(2).standard_normal((16, 6000, 64), dtype=np.float32)
     count = 0
     with ThreadPoolExecutor(1) as pool:
@@ -294,13 +294,13 @@ def test_other_python_threads_run_during_a_long_call():
         while not future.done():
             time.sleep(0.0005)
             count += 1
-    # A look for signals would let others in twenty times a second, and the call takes less than one.
+    # Checks for signals alone would let other threads run twenty times a second, and the call takes less than a second.
     assert count > 20
 
 
 @needs_fork
 def test_children_and_theirs_compute_with_threads_of_their_own():
-    """While their parents compute, too. A child has none of its parent's threads."""
+    """Children compute even while their parents do. A child has none of its parent's threads."""
     script = """
     counted = os.path.isdir("/proc/self/task")
     expected = attend()
@@ -325,7 +325,7 @@ def test_children_and_theirs_compute_with_threads_of_their_own():
 
 @needs_fork
 def test_fork_while_other_threads_compute():
-    """At every moment of a parallel region; a fork waits for the calls that compute, and no longer."""
+    """The fork may come at any moment of a parallel region; it waits only for the calls that compute."""
     script = """
     expected = attend()
     stop = threading.Event()
@@ -351,13 +351,13 @@ def test_fork_while_other_threads_compute():
     for thread in threads: thread.join()
     print(longest)
     """
-    assert float(run(script)) < 10  # some milliseconds, were the machine idle
+    assert float(run(script)) < 10  # on an idle machine some milliseconds
 
 
 @needs_fork
 @pytest.mark.parametrize("turns", ["forking, computing", "computing, forking"])
 def test_fork_while_a_long_call_looks_for_signals(turns):
-    """For that it needs the GIL, which the thread that forks holds while it waits for the call."""
+    """Checking for signals needs the GIL, which the forking thread holds while it waits for the call."""
     script = f"""
     y = np.random.default_rng(0).standard_normal((8, 6000, 64), dtype=np.float32)
     out, pullback = sa.scaled_dot_product_attention_vjp(y, y, y, num_threads=2)
@@ -417,7 +417,7 @@ def other():
 @needs("torch")
 @torch_imported
 def test_calls_in_turns_with_torch(prelude):
-    """In a child, PyTorch's own pool may hang; a child that calls selfattn only must not, nor the parent."""
+    """PyTorch's pool may hang in a child; the parent, and a child that only calls selfattn, must not."""
     script = """
     in_turn_and_at_once()
     for _ in range(3):
@@ -494,7 +494,7 @@ def test_the_module_says_that_it_needs_no_gil():
     reason="only a free-threaded Python can leave its GIL off; this one always has it",
 )
 def test_importing_leaves_the_gil_off():
-    """With all modules: one extension that does not declare it would switch the GIL on, with a warning."""
+    """The test imports all modules: one extension that does not declare support would turn the GIL on, with a warning."""
     script = """
     import sys, selfattn, selfattn.nn, selfattn.optim, selfattn.models, selfattn.training, selfattn.views, selfattn.text, selfattn.files
     print(sys._is_gil_enabled())
@@ -502,10 +502,10 @@ def test_importing_leaves_the_gil_off():
     assert run_script(script) == "False"
 
 
-# MiB; a thread's stack takes 8 as a rule, and 64 what the C library keeps for its allocations.
+# MiB; a thread's stack usually takes 8, and its arena in the C library 64.
 @pytest.mark.parametrize("room", [4, 30, 56, 100])
 def test_where_no_more_threads_can_be_started(room):
-    """A call has fewer, and the same bits; later calls have them again."""
+    """A call uses fewer threads, with the same bits; later calls use all threads again."""
     script = """
     import resource
     query = np.random.default_rng(0).standard_normal((4, 8, 300, 64), dtype=np.float32)
@@ -541,7 +541,7 @@ def test_where_no_more_threads_can_be_started(room):
 
 
 def test_where_other_libraries_have_taken_all_keys():
-    """A thread cannot note its team then, so each call has one thread, and the same bits."""
+    """Without a key a thread cannot store its team, so each call uses one thread, with the same bits."""
     script = """
     import ctypes, hashlib, ssl, numpy as np, numpy.random, sys
     if sys.argv[1]: ctypes.CDLL(sys.argv[1]) # OpenMP's own library needs a key as it is loaded
@@ -557,7 +557,7 @@ def test_where_other_libraries_have_taken_all_keys():
 
 
 def test_a_program_ends_while_its_threads_compute():
-    """Python ends a thread that asks for the GIL then, so its team must not be on its stack."""
+    """At exit Python ends a thread that asks for the GIL, so the thread's team must not be on its stack."""
     script = """
     x = np.ones((16, 2048, 64), np.float32)
     def compute():

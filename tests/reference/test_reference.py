@@ -89,7 +89,7 @@ def broadcast_shape(draw, shape):
 
 @st.composite
 def problems(draw):
-    """Arrays and options of an attention call, all combinations that are legal."""
+    """Draw arrays and options of an attention call, in every legal combination."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n_queries, n_keys = draw(st.integers(0, 5)), draw(st.integers(0, 6))
     width, v_width = draw(st.integers(0, 4)), draw(st.integers(0, 3))
@@ -215,7 +215,7 @@ def test_attended_scores_of_minus_infinity_weigh_nothing(qkv):
     out, _, weights = attend(query, key, value)
     np.testing.assert_array_equal(weights, [[0.0, 1.0]])
     np.testing.assert_array_equal(out, [[2.0]])
-    out, lse, weights = attend(query, key[:1], value[:1])  # as if nothing were attended to, as in PyTorch
+    out, lse, weights = attend(query, key[:1], value[:1])  # as for a row without keys, as in PyTorch
     assert (out.item(), lse.item(), weights.item()) == (0.0, -np.inf, 0.0)
 
 
@@ -252,7 +252,7 @@ def test_dtypes(qkv):
     assert result("f2", "f4", "f2") == ("float32", "float32")
     assert result("f2", "f8", "f4") == ("float64", "float64")
     assert result("i1", "i1", "i1") == ("float64", "float64")
-    assert result("i1", "f2", "f2") == ("float64", "float64")  # an integer counts as float64, of any width
+    assert result("i1", "f2", "f2") == ("float64", "float64")  # an integer of any width counts as float64
     assert result(">f4", ">f4", ">f4") == ("float32", "float32")
 
 
@@ -282,7 +282,7 @@ def test_compute_dtype_gives_the_truth_and_the_default_is_near_it(qkv, dtype):
 
 
 NO_OPTIONS_HERE = {"out", "num_threads", "return_lse", "return_weights", "masks", ""}
-LENIENT = (  # a bool or text for a number, sets for pairs: NumPy takes them
+LENIENT = (  # NumPy accepts a bool or text for a number, and sets for pairs
     "dropout_p True", "dropout_p np.True_", "dropout_p array(True)",
     "scale '1'", "scale True", "scale too large for a float", "softcap True",
     "window {1: 2, 3: 4}", "window {1, 2}",
@@ -296,7 +296,7 @@ def is_refused(bad):
 
 @pytest.mark.parametrize("bad", [*filter(is_refused, BAD)], ids=lambda bad: bad.name)
 def test_what_the_kernels_refuse_is_refused(bad):
-    """It says which argument, or what the kernels say, or what Python says of anything but a number."""
+    """The message names the argument, or is the kernels', or Python's for values that are not numbers."""
     no_number = "not supported between|must be (a string or a )?real number|interpreted as an integer"
     message = "|".join([bad.match, *bad.change, no_number])
     with pytest.raises((TypeError, ValueError, ZeroDivisionError), match=message):
@@ -341,11 +341,11 @@ def test_dropout_mask_by_definition():
 
 
 def test_dropout_threshold_to_the_last_bit():
-    first = reference.philox4x32([0, 0], [0, 0, 0, 0]).tolist()  # decides on keys 0 to 3 of query 0 in head 0
+    first = reference.philox4x32([0, 0], [0, 0, 0, 0]).tolist()  # for keys 0 to 3 of query 0 in head 0
     assert {word % 2 for word in first} == {0, 1}
     for j, word in enumerate(first):
         kept = [reference.dropout_keep_mask(0, (word + x) / 2**32, (), 1, 4)[0, j] for x in (0, 0.25, 0.5, 1)]
-        assert kept == [True, True, word % 2 == 0, False]  # a half is rounded to the even neighbour
+        assert kept == [True, True, word % 2 == 0, False]  # a tie is rounded to even
 
 
 def test_rng(qkv):
@@ -370,7 +370,7 @@ def test_a_dropped_nan_is_still_attended_to(qkv):
     value = value.copy()
     value[0, 0, 0] = np.nan
     out = reference.scaled_dot_product_attention(query, key, value, dropout_p=1.0, rng=0)
-    assert np.isnan(out[0, :, 0]).all()  # weight · 0 · NaN; only a mask hides
+    assert np.isnan(out[0, :, 0]).all()  # 0 · NaN is NaN; only a mask hides a key
     assert not out[0, :, 1:].any()
 
 
@@ -406,7 +406,7 @@ def test_norms_by_hand():
         mean = math.fsum(numbers) / 12
         deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in numbers) / 12 + 0.1)
         root = math.sqrt(math.fsum(a * a for a in numbers) / 12 + 0.1)
-        # sums of 12 terms, each twice (mean, variance), and fewer than 8 further roundings
+        # two sums of 12 terms (mean, variance), and fewer than 8 further roundings
         tolerance = {"rtol": 0, "atol": 32 * EPS * np.abs(x).max() * np.abs(weight).max()}
         np.testing.assert_allclose(layer[n], (x[n] - mean) / deviation * weight + bias, **tolerance)
         np.testing.assert_allclose(rms[n], x[n] / root * weight, **tolerance)
@@ -479,7 +479,7 @@ def test_rotary_tables_without_a_head_axis_differ_by_batch():
 
 
 def test_sinks_of_one_head_have_a_gradient_of_their_shape():
-    """Without leading dimensions, (1,) and () mean the same."""
+    """For one head without leading dimensions, sinks of shape (1,) and () mean the same."""
     x = np.ones((3, 2))
     for shape in ((), (1,)):
         _, pullback = reference.scaled_dot_product_attention_vjp(x, x, x, sinks=np.zeros(shape))

@@ -42,7 +42,7 @@ def test_gradients_by_finite_differences(seed, dropout):
     if model.always is not None:
         checked["always"] = (model.always, dx.sum(axis=0))
     if d_mask is not None:
-        # Of a mask that heads share as well, the gradient is the sum over heads.
+        # If heads share the mask too, its gradient is the sum over heads.
         checked["mask"] = (
             model.mask,
             d_mask[None] if model.mask.shape[1] > 1 else d_mask.sum(axis=0)[None, None],

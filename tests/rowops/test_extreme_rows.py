@@ -17,7 +17,7 @@ from selfattn import nn, reference
 LENGTHS = (3, 7, 33, 1100)
 FLOATS = [np.float32, np.float64]
 EXPONENTS = {np.float32: (63, 64, 90, 126, -40, -80, -110), np.float64: (511, 600, 1022, -490, -700, -1000)}
-ULP = 16  # of the largest number of a row and of the terms of size 1 that cancel in gradients
+ULP = 16  # ulps of the largest number of a row, and of the terms of size 1 that cancel in gradients
 
 
 def close(got, exact, dtype, name):
@@ -63,7 +63,7 @@ def test_norms_and_their_gradients(isa, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_positive_eps_with_large_and_small_rows(isa, dtype):
-    """It is lost in a sum with 1e20, and all of a sum with 1e−30."""
+    """eps is negligible in a sum with 1e20, and nearly all of a sum with 1e−30."""
     signs = np.array([[1, -1, 1, -1]], dtype)
     for function in (sa.layer_norm, sa.rms_norm):
         for large in (1e18, 1e20, 1e30, np.finfo(dtype).max):
@@ -85,12 +85,12 @@ def test_rows_of_one_number_and_differences_beyond_the_range(isa, dtype):
     x = np.array([[top, top, top, -top]], dtype)
     np.testing.assert_allclose(sa.layer_norm(x, 4), [[3**-0.5] * 3 + [-(3**0.5)]], rtol=1e-6)
     x = np.array([[top, top], [1, 2]], dtype)
-    np.testing.assert_array_equal(sa.layer_norm(x, 2)[1], sa.layer_norm(x[1:], 2)[0])  # each row by itself
+    np.testing.assert_array_equal(sa.layer_norm(x, 2)[1], sa.layer_norm(x[1:], 2)[0])  # as in its own call
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_of_rows_of_one_number(isa, dtype):
-    """Without a variance eps alone makes the scale, whatever the number: the gradient is (dy − mean(dy))/√eps."""
+    """Without variance only eps determines the scale, for every number: the gradient is (dy − mean(dy))/√eps."""
     top = np.finfo(dtype).max
     for number, n in itertools.product((top, -top, top / 4, top**0.75), (1, 2, 3, 4, 33)):
         x, dy = np.full((1, n), number, dtype), np.arange(n, dtype=dtype)[None]
@@ -112,7 +112,7 @@ def test_what_is_not_finite_spoils_its_row_alone(isa, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients_at_the_end_of_the_range(isa, dtype):
-    """Sums of dy overflow where the gradient does not: it is linear in dy."""
+    """Sums of dy overflow, but the gradient, which is linear in dy, does not."""
     rng = np.random.default_rng(1)
     k = np.finfo(dtype).maxexp - 1
     for n in LENGTHS:
@@ -139,7 +139,7 @@ def test_gradients_at_the_end_of_the_range(isa, dtype):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_norms_inside_a_transformer(isa, dtype, norm_first):
-    """Layers that add nothing, whose scores do not overflow, leave the norms alone: forward and backward they follow the row's power of two."""
+    """With layers that add nothing, norms act alone: forward and backward they scale with the row's power of two."""
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, dropout=0.0, norm_first=norm_first, layer_norm_eps=0.0, dtype=dtype, rng=0
     )

@@ -38,7 +38,7 @@ def log_softmax_bound(x, y, u, axis=-1):
 
 def layer_norm_bound(x, y, u, axes, weight=None, bias=None):
     mean, deviation = x.mean(axis=axes, keepdims=True), np.sqrt(x.var(axis=axes, keepdims=True) + 1e-5)
-    shift = 1 + u * np.abs(mean) / deviation  # the mean is known to u deviations, and to u² of itself
+    shift = 1 + u * np.abs(mean) / deviation  # the mean has an error of u deviations, and of u² of itself
     before = (4 * np.abs(x - mean) / deviation + 20 * shift) * (1 if weight is None else np.abs(weight))
     return u * (before + 2 * np.abs(y) + (0 if bias is None else np.abs(bias)))
 
@@ -70,7 +70,7 @@ def relative(ulp):
 
 @dtypes
 def test_softmax(isa, dtype):
-    """Rows far from 0, too: all weights would be 0 or infinite if another row's maximum were taken off."""
+    """Some rows are far from 0: weights would be 0 or infinite if another row's maximum were subtracted."""
     rng = np.random.default_rng(1)
     for turn, n in enumerate(LENGTHS):
         x = normal(rng, (3, n), dtype) * np.asarray(4, dtype) + np.asarray((0, 300, -300)[turn % 3], dtype)
@@ -91,7 +91,7 @@ def test_softmax_along_other_axes(isa, dtype):
 
 @dtypes
 def test_norms(isa, dtype):
-    """Neither, one or both of the parameters, by turns."""
+    """The calls have neither, one or both of the parameters."""
     rng = np.random.default_rng(4)
     for turn, n in enumerate(LENGTHS):
         x = normal(rng, (3, n), dtype) + np.asarray(0.5, dtype)
@@ -127,7 +127,7 @@ def test_rotary(isa, dtype, interleaved):
 def test_gelu(isa, dtype):
     x = np.linspace(-9, 9, 4001).astype(dtype)
     for n in (0, 1, 5, 17, 4001):
-        ulp = 6 if dtype != np.float64 else 50  # the truth has x²/2
+        ulp = 6 if dtype != np.float64 else 50  # the exact result has x²/2
         assert_like_reference("gelu", x[-n:], bound=relative(ulp))
 
         # the reference loses the digits of negative x: 1 + tanh
@@ -173,7 +173,7 @@ def test_log_softmax_where_softmax_is_zero(isa):
 
 
 def test_16_bits_are_computed_in_float32(isa):
-    x = np.full((1, 1000), 60000, np.float16)  # its square, and the sum, are beyond float16
+    x = np.full((1, 1000), 60000, np.float16)  # its square and the sum overflow float16
     np.testing.assert_array_equal(sa.rms_norm(x, 1000), np.ones_like(x))
     np.testing.assert_array_equal(sa.layer_norm(x, 1000), np.zeros_like(x))
 
@@ -255,7 +255,7 @@ def test_empty_and_scalar():
 
 @given(st.data())
 def test_any_shape_and_strides(data):
-    """A slice of a transposed array, any function: the same bits as its contiguous copy, near the reference."""
+    """For a slice of a transposed array, each function has the same bits as for a contiguous copy, near the reference."""
     ndim = data.draw(st.integers(1, 4))
     shape = data.draw(st.lists(st.integers(0, 9), min_size=ndim, max_size=ndim))
     dtype = data.draw(st.sampled_from([*FLOATS, np.dtype(">f4"), np.dtype("i2")]))

@@ -42,7 +42,7 @@ def flat(grads):
 
 
 def every_vjp(module, x, weight, cos, sin):
-    """What each function returns, its result and pullback, by the name that the pullback gives its argument."""
+    """Return each function's result and pullback, by the name of the pullback's argument."""
     n = x.shape[-1]
     of_dy = [
         *(module.softmax_vjp(x, axis) for axis in (-1, 0, 1)),
@@ -103,18 +103,18 @@ def test_finite_differences_of_merging(shape):
 
 
 def test_finite_differences_of_merging_rows_without_keys():
-    """Where both lses are -inf, so is the merged one; all gradients are 0 there."""
+    """If both lses are -inf, so is the merged lse, and all gradients are 0."""
     out_1, out_2, lse_1, lse_2 = random_arrays(6, (3, 4), (3, 4), (3,), (3,))
     lse_1[:2], lse_2[0] = -np.inf, -np.inf
     sa.check_vjp(merge, out_1, out_2, lse_1, lse_2)
     _, pullback = merge(out_1, out_2, lse_1, lse_2)
     grads = pullback(np.ones((3, 4)), np.ones(3))
     assert all((g[0] == 0).all() for g in grads)
-    out_1[:2], out_2[0] = np.nan, np.inf  # what the outputs of absent parts hold does not matter
+    out_1[:2], out_2[0] = np.nan, np.inf  # the outputs of parts without keys do not matter
     again = merge(out_1, out_2, lse_1, lse_2)[1](np.ones((3, 4)), np.ones(3))
     for g, a in zip(grads, again, strict=True):
         np.testing.assert_array_equal(g, a)
-    nothing = np.array([np.nan, 1, 1])  # nor do the gradients of a row without keys
+    nothing = np.array([np.nan, 1, 1])  # the gradients of a row without keys do not matter either
     again = pullback(np.ones((3, 4)) * nothing[:, None], nothing)
     for g, a in zip(grads, again, strict=True):
         np.testing.assert_array_equal(g, a)
@@ -134,7 +134,7 @@ def assert_like_reference(name, dys, *arguments, bounds, **options):
     plain = flat(getattr(reference, name)(*arguments, **options)[1](*dys))
     exact = flat(getattr(reference, name)(*arguments, **options, compute_dtype=np.float64)[1](*dys))
     is_wide = any(np.float64 == p.dtype for p in plain if p is not None)
-    u = 2 * 2.0**-52 if is_wide else 2.0**-23  # the truth errs in the same way
+    u = 2 * 2.0**-52 if is_wide else 2.0**-23  # the reference has the same error
     for g, p, e, bound in zip(got, plain, exact, bounds, strict=True):
         if p is None:
             assert g is None
@@ -213,7 +213,7 @@ def test_sizes_around_the_vectors(isa, dtype):
 
 
 def test_rows_too_many_for_one_chunk_add_up_in_float64():
-    """A million ones and a large number: in float32 the ones would be lost."""
+    """The rows are a million ones and a large number: in float32 the ones would be lost."""
     x, dy = np.zeros((1_000_000, 1), np.float32), np.ones((1_000_000, 1), np.float32)
     dy[0] = 2.0**30
     assert sa.layer_norm_vjp(x, 1, None, [0.0])[1](dy).bias == 2.0**30 + 1_000_000 - 1
@@ -233,7 +233,7 @@ def test_a_large_mean_costs_layer_norm_no_digits():
 @dtypes
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu(isa, dtype, approximate):
-    """The exponents, x²/2 and z, are known to a few u of themselves; so are, times them, the exponentials."""
+    """The exponents x²/2 and z have relative errors of a few u; the exponentials' errors are those times the exponents."""
     x = np.concatenate([np.linspace(-15, 15, 997), np.linspace(-1e-3, 1e-3, 50), [0.0]]).astype(dtype)
     dy = normal(np.random.default_rng(10), x.shape, dtype)
     w, d = wide(x, np.abs(dy))
@@ -244,7 +244,7 @@ def test_gelu(isa, dtype, approximate):
         z = 2 * math.sqrt(2 / math.pi) * (w + 0.044715 * w**3)
         share = 1 / (1 + np.exp(-z))
         terms = share * (1 + np.abs(w) * (1 - share) * (1.6 + 0.22 * w * w)) * (1 + np.abs(z))
-    flushed = d * 64 * float(np.finfo(np.float32).tiny) / 2.0**-23  # exp is, below the least normal number
+    flushed = d * 64 * float(np.finfo(np.float32).tiny) / 2.0**-23  # below the least normal number, exp is 0
     assert_like_reference("gelu_vjp", [dy], x, approximate, bounds=[16 * d * terms + flushed])
 
 
@@ -283,7 +283,7 @@ def test_merge(dtype):
     lse_1, lse_2, dlse = random_arrays(13, shape[:-1], shape[:-1], shape[:-1], dtype=lse_dtype)
     lse_1[0, :2], lse_2[0, 1:3] = -np.inf, -np.inf
     o_1, o_2, d = wide(np.abs(out_1), np.abs(out_2), np.abs(dout))
-    # a share is known to a few u times 1 + |lse|, which is below 5 here
+    # a share has an error of a few u times 1 + |lse|, which is below 5 here
     few = 32 * np.ones(shape)
     along = 32 * ((d * (2 * o_1 + 2 * o_2)).sum(axis=-1) + np.abs(dlse) + 1)
     bounds = [few * d, few * d, along, along]
@@ -357,7 +357,7 @@ NARROWED = r"{} has dtype {}, but the result has {}: it would be narrowed"
 
 
 def test_a_gradient_of_more_bits_than_the_result_is_refused():
-    """Never narrowed in silence, as attention's own pullback has it; lists are read in the result's dtype."""
+    """A gradient is never narrowed silently, as in attention's pullback; lists are read in the result's dtype."""
     for dtype in (np.float16, BFLOAT16, np.float32):
         x, result = np.ones((2, 4), dtype), np.dtype(dtype)
         additive = ("grad_out", *sa.additive_attention_vjp(x, x, x, x.T, x.T, x[:, 0]))
@@ -367,7 +367,7 @@ def test_a_gradient_of_more_bits_than_the_result_is_refused():
                 with pytest.raises(TypeError, match=NARROWED.format(name, dy.dtype.name, result)):
                     pullback(dy)
             same = flat(pullback(np.ones((2, 4), dtype)))
-            for dy in (np.ones((2, 4)).tolist(), np.ones((2, 4), np.float32)):  # which is computed in anyway
+            for dy in (np.ones((2, 4)).tolist(), np.ones((2, 4), np.float32)):  # computed in float32
                 for got, expected in zip(flat(pullback(dy)), same, strict=True):
                     np.testing.assert_array_equal(got, expected)
         with pytest.raises(TypeError, match=NARROWED.format("dlse", "float64", "float32")):

@@ -1,4 +1,4 @@
-"""Every kind of bad argument to scaled_dot_product_attention and varlen_attention: what is passed, what must be raised, what it must say.
+"""Every kind of bad argument to scaled_dot_product_attention and varlen_attention, with the expected error and its message.
 
 The arguments are query (2, 3, 4), key (2, 5, 4) and value (2, 5, 6) in float32, changed as the entry says.
 """
@@ -31,7 +31,7 @@ def with_tables(given):
 
 
 def undecided_overlaps():
-    """Pairs of arrays of which NumPy cannot tell whether they overlap.
+    """Pairs of arrays for which NumPy cannot decide whether they overlap.
 
     Whether two sets of strides hit one address is a knapsack problem: the work spent on it has a limit.
     """
@@ -53,7 +53,7 @@ def undecided_overlaps():
 
 
 class Raises:
-    """Raises where a bool, a float, an index or an array is asked for."""
+    """An argument that raises when it is converted to a bool, a float, an index or an array."""
 
     def __bool__(self, dtype=None, copy=None):
         raise ZeroDivisionError("asked")
@@ -75,7 +75,7 @@ class Bad:
 
 
 T, VE, M = TypeError, ValueError, MemoryError
-SIZE = (ValueError, MemoryError)  # whoever notices first, NumPy or the core
+SIZE = (ValueError, MemoryError)  # NumPy or the core may notice first
 LONGDOUBLE_IS_WIDER = np.dtype(np.longdouble).itemsize > 8
 
 BAD = [
@@ -196,7 +196,7 @@ BAD = [
     Bad("out broadcast", VE, "out", {"out": np.broadcast_to(np.zeros(6, np.float32), (2, 3, 6))}),
     Bad("out overlaps itself", VE, "out overlaps itself",
         {"out": np.lib.stride_tricks.as_strided(np.zeros(40, np.float32), (2, 3, 6), (24, 8, 4))}),
-    # sizes: no input has 2**63 bytes, NumPy sees to that, but what they ask for does
+    # sizes: NumPy allows no input of 2**63 bytes, but the call would need that many
     Bad("output of 2**63 elements", SIZE, None, {"query": huge(2**31, 2**28, 1), "key": huge(5, 1), "value": huge(5, 16)}),
     Bad("output of 2**79 elements", SIZE, None, {"query": huge(2**40, 2**19, 1), "key": huge(1, 1), "value": huge(1, 2**20)}),
     Bad("product of leading dims", SIZE, None,
@@ -217,10 +217,10 @@ PACKED = {
     "query": array((5, 4, 4)), "key": array((7, 4, 4)), "value": array((7, 4, 4)),
     "cu_seqlens_q": np.array([0, 2, 5]), "cu_seqlens_k": np.array([0, 3, 7]),
 }  # fmt: skip
-SHARED = np.zeros((5, 4, 4), np.float32)  # an output, whose bytes hold offsets as well
+SHARED = np.zeros((5, 4, 4), np.float32)  # an output whose memory also holds the offsets
 SHARED.view(np.int64).reshape(-1)[:3] = PACKED["cu_seqlens_q"]
 SHARED.view(np.int32).reshape(-1)[6:9] = PACKED["cu_seqlens_k"]
-# What is changed, what must be raised, what it must say.
+# The changed arguments, the expected error, its message.
 BAD_PACKED = {
     "query is 2-D": ({"query": PACKED["query"][:, 0]}, ValueError, r"query must have 3 dimensions, \(total_q, H, E\), got"),
     "widths": ({"key": PACKED["key"][..., :3]}, ValueError, "same last dimension: query has shape"),

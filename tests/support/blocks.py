@@ -1,4 +1,4 @@
-"""Weights in the blocks of a GGUF file, drawn; and what they stand for by the gguf package, which is an independent source."""
+"""Random weights in the blocks of a GGUF file, and their values by the gguf package, which is an independent source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from selfattn.engine.weights import QUANTS, Quants
 
-# Where a block has its float16 numbers.
+# The positions of a block's float16 numbers.
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "F16": (0,)}
 
 

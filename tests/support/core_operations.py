@@ -1,4 +1,4 @@
-"""Operations that call the core itself, or modules of the package that are private; and what is refused.
+"""Operations that call the core itself or private modules of the package, and calls that are refused.
 
 `ALL` is the whole catalogue; together it must call every function of the extension, in all its ways.
 """
@@ -19,7 +19,7 @@ from selfattn.engine.weights import QUANTS, Compact, multiply, rounded
 
 
 def raised(function, arguments):
-    """What a call raises, unless there is no memory to say it. (pytest.raises would keep more than what is looked for.)"""
+    """Return the name of the error that a call raises, None for huge sizes. (pytest.raises would keep more objects.)"""
     named = isinstance(arguments, dict)
     try:
         function(**arguments) if named else function(*arguments)
@@ -27,12 +27,12 @@ def raised(function, arguments):
         huge = named and getattr(arguments.get("query"), "size", 0) >= 2**30
         if isinstance(error, MemoryError) and not huge:
             raise
-        return None if huge else type(error).__name__  # of PiB: a MemoryError may be NumPy's or ours
+        return None if huge else type(error).__name__  # for PiB, the MemoryError may be NumPy's or selfattn's
     raise AssertionError(f"no error: {function.__name__}, {arguments}")
 
 
 def refused(d, calls):
-    """Calls that raise, each time the same: pairs of a function and arguments."""
+    """Calls that raise the same error each time: pairs of a function and arguments."""
     calls = calls(d)
     things = [list(given.values() if isinstance(given, dict) else given) for _, given in calls]
     return lambda: [raised(function, given) for function, given in calls], [*calls, *things]
@@ -49,7 +49,7 @@ def everything():
 
 
 def late(d):
-    """All arrays are held by then: the last argument is wrong."""
+    """The last argument is wrong, so the call already holds all arrays."""
     arrays, good = everything()
     out = np.zeros((2, 3, 8), np.float32)
     return changed(
@@ -59,7 +59,7 @@ def late(d):
 
 
 def wrong_gradients(d):
-    """One argument after the other is wrong, the last ones when everything else has been made."""
+    """One argument at a time is wrong; the last ones are read after everything else was allocated."""
     arrays, good = everything()
     out, statistics, lse = sa.scaled_dot_product_attention_forward(**good, return_lse=True)
     good |= {"grad_out": out, "out": out, "statistics": statistics, "grad_lse": lse}
@@ -120,7 +120,7 @@ def wrong_packed(d):
 
 
 def wrong_layers(d):
-    """Of encoders and their pullbacks: arrays of other shapes, a mask, ids."""
+    """Wrong calls of encoders and their pullbacks: arrays of other shapes, a mask, ids."""
     one, bert = made(encoder, True), made(model_of, "BertModel")
     x, mask, ids = d.normal(2, 20, 32), np.zeros((20, 20), np.float32), [[1, 2], [3]]
     (y, pullback), (z, bert_pullback) = one.vjp(x), bert.vjp(ids)
@@ -131,7 +131,7 @@ def wrong_layers(d):
 
 
 def wrong_transformers(d):
-    """Of the core: forward, backward, and what the proxy task asks."""
+    """Wrong calls of the core: forward, backward, and for the proxy task."""
     y, saved = _core._transformer_forward(*good_call(), True)
     triplets = np.stack([y] * 3)
     _, slopes = _core._proxy_confidences(triplets)
@@ -178,7 +178,7 @@ def machine(d):
 
 
 def transformer(d, number, dropout=False):
-    """A drawn one: numbers differ in every setting (drawn_transformers.py)."""
+    """A drawn transformer: different numbers give different settings (drawn_transformers.py)."""
     model, inputs, ends = drawn_transformer(number, d.dtype, d=24, lengths=(30, 1, 50), dropout=dropout)
 
     def call():
@@ -199,14 +199,14 @@ def product(d, kind, rows=40, **options):
     weight = compact(d, d.normal(130, 256), kind)
 
     def call():
-        weight.__dict__.pop("packed", None)  # packs again
+        weight.__dict__.pop("packed", None)  # so that the call packs again
         return multiply(x, weight, bias, **options), weight[[0, 3, 129]], np.asarray(weight[5:9])
 
     return call, [x, bias, weight.raw if kind in QUANTS else weight.values]
 
 
 def decoding(d, kind=None):
-    """Tokens after those in a cache, from which some sequences leave: with whole weights, or with ones of few bits."""
+    """Append tokens to a cache that some sequences leave, with float weights or with quants."""
     size, width, heads = 256, 64, 2
 
     def of(weight):

@@ -1,4 +1,4 @@
-"""Few cases in which any two choices meet, where all cases would be too many."""
+"""A few cases in which any two choices occur together, where all cases would be too many."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from inputs import OPTIONS
 
 
 def covering(**axes):
-    """Dicts with one value of each axis; any two values of two axes are together in one of them."""
+    """Return dicts with one value of each axis; any two values of two axes occur together in one dict."""
     rng = np.random.default_rng(0)
     names = list(axes)
     missing = {
@@ -44,4 +44,4 @@ TOGETHER = [
     )
 ]
 assert set().union(*TOGETHER) == set(OPTIONS) - {"plain"}
-SETS_OF_OPTIONS = ALONE + TOGETHER  # each alone; and all, of which any two meet
+SETS_OF_OPTIONS = ALONE + TOGETHER  # each option alone, and sets in which any two occur together

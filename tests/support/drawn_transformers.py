@@ -1,4 +1,4 @@
-"""Transformers for tests: settings drawn so that every value meets every other one in some case, with tiny arrays."""
+"""Transformers for tests: settings are drawn so that any two values occur together in some case, with tiny arrays."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from selfattn.engine.transformer import Layer, Norm, Projection, Rotary, Transfo
 
 
 def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
-    """Return a model, its inputs and where its sequences begin. Seeds differ in every choice."""
+    """Return a model, its inputs and where its sequences begin. Different seeds make different choices."""
     rng = np.random.default_rng(seed)
 
     def array(*shape, scale=1.0):

@@ -1,4 +1,4 @@
-"""Files that may hold anything: what reads them, and what may come of that.
+"""Files with any content: the functions that read them, and the outcomes that are allowed.
 
 A target is one way to read a file. What it reads works, or ends in an error of ours: a ValueError or an OSError whose message
 names the file or its folder. Anything else is a finding: another exception, a crash, a hang, memory beyond a limit.
@@ -58,13 +58,13 @@ CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 class Target(NamedTuple):
     """One way to read a file."""
 
-    seeds: Callable[[], list[bytes]]  # contents that are good
-    read: Read  # in a folder of its own
+    seeds: Callable[[], list[bytes]]  # valid contents
+    read: Read  # reads a content in its own folder
     mutate: Callable[[bytes, random.Random], bytes]
 
 
 def check(target: Target, content: bytes) -> None:
-    """Read a content. What is raised must be an error of ours, else it comes through with its traceback."""
+    """Read a content. An error that selfattn does not raise on purpose passes through with its traceback."""
     with tempfile.TemporaryDirectory(prefix="fuzz") as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name)
@@ -126,7 +126,7 @@ TOKENIZER_CONFIG = {
 
 
 def use_model(folder: Path) -> None:
-    """Load a model and compute with it; what it makes of numbers that mean nothing is not looked at."""
+    """Load a model and compute with it; results of random numbers are not checked."""
     model = models.load(folder)
     if not isinstance(model, models.ViTModel):
         use(model.tokens, SENTENCE)
@@ -204,7 +204,7 @@ SENTENCES = ["the sea was calm", "a ship sailed over dark water", "near old ston
 def own(kind: str = "whitespace") -> dict[str, bytes]:
     """The files of an EmbeddingModel."""
     if kind == "sentencepiece":
-        # Its table of normal forms would be 240 kB, in which nearly every change would lie.
+        # Its table of normal forms would have 240 kB, and nearly all changes would hit it.
         tokenizer = train_sentencepiece(SENTENCES * 5, 30, normalization_rule_name="identity")
         size = tokenizer.get_piece_size()
     else:
@@ -221,7 +221,7 @@ def read_own(name: str, kind: str = "whitespace") -> Read:
 
 
 def change_sentencepiece(content: bytes, draw: random.Random) -> bytes:
-    """Change the good file as often as what came of it: the library is not watched, and all of its models look alike."""
+    """Change the good file as often as changed ones: the library is not instrumented, and all its models look alike."""
     return change_bytes(draw.choice([content, own("sentencepiece")["tokenizer.model"]]), draw)
 
 
@@ -280,7 +280,7 @@ def change_checkpoint(content: bytes, draw: random.Random) -> bytes:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    """Run a command, which returns 0, or says what is wrong; return its status and what it printed."""
+    """Run a command, which must return 0 or report an error; return its status and output."""
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -322,7 +322,7 @@ def read_triplets(folder: Path) -> None:
 
 def read_results(folder: Path) -> None:
     status, printed = run("bench", "--load", folder / "x.json")
-    shown = "interleaved" in printed  # a table, perhaps of results that differ or of libraries that failed
+    shown = "interleaved" in printed  # it printed a table, perhaps with different results or failed libraries
     assert status == 0 or folder.name in printed or shown
 
 
@@ -382,6 +382,6 @@ TARGETS: dict[str, Target] = {
 
 
 def known(name: str) -> list[bytes]:
-    """The good contents of a target and those in the corpus."""
+    """Return the valid contents of a target and the contents in its corpus."""
     kept = sorted((CORPUS / name).iterdir()) if (CORPUS / name).is_dir() else []
     return [*TARGETS[name].seeds(), *(path.read_bytes() for path in kept)]

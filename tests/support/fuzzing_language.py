@@ -56,7 +56,7 @@ def speaking(n: int = 0) -> dict[str, bytes]:
 
 
 def use_language_model(folder: Path, name: str = "") -> None:
-    """Load a language model and compute with it; what it makes of numbers that mean nothing is not looked at."""
+    """Load a language model and compute with it; results of random numbers are not checked."""
     model, again = models.load(folder / name), folder / "again"
     use(model.tokens, SENTENCE)
     use(model.logits, [0, 1, 2])
@@ -97,7 +97,7 @@ def read_settings(folder: Path, content: bytes) -> None:
 
 TEMPLATES = [
     TEMPLATE,
-    # In the manner of ChatML, Llama 3, Mistral and Qwen.
+    # Templates like those of ChatML, Llama 3, Mistral and Qwen.
     "{%- if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
     "{% for message in messages %}{% if loop.first and message.role == 'x' %}{% continue %}{% endif %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n'}}{% endfor %}",
@@ -158,7 +158,7 @@ def change_template(content: bytes, draw: random.Random) -> bytes:
 
 @functools.cache
 def speaker():
-    """A model to whom templates are given."""
+    """A model that gets the templates."""
     with tempfile.TemporaryDirectory() as folder:
         put(Path(folder), speaking())
         return models.load(folder)

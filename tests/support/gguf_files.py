@@ -1,4 +1,4 @@
-"""GGUF files of tiny models, written by the package gguf from what Transformers has, as llama.cpp's converter does."""
+"""GGUF files of tiny models, which the package gguf writes from Transformers' weights, as llama.cpp's converter does."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def permuted(array, heads):
 
 
 def random_blocks(kind, rows, columns):
-    """Blocks of 256 numbers with any bits, which the package gguf cannot make; small are the factors alone."""
+    """Blocks of 256 numbers with random bits, which the package gguf cannot make; only the factors are small."""
     import gguf
 
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
@@ -85,7 +85,7 @@ def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=No
             stored = gguf.quants.dequantize(blocks, quant)
         else:
             writer.add_tensor(gguf_name(name), stored)
-        if arch == "llama" and heads:  # back again
+        if arch == "llama" and heads:  # undo the converter's order
             pairs = stored.reshape(config[heads], -1, 2, *stored.shape[1:])
             stored = pairs.swapaxes(1, 2).reshape(stored.shape)
         meant[name] = stored.T if name.endswith(CONV1D) and arch == "gpt2" else stored

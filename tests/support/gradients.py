@@ -34,7 +34,7 @@ DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 
 
 def everything(options):
-    """What there is to differentiate with respect to."""
+    """Return the names of the arguments that have gradients."""
     names = ["query", "key", "value"]
     mask = options.get("attn_mask")
     if mask is not None and mask.dtype != np.bool_:
@@ -62,13 +62,13 @@ def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
     S = call.allowed.shape[-1]
     E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
     keep = 1 / (1 - call.dropout_p) if call.dropout_p < 1 else 1.0
-    out, rows = np.abs(out), lse.size  # no sum over rows and heads has more terms
+    out, rows = np.abs(out), lse.size  # no sum over rows and heads has more terms than this
 
     products = scale * (q @ k.swapaxes(-1, -2))
     later, distance = with_later_terms(call, products)
     e = u * (np.sqrt(E) * products + FEW * (later + 1))
     mean_e = (P * e).sum(-1, keepdims=True)
-    off = P * (e + mean_e + u * (np.sqrt(S) + FEW)) + np.where(call.allowed, least, 0)  # of a weight
+    off = P * (e + mean_e + u * (np.sqrt(S) + FEW)) + np.where(call.allowed, least, 0)  # a weight's error
 
     terms = keep * (d_out @ v.swapaxes(-1, -2))  # |dP|, term by term
     delta = (out * d_out).sum(-1) + np.abs(grad_lse)
@@ -102,7 +102,7 @@ def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
 
 @dataclass(frozen=True)
 class TrueGradient:
-    """One gradient in float64, and how far what is computed may be from it."""
+    """One gradient in float64, and the bound of a computed gradient's error."""
 
     exact: np.ndarray
     limit: np.ndarray
@@ -110,7 +110,7 @@ class TrueGradient:
 
 
 def true_gradients(arrays, options, grad_out, grad_lse=None):
-    """What a pullback should give for each floating argument, by name; `grad_out` has the dtype of the output."""
+    """Return the true gradient of each float argument, by name; `grad_out` has the dtype of the output."""
     d_out = np.asarray(grad_out, np.float64)
     d_lse = np.zeros(d_out.shape[:-1]) if grad_lse is None else np.asarray(grad_lse, np.float64)
     wide = without_two_kinds_of_16_bits(*arrays)
@@ -135,7 +135,7 @@ def true_gradients(arrays, options, grad_out, grad_lse=None):
 
 
 def assert_true_gradients(got, expected, what="", wrt=FIELDS):
-    """Hold an AttentionGradients to `true_gradients`; what `wrt` leaves out is None."""
+    """Compare an AttentionGradients with `true_gradients`; gradients that `wrt` leaves out are None."""
     for name in FIELDS:
         gradient = getattr(got, name)
         if name not in expected or name not in wrt:
@@ -164,7 +164,7 @@ def assert_gradients(arrays, options, *, what="", num_threads=None, grad_out=Non
 
 
 def overflowed(gradient, truth, limit):
-    """Where a gradient is rightly infinite: what is summed up to the truth's bound is beyond its dtype."""
+    """Return where a gradient may be infinite: a sum within the truth's bound exceeds its dtype."""
     info = finfo(gradient.dtype)
     least = float(info.max) * (1 + float(info.eps) / 4)  # half a step beyond the largest number
     beyond = np.isfinite(truth) & (np.abs(truth) + limit >= least)

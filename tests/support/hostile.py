@@ -17,7 +17,7 @@ NUMBERS = [
     0, 1, -1, 2, 3, 7, 8, 255, 256, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, -(2**63),
     0.0, 0.5, -0.5, 1e-320, 1e308, float("inf"), float("-inf"), float("nan"),
 ]  # fmt: skip
-SIZES = [n for n in NUMBERS if isinstance(n, int) and 0 <= n < 2**64]  # what may stand in 8 bytes
+SIZES = [n for n in NUMBERS if isinstance(n, int) and 0 <= n < 2**64]  # numbers that 8 bytes can hold
 TEXTS = [
     "", " ", "a", "\0", "é", "\ud800", "🙂", "..", "../x", "/", "/etc/passwd", "a/b", "x" * 5000, "0", "8", "true", "float32",
     "BF16", "F8_E4M3", "int8", "nan", "__class__", "{}", "%s%n", "mean", "cls",
@@ -34,7 +34,7 @@ def places(node):
 
 
 def hostile(draw: random.Random, value: object) -> object:
-    """A value in the place of another: near it, of its kind, or of any."""
+    """Return a value to replace another: a near one, one of the same type, or any."""
     kind = draw.randrange(4)
     if kind == 0 and isinstance(value, int | float):
         number = draw.choice([value + 1, value - 1, value * 2, -value, value * 10**9])
@@ -133,7 +133,7 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = [(name, archive.read(name)) for name in archive.namelist()]
-    except Exception:  # a damaged one, of which there are many kinds
+    except Exception:  # a damaged archive raises many kinds of errors
         return change_bytes(content, draw)
     if not members or draw.randrange(3) == 0:
         return change_bytes(content, draw)
@@ -147,7 +147,7 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
         members[n] = draw.choice(names), data
     elif what == 2:
         members[n] = name, members[draw.randrange(len(members))][1]
-    elif what == 3:  # a header that says something else
+    elif what == 3:  # a header that contradicts the content
         for old, new in draw.choice([
             [(b"'<f4'", draw.choice([b"'<f8'", b"'|O'  ", b"'<U9'", b"'>c16'", b"'|V4'", b"[('a', '<f4')]"]))],
             [(b"(", draw.choice([b"(-1, ", b"(99999999999, ", b"((", b"(0, ", b"(2, 3, "]))],
@@ -159,7 +159,7 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
         members[n] = name, change_bytes(data, draw)
     buffer = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w", draw.choice([0, 8])) as archive:
-        warnings.simplefilter("ignore")  # of two members with one name
+        warnings.simplefilter("ignore")  # two members with one name give a warning
         for name, data in members:
             with contextlib.suppress(UnicodeEncodeError):
                 archive.writestr(name.partition("\0")[0] or "x", data)
@@ -171,7 +171,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def put_parts(folder: Path, known: dict[str, bytes], names: Sequence[str], content: bytes) -> None:
-    """Write known files, those of these names as the members of a JSON object; what is no object leaves them out."""
+    """Write known files; files of these names get the members of a JSON object, or are left out without an object."""
     found = {name: data for name, data in known.items() if name not in names}
     with contextlib.suppress(ValueError, RecursionError):
         tree = json.loads(content)
@@ -199,7 +199,7 @@ def reads(
 
 
 def closest(content: bytes, configs: list[dict[str, object]], setting: str) -> int:
-    """Which configuration has the model's type that a content has, and this setting if there is one."""
+    """Return the configuration with the model type of a content, and the same setting if there is one."""
     try:
         given = [str(json.loads(content).get(key)) for key in ("model_type", setting)]
     except (ValueError, AttributeError, RecursionError):
@@ -209,7 +209,7 @@ def closest(content: bytes, configs: list[dict[str, object]], setting: str) -> i
 
 
 def use(function: Callable[..., object], *arguments: object) -> None:
-    """Use what was read. It may refuse, as for a word that its tokenizer has not; no file need be named then."""
+    """Use what was read. It may raise errors, as for a word that its tokenizer lacks, which need not name a file."""
     try:
         function(*arguments)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""GGUF files in parts, to be changed and put together again; written here because the package `gguf` writes good ones only."""
+"""GGUF files in parts, which can be changed and put together again; the package `gguf` writes only valid files."""
 
 import random
 import struct
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from hostile import NUMBERS, SIZES, TEXTS, change_bytes
 
 CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-KINDS = [*range(16), 20, 23, 30, 99, 2**32 - 1]  # of tensors
+KINDS = [*range(16), 20, 23, 30, 99, 2**32 - 1]  # kinds of tensors
 ALIGNED = 32
 
 
 @dataclass
 class Parts:
-    """What a file says: entries are (name, type, bytes of the value), tensors (name, shape, kind, offset)."""
+    """The content of a file: entries are (name, type, bytes of the value), tensors (name, shape, kind, offset)."""
 
     entries: list = field(default_factory=list)
     tensors: list = field(default_factory=list)
     data: bytes = b""
     version: int = 3
-    counts: tuple = (0, 0)  # how many more tensors and entries the header says there are
+    counts: tuple = (0, 0)  # how many more tensors and entries the header claims
 
 
 def packed(value):
@@ -68,7 +68,7 @@ def add_tensor(parts, name, kind, shape, content):
 
 
 def taken_apart(content):
-    """The parts of a file. Raises ValueError or struct.error where it cannot be followed."""
+    """Return the parts of a file; raise ValueError or struct.error if it cannot be parsed."""
     at = 4
 
     def take(form):

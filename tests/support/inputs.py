@@ -11,7 +11,7 @@ FLOAT_IDS = [dtype.name for dtype in FLOATS]
 
 
 def normal(rng, shape, dtype=np.float64):
-    """Standard normal numbers, or small integers where the dtype is one of integers."""
+    """Draw standard normal numbers, or small integers for an integer dtype."""
     dtype = np.dtype(dtype)
     if dtype.kind in "iu":
         return np.asarray(rng.integers(0 if dtype.kind == "u" else -3, 4, size=shape)).astype(dtype)
@@ -32,7 +32,7 @@ def random_inputs(shape, n_keys=None, *, dtype=np.float32, key_heads=None, v_wid
 
 
 def random_mask(rng, shape, dtype):
-    """Mask of which two thirds is open, some rows closed altogether, and some stretches of keys too."""
+    """Draw a mask that is open for two thirds of the pairs, but closed for some whole rows and ranges of keys."""
     closed = rng.random(shape) < 1 / 3
     if len(shape) >= 2:
         closed |= rng.random((*shape[:-1], 1)) < 0.05
@@ -43,7 +43,7 @@ def random_mask(rng, shape, dtype):
     return np.asarray(np.where(closed, -np.inf, rng.standard_normal(shape))).astype(dtype)
 
 
-# Each takes an array and returns one of equal values that lies differently in memory.
+# Each takes an array and returns an array of equal values with another layout in memory.
 
 
 def heads_inside(x):
@@ -118,7 +118,7 @@ OPTIONS = {
 
 
 def options_together(names, lead, L, S, rng):
-    """Keyword arguments of several options at once; of two that set the same one, the first wins."""
+    """Return the keyword arguments of several options; if two set the same argument, the first wins."""
     together = {}
     for name in names:
         together = OPTIONS[name](lead, L, S, rng) | together
@@ -151,7 +151,7 @@ BLOCK_MASKS = {
 
 
 def laid_out():
-    """Parameters that the core does not compute with where they are: of 16 bits, of other strides and of another byte order."""
+    """Parameters that the core cannot read without a copy: with 16 bits, other strides or another byte order."""
     rng = np.random.default_rng(0)
     whole = rng.standard_normal((6, 8, 600)).astype(np.float32)
     unaligned = np.zeros(4 * 30 + 1, np.uint8)[1:].view(np.float32)

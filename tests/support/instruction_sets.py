@@ -1,4 +1,4 @@
-"""The instruction sets of this build on this CPU: how to run on one of them, and how to hold all to the truth."""
+"""The instruction sets of this build on this CPU: how to run on one of them, and how to compare all with the truth."""
 
 import contextlib
 
@@ -26,7 +26,7 @@ def using(isa):
 
 
 def closing(length, closed):
-    """Ways to close these keys for every query of two heads, and more for some: options by name."""
+    """Return options, by name, that close these keys for every query of two heads, and more keys for some."""
     n_keys = len(closed)
     i, j = np.ogrid[:length, :n_keys]
     holes = ~closed & ((i + j) % 3 > 0)
@@ -46,7 +46,7 @@ def closing(length, closed):
 
 
 def check(arrays, options=None, *, clean=None, grad_out=None, backward=True, num_threads=None, what=""):
-    """Hold each instruction set to the truth of these arrays; or of `clean`, where they differ behind a mask."""
+    """Compare each instruction set with the truth of these arrays, or of `clean`, which differ only in masked keys."""
     options = options or {}
     known = arrays if clean is None else clean
     gqa, truths = options.get("enable_gqa", False), {}
@@ -60,7 +60,7 @@ def check(arrays, options=None, *, clean=None, grad_out=None, backward=True, num
                 *arrays, **options, return_lse=True, return_weights=True, num_threads=num_threads
             )
             assert_results(results, truths[forward], at)
-            # another path
+            # takes another path
             alone = sa.scaled_dot_product_attention(*arrays, **options, num_threads=num_threads)
             assert alone.tobytes() == results[0].tobytes(), at
             if not backward:

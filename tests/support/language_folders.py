@@ -28,7 +28,7 @@ def make_tokenizer():
 
 
 def save_language_model(folder, ends=True, **more):
-    """A random Llama, the same each time; one that knows no end goes on until the context is full."""
+    """Save a random Llama, the same each time; without an end token it continues until the context is full."""
     pytest.importorskip("safetensors")
     tokenizer = make_tokenizer()
     size = tokenizer.get_vocab_size()
@@ -46,7 +46,7 @@ def save_language_model(folder, ends=True, **more):
 
 
 class Script:
-    """Answers with given tokens, whatever the prompt: stands in for a model's decoder."""
+    """A decoder that answers every prompt with given tokens."""
 
     def __init__(self, model, *texts):
         self.size = model.vocab_size

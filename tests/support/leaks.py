@@ -17,7 +17,7 @@ ALL_DTYPES = [np.dtype(kind) for kind in "?bhilqBHILQefd"] + [BFLOAT16]
 
 def peak_memory(call):
     """The most that a call allocates, in bytes, beyond the memory to work in that the core keeps of such calls."""
-    _core._keep_arena(False)  # what it keeps of others might stay in the place of that
+    _core._keep_arena(False)  # memory kept from other calls might be used instead
     _core._keep_arena(True)
     for _ in range(3):
         call()
@@ -30,7 +30,7 @@ def peak_memory(call):
 
 
 def watched(arguments):
-    """Everything a call might keep a reference to, once: the arguments, what they hold, dtypes and small objects.
+    """Return each object to which a call might keep a reference: arguments, their content, dtypes and small objects.
 
     But None: Python itself has ever other numbers of references to it.
     """
@@ -57,14 +57,14 @@ def counts_changed(call, things):
 
 
 def memory_settles(call):
-    """Whether the memory in use stays the same in one of some rounds; what caches held from before is not known to be theirs."""
+    """Return whether the memory in use stays the same in one of several rounds; caches may free older memory meanwhile."""
     if not tracemalloc.is_tracing():
         tracemalloc.start()
     before = -np.inf
     for _ in range(40):
         for _ in range(TIMES):
             call()
-        gc.collect()  # Python's own caches of tuples and other objects are empty then
+        gc.collect()  # this empties Python's own caches of tuples and other objects
         now, _ = tracemalloc.get_traced_memory()
         if now - before < 10 * TIMES:
             return True
@@ -73,7 +73,7 @@ def memory_settles(call):
 
 
 def fails(*arguments, function=attend, **options):
-    """Call a function that must raise. (pytest.raises would keep more than what is looked for.)"""
+    """Call a function that must raise. (pytest.raises would keep more objects.)"""
     try:
         function(*arguments, **options)
     except (TypeError, ValueError, OverflowError, MemoryError, ZeroDivisionError):
@@ -82,12 +82,12 @@ def fails(*arguments, function=attend, **options):
 
 
 def assert_nothing_stays(call, arguments):
-    """A leak shows in every round, once a call; what a cache or another thread keeps, it keeps once."""
+    """A leak grows with every call in every round; a cache or another thread keeps memory once."""
     for _ in range(10):  # caches fill
         call()
     things = watched(arguments)
     gc.collect()
-    gc.freeze()  # what there is now need not be looked at each time
+    gc.freeze()  # existing objects need not be visited each time
     try:
         assert any(counts_changed(call, things) < TIMES // 5 for _ in range(5)), "references or objects stay"
         assert memory_settles(call), "memory stays: the least object has 16 bytes"

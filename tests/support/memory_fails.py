@@ -36,11 +36,11 @@ shim.allocations.restype = shim.live_blocks.restype = ctypes.c_long
 
 OPERATIONS = {name: each for name, each in ALL.items() if not each.random}
 MOST, NEVER = 20000, 2**60  # allocations of an operation
-DRAWN, FEW = 1, 6  # allocations of an operation, of each way to fail; of one with few, all of them
+DRAWN, FEW = 1, 6  # drawn allocations for each way to fail; an operation with at most FEW tries all
 
 
 def empty_caches():
-    """Take the memory that NumPy and Python keep for small arrays and objects, so that the call must allocate. To be held."""
+    """Take the memory that NumPy and Python keep for small objects, so that the call must allocate. Hold the result."""
     gc.collect()
     kept = [np.empty(n, np.uint8) for n in range(1, 1024) for _ in range(7)]
     return kept, [np.empty((0,) * ndim, np.uint8) for ndim in range(1, 8) for _ in range(8)]
@@ -52,7 +52,7 @@ class Attempt:
     def __init__(self, operation, n, for_good, core):
         self.call, self.state = operation.prepare()
         sa.set_num_threads(operation.threads)
-        _core._keep_arena(False)  # what an earlier call left would stand in for a failing allocation
+        _core._keep_arena(False)  # memory from an earlier call would replace a failing allocation
         self.arrays = [x for x in self.state if isinstance(x, np.ndarray)]
         self.before = copy.deepcopy(self.arrays)
         self.result = self.raised = None
@@ -85,7 +85,7 @@ class Attempt:
 
 
 def growth(operation, n, for_good, core, times):
-    """How many blocks stay of some attempts."""
+    """Return how many blocks several attempts leave."""
     gc.collect()
     before = shim.live_blocks()
     for _ in range(times):
@@ -95,7 +95,7 @@ def growth(operation, n, for_good, core, times):
 
 
 def stays(operation, n, for_good, core):
-    """Fail many times more: how many blocks stay of each failure, beyond those of calls before and after that get their memory.
+    """Fail many more times; return how many blocks each failure leaves, beyond successful calls before and after.
 
     Caches fill more and more slowly; a leak shows every time.
     """
@@ -111,7 +111,7 @@ def stays(operation, n, for_good, core):
 
 
 def fail(name, operation, n, for_good, core, expected):
-    """Fail once, and check what stays. Return whether the call needed n allocations."""
+    """Fail once, and check for leaks. Return whether the call needed n allocations."""
     where = f"{name}, allocation {n}{' and all later ones' if for_good else ''}{'' if core else ', also of NumPy'}"
     gc.collect()
     live = shim.live_blocks()
@@ -128,14 +128,14 @@ def fail(name, operation, n, for_good, core, expected):
 
 def check(name, operation, draws):
     """Fail at allocations in turn, or at drawn ones; return how many there are."""
-    ways = [(True, False), (True, True)] + [(False, False)] * operation.in_place  # also of Python and NumPy
+    ways = [(True, False), (True, True)] + [(False, False)] * operation.in_place  # also Python's and NumPy's
     for _ in range(2):  # caches fill
         attempt = Attempt(operation, NEVER, False, True)
         if attempt.raised is not None:
             raise attempt.raised
         expected, count = copy.deepcopy(attempt.result), attempt.seen
         del attempt
-    if draws is None:  # caches as full as they get, else most failures look like a leak at first
+    if draws is None:  # fill the caches, else most failures look like a leak at first
         settled = any(growth(operation, NEVER, False, True, 20) <= 20 for _ in range(100))
         assert settled, f"{name}: each call keeps a block, without a failure"
     for core, for_good in ways:

@@ -9,7 +9,7 @@ import selfattn as sa
 
 
 def perturbed(layer):
-    """Move every parameter, so that none is 0 or 1 as at birth."""
+    """Change every parameter, so that none is 0 or 1 as after initialisation."""
     rng = np.random.default_rng(1)
     for array in layer.parameters().values():
         array[...] += 0.1 * rng.standard_normal(array.shape)
@@ -40,7 +40,7 @@ def torch_state(module):
 
 
 def assert_born_alike(ours, make_theirs, seed):
-    """``ours(rng)`` has the parameters, their order and the bits of what PyTorch makes from the same seed."""
+    """Check that ``ours(rng)`` has the names, order and bits of the parameters that PyTorch makes from the same seed."""
     torch = pytest.importorskip("torch", reason="torch, the peer, is not installed")
     torch.manual_seed(seed)
     expected, got = torch_state(make_theirs(torch)), ours(sa.torch_rng(seed)).state_dict()
@@ -50,7 +50,7 @@ def assert_born_alike(ours, make_theirs, seed):
 
 
 def assert_close(got, expected, dtype, n, what=""):
-    """Agree to 1e-12 of the largest element in float64, to a few eps times sqrt(n) of it in float32.
+    """Check agreement to 1e-12 of the largest element in float64, in float32 to a few eps times sqrt(n).
 
     ``n`` is the number of terms in the longest sum.
     """

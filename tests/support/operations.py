@@ -20,8 +20,8 @@ DTYPES = ["float32"] * 4 + ["float64"] * 2 + ["float16", "bfloat16"]
 ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100, 130)
 KEYS = (1, 2, 3, 4, 5, 63, 64, 65, 128, 200, 1030)
 WIDTHS = (1, 3, 16, 20, 32, 33, 64, 80, 128)
-HEADS = ((1, 1), (2, 2), (3, 3), (4, 1), (6, 2), (8, 2))  # of queries, of keys
-SMALL = 65  # the longest sequence of an operation that has a name
+HEADS = ((1, 1), (2, 2), (3, 3), (4, 1), (6, 2), (8, 2))  # heads of queries and of keys
+SMALL = 65  # the longest sequence of a named operation
 
 
 class Draw:
@@ -31,9 +31,9 @@ class Draw:
         self.rng = np.random.default_rng(seed)
         self.name = self.one_of(DTYPES) if dtype is None else dtype
         self.dtype = BFLOAT16 if self.name == "bfloat16" else np.dtype(self.name)
-        self.wide = np.dtype(np.float64 if self.name == "float64" else np.float32)  # what is computed in
+        self.wide = np.dtype(np.float64 if self.name == "float64" else np.float32)  # computes in this
         self.most = most
-        self.words = []  # of the title
+        self.words = []  # words of the title
 
     def one_of(self, choices):
         return choices[int(self.rng.integers(len(choices)))]
@@ -42,7 +42,7 @@ class Draw:
         return self.one_of([n for n in choices if n <= self.most])
 
     def chance(self, p, word=""):
-        """Yes with probability p; the title then has the word."""
+        """Return True with probability p; the title then has the word."""
         yes = bool(self.rng.random() < p)
         if yes and word:
             self.words.append(word)
@@ -68,16 +68,16 @@ class Draw:
 
 
 class Operation(NamedTuple):
-    """How to prepare a call, and what to know of it."""
+    """An operation: a function that prepares its call, and the properties of the call."""
 
-    make: Any  # Draw -> call, and the arrays that a failing call may not change; functions among them check other things
+    make: Any  # Draw -> call, arrays that a failing call must not change, and functions as checks
     options: dict
     seed: tuple = (0,)
     dtype: str | None = "float32"  # None: drawn
-    threads: int = 1  # of the process
-    in_place: bool = False  # the call changes what was prepared, in the same way each time but for optimizers
+    threads: int = 1  # threads of the process
+    in_place: bool = False  # the call changes its arrays, in the same way each time except for optimizers
     random: bool = False  # each call has another result
-    alone: bool = False  # what the call sets is of the whole process
+    alone: bool = False  # the call changes settings of the whole process
     long: bool = False  # takes much longer than others that call the same functions of the core
 
     def draw(self):
@@ -91,7 +91,7 @@ MARKS = set(Operation._fields) - {"make", "options"}
 
 
 def operation(make, /, **given):
-    """An operation: marks, and options of ``make``."""
+    """Make an operation from its properties and the options of ``make``."""
     marks = {name: given.pop(name) for name in MARKS & given.keys()}
     return Operation(make, given, **marks)
 
@@ -102,7 +102,7 @@ def some(make, title, times, /, **given):
 
 
 def made_of(d, options):
-    """Options; what is callable makes one."""
+    """Return options; a callable is called to make its option."""
     return {name: x(d) if callable(x) else x for name, x in options.items()}
 
 
@@ -113,7 +113,7 @@ def made(make, *arguments, **options):
 
 
 def same(a, b):
-    """Whether results are equal: arrays to the bit; of what is no data, only the type."""
+    """Return whether results are equal: arrays to the bit; of objects without data only the type."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -146,14 +146,14 @@ def attended(given, options, wrt, grads=None):
 
 
 def attention(d, shape=(2, 3, 40, 16), keys=48, wrt=None, layout=None, **options):
-    """With these options: of arrays larger than the blocks that NumPy keeps for itself."""
+    """Attention with these options, on arrays larger than the blocks that NumPy caches."""
     *lead, _, width = shape
     given = [d.normal(*shape), d.normal(*lead, keys, width), d.normal(*lead, keys, width)]
     return attended([layout(x) for x in given] if layout else given, made_of(d, options), wrt)
 
 
 def positions(d, options):
-    """What depends on the places of a query and a key."""
+    """Draw options that depend on the positions of a query and a key."""
     if d.chance(0.3):
         options["causal"] = d.one_of(["upper_left", "lower_right"])
         d.words.append(options["causal"])
@@ -552,7 +552,7 @@ def three_texts(d):
 
 
 def pretrained(d, use, name, kind=None, given=three_texts):
-    """Use a model with what is given."""
+    """Call a pretrained model with the given inputs."""
     model, x = made(model_of, name, kind), given(d)
     return lambda: use(model, x), [x, *model.parameters().values()]
 
@@ -585,7 +585,7 @@ def quantizing(d, kind):
 
 
 class Generator:
-    """One of another library, as any object that draws integers."""
+    """A generator of another library: any object that draws integers."""
 
     def integers(self, low, high, size=None, dtype=None):
         return high // 3

@@ -84,7 +84,7 @@ def strip(page, role, side=0):
 
 
 def bars(page):
-    """The tokens and probabilities of the bars of what comes next, without those of all others."""
+    """The tokens and probabilities in the bars of next tokens, without the bar of all others."""
     rows = page.locator(".sa-bars-list li:not(.sa-rest)").all()
     return [(row.locator(".sa-name").inner_text(), float(row.locator("output").inner_text())) for row in rows]
 
@@ -114,7 +114,7 @@ SPELLED = """() => {
 
 
 def assert_spelled(page, at_least):
-    """Evaluate every written sum, with 12 decimals: it is the number in the cell, to rounding."""
+    """Evaluate every written sum with 12 decimals: up to rounding it is the number in the cell."""
     names = {"exp": np.exp, "tanh": np.tanh, "inf": np.inf, "nan": np.nan, "sqrt": np.sqrt}
     spelled = page.evaluate(SPELLED)
     assert len(spelled) > at_least
@@ -128,5 +128,5 @@ def assert_spelled(page, at_least):
             assert float(result) == pytest.approx(float(source), rel=1e-12, abs=1e-12)
             continue
         computed = eval(formula.replace("·", "*").replace("√", "sqrt"), names)
-        # 8 terms or so, each figure rounded to 12 decimals and weighed by numbers below 100
+        # about 8 terms, each figure rounded to 12 decimals and multiplied by numbers below 100
         assert np.isclose(computed, float(result), rtol=1e-9, atol=1e-9), text

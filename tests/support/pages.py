@@ -83,14 +83,14 @@ def large():
 
 
 def dead_row():
-    """Attention alone, given queries and keys of other lengths; the second query may see nothing."""
+    """Attention alone, with different lengths of queries and keys; the second query may see no key."""
     mask = np.array([[True, True, False], [False, False, False]])
     q, k, v = np.eye(2), np.array([[1.0, 2.0], [np.nan, 0.0], [np.inf, 1.0]]), np.arange(6.0).reshape(3, 2)
     return attention_steps(q, k, v, mask)
 
 
 def numbers_by_node(steps):
-    """What a page must show: name of a node -> matrix."""
+    """Return the matrices that a page must show, by the names of their nodes."""
     if isinstance(steps, ModelSteps):
         found = {"embeddings": steps.embeddings, "positions": steps.positions, "inputs": steps.inputs,
                  "mean": steps.output[None]}  # fmt: skip
@@ -200,6 +200,6 @@ class Reader(HTMLParser):
         return next(t for t in self.tables if t.node == node and "data-t" not in t.attributes)
 
     def numbers(self, node):
-        """What the page shows of a node, from its first table."""
+        """Return the numbers of a node's first table."""
         table = next(t for t in self.tables if t.node == node)
         return table.numbers.T if "data-t" in table.attributes else table.numbers

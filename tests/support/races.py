@@ -23,7 +23,7 @@ import selfattn as sa
 from selfattn import nn
 
 THREADS = 4
-DRAWS = 500  # of each thread
+DRAWS = 500  # draws of each thread
 RNG = np.random.default_rng(0)
 FIRST = ["GPT draws", "fit", "RotaryEmbedding", "BertModel", "ModernBertModel", "model 0"]
 FIRST += [f"{name} of {kind}" for name in ("BertModel", "LlamaForCausalLM") for kind in operations.KINDS]
@@ -38,7 +38,7 @@ failures = []
 
 
 def at_once(*works):
-    """Run each in a thread, all beginning together."""
+    """Run each function in a thread; all begin together."""
     start = threading.Barrier(len(works))
 
     def run(work):
@@ -57,7 +57,7 @@ def at_once(*works):
 
 
 def compute(calls, expected, seed):
-    """All calls, in an order of this thread's own."""
+    """Make all calls, in this thread's own order."""
 
     def work():
         for name in random.Random(seed).sample(list(calls), len(calls)):
@@ -69,7 +69,7 @@ def compute(calls, expected, seed):
 
 
 def settings(done):
-    """Settings of the whole process, read and set until the others have ended."""
+    """Read and change settings of the whole process until the other threads have ended."""
     numbers = 0
     while not done.is_set():
         sa.set_num_threads((1, 2, 3, None)[numbers % 4])
@@ -85,7 +85,7 @@ def prepared():
 
 
 def all_operations(turn):
-    """All operations in all threads: two of them share the arrays that they read; modules are the same in all."""
+    """Run all operations in all threads: two threads share the arrays that they read; all share the modules."""
     expected = {name: call() for name, call in prepared().items()}
     calls = [prepared() for _ in range(THREADS)]
     calls[1] |= {name: call for name, call in calls[0].items() if not OPERATIONS[name].in_place}
@@ -98,7 +98,7 @@ def all_operations(turn):
 
 
 def first_calls():
-    """Packed weights, angles and pieces are made at the first call: here in all threads at once."""
+    """The first call makes packed weights, angles and pieces: here all threads call first at the same time."""
     for name in FIRST:
         expected = OPERATIONS[name].prepare()[0]()
         operations.made.cache_clear()
@@ -133,7 +133,7 @@ def handed_over():
 
 
 def generators():
-    """All threads draw from one: each number is drawn once."""
+    """All threads draw from one generator: each number is drawn once."""
     shared, drawn = sa.torch_rng(3), [[] for _ in range(THREADS)]
     at_once(*(functools.partial(draw, shared, own) for own in drawn))
     in_turn, together = sa.torch_rng(3), Counter(x for own in drawn for x in own)
@@ -167,7 +167,7 @@ def lists_that_change():
             for _ in range(300):
                 packed = sa._core._pack_ids([ids], 50)
                 assert packed is None or set(packed[0].tolist()) <= {1, 2}
-                with contextlib.suppress(TypeError):  # a list was empty
+                with contextlib.suppress(TypeError):  # the list may be empty at that moment
                     sa._core._adam_step(*arrays, [1], 0.1, 0.9, 0.999, 1e-8, 0.0, False)
         finally:
             done.set()
@@ -176,7 +176,7 @@ def lists_that_change():
 
 
 def forks():
-    """From one thread while others compute; the children compute as well."""
+    """One thread forks while others compute; the children compute too."""
     x = normal(2, 4, 100, 16)
     expected = sa.scaled_dot_product_attention(x, x, x, num_threads=1)
 

@@ -1,4 +1,4 @@
-"""Tests that are tables of bad calls: what is called, the error that it must raise, and what its message must say (nothing, where it is empty)."""
+"""Makes tests from tables of bad calls: the call, the error that it must raise, and its message (if empty, any)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Contents of files that are no safetensors files, though some look like it."""
+"""Contents of files that are not safetensors files, although some look like them."""
 
 import json
 import struct
@@ -30,7 +30,7 @@ HOSTILE = [
     hostile({"a": entry(0, 64), "b": entry(0, 64)}),  # overlap
     hostile({"a": entry(0, 64), "b": entry(32, 96)}, b"\0" * 96),
     hostile({"a": entry(8, 72)}, b"\0" * 72),  # a hole
-    hostile({"a": entry(0, 64)}, b"\0" * 80),  # more than the header says
+    hostile({"a": entry(0, 64)}, b"\0" * 80),  # more bytes than the header says
     hostile({"a": entry(0, 64, dtype="F33")}),
     hostile(b'{"a": {"dtype": "F32", "shape": [16]}}'),
     b"\x80\x02}q\x00." + b"\0" * 64,  # a pickle under that name

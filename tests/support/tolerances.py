@@ -55,13 +55,13 @@ def without_two_kinds_of_16_bits(*arrays):
 
 
 def rounding(dtype, x):
-    """The error of rounding x to dtype; NaN and inf have none."""
+    """Return the error of rounding x to dtype; it is 0 for NaN and inf."""
     info = finfo(dtype)
     return np.where(np.isfinite(x), np.abs(x), 0) * float(info.eps) + float(info.smallest_subnormal)
 
 
 def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
-    """How far weights are rounded in this call, 0 where they are not.
+    """Return the rounding error of weights in this call, 0 if they are not rounded.
 
     2^-8, of bfloat16: products/bf16dot.h and decode/decode_bf16dot.h say where. 2^-16, of two bfloat16 terms: gradients of 16 bits
     on AMX (products/amx_gradients.h).
@@ -78,12 +78,12 @@ def rounds_weights(query, key, value, enable_gqa=False, has_pullback=False):
 
 
 def rounded_sum(weights, terms, rounds):
-    """Error of weights @ terms when each weight is rounded: never more than by the first, hardly by the second."""
+    """Return two errors of weights @ terms with rounded weights: the first is never exceeded, the second hardly ever."""
     return rounds * np.minimum(weights @ terms, FEW * np.sqrt(weights**2 @ terms**2))
 
 
 def with_later_terms(call, products):
-    """Add to |q|·|k| what later steps add to a score; return the distances of ALiBi too, 0 without it."""
+    """Add the absolute terms of later steps to |q|·|k|; also return ALiBi's distances, 0 without ALiBi."""
     n_queries, n_keys = call.allowed.shape[-2:]
     distance = np.zeros((n_queries, n_keys))
     if call.alibi_slopes is not None:
@@ -137,7 +137,7 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     d_sum = d_sum / np.maximum(1 - d_sum, 0.1)
     d_weights = (d_weights + exact * (d_sum + FEW * u)) * keep
     d_out = d_weights @ finite[2] + u * (np.sqrt(n_keys) + FEW) * (exact * keep @ finite[2])
-    d_out = d_out + np.sqrt(n_keys) * float(info.smallest_subnormal)  # where terms are subnormal
+    d_out = d_out + np.sqrt(n_keys) * float(info.smallest_subnormal)  # for subnormal terms
     if rounds:
         d_out = d_out + rounded_sum(exact * keep, finite[2], rounds)
     lse_bound = d_sum[..., 0] + FEW * u * (np.abs(np.where(np.isfinite(lse), lse, 0)) + 1)
@@ -150,7 +150,7 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
 
 
 def assert_within(got, expected, bound, what=""):
-    """Equal where not finite, else within the bound."""
+    """Check that numbers are equal if not finite, else within the bound."""
     got, bound = np.asarray(got, np.float64), np.nan_to_num(bound, nan=0.0, posinf=np.inf)
     assert got.shape == expected.shape, what
     finite = np.isfinite(expected)

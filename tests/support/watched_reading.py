@@ -1,4 +1,4 @@
-"""A program: reads every folder and file below a place, and says what code ran meanwhile that did not come with Python or a package.
+"""A program that reads every folder and file below a path, and reports code that ran but is not from Python or a package.
 
 python watched_reading.py PLACE: PLACE/good-* is read first, unwatched, so that every import is done; then the rest, watched. Prints JSON:
 for each name what came of reading it, and the events. "control" is a pickle that is unpickled on purpose.
@@ -21,7 +21,7 @@ KNOWN = tuple({str(Path(folder).resolve()) for folder in PLACES})
 RUNS = {"pickle.find_class", "subprocess.Popen", "socket.connect"}
 RUNS |= {f"os.{name}" for name in ("system", "exec", "posix_spawn", "spawn", "fork")}
 events = []
-watching = []  # not empty: now
+watching = []  # not empty while a file is read
 
 
 def watch(event, arguments):
@@ -31,7 +31,7 @@ def watch(event, arguments):
         events.append(f"{event} {arguments}")
     elif event == "exec":
         note(event, arguments[0].co_filename)
-    elif event == "compile" and arguments[1] != "<unknown>":  # ast.parse's, of literals in NumPy's headers
+    elif event == "compile" and arguments[1] != "<unknown>":  # ast.parse compiles literals in NumPy's headers
         note(event, arguments[1])
     elif event == "import":
         note(event, arguments[1], nothing=None)
@@ -40,7 +40,7 @@ def watch(event, arguments):
 
 
 def note(event, filename, nothing=""):
-    """Templates of chats are compiled, for Jinja2's sandbox."""
+    """Compiling chat templates for Jinja2's sandbox is allowed."""
     name = filename.decode() if isinstance(filename, bytes) else filename
     if name is nothing or name == "<template>" or (name and name.startswith(("<frozen ", *KNOWN))):
         return

@@ -20,7 +20,7 @@ SMALL = "--dim 32 --layers 2 --heads 2 --context 24 --batch-size 8 --lr 0.01 --s
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A text, and a GPT that the command has trained on it."""
+    """Return a folder with a text and a GPT that the command has trained on it."""
     folder = tmp_path_factory.mktemp("gpt")
     (folder / "text.txt").write_text(TEXT)
     done = run_command("train", "gpt", "text.txt", "--out", "model", *SMALL.split(), cwd=folder)
@@ -56,7 +56,7 @@ def test_transformers_loads_the_folder(folder):
     ids = ours.tokenizer.encode("the ship was").ids
     with torch.no_grad():
         expected = theirs(torch.tensor(ids)[None]).logits[0].numpy()
-    # A trained model's logits are near 10; sums of up to 128 terms in two layers.
+    # A trained model's logits are near 10, and come from sums of up to 128 terms in two layers.
     np.testing.assert_allclose(ours.logits(ids), expected, atol=2e-4)
     theirs_too = transformers.AutoTokenizer.from_pretrained(folder / "model")
     assert theirs_too("the ship was")["input_ids"] == ids
@@ -83,7 +83,7 @@ def test_what_the_loop_refuses_leaves_no_folder(here, tmp_path, capsys, monkeypa
 
 
 def test_force_begins_anew_only_with_a_text(here, tmp_path, capsys):
-    """An unfinished training is hours of work: it goes when there is something to begin with."""
+    """An unfinished training may be hours of work, so it is deleted only if a new one can begin."""
     unfinished = tmp_path / "unfinished.safetensors"
     checkpoint.save(unfinished, {"a": np.ones(2)})
     for text in ("nothing.txt", "."):

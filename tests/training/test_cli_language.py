@@ -54,7 +54,7 @@ def test_generate_from_standard_input_and_with_stops(folder, model):
 
 
 def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
-    """What comes by a pipe: each line is a message, and the answers before it are part of the chat."""
+    """Each line of a pipe is a message, and the chat contains the previous answers."""
     first = model.chat("hi", 6)
     said = ("user", "hi"), ("assistant", first), ("user", "and?")
     messages = [{"role": role, "content": content} for role, content in said]
@@ -63,7 +63,7 @@ def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
 
 
 def test_a_program_may_chat_line_by_line(folder, model):
-    """It waits for an answer before it writes its next message; input to its end would be waited for, for ever."""
+    """The program waits for an answer before it writes its next message, so the command must not read input to its end."""
     process = start([*COMMAND, "chat", folder, "--max-new-tokens", "6"], stdin=subprocess.PIPE, text=True)
     process.stdin.write("\ufeffhi\n")
     process.stdin.flush()
@@ -94,7 +94,7 @@ def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
     code, out, err = run(capsys, "chat", folder, "--system", "be kind")
     assert (code, out) == (0, "not the é\nnot the é\n\n")
-    assert "the chat has 30" in err  # too long: it is said and left out, and the chat continues
+    assert "the chat has 30" in err  # a message that is too long is reported and left out; the chat continues
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
 
 
@@ -146,12 +146,12 @@ def test_ctrl_c_prints_what_there_is(tmp_path):
 
 
 def test_ctrl_c_ends_a_chat_of_lines(tmp_path):
-    """Nobody is there to continue: each of the later lines would have to be stopped."""
+    """With lines from a pipe, nobody can continue: each later line would have to be stopped too."""
     assert interrupted(tmp_path, "chat", given="one\ntwo\nthree\n").count("interrupted") == 1
 
 
 def test_a_chat_without_readline(capsys, folder, monkeypatch):
-    """Pythons are built without it."""
+    """Some builds of Python lack readline."""
     monkeypatch.setitem(sys.modules, "readline", None)
     monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
     monkeypatch.setattr("builtins.input", lambda _: (_ for _ in ()).throw(EOFError))

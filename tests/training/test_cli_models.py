@@ -19,7 +19,7 @@ from selfattn.cli import models as cli_models
 pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
 pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
 
-# Two topics, which take turns in blocks of five lines.
+# Two topics alternate in blocks of five lines.
 SEA = "the ship, a sailor, the captain, a wave, the harbour, one anchor, the storm, a fish"
 GARDEN = "the rose, a gardener, the tulip, a spade, the hedge, one bee, the lawn, a seed"
 TOPICS = {"sea": SEA.split(", "), "garden": GARDEN.split(", ")}
@@ -35,7 +35,7 @@ def make_text():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A text, and a model that the command has trained on it."""
+    """Return a folder with a text and a model that the command has trained on it."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "text.txt").write_text("\n".join(make_text()) + "\n")
     options = ["--dim", "16", "--vocab-size", "100", "--epochs", "20", "--lr", "0.01"]
@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(capsys):
-    """Run a command, which ends with a code; return what it printed."""
+    """Run a command, check its exit code, and return its output."""
 
     def run(*arguments, code=0):
         assert cli.main([*map(str, arguments)]) == code
@@ -326,7 +326,7 @@ def test_the_sign_of_standard_output_and_endings_in_capitals(here, tmp_path, run
 
 
 def test_lines_without_tokens_are_left_out(here, tmp_path, run):
-    """SentencePiece removes characters that nobody sees: a line of them is no sentence."""
+    """SentencePiece removes invisible characters: a line of them is not a sentence."""
     lines = make_text()
     lines[20:20] = ["\u200b", "\ufeff\u200b"]
     text = tmp_path / "t.txt"
@@ -355,7 +355,7 @@ TRAIN = {
 @pytest.mark.parametrize(
     ("command", "mine", "made"),
     [
-        # also a folder of the name of the one in which training keeps what it needs
+        # also a folder with the name that training uses for its own files
         ("train", ["unfinished/novel.txt", "unfinished/notes/a", "tokenizer.json", "b.txt"],
          ["config.json", "model.safetensors", "vocabulary.json"]),
         ("train gpt", ["modules.json", "special_tokens_map.json", "notes.txt"],
@@ -406,7 +406,7 @@ def test_lengths_of_vectors_of_any_size():
 
 
 def test_what_json_has_no_number_for(here, tmp_path, run):
-    """A model whose training has gone wrong: NaN and Infinity, which json.dumps writes, other readers refuse."""
+    """A model after a failed training gives NaN and Infinity, which json.dumps writes but other readers refuse."""
     model = files.load_model("model")
     model.embedding_layer.weight[...] = np.nan
     files.save_model(model, tmp_path / "broken")

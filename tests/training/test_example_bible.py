@@ -30,7 +30,7 @@ def test_the_measure(bible):
     unrelated = bible.found_among_the_first(rng.standard_normal((1000, 20)))
     # 10 of 999 by chance: 1000 draws have a standard deviation of 0.3 %
     assert all(abs(value - 0.01) < 4 * 0.00315 for value in unrelated.values())
-    pairs[::2] *= 100  # by product the longest vectors win, by cosine those of the same direction
+    pairs[::2] *= 100  # by product the longest vectors rank first, by cosine vectors of the same direction
     found = bible.found_among_the_first(pairs)
     assert found["cosine"] == 1 > found["product"]
 
@@ -51,7 +51,7 @@ def test_the_baseline_is_the_model_without_positions_and_blocks(bible):
 
 
 def test_a_run(bible, monkeypatch, tmp_path, capsys):
-    """Chapters have ten words each, so neighbours can be told by their words."""
+    """Each chapter has its own ten words, so neighbours can be recognised by their words."""
     rng = np.random.default_rng(0)
     verses = {}
     for chapter in range(1, 61):

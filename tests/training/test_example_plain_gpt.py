@@ -18,7 +18,7 @@ NAMES = {
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """NumPy's threads and ours would wait for each other on a busy machine."""
+    """NumPy's and selfattn's threads would wait for each other on a busy machine."""
     with threadpool_limits(1):
         yield
 
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_the_model(example):
 
 
 def test_it_learns_as_well_as_the_model_and_writes(example, capsys):
-    """Both reach what the text leaves open: the letters at which another verse might continue."""
+    """Both reach the lowest possible loss: only letters where several verses could continue stay uncertain."""
     rng = np.random.default_rng(0)
     p = example.new_parameters(rng)
     model, batches = same_model(example, p), np.random.default_rng()

@@ -332,7 +332,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
     ],
 )
 def test_a_failure_leaves_what_was_there(saved, tmp_path, monkeypatch, function, n, error):
-    """A model, or no folder."""
+    """After a failure, the folder holds the old model or does not exist."""
     before = everything_in(saved)
     for folder in (saved, tmp_path / "new"):
         with monkeypatch.context() as patch:
@@ -344,7 +344,7 @@ def test_a_failure_leaves_what_was_there(saved, tmp_path, monkeypatch, function,
 
 
 def test_a_device_is_not_replaced(tmp_path):
-    """A rename would put a file in the place of /dev/null, where one may."""
+    """A rename would replace /dev/null by a file, if permissions allow it."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file, which could be replaced"):
         files.save_arrays(tmp_path / "pipe", {"a": np.ones(2)})
@@ -360,7 +360,7 @@ def test_files_are_made_with_the_usual_permissions(saved):
 
 @writers
 def test_a_link_stays_a_link_and_its_target_is_written(tmp_path, write):
-    """A rename would put a file in the place of the link, and leave its target as it was."""
+    """A rename would replace the link by a file, and leave its target unchanged."""
     (tmp_path / "data").mkdir()
     write(tmp_path / "plain")
     for name in ("there", "not yet"):
@@ -401,7 +401,7 @@ def test_a_private_model_stays_private(saved):
 
 @writers
 def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path, monkeypatch, write):
-    """A rename asks the folder alone. Root may write everything, so what the system says is played here."""
+    """A rename needs only the folder's permission. Root may write everything, so the test fakes the system's answer."""
     (tmp_path / "file").write_text("mine")
     (tmp_path / "file").chmod(0o444)
     monkeypatch.setattr(os, "access", lambda path, mode: bool(os.stat(path).st_mode & 0o222))
@@ -411,7 +411,7 @@ def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path, monkeypatch, w
 
 
 def test_names_of_descriptors():
-    """A descriptor's name is written into, and never replaced, whatever it is of."""
+    """A descriptor's name is written to and never replaced, whatever file it refers to."""
     for name in ("/dev/fd/7", "/proc/self/fd/7", f"/proc/{os.getpid()}/fd/7", "/dev/../dev/fd/7"):
         assert _disk.descriptor_of(name) == 7
     assert _disk.descriptor_of("/dev/stdin") == 0
@@ -421,7 +421,7 @@ def test_names_of_descriptors():
 
 @writers
 def test_names_as_long_as_there_are(tmp_path, write):
-    """255 bytes, without room for the ending of a temporary name."""
+    """A name of 255 bytes has no room for the ending of a temporary name."""
     for name in ("x" * 255, "é" * 127, "n" * 240, "-x", "a\nb", os.fsdecode(b"\xff")):
         (tmp_path / name).write_text("old")
         write(tmp_path / name)
@@ -433,7 +433,7 @@ def test_names_as_long_as_there_are(tmp_path, write):
 
 
 def test_files_that_are_not_of_the_model_stay(saved, tmp_path):
-    """Only the tokenizer of a model of selfattn's is removed with it."""
+    """Only files of a model that selfattn saved, such as its tokenizer, are removed."""
     theirs = {"vocabulary.json": b"[1]", "tokenizer.json": b"{}", "notes.txt": b"mine"}
     for name, content in theirs.items():
         (tmp_path / name).write_bytes(content)

@@ -63,7 +63,7 @@ def test_examples_are_stacked_in_the_order_of_the_seed():
 
 
 class Weighted(nn.Module):
-    """w · x + v · y: two inputs, an option, a loss of its own; batches are written down."""
+    """The model w · x + v · y: it has two inputs, an option and its own loss, and records batches."""
 
     def __init__(self):
         self.register_parameter("w", np.ones(()))
@@ -123,7 +123,7 @@ def draw(rng):
 
 
 class Loader:
-    """An iterable of batches that tells its length, as PyTorch's DataLoader does."""
+    """An iterable of batches with a length, like PyTorch's DataLoader."""
 
     def __iter__(self):
         return iter(BATCHES)
@@ -180,7 +180,7 @@ def test_when_it_ends(source, options, steps, epochs):
 
 
 def test_accumulated_gradients_are_those_of_one_batch():
-    """The mean of means of equal batches, of 24 terms summed in another order."""
+    """The result is the mean of means of equal batches: 24 terms summed in another order."""
     losses = []
     for batch_size, accumulate in [(24, 1), (8, 3), (4, 6)]:
         model = make_model()
@@ -210,11 +210,11 @@ def module_of(w):
     ("options", "moves"), [({}, [9, 12]), ({"accumulate": 3}, [3, 4]), ({"max_norm": 0.5}, [0.9, 1.2])]
 )
 def test_gradients_of_a_function_as_an_optimizer_takes_them(gradient, options, moves):
-    """Three batches. A mean of integers is no integer, and lists are not joined."""
+    """Gradients of three batches: a mean of integers is not an integer, and lists are not joined."""
     model = module_of(np.zeros(2))
     optimizer = optim.SGD(model.parameters(), lr=1.0)
     fit(model, [0] * 3, lambda *_: (1.0, {"w": gradient}), optimizer=optimizer, **options)
-    np.testing.assert_allclose(model.w, -np.array(moves), rtol=1e-3)  # of float16
+    np.testing.assert_allclose(model.w, -np.array(moves), rtol=1e-3)  # float16 has few digits
 
 
 def test_a_mean_of_gradients_whose_sum_is_beyond_float16():
@@ -227,7 +227,7 @@ def test_a_mean_of_gradients_whose_sum_is_beyond_float16():
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"max_norm": 0.5}], ids=str)
 def test_gradients_that_a_loss_keeps_are_not_written_to(options):
-    """That of w·x is x: the data."""
+    """The gradient of w·x is x, the data itself."""
     batches = [np.array([3.0, 4.0]), np.array([30.0, 40.0])]
     kept = {"w": batches[0]}
 
@@ -291,7 +291,7 @@ def test_validation_is_a_mean_without_dropout(validation):
     source = EXAMPLES if options else BATCHES
     options |= {"validation": validation, "validate_every": 5, "callbacks": [check]}
     history = fit(model, source, epochs=2, **options)
-    # batches of one size: the mean of their means
+    # batches have one size, so the loss is the mean of their means
     assert [n for n, _ in history.validation_losses] == [5, 10]
     np.testing.assert_allclose(history.validation_losses, found, rtol=1e-6)
 
@@ -360,7 +360,7 @@ def test_resumed_training_has_the_same_bits(case, tmp_path):
     again = run(1, 99 if case["rng"] == "seed" else None, checkpoint=file, resume=True)
     np.testing.assert_equal(again[0], whole[0])
     np.testing.assert_equal(again[1], whole[1])
-    if case["validate_every"] is None:  # it was validated where it was stopped too
+    if case["validate_every"] is None:  # validation also ran where the training stopped
         assert set(again[2].validation_losses) >= set(whole[2].validation_losses)
         again[2].validation_losses = whole[2].validation_losses
     assert again[2] == whole[2]
@@ -405,7 +405,7 @@ def test_a_checkpoint_of_another_training(tmp_path, change, message):
 
 
 def test_a_file_of_what_a_digest_is_of():
-    """Every part counts, and where one ends."""
+    """The digest depends on every part and on where parts end."""
     from selfattn.training.checkpoint import digest
 
     things = [
@@ -413,7 +413,7 @@ def test_a_file_of_what_a_digest_is_of():
         np.ones(2), np.ones(2, np.float32), np.ones((2, 1)), np.zeros(2), (np.ones(1), np.ones(1)), object(),
     ]  # fmt: skip
     assert len({digest(thing) for thing in things}) == len(things)
-    for kind in (object, np.dtypes.StringDType()):  # arrays whose memory holds places
+    for kind in (object, np.dtypes.StringDType()):  # arrays whose memory holds addresses
         one, other = (np.array(["a" * 40, letter * 40], kind) for letter in "bc")
         assert digest(one) == digest(one.copy()) != digest(other)
     assert digest([np.ones(2), "a"]) == digest((np.ones(2), "a"))
@@ -421,7 +421,7 @@ def test_a_file_of_what_a_digest_is_of():
 
 
 def lines(capsys, monkeypatch, source, **options):
-    """What is printed when a step takes half a second."""
+    """Return the printed lines if a step takes half a second."""
     clock = itertools.count(0, 0.5)
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     training.fit(make_model(), source, CE, lr=0.125, log_every=1, **options)

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 VOCABULARY, WIDTH, LENGTH, HEADS, LAYERS, STEPS = 11, 16, 12, 2, 2, 300
 TEXT = np.random.default_rng(0).integers(0, VOCABULARY, 500)
-TEXT[1::2] = (3 * TEXT[:-1:2] + 1) % VOCABULARY  # every other token can be known
+TEXT[1::2] = (3 * TEXT[:-1:2] + 1) % VOCABULARY  # every other token follows from the one before
 
 
 def draw(rng):
@@ -43,7 +43,7 @@ def losses_of(theirs):
 
 @pytest.fixture
 def _one_thread():
-    """These products are too small for more."""
+    """The products are too small for more threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,7 +53,7 @@ def _one_thread():
 @pytest.mark.usefixtures("_one_thread")
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-11), ("float32", 1e-5)])
 def test_three_hundred_steps_in_step_with_pytorch(dtype, tolerance):
-    """A loss is the mean of 96; a few eps are seen, and a hundred times as many allowed: paths of trainings part slowly."""
+    """A loss is a mean of 96 numbers; errors of a few eps were seen, 100 times that is allowed, since errors grow slowly."""
     torch.manual_seed(0)
     theirs = torch_gpt(VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, dim_feedforward=4 * WIDTH).to(
         getattr(torch, dtype)

@@ -76,7 +76,7 @@ def test_a_tokenizer_of_sentencepiece_is_trained_and_taken():
 
 
 def test_lines_without_end_do_not_take_for_ever():
-    """Uncut, the first alone takes hours: SentencePiece's time grows with the square of such a line."""
+    """Without a cut, the first line takes hours: SentencePiece's time grows with the square of its length."""
     pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
     lines = ["tom chases jerry " * 100_000, "-" * 300_000, "harry"]
     tokenizer = train_sentencepiece(lines, 60)
@@ -86,7 +86,7 @@ def test_lines_without_end_do_not_take_for_ever():
 def test_cutting_a_long_line_changes_no_piece():
     pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
     words = np.random.default_rng(0).choice(" ".join(SENTENCES).split(), 3000).tolist()
-    options = {"model_type": "bpe"}  # counts words alone
+    options = {"model_type": "bpe"}  # BPE counts only words
     short = train_sentencepiece([" ".join(words[i : i + 10]) for i in range(0, 3000, 10)], 40, **options)
     long = train_sentencepiece([" ".join(words)], 40, **options)
     pieces = [[each.id_to_piece(i) for i in range(each.get_piece_size())] for each in (short, long)]
@@ -122,12 +122,12 @@ def test_the_padding_of_a_tokenizer_of_hugging_face_is_no_part_of_a_sentence():
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     for direction in ("left", "right"):
         tokenizer.enable_padding(length=12, direction=direction)
-        assert as_tokenizer(tokenizer)("tom dog chase") == [1, 0, 2]  # what is unknown stays
+        assert as_tokenizer(tokenizer)("tom dog chase") == [1, 0, 2]  # unknown options are kept
 
 
 @pytest.mark.parametrize("text", ["\ud800", "sea \udcff sea"])
 def test_a_lone_surrogate_is_no_text(text):
-    """Libraries say that they could not cast it; the name of the sentence is worth more."""
+    """Libraries report a failed cast; selfattn's error names the sentence."""
     sentencepiece = pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
     tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     lines = ["the sea was calm", "a ship on the water"] * 10

@@ -32,7 +32,7 @@ def make_task(rng=0, dtype=np.float32, **sizes):
 
 
 class Recorder(nn.Module):
-    """A task that writes down what it is asked: the confidence is minus a number, its gradient on w is 1."""
+    """A task that records its calls: the confidence is minus a number, and its gradient with respect to w is 1."""
 
     def __init__(self):
         self.register_parameter("w", np.zeros(()))
@@ -57,7 +57,7 @@ def fit(task, triplets=TRIPLETS, epochs=1, **options):
 
 
 def test_the_order_of_a_seed():
-    """As PyTorch 2.13 shuffles range(8) after manual_seed(0), two epochs."""
+    """Two epochs equal PyTorch 2.13's shuffles of range(8) after manual_seed(0)."""
     task = Recorder()
     fit(task, numbered(8), 2, rng=sa.torch_rng(0))
     assert task.seen == [2, 0, 5, 3, 1, 4, 7, 6, 0, 3, 7, 1, 6, 2, 5, 4]
@@ -83,8 +83,8 @@ def test_the_loss_of_a_batch_is_the_mean_and_the_short_one_is_kept():
     task = Recorder()
     optimizer = optim.SGD(task.parameters(), lr=1.0)
     history = fit(task, numbered(7), lr=1.0, batch_size=3, shuffle=False, optimizer=optimizer)
-    assert history.step_losses == [1, 4, 6]  # of 0 1 2, of 3 4 5, of 6
-    assert history.epoch_losses == [3]  # of all seven
+    assert history.step_losses == [1, 4, 6]  # losses of the batches 0 1 2, 3 4 5, and 6
+    assert history.epoch_losses == [3]  # the mean of all seven
     assert task.cotangents == [-1 / 3, -1 / 3, -1]
     # the gradient of each batch is -1: one step of 1 for each
     np.testing.assert_allclose(task.w, 3, rtol=1e-15)
@@ -146,7 +146,7 @@ def test_callbacks_are_told_every_step_and_may_stop():
 
 @pytest.mark.parametrize("answer", [1, 1.0, "yes", np.ones(3), np.ones(1), False, np.False_], ids=repr)
 def test_a_callback_may_return_anything_but_true(answer):
-    """As append does None, and write how many letters it wrote."""
+    """Examples: append returns None, and write the number of letters that it wrote."""
     history = fit(make_task(), callbacks=[lambda step: answer])
     assert len(history.step_losses) == len(TRIPLETS)
 
@@ -175,7 +175,7 @@ def stop_after(steps):
 
 def test_the_cached_normal_is_part_of_a_checkpoint(tmp_path):
     rng, other = sa.torch_rng(0), sa.torch_rng(1)
-    rng.normal(size=1)  # its partner waits
+    rng.normal(size=1)  # the generator keeps the second normal number
     run("Adam", rng, tmp_path / "c", epochs=1)
     run("Adam", other, tmp_path / "c", epochs=1, resume=True)
     assert other.get_state() == rng.get_state()
@@ -207,7 +207,7 @@ def test_ctrl_c_keeps_the_last_state(tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     nine = make_task()
     run("Adam", 3, task=nine, callbacks=[stop_after(9)])
-    np.testing.assert_equal(task.parameters(), nine.parameters())  # of a whole step
+    np.testing.assert_equal(task.parameters(), nine.parameters())  # the state after a whole step
     assert_same_bits(run("Adam", 3), run("Adam", 3, file, resume=True))
 
 
@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, monkeypatch):
 
 
 def test_a_checkpoint_of_other_triplets(tmp_path):
-    """The space has moved to the next sentence: run together, both would be the same."""
+    """A space has moved to the next sentence: joined, both texts would be the same."""
     fit(make_task(), [("tom ", "chase", "jerry")], checkpoint=tmp_path / "c")
     with pytest.raises(ValueError, match="digest of the triplets"):
         fit(make_task(), [("tom", " chase", "jerry")], checkpoint=tmp_path / "c", resume=True)
@@ -329,7 +329,7 @@ def test_a_second_ctrl_c_does_not_wait():
 
 
 def test_a_sentence_that_will_not_do_is_found_before_the_first_step(tmp_path):
-    """Of 20 triplets the last; nothing has moved, and no checkpoint is there."""
+    """The last of 20 triplets is bad; no parameter has changed, and there is no checkpoint."""
     task = make_task()
     before = {name: array.copy() for name, array in task.parameters().items()}
     for sentence, error, message in [
@@ -364,7 +364,7 @@ def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path):
 
 
 class Full(io.StringIO):
-    """As when the disk of a log is full, or the program that reads it is gone."""
+    """A stream that fails, as if the log's disk were full or its reader had ended."""
 
     def write(self, text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -383,7 +383,7 @@ CLOSED.close()
 )
 @pytest.mark.parametrize("progress", [False, True])
 def test_no_stream_ends_a_training(name, stream, progress, monkeypatch):
-    """Without standard error, as for a daemon, a bar is drawn for nobody; lines without standard output, too."""
+    """Without standard error, as in a daemon, no bar is drawn; without standard output no lines are printed."""
     if progress:
         pytest.importorskip("tqdm", reason="the extra 'text' is not installed")
     monkeypatch.setattr(sys, name, stream)

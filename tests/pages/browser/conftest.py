@@ -27,7 +27,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open HTML from a file without a network; at the end, there were no requests and no messages.
+    """Open HTML from a file without a network; at the end, check that there were no requests and no messages.
 
     With `unfold` the details of all stages are opened.
     """
@@ -65,7 +65,7 @@ def small(visit):
 
 @pytest.fixture
 def opened(visit):
-    """Open a page that its script draws, and wait until it has."""
+    """Open a page that its script draws, and wait until it is drawn."""
 
     def open_page(page, **options):
         found = visit(page.html, **options)

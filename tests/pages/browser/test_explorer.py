@@ -71,7 +71,7 @@ def test_two_texts(opened):
             best = np.argsort(-row)[:3]
             assert [name for _, name in found] == [words[j] for j in best]
             np.testing.assert_allclose([weight for weight, _ in found], row[best], rtol=0, atol=0.00501)
-    # A cell of a map, and the same of the other text.
+    # A cell of a map, and the same cell of the other text.
     box = page.locator(".sa-large-map canvas").nth(0).bounding_box()
     page.mouse.move(box["x"] + box["width"] * 2.5 / 8, box["y"] + box["height"] * 5.5 / 8)
     said = page.locator(".sa-line").first.inner_text()
@@ -87,7 +87,7 @@ def test_two_texts(opened):
         button = page.locator(".sa-tabs button").filter(has_text=name).first
         button.click()
         assert button.get_attribute("aria-pressed") == "true", pressed
-    # Keys: one stop for Tab, arrows inside.
+    # Tab reaches one head, arrow keys the others.
     heads.nth(0).focus()
     page.keyboard.press("ArrowRight")
     assert heads.nth(1).evaluate("e => e === document.activeElement && e.ariaSelected") == "true"
@@ -160,8 +160,8 @@ def test_a_long_text_is_quick_and_its_numbers_are_computed_in_the_page(opened):
     row = steps.weights[71 % 12, 2]
     best = np.argsort(-row)[:3]
     assert takes(found)[1] == [(round(float(row[j]), 2), words[j]) for j in best]
-    assert found.locator(".sa-ribbons").count() == 0  # too many words: maps alone
-    # Bounds with much room, for busy machines.
+    assert found.locator(".sa-ribbons").count() == 0  # with too many words there are only maps
+    # The bounds are wide, for busy machines.
     assert ready < 30 and spent < 2000
 
 

@@ -1,4 +1,4 @@
-"""The first screen in Chromium: ribbons, strip, knobs and dock show the numbers of the steps, and follow every change."""
+"""The first screen in Chromium: ribbons, strip, controls and dock show the numbers of the steps, also after every change."""
 
 import re
 
@@ -16,7 +16,7 @@ def two(x):
 
 
 def test_what_attends_to_what_how_strongly_and_what_differs(visit):
-    """The first screen of two sentences; then another word, number and scale."""
+    """Check the first screen of two sentences, then with another word, number and scale."""
     page = visit(views.steps_page(*bank("river"), compare=bank("finance")).html)
     steps = [bank(name)[0] for name in ("river", "finance")]
     for side in (0, 1):
@@ -85,7 +85,7 @@ def test_the_dock_shows_an_edit_while_details_scroll_and_a_matrix_opens_its_stag
     assert figures(page, where=".sa-dock") == two(exps / exps.sum())
     assert page.locator(".sa-dock-inside").bounding_box()["height"] < 125
     dock, row = (page.locator(name).bounding_box() for name in (".sa-dock-inside", ".sa-bar"))
-    assert dock["y"] == 0 and abs(row["y"] - dock["height"]) <= 2  # nothing covers anything
+    assert dock["y"] == 0 and abs(row["y"] - dock["height"]) <= 2  # no element covers another
 
 
 def test_heads_and_blocks_have_tabs_and_pages_have_tabs(visit):

@@ -14,7 +14,7 @@ def assert_next(page, model, alphabet, ids, temperature=1.0):
     shares /= shares.sum()
     for name, share in bars(page):
         letter = {"␣": " ", "\\n": "\n"}.get(name, name)
-        # Three decimals; a float32 sum of d terms is off by far less.
+        # Three decimals are shown; a float32 sum of d terms is off by far less.
         np.testing.assert_allclose(share, shares[alphabet.index(letter)], rtol=0, atol=0.00051)
     assert [share for _, share in bars(page)] == sorted((share for _, share in bars(page)), reverse=True)
     assert bars(page)[0][1] == pytest.approx(shares.max(), abs=0.00051)
@@ -56,7 +56,7 @@ def test_heads_off_and_weights_changed(opened):
     ids = [alphabet.index(letter) for letter in "in the beginning "]
     trained = written(page, 0)
     page.get_by_role("button", name="switch layer 2, head 3 on or off").click()
-    # A head that finds nothing is one whose columns of the next product are zero.
+    # Switching a head off equals zero columns in the next product.
     width = model.d_model // model.num_heads
     model.layers[1].self_attn.out_proj.weight[:, 2 * width : 3 * width] = 0
     assert_next(page, model, alphabet, ids)

@@ -21,18 +21,18 @@ pytest.importorskip("jupyterlab", reason="JupyterLab comes with the extra docs")
 pytest.importorskip("ipykernel", reason="a kernel comes with the extra docs")
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
-NAME = "3_basics.ipynb"  # two views; every tensor of a tutorial
+NAME = "3_basics.ipynb"  # has two views and every tensor of a tutorial
 PATIENCE = 180_000  # milliseconds: the machine may be busy
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """Serve copies of the notebook, one of them trusted, without settings of others; yield a function of the address."""
+    """Serve copies of the notebook, one of them trusted, with default settings; yield a function that returns an address."""
     home = tmp_path_factory.mktemp("lab")
     work = home / "work"
     work.mkdir()
     shutil.copy(NOTEBOOKS / NAME, work / "trusted.ipynb")
-    # Trust depends on the content, not the name: one more word makes it another notebook.
+    # Trust depends on the content, not the name, so one copy has one more word.
     text = (NOTEBOOKS / NAME).read_text(encoding="utf-8")
     (work / "untrusted.ipynb").write_text(text.replace("slowly", "very slowly"), encoding="utf-8")
     environment = {
@@ -124,7 +124,7 @@ def number(view, stage, node, i, j):
 
 
 def notebook_state(page):
-    """What Jupyter's own keys would change."""
+    """Return the state that Jupyter's own keys would change."""
     return page.evaluate(
         """() => {
         const notebook = jupyterapp.shell.currentWidget.content;
@@ -155,7 +155,7 @@ def test_an_untrusted_notebook_shows_every_number(visit):
     for printed, name in names.items():
         expected = load("basics_notebook")["printed"][printed]
         shown = [np.array(rows, float) for caption, rows in tables if caption == name]
-        # Both are rounded to four decimals, which may differ by one unit of the last.
+        # Both are rounded to four decimals, so the last may differ by one.
         assert any(np.allclose(t, expected, rtol=0, atol=1.01e-4) for t in shown), (printed, shown)
     assert page.locator(".sa-steps table").first.is_visible()
 
@@ -167,7 +167,7 @@ def test_two_trusted_views_are_independent(visit):
     number(first, "scores", "scores", 0, 1).hover()
     assert first.locator("[data-stage='scores'] .sa-say").inner_text().startswith("scores[sky, is] = ")
     assert first.locator("td.sa-to").count() and not second.locator("td.sa-to").count()
-    before = second.locator("td").all_text_contents()  # whether JupyterLab has drawn it yet or not
+    before = second.locator("td").all_text_contents()  # even if JupyterLab has not drawn it yet
     number(first, "inputs", "inputs", 0, 0).dblclick()
     page.keyboard.type("2.5")
     page.keyboard.press("Enter")
@@ -197,7 +197,7 @@ def test_keys_of_jupyter_and_of_a_view_are_separate(visit):
     page.keyboard.press("Enter")
     assert number(view, "inputs", "inputs", 0, 0).inner_text().startswith("0.5")
     assert notebook_state(page) == after
-    # Outside the view, Jupyter's keys are Jupyter's.
+    # Outside the view, Jupyter's keys work as usual.
     page.locator(".jp-MarkdownCell").first.click()
     page.keyboard.press("b")
     page.wait_for_function(f"jupyterapp.shell.currentWidget.content.widgets.length == {after['cells'] + 1}")

@@ -29,7 +29,7 @@ def test_a_changed_input_changes_the_steps_after_it_and_reset_undoes_it(small):
     assert moved == np.sum(expected.scores != steps.scores)
     assert re.match(r"Numbers that changed: \d+\. Most of all \w+.*, from .* to ", said(small, "inputs"))
     count = int(re.search(r"\d+", said(small, "inputs"))[0])
-    assert count == len(set(lit(small, "moved")) - {"inputs[0,1]"})  # without the typed one
+    assert count == len(set(lit(small, "moved")) - {"inputs[0,1]"})  # the typed number does not count
     cell(small, "scores", "scores", 0, 0).hover()
     assert said(small, "scores").endswith("was 2")
     small.locator("[data-do=reset]").click()
@@ -145,7 +145,7 @@ def test_the_browser_computes_what_python_computes(visit, make, eps):
 
 
 def test_numbers_that_do_not_depend_on_an_edit_stay_those_of_the_kernel(visit):
-    """In float32, which differs from the browser's float64: under a causal mask only the last row changes."""
+    """The kernel's float32 differs from the browser's float64; under a causal mask an edit changes only the last row."""
     steps, tokens = everything(np.float32)
     page = visit(views.steps_page(steps, tokens, precision=12).html)
     before = all_numbers(page)

@@ -1,4 +1,4 @@
-"""The steps page in Chromium: sources that are highlighted, sums that are written, keys, steps and links."""
+"""The steps page in Chromium: highlighted sources, written sums, keys, steps and links."""
 
 import re
 from importlib import resources
@@ -19,7 +19,7 @@ def test_pointing_highlights_the_sources_and_writes_the_sum(small):
     assert sorted(lit(small, "a", "scores")) == ["query[0,0]", "query[0,1]", "query[0,2]"]
     assert sorted(lit(small, "b", "scores")) == ["key[1,0]", "key[1,1]", "key[1,2]"]
     assert lit(small, "to", "scores") == ["scores[0,1]"]
-    # what those are made of, back to the inputs: the first row for the query, the second for the key
+    # the sources of these numbers, back to the inputs: the first row for the query, the second for the key
     assert set(lit(small, "far", "inputs")) == {f"inputs[{i},{m}]" for i in (0, 1) for m in range(4)}
     assert lit(small, "far", "output") == []
     # the same numbers in the stages before and after
@@ -43,7 +43,7 @@ LIT = {
 
 def assert_lit(page, sources):
     for (stage, node, i, j), expected in sources.items():
-        page.mouse.move(0, 0)  # a page that scrolls under a pointer that rests highlights nothing new
+        page.mouse.move(0, 0)  # if the page scrolls under a resting pointer, nothing new is highlighted
         cell(page, stage, node, i, j).hover()
         for colour, names in zip("abc", expected, strict=True):
             every = {
@@ -70,7 +70,7 @@ def test_every_written_sum_equals_its_number(visit, make):
 
 
 def test_the_browser_writes_numbers_as_the_page_does(visit):
-    """With ties, which JavaScript rounds away from zero and Python to the even digit."""
+    """The numbers include ties, which JavaScript rounds away from zero and Python to the even digit."""
     rng = np.random.default_rng(5)
     values = [0.0, -0.0, 0.5, 1.5, 2.5, -0.5, 0.125, -0.375, 1.0625, 0.03125, 12345000.0, 12335000.0, 9999999.5, 1e300,
               -1e-300, 999.99995, 0.00099999999, 0.001, 1e-13, 2.0**-11, *rng.standard_normal(200),
@@ -116,7 +116,7 @@ def test_keys_act_only_inside_a_view(small):
     before = small.locator(".sa-count").inner_text()
     small.keyboard.press("n")
     assert small.locator(".sa-count").inner_text() != before
-    small.keyboard.press("d")  # would delete a cell of a notebook
+    small.keyboard.press("d")  # "d" would delete a cell of a notebook
     small.keyboard.press("Shift+Enter")
     small.keyboard.press("Control+k")
     heard = [event for event in small.evaluate("window.heard") if event[0] not in ("Shift", "Control")]
@@ -189,7 +189,7 @@ def test_a_link_leads_to_a_stage_and_a_row(visit):
     assert lit(page, "to", "weights") == ["weights[1,0]"]
     page.evaluate("location.hash = '#stage=nonsense'")
     assert lit(page, "to", "weights") == ["weights[1,0]"]
-    # the page writes its own place just after a click on a link
+    # the page writes its place into the address just after a click on a link
     page.evaluate(
         "location.hash = '#stage=scores&row=1'; history.replaceState(null, '', '#stage=weights&row=1')"
     )

@@ -41,7 +41,7 @@ def test_all_text_has_contrast(visit, scheme):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_dark_and_projector(visit, scheme):
-    """The system's choice first, then that of the button; and larger letters."""
+    """The page follows the system's colours, then the button's; another button enlarges letters."""
     pages = [views.steps_page(*illustrated()), views.steps_page(*bank("river"))]
     page = visit(views.join_pages(pages, "Two").html, color_scheme=scheme)
 
@@ -162,7 +162,7 @@ def test_nasty_captions_titles_and_pictures_run_nothing(visit):
     page.keyboard.press("Enter")
     page.locator(".sa-lesson [data-do=reset]").first.click()
     assert page.locator("img").count() == 0
-    assert page.locator("script").count() == 3  # two of data, one that enhances
+    assert page.locator("script").count() == 3  # two scripts of data, and one of code
     attributes = page.evaluate(
         "[...document.querySelectorAll('*')].flatMap(e => [...e.attributes].map(a => a.name))"
     )
@@ -170,7 +170,7 @@ def test_nasty_captions_titles_and_pictures_run_nothing(visit):
 
 
 def test_a_large_page_answers_a_hover_at_once(visit):
-    """64 tokens and 64 dims, from the event until all is highlighted, written and laid out: under 50 ms for two dozen numbers.
+    """With 64 tokens and dims, highlighting, writing and layout after an event take under 50 ms, for two dozen numbers.
 
     The best of five tries each, without the wait for the next frame: other processes may hold the processor.
     """

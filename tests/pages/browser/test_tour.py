@@ -47,7 +47,7 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
         if stop.name not in DERIVED:
             for number in re.findall(r"\d\.\d\d(?!\d)", stop.reveal):
                 assert number in written, (stop.name, number)
-    go.click()  # the end: as at first
+    go.click()  # after the end the page is as at first
     assert place.inner_text() == "Point at a word"
     assert page.locator(".sa-screen >> visible=true").inner_text() == before
 

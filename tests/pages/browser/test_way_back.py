@@ -53,7 +53,7 @@ def test_gradients_edits_and_finite_differences(way):
     wish = np.zeros((3, 2))
     wish[2, 0] = 1
     assert_same(page, x, weights, wish)
-    # Every number of every gradient: its sum and a finite difference give it again.
+    # The written sum and a finite difference equal every number of every gradient.
     spelled = 0
     for name in ("x", "Q", "K", "V", "scores", "weights"):
         for cell in page.get_by_role("grid", name=name, exact=True).locator("td.sa-tinted").all():
