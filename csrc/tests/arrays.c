@@ -20,7 +20,7 @@ double random_between(random_source *r, double least, double most) {
 
 bool random_chance(random_source *r, double p) { return random_between(r, 0, 1) < p; }
 
-/* A float with `bits` of precision and `width` in all: to nearest even, gradual underflow, overflow to infinity. */
+/* Encodes a float of `width` bits, `bits` of them precision: to nearest even, gradual underflow, overflow to infinity. */
 static uint64_t encode(double x, int bits, int width) {
     const int bias = (1 << (width - bits - 1)) - 1;
     const uint64_t sign = signbit(x) ? UINT64_C(1) << (width - 1) : 0;

@@ -1,11 +1,10 @@
-/* Block masks of test cases: random classes of rows, random runs of keys. The reference reads plain arrays of open
- * keys. */
+/* Block masks for test cases: random classes of rows, random runs of keys. The reference reads plain arrays of open keys. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/test.h"
 
-/* Some stretches are whole tiles. single: at most one is open. */
+/* Opens stretches of keys, some of them whole tiles. single: at most one stretch is open. */
 static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
     const ptrdiff_t step = random_chance(r, 0.3) ? SA_KEYS_PER_TILE : 1;
     bool now = random_chance(r, 0.5);
@@ -20,7 +19,7 @@ static void fill_open(char *open, ptrdiff_t S, bool single, random_source *r) {
     }
 }
 
-/* The last run may reach beyond S, as a cut-off block does. */
+/* The last run may end beyond S, as a block that is cut off does. */
 static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, random_source *r) {
     ptrdiff_t count = 0;
     int64_t *starts = zero_memory((size_t)(m->classes + 1) * sizeof *starts);
@@ -40,7 +39,7 @@ static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, rand
     }
     const size_t bytes = (size_t)count * sizeof *runs;
     mask->starts = starts;
-    mask->runs = memcpy(zero_memory(bytes), runs, bytes); /* to the byte */
+    mask->runs = memcpy(zero_memory(bytes), runs, bytes); /* allocated to the byte */
 }
 
 static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, bool single, random_source *r) {
@@ -81,7 +80,7 @@ static void make_prefix(live_case *c, test_block_mask *m, sa_block_mask *mask, r
 void block_masks_make(live_case *c, random_source *r) {
     for (int kinds = c->spec.block_masks; kinds != 0; kinds &= kinds - 1) {
         const int kind = kinds & -kinds, n = c->call.block_mask_count++;
-        c->block_masks[n].open_fraction = random_between(r, 0, 1); /* bits must not depend on it */
+        c->block_masks[n].open_fraction = random_between(r, 0, 1); /* results must not depend on it */
         if (kind == PREFIX) {
             make_prefix(c, &c->block_tables[n], &c->block_masks[n], r);
         } else {

@@ -1,4 +1,4 @@
-/* Test cases: a call in a few numbers is filled, run, compared with the reference. */
+/* Test cases: a call described by a few numbers is filled, run, and compared with the reference. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +71,7 @@ void case_set(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t 
 static void fill(live_case *c, int which, double magnitude, random_source *r) {
     const array *a = &c->arrays[which];
     const sa_dtype dtype = a->tensor.m.dtype;
-    const ptrdiff_t rows = a->shape.rows, cols = a->shape.cols; /* 0 of an array that is not there */
+    const ptrdiff_t rows = a->shape.rows, cols = a->shape.cols; /* 0 for an array that is absent */
     for (ptrdiff_t n = 0; n < c->heads * rows * cols; ++n) {
         double x = random_between(r, -magnitude, magnitude);
         if (dtype > SA_F64) {
@@ -103,7 +103,7 @@ static void fill_mask(live_case *c, random_source *r) {
     }
 }
 
-/* Zeros, some numbers, and keys that are closed: all, or those at the end. */
+/* The bias has zeros, some numbers, and closed keys: all, or those at the end. */
 static void fill_key_bias(live_case *c, random_source *r) {
     for (ptrdiff_t head = 0; head < c->heads; ++head) {
         const ptrdiff_t end = random_chance(r, 0.1) ? 0 : random_below(r, c->spec.S + 1);
@@ -116,7 +116,7 @@ static void fill_key_bias(live_case *c, random_source *r) {
     }
 }
 
-/* Half of a row becomes one of `count` odd numbers. */
+/* Replaces half of a row by one of `count` odd numbers. */
 static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, int count, random_source *r) {
     const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a NaN with a payload in the last bits */
     double bad[4] = {(double)NAN, 0, (double)INFINITY, (double)-INFINITY};
@@ -128,7 +128,7 @@ static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, i
     }
 }
 
-/* Rows that nobody sees or that see nothing. A broadcast row counts as seen if any head sees it. */
+/* Poisons rows that no query sees, or that see nothing. A broadcast row counts as seen if any head sees it. */
 static void poison_closed(live_case *c, int which, random_source *r) {
     const array *a = &c->arrays[which];
     const bool of_keys = which == KEY || which == VALUE;
@@ -165,13 +165,13 @@ static void poison(live_case *c, random_source *r) {
                 for (ptrdiff_t i = 0; i < c->spec.L; ++i) {
                     case_set(c, QUERY, head, i, 0, 1);
                 }
-                if (row % 97 == 1) { /* weight 0, but 0·NaN is NaN */
+                if (row % 97 == 1) { /* the weight is 0, but 0·NaN is NaN */
                     case_set(c, KEY, head, row, 0, (double)-INFINITY);
                     poison_row(c, VALUE, head, row, 2, r);
                 }
             } else if (kind == POISON_QUERIES && row % 3 == 0) {
                 poison_row(c, QUERY, head, row, 2, r);
-            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys: POISON_WEIGHTLESS */
+            } else if (kind == POISON_SOME && random_chance(r, 0.125)) { /* −inf in open keys is for POISON_WEIGHTLESS */
                 poison_row(c, random_chance(r, 0.5) ? KEY : VALUE, head, row, 2, r);
             }
         }
@@ -241,7 +241,7 @@ static void attach(live_case *c) {
     for (int which = 0; which < ARRAYS; ++which) {
         *tensors[which] = c->arrays[which].tensor;
     }
-    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides are read all the same */
+    if (c->spec.backward && c->spec.mask <= SA_F64 && g->dmask.m.data == NULL) { /* its strides are read nevertheless */
         make(c, D_MASK, c->spec.L, c->spec.S, 1, a->f64 ? SA_F64 : SA_F32, 0, c->spec.mask_broadcast);
         g->dmask = c->arrays[D_MASK].tensor;
         g->dmask.m.data = NULL;
@@ -321,7 +321,7 @@ void case_make(live_case *c, const test_case *t, uint64_t seed) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------- */
 
-static live_case *looking; /* for its count of looks */
+static live_case *looking; /* the case whose looks are counted */
 
 static void count_looks(sa_watch *watch) {
     (void)watch;
@@ -387,7 +387,7 @@ bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j) {
     return true;
 }
 
-/* NaN must be NaN, an infinity that infinity. Overflow by rounding error or in 16 bits is allowed. */
+/* NaN must be NaN, and an infinity the same infinity. Overflow is allowed in 16 bits, or by rounding error. */
 static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     const double most = dtype == SA_F16 ? 65504 : dtype == SA_F64 ? DBL_MAX : (double)FLT_MAX;
     if (isnan(right)) {
@@ -399,7 +399,7 @@ static bool agrees(double got, wide right, double error, sa_dtype dtype) {
     return fabs((double)(got - right)) <= error;
 }
 
-/* The number of wrong elements; `first` describes one. */
+/* Returns the number of wrong elements; `first` describes one of them. */
 static long compare(const live_case *c, int which, const expected_array *expected, char *first, size_t size) {
     static const char *const names[ARRAYS] = {
         [OUT] = "out",        [LSE] = "lse",      [WEIGHTS] = "weights", [D_QUERY] = "dquery", [D_KEY] = "dkey",
@@ -422,7 +422,7 @@ static long compare(const live_case *c, int which, const expected_array *expecte
     return wrong;
 }
 
-/* The reference reads inputs often. */
+/* Reads all inputs once, as the reference needs them often. */
 static void read_numbers(live_case *c) {
     for (int which = 0; which < INPUTS; ++which) {
         const ptrdiff_t rows = c->arrays[which].shape.rows, cols = c->arrays[which].shape.cols;

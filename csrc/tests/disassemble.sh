@@ -25,7 +25,7 @@ look() {
     fi
 }
 
-# MMX registers are those of x87, so using them spoils its arithmetic.
+# MMX registers are x87's registers, so using them breaks x87's arithmetic.
 mmx='%mm[0-7]'
 
 compiling=

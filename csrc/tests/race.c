@@ -18,7 +18,7 @@ static void take(void *call, ptrdiff_t t) {
     taken[t] = t + shared;
 }
 
-/* Every way in which the drivers order their threads: a count that is raised, a barrier, tasks shared, the end of a team. */
+/* Uses every way in which drivers order their threads: a count that is raised, a barrier, shared tasks, the end of a team. */
 static void add_in_order(void *call, int thread, int team) {
     (void)call;
     sa_wait_for(&raised, thread);

@@ -1,5 +1,5 @@
-/* Attention and its gradients by definition (docs/theory/backward.md), more precise than the kernels, and the error
- * that a right result may have. */
+/* Attention and its gradients by definition (docs/theory/backward.md), in more precision than the kernels, and the error that a
+ * right result may have. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,17 +27,17 @@ static bool dropout_keeps(const sa_attention *a, ptrdiff_t head, ptrdiff_t i, pt
     return (double)words[j % 4] >= rint(a->dropout_p * 4294967296.0);
 }
 
-/* One row. Errors are in u, the unit roundoff of what computes. Each line adds its own roundings to first order
- * (Higham, "Accuracy and Stability", section 3.1). */
+/* A row. Errors are in u, the unit roundoff of the type that computes. Each line adds its roundings, to first order (Higham,
+ * "Accuracy and Stability", section 3.1). */
 typedef struct {
     bool *open;
     wide *s, *gain;
-    double *s_error, *gain_error;  /* absolute for gain */
+    double *s_error, *gain_error;  /* gain_error is absolute */
     wide *weight;                  /* before dropout */
-    double *weight_error, *factor; /* relative */
+    double *weight_error, *factor; /* relative errors */
     wide lse, sink;
     double lse_error, mean_error, sums;
-    bool live; /* attends to a key or a sink */
+    bool live; /* the row attends to a key or a sink */
 } row_state;
 
 static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, row_state *r) {
@@ -50,7 +50,7 @@ static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, 
         absolute += fabs((double)product);
     }
     wide s = dot * a->scale;
-    /* E products and sums, the packed factor scale·log2 e, its product with the query */
+    /* E products and sums, the factor scale·log2 e, its product with the query */
     double error = (double)(a->E + 4) * absolute * fabs(a->scale);
     r->gain[j] = 1;
     r->gain_error[j] = 0;
@@ -67,7 +67,7 @@ static void score(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j, 
         error += 3 * fabs((double)bias) + fabs((double)s);
     }
     if (a->mask.m.data && a->mask.m.dtype != SA_BOOL) {
-        const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* stays finite in log2 units */
+        const double most = (a->f64 ? DBL_MAX : FLT_MAX) * 0.69314718055994531; /* the most that stays finite in log2 units */
         double bias = case_get(c, MASK, head, i, j);
         if (isfinite(bias)) {
             bias = bias > most ? most : bias < -most ? -most : bias;
@@ -106,8 +106,8 @@ static void weigh(const live_case *c, ptrdiff_t head, ptrdiff_t i, row_state *r)
     r->live = sum != 0;
     r->sink = r->live ? r->sink / sum : 0;
 
-    /* Sums run within a tile, then over tiles and chunks, in numerator and denominator. A new maximum costs a factor;
-     * differences to it are rounded. */
+    /* Sums run within a tile, then over tiles and chunks, in numerator and denominator. A new maximum adds a multiplication by
+     * a factor; differences to it are rounded. */
     const double tiles = (double)(a->S / SA_KEYS_PER_TILE + 1);
     const double tile = a->S < SA_KEYS_PER_TILE ? (double)a->S : SA_KEYS_PER_TILE;
     r->sums = 2 * (tile + 6 * tiles + 16);
@@ -149,7 +149,7 @@ static double stored(const live_case *c, int which, wide x, double error) {
     return error + 1.01 * unit_roundoff(dtype) * (fabs((double)x) + error) + smallest;
 }
 
-/* bfloat16 pairs round weights to bfloat16, for few rows or more than a vector. AMX takes two terms, 17 bits in all. */
+/* bfloat16 pairs round weights to bfloat16, for few rows or for more than a vector. AMX has two terms, 17 bits in all. */
 static double rounding_of_weights(const live_case *c) {
     const sa_attention *a = &c->call;
     if (a->query.m.dtype != SA_BF16 || a->key.m.dtype != SA_BF16 || a->value.m.dtype != SA_BF16) {
@@ -162,7 +162,7 @@ static double rounding_of_weights(const live_case *c) {
 static void gradients_of_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, const row_state *r, expected_array *all) {
     const sa_attention *a = &c->call;
     const double u = unit_roundoff(a->f64 ? SA_F64 : SA_F32), least = a->f64 ? DBL_MIN : (double)FLT_MIN;
-    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* the most that share a key */
+    const double coarse = rounding_of_weights(c), rows = (double)(a->L * c->heads) + 16; /* the most rows that share a key */
     wide *dp = zero_memory((size_t)(a->S + 1) * sizeof *dp);
     double *dp_error = zero_memory((size_t)(a->S + 1) * sizeof *dp_error);
     const wide grad_lse = c->spec.grad_lse ? (wide)case_get(c, GRAD_LSE, head, i, 0) : 0;

@@ -1,4 +1,4 @@
-/* Shared by the core's tests; test_core.c runs them. Inputs have exactly their bytes and scratch starts as NaN: stray
+/* For all tests of the core, which test_core.c runs. Inputs are allocated to the byte and scratch starts as NaN, so that stray
  * reads show. */
 #ifndef SA_TEST_H
 #define SA_TEST_H
@@ -18,7 +18,7 @@
 #define CHECK_(ok, ...) check_that((ok), __FILE__, __LINE__, __VA_ARGS__)
 bool check_that(bool ok, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-extern bool quick;      /* for emulators, sanitizers */
+extern bool quick;      /* for emulators and sanitizers */
 extern bool exhaustive; /* every float32 */
 
 /* ---- random numbers (arrays.c) ------------------------------------------------------------------------------------- */
@@ -43,8 +43,8 @@ void *dirty_memory(size_t size); /* 64-byte aligned; floats are NaN */
 void *zero_memory(size_t size);
 void *draw_reals(ptrdiff_t n, bool f64, random_source *r); /* from −1 to 1 */
 
-/* In a block: memory that these functions take from here on, for arrays and cases too, is freed at the end of the block.
- * Threads take none. */
+/* In a block: memory that these functions allocate from here on, also for arrays and cases, is freed at the end of the block.
+ * Only the main thread may call them. */
 #define FREES_AT_END __attribute__((cleanup(memory_free), unused)) const size_t memory_before = memory_count()
 size_t memory_count(void);
 void memory_free(const size_t *before);
@@ -56,7 +56,7 @@ enum {
     FLIPPED_COLS = 4,
     FLIPPED_LEAD = 8,
     STEPPED_COLS = 16,
-    UNALIGNED = 32, /* at an odd address */
+    UNALIGNED = 32, /* elements at odd addresses */
     ODD_LEAD = 64,  /* odd strides, as in packed records */
     ODD_ROWS = 128,
     SWAPPED = 256,
@@ -70,10 +70,10 @@ enum { BROADCAST_ROWS = 1 << 8, BROADCAST_COLS = 1 << 9 };
 
 typedef struct {
     int n_lead;
-    ptrdiff_t lead[SA_MAX_LEAD], rows, cols; /* as called */
+    ptrdiff_t lead[SA_MAX_LEAD], rows, cols; /* the leading dims of the call */
 } array_shape;
 
-/* An input ends with its elements. An output has margins; bytes outside its elements keep a pattern. */
+/* The memory of an input ends with its elements. An output has margins, and a pattern in all bytes outside its elements. */
 typedef struct {
     sa_tensor tensor;
     array_shape shape;
@@ -88,15 +88,15 @@ void array_draw(array *a, double least, double most, random_source *r);
 void array_remember(array *a);
 bool array_unchanged(const array *a);
 bool array_margins_intact(const array *a);
-/* The matrix of a head; `gqa` heads share one. */
+/* The matrix of a head, which `gqa` heads share. */
 char *array_head(const array *a, ptrdiff_t head, ptrdiff_t gqa);
 char *array_at(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);
 double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);
 
 /* ---- cases (cases.c) ----------------------------------------------------------------------------------------------- */
 
-/* NaN and infinities: in rows that nobody sees or that see nothing; in some keys and values; in values with scores of −inf;
- * in queries. */
+/* NaN and infinities are in rows that no query sees, or that see nothing; in some keys and values; in values with scores of
+ * −inf; or in queries. */
 enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_WEIGHTLESS, POISON_QUERIES };
 
 /* Block masks; flags combine. */
@@ -106,32 +106,32 @@ enum { PREFIX = 1, ONE_RUN = 2, RUNS = 4, MORE_RUNS = 8 };
 enum { QUERY, KEY, VALUE, MASK, KEY_BIAS, ALIBI, SINKS, LENGTHS, GRAD_OUT, GRAD_LSE, INPUTS };
 enum { OUT = INPUTS, LSE, WEIGHTS, STATS, D_QUERY, D_KEY, D_VALUE, D_MASK, D_SLOPES, D_SINKS, ARRAYS };
 
-/* Zero means plain or none, unless said otherwise. */
+/* Zero means plain or none, unless a comment says otherwise. */
 typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
     ptrdiff_t lead[8];
-    ptrdiff_t gqa;                                                            /* 1: none */
-    sa_dtype query, key, value, out, mask;                                    /* mask: SA_DTYPES for none */
-    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout; /* grad_out has that of out */
+    ptrdiff_t gqa;                                                            /* 1: no GQA */
+    sa_dtype query, key, value, out, mask;                                    /* mask: SA_DTYPES if there is none */
+    unsigned query_layout, key_layout, value_layout, mask_layout, out_layout; /* grad_out has the layout of out */
     unsigned query_broadcast, key_broadcast, value_broadcast, mask_broadcast, scalar_broadcast;
     bool key_bias, alibi, sinks, lengths, lse, weights, causal;
     bool backward, grad_lse;
-    unsigned without;                              /* gradients left out: bits 1 << D_QUERY … */
-    ptrdiff_t diagonal, window_left, window_right; /* SA_UNBOUNDED: open */
+    unsigned without;                              /* gradients that are not wanted: bits 1 << D_QUERY … */
+    ptrdiff_t diagonal, window_left, window_right; /* SA_UNBOUNDED: no bound */
     double scale, softcap, dropout_p;
     uint64_t seed;
-    double magnitude;   /* queries, keys */
-    double closed;      /* share of the mask */
-    double mask_finite; /* INFINITY: finfo.min, at times 0.5 */
+    double magnitude;   /* of queries and keys */
+    double closed;      /* the fraction of the mask that is closed */
+    double mask_finite; /* the finite numbers of the mask; INFINITY: finfo.min, at times 0.5 */
     int block_masks;
     int poison;
-    int threads; /* 0: those of the plan, at most 2 */
+    int threads; /* 0: the plan's, at most 2 */
     bool unsplit;
 } test_case;
 
 typedef struct {
-    array array; /* classes or prefixes */
+    array array; /* the classes, or the prefixes */
     ptrdiff_t classes;
     char *open; /* [classes][S] */
 } test_block_mask;
@@ -142,10 +142,10 @@ typedef struct {
     sa_block_mask block_masks[SA_MAX_BLOCK_MASKS];
     test_block_mask block_tables[SA_MAX_BLOCK_MASKS];
     sa_attention_gradients gradients;
-    array arrays[ARRAYS];    /* without memory: not in the call */
+    array arrays[ARRAYS];    /* an array that is not in the call has no memory */
     double *numbers[INPUTS]; /* [heads][rows][cols], for the reference */
     ptrdiff_t heads;
-    ptrdiff_t chunks; /* of the last run */
+    ptrdiff_t chunks; /* chunks of the last run */
     int looks;        /* times that the backward pass checked for cancelling */
 } live_case;
 
@@ -154,9 +154,9 @@ void case_make(live_case *c, const test_case *spec, uint64_t seed);
 sa_status case_run(live_case *c);
 void case_verify(live_case *c, const char *title);                      /* compares with the reference, in one CHECK */
 void case_try(const test_case *spec, uint64_t seed, const char *title); /* makes, runs, verifies */
-void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors); /* in order of the arrays */
+void case_tensors(sa_attention *a, sa_attention_gradients *g, sa_tensor **tensors); /* in the order of arrays */
 char *case_at(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
-size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* position in memory */
+size_t case_index(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col); /* index in memory order */
 double case_get(const live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col);
 void case_set(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, ptrdiff_t col, double x);
 bool case_allows(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_t j);
@@ -172,22 +172,22 @@ bool block_masks_allow(const live_case *c, ptrdiff_t head, ptrdiff_t i, ptrdiff_
 #if LDBL_MANT_DIG == 64
 typedef long double wide;
 #else
-typedef double wide; /* long double is emulated or double */
+typedef double wide; /* here long double is emulated, or is double */
 #endif
 
-/* Right outputs and the error allowed, by case_index. */
+/* The right outputs and their allowed errors, by case_index. */
 typedef struct {
     wide *value;
     double *error;
     size_t count;
 } expected_array;
 
-void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds gradients */
+void reference_row(const live_case *c, ptrdiff_t head, ptrdiff_t i, expected_array *expected); /* adds to gradients */
 
 #define ALL_TESTS(T)                                                                                                           \
     T(exp) T(convert) T(attention) T(varlen) T(rows) T(plan) T(random) T(update) T(transformer) T(quants) T(compact)
 #define DECLARE_TEST(name) void test_##name(void);
 ALL_TESTS(DECLARE_TEST)
-void test_compact_models(void); /* called by test_compact */
+void test_compact_models(void); /* test_compact calls it */
 
 #endif

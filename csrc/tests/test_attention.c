@@ -7,7 +7,7 @@
 
 static const sa_dtype floats[4] = {SA_F32, SA_F64, SA_F16, SA_BF16};
 
-/* Around a vector (2 … 16), a block of rows (6 … 64), one tile and two. */
+/* Sizes around a vector (2 … 16), a block of rows (6 … 64), one tile and two tiles. */
 static void sizes(void) {
     enum { T = SA_KEYS_PER_TILE };
     static const ptrdiff_t queries[] = {0, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 24, 25, 32, 33, 48, 49, 64, 65, 130};
@@ -16,7 +16,7 @@ static void sizes(void) {
     const int NQ = sizeof queries / sizeof *queries, NK = sizeof keys / sizeof *keys, NW = sizeof widths / sizeof *widths;
     for (int i = 0; i < NQ; ++i) {
         for (int j = i % (quick ? 4 : 2); j < NK; j += quick ? 4 : 2) {
-            const int n = 5 * i + 3 * j; /* all pairs of neighbours in the end */
+            const int n = 5 * i + 3 * j; /* in the end all pairs of neighbours occur */
             for (int d = 0; d < 4; d += d == 1 && n % 3 ? 3 : 1) {
                 test_case t = plain_case(floats[d], queries[i], keys[j], widths[n % NW], widths[(n / 2 + 1) % NW]);
                 t.weights = n % 3 == 0;
@@ -51,7 +51,7 @@ static void close_some(test_case *t, int way) {
     t->closed = 0.5;
 }
 
-/* NaN or infinity reaches only rows that see it. */
+/* NaN and infinities may reach only rows that see them. */
 static void poisoned(void) {
     static const ptrdiff_t queries[] = {1, 3, 4, 9, 40, 70};
     for (int n = 0; n < 6; ++n) {
@@ -72,7 +72,8 @@ static void poisoned(void) {
     }
 }
 
-/* Keys with a bias, alone and with each kind of mask; few rows run otherwise if nothing is kept for a backward pass. */
+/* Keys with a bias, alone and with each kind of mask; few rows are computed otherwise if nothing is kept for a backward
+ * pass. */
 static void biased_keys(void) {
     static const ptrdiff_t queries[] = {1, 2, 7, 20, 70};
     for (int n = 0; n < 5; ++n) {
@@ -94,7 +95,8 @@ static void biased_keys(void) {
     case_try(&t, 1, "biased keys alone");
 }
 
-/* Nothing to attend to: zeros, lse −inf or the sink. Masks of finfo.min are open. Scores of millions. */
+/* Without a key to attend to, outputs are 0, lse is −inf or the sink. Masks of finfo.min are open. Scores are in the
+ * millions. */
 static void edges(void) {
     for (int way = 0; way < 11; ++way) {
         for (ptrdiff_t L = 1; L < 80; L += 26) {
@@ -117,7 +119,7 @@ static void edges(void) {
     }
 }
 
-/* Scores climb by more than exp can bridge. */
+/* Scores rise so far that exp of the difference underflows. */
 static void climbing(void) {
     for (int d = 0; d < 2; ++d) {
         for (ptrdiff_t L = 1; L < 70; L += 22) {
@@ -143,7 +145,7 @@ static void climbing(void) {
     }
 }
 
-/* Few rows look every 2048 keys whether they are cancelled. */
+/* With few rows, kernels check every 2048 keys whether the call is cancelled. */
 static void long_keys(void) {
     int once = 0;
     for (int n = 0; n < 3; ++n) {

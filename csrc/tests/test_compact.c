@@ -1,5 +1,5 @@
-/* Compact weights: each leaf that this CPU runs, alone, against plain loops; whole products against double made from the same
- * rounded numbers, in any cut; rows that are not finite. */
+/* Compact weights: each leaf that this CPU runs against plain loops; whole products, in any cut, against the same rounded
+ * numbers multiplied in double; rows that are not finite. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,13 +7,13 @@
 #include "drivers/compact.h"
 #include "tests/test.h"
 
-#define U 0x1p-24 /* what a rounding to float32 adds, relatively */
+#define U 0x1p-24 /* the relative error of a rounding to float32 */
 #define LINE 64
 
 /* The error of GELU after int8, without a gate. */
 #define ROUGH_GELU 3e-5
 
-/* Rows are rounded if each group's range is 0 or between these: kernels/transformer/compact_rows.h. */
+/* Rows are rounded if the range of each group is 0 or between these (kernels/transformer/compact_rows.h). */
 #define LEAST_RANGE 1e-30f
 #define MOST_RANGE 1e30f
 
@@ -35,8 +35,8 @@ static uint16_t to_bfloat16(float x) {
 
 /* ---- leaves -------------------------------------------------------------------------------------------------------------- */
 
-/* drivers/compact.c lets a leaf touch most_rows rows, a panel and these bytes after it, and most_rows rows of sums, here between
- * guards. Zeros follow a row; anything may follow the panel. */
+/* drivers/compact.c lets a leaf read most_rows rows, a panel and these bytes after it, and write most_rows rows of sums, here
+ * between guards. Zeros follow a row; anything may follow the panel. */
 #define AFTER_PANELS 2048
 
 typedef struct {
@@ -69,7 +69,7 @@ static void tile_run(tile *m, const sa_compact_unit *p) {
           "%s, %td rows, %td words: writes outside its sums", p->name, m->t.rows, m->t.words);
 }
 
-/* Numbers of a factor: any, always the most or the least, or one of these two. */
+/* The numbers of a factor: any, only the most or only the least, or one of these two. */
 enum { ANY, MOST, LEAST, ENDS };
 
 static int number_of(int kind, int least, int most, random_source *random) {
@@ -81,7 +81,7 @@ static int number_of(int kind, int least, int most, random_source *random) {
     }
 }
 
-/* Number i of a row, which may hold int8 as int16. */
+/* Sets number i of a row, which may have int8 as int16. */
 static void put_x(const sa_compact_unit *p, bool int8, char *row, ptrdiff_t i, double x) {
     if (int8 && !p->widened) {
         ((uint8_t *)row)[i] = (uint8_t)x;
@@ -99,7 +99,7 @@ static double get_weight(bool int8, const void *panel, ptrdiff_t at) {
     return int8 ? ((const int8_t *)panel)[at] : (double)of_bfloat16(((const uint16_t *)panel)[at]);
 }
 
-/* Sums of int8 are exact. In bfloat16 the number `odd`, unless 0, is in the middle row and must not reach another. */
+/* Sums of int8 are exact. In bfloat16 the number `odd`, unless it is 0, is in the middle row and must not reach another row. */
 static void try_leaf(const sa_compact_unit *p, bool int8, ptrdiff_t rows, ptrdiff_t words, const int kinds[2], double odd) {
     FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + words)};
@@ -135,7 +135,7 @@ static void try_leaf(const sa_compact_unit *p, bool int8, ptrdiff_t rows, ptrdif
         }
         const double error = fabs(got - sum) / (int8 ? 0x1p-100 : (double)(n + 2) * U * size);
         if (r != odd_row) {
-            worst = error <= worst ? worst : error; /* NaN counts */
+            worst = error <= worst ? worst : error; /* true for NaN */
         } else if (isfinite(got)) {
             worst = INFINITY;
         }
@@ -181,7 +181,7 @@ static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group
             least = x[i] < least ? x[i] : least;
             most = x[i] > most ? x[i] : most;
         }
-        const float range = fabsf(most - least), inverse = 255 / range; /* no −0 */
+        const float range = fabsf(most - least), inverse = 255 / range; /* makes 0 of −0 */
         spoiled = spoiled || (range != 0 && !(range >= LEAST_RANGE && range <= MOST_RANGE));
         for (ptrdiff_t i = from; i < end; ++i) {
             q[i] = range > 0 && !spoiled ? (uint8_t)rintf((x[i] - least) * inverse) : 0;
@@ -196,7 +196,7 @@ static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group
     }
 }
 
-/* Rows of all kinds. From OVERFLOWS on there is something odd at either end. */
+/* The kinds of rows. From OVERFLOWS on there is an odd number at either end. */
 enum { PLAIN_ROW, ZEROS, SIGNED_ZEROS, CONSTANT, LARGE_CONSTANT, HUGE, SMALL, TINY, SUBNORMAL, NARROW, LONE, FINITE_KINDS };
 enum { OVERFLOWS = FINITE_KINDS, SPOILED_BY_SIZE, ONE_NAN, ONE_INFINITY, BOTH_INFINITIES, ALL_KINDS };
 
@@ -264,7 +264,7 @@ static void try_rounding(ptrdiff_t n) {
 
 /* ---- tables -------------------------------------------------------------------------------------------------------------- */
 
-/* Rows that are looked up have the bits of the same numbers in float32. */
+/* Rows that are looked up must have the bits of the same numbers in float32. */
 static void try_table(ptrdiff_t d, bool int8, bool always, bool positions) {
     FREES_AT_END;
     enum { ROWS = 5, VOCABULARY = 9 };
@@ -298,10 +298,10 @@ typedef struct {
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
-    bool bias, residual, gate, in_place; /* in place: y begins as residual, or becomes what is active */
+    bool bias, residual, gate, in_place; /* in place: y begins as the residual, or becomes `active` */
     sa_activation activation;
     double dropout;
-    bool positive; /* all weights */
+    bool positive; /* all weights are positive */
 } product_shape;
 
 typedef struct {
@@ -310,7 +310,7 @@ typedef struct {
     sa_compact compact[SA_MOST_WEIGHTS];
     void *weight[SA_MOST_WEIGHTS];
     float *scale[SA_MOST_WEIGHTS], *bias[SA_MOST_WEIGHTS], *x, *residual, *gate;
-    ptrdiff_t results; /* of all weights, one after the other */
+    ptrdiff_t results; /* results of all weights, one after the other */
 } product;
 
 static void draw_weight(product *m, int which, random_source *random) {
@@ -360,7 +360,7 @@ static void product_make(product *m, const product_shape *s) {
     m->l.gate = (const char *)m->gate;
 }
 
-/* One thread takes all rows, as for a share of the transformer. */
+/* One thread takes all rows, as it does for a share of the transformer. */
 static void run_by_share(const sa_linear *l) {
     FREES_AT_END;
     const sa_cut cut = sa_cut_product(l, l->in, 2, true);
@@ -387,7 +387,7 @@ static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int thre
     sa_linear_forward(&some, threads, scratch);
 }
 
-/* `piece` rows at a time; 0: by share. Returns the results of all weights, after which nothing is written. */
+/* Runs `piece` rows at a time; 0: by share. Returns the results of all weights. Checks that nothing is written after them. */
 static float *product_run(const product *m, ptrdiff_t piece, int threads) {
     static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
     const size_t bytes = (size_t)m->results * sizeof(float);
@@ -434,8 +434,8 @@ static float weight_at(const product *m, int which, ptrdiff_t c, ptrdiff_t k) {
                                             : of_bfloat16(((const uint16_t *)m->weight[which])[at]);
 }
 
-/* x·w of a rounded row, to which `added` is added, and its error in roundings: of each group those of two products and
- * their sums, of two each where nothing is fused, and those of its sum, its offset and the product of both scales. */
+/* x·w of a rounded row plus `added`, and the error in roundings: for each group, of two products and two sums, each counted
+ * twice where nothing is fused, and of its sum, its offset and the product of both scales. */
 static double sum_at(const product *m, int which, ptrdiff_t r, ptrdiff_t c, const sa_rounded *row, const uint8_t *q,
                      double added, double *error) {
     const ptrdiff_t in = m->shape.in, groups = groups_of(in);
@@ -468,7 +468,7 @@ static double sum_at(const product *m, int which, ptrdiff_t r, ptrdiff_t c, cons
     return sum;
 }
 
-/* Whether a result is right; what is not finite in double must be the same in float32. */
+/* True if a result is right; a number that is not finite in double must be the same in float32. */
 static bool is_right(const product *m, int which, ptrdiff_t r, ptrdiff_t c, double got, const sa_rounded *row, const uint8_t *q,
                      double kept) {
     const product_shape *s = &m->shape;
@@ -528,7 +528,7 @@ static void compare(const product *m, const float *results) {
           first, kept_first);
 }
 
-/* Returns the results, which have the same bits in any cut. */
+/* Returns the results, which must have the same bits in any cut. */
 static float *try_ways(const product *m) {
     static const struct {
         ptrdiff_t piece;
@@ -572,7 +572,7 @@ static void try_product(sa_weights kind, ptrdiff_t in) {
     try_shape(&s);
 }
 
-/* Nothing to multiply, or nothing to write; long sums. */
+/* Tries products without terms, without results, and with long sums. */
 static void try_extremes(sa_weights kind) {
     for (int i = 0; i < 9; ++i) {
         const product_shape shape = {.kind = kind,
@@ -588,7 +588,7 @@ static void try_extremes(sa_weights kind) {
     }
 }
 
-/* GELU after int8, of −8 to 8 and of far larger numbers: x is 0, so these are the bias. */
+/* GELU after int8, of numbers from −8 to 8 and far larger ones. x is 0, so the numbers are the bias. */
 static void try_gelu(void) {
     FREES_AT_END;
     const product_shape shape = {
@@ -604,7 +604,7 @@ static void try_gelu(void) {
     try_ways(&m);
 }
 
-/* Rows of all kinds. Odd numbers change no other row. */
+/* Rows of all kinds. Odd numbers must change no other row. */
 static void try_odd_rows(const product_shape *shape) {
     FREES_AT_END;
     product m;
@@ -643,7 +643,7 @@ static void try_all_odd_rows(sa_weights kind) {
     }
 }
 
-/* The same wherever multiplications and sums are fused: on x86-64 and aarch64. */
+/* Bits must be the same wherever multiplications and sums are fused: on x86-64 and aarch64. */
 static void try_bits(void) {
     FREES_AT_END;
     const char *isa = sa_isa_name();

@@ -16,7 +16,7 @@ static void make_conversion(live_case *c, sa_dtype value, sa_dtype out, unsigned
     case_make(c, &t, 1);
 }
 
-/* `right` is not rounded yet. */
+/* `right` has the numbers before they are rounded. */
 static void verify_conversion(live_case *c, const double *right, const char *title) {
     long wrong = 0;
     double first[2] = {0, 0};
@@ -35,7 +35,7 @@ static void verify_conversion(live_case *c, const double *right, const char *tit
           c->arrays[VALUE].tensor.m.dtype, c->arrays[OUT].tensor.m.dtype, wrong, first[0], first[1]);
 }
 
-/* Every 16-bit code: in place, with a step, swapped. */
+/* Reads every 16-bit code: in place, with a step, with bytes swapped. */
 static void read_16_bits(sa_dtype dtype, unsigned layout) {
     FREES_AT_END;
     static double right[65536];
@@ -50,7 +50,7 @@ static void read_16_bits(sa_dtype dtype, unsigned layout) {
     verify_conversion(&c, right, "every 16-bit code read");
 }
 
-/* float32 at every 16-bit number, at the next tie, on either side of it. */
+/* Writes float32 at every 16-bit number, at the next tie, and on either side of the tie. */
 static void write_16_bits(sa_dtype dtype, int place, unsigned layout) {
     FREES_AT_END;
     static double right[65536];
@@ -62,7 +62,7 @@ static void write_16_bits(sa_dtype dtype, int place, unsigned layout) {
         const double there = element_get((const char *)&next, dtype, false);
         float x = (float)here;
         if (place > 0 && isfinite(here)) {
-            const double width = dtype == SA_F16 ? 32 : 0x1p120; /* of the step to infinity */
+            const double width = dtype == SA_F16 ? 32 : 0x1p120; /* the width of the step to infinity */
             x = (float)(isfinite(there) ? (here + there) / 2 : here + copysign(width / 2, here));
             x = place == 2 ? nextafterf(x, INFINITY) : place == 3 ? nextafterf(x, -INFINITY) : x;
         }

@@ -1,7 +1,7 @@
 /* The core's tests without Python: test_core [--quick | --exhaustive] [--only=NAME] [isa …]
  *
- * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. --only: one of run_all's. Default:
- * all instruction sets of this CPU. The last line is "N passed, N failed"; exit status 1 if any failed. */
+ * --quick: fewer cases, for sanitizers and emulators. --exhaustive: every float32 in exp. --only: one of the tests of run_all.
+ * Without isa: all of this CPU. The last line is "N passed, N failed"; the exit status is 1 if a test failed. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ bool check_that(bool ok, const char *file, int line, const char *format, ...) {
         ++passed;
         return true;
     }
-    if (++failed <= 40) { /* more would bury the first */
+    if (++failed <= 40) { /* more lines would hide the first ones */
         const char *name = strrchr(file, '/');
         va_list args;
         va_start(args, format);

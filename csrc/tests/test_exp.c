@@ -1,4 +1,4 @@
-/* exp2, exp and tanh of the kernels against the C library in more precision. */
+/* The kernels' exp2, exp and tanh against the C library in more precision. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "runtime/team.h"
 #include "tests/test.h"
 
-enum { BLOCK = 1 << 14 }; /* floats of a block share sign and exponent */
+enum { BLOCK = 1 << 14 }; /* the floats of a block have the same sign and exponent */
 
 static float float_of(uint32_t bits) {
     float x;
@@ -15,13 +15,13 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-/* |y − right| in units of the last of `bits` places; for subnormals, in those of 2^least. */
+/* |y − right| in units of the last of `bits` places, or of 2^least for subnormals. */
 static double ulps(long double y, long double right, int bits, int least) {
     const int exponent = ilogbl(right);
     return (double)(fabsl(y - right) / ldexpl(1, (exponent < least ? least : exponent) - bits + 1));
 }
 
-/* Series for small arguments, to 1e-6 ulp, else the C library. */
+/* For small arguments a series, with error 1e-6 ulp, else the C library. */
 static double right_exp2(double x) { return fabs(x) < 0x1p-20 ? 1 + x * 0.69314718055994530942 : exp2(x); }
 static double right_exp(double x) { return fabs(x) < 0x1p-20 ? 1 + x : exp(x); }
 static double right_tanh(double x) { return fabs(x) < 0x1p-12 ? x - x * x * x / 3 : fabs(x) > 20 ? copysign(1, x) : tanh(x); }
@@ -30,8 +30,8 @@ typedef struct {
     const char *name;
     double (*right)(double);
     long double (*right_wide)(long double);
-    double bound;                        /* in ulp */
-    double least, most, least64, most64; /* neither flushed nor too large */
+    double bound;                        /* the largest error, in ulp */
+    double least, most, least64, most64; /* the arguments whose results are neither flushed nor too large */
 } function;
 
 /* As in simd/exp.h. exp32 starts at the first result ≥ FLT_MIN. */
@@ -47,16 +47,16 @@ static array_function kernel_of(const sa_real_kernels *k, int which) {
     return which == 0 ? k->exp2_array : which == 1 ? k->exp_array : k->tanh_array;
 }
 
-/* Outside the range y may also be f(x). Inside, worst becomes the largest error. */
+/* True if y is right. Outside the range y may also be f(x). In the range, *worst becomes the largest error. */
 static bool good(const function *f, bool f64, double x, double y, double *worst) {
     if (isnan(x)) {
         return isnan(y);
     }
     if (x < (f64 ? f->least64 : f->least)) {
-        return y == 0; /* below the smallest normal number */
+        return y == 0; /* the result is below the smallest normal number */
     }
     if (x >= f->most && x > 0 && f->most < INFINITY && !f64) {
-        return true; /* callers never ask */
+        return true; /* callers have no such arguments */
     }
     if (f->right == right_tanh && x == 0) {
         return y == 0 && signbit(x) == signbit(y);
@@ -67,13 +67,13 @@ static bool good(const function *f, bool f64, double x, double y, double *worst)
     return error <= f->bound; /* false for NaN */
 }
 
-/* Blocks of numbers, which the threads share. */
+/* Blocks of numbers, which are shared among threads. */
 typedef struct numbers {
     const function *f;
     array_function kernel;
     long blocks, step;
     void (*block)(struct numbers *n, int thread, long block);
-    double worst[SA_MOST_THREADS]; /* of each thread */
+    double worst[SA_MOST_THREADS]; /* the worst error of each thread */
     long bad[SA_MOST_THREADS];
 } numbers;
 
@@ -96,7 +96,7 @@ static void block_of_float32(numbers *n, int thread, long block) {
     }
 }
 
-/* Over the range, at its lower end and below, small by magnitude, near integers and ends. */
+/* Draws arguments over the range, at its lower end and below, of small magnitude, and near integers and ends. */
 static double sample64(const function *f, long n, random_source *r) {
     const double least = isinf(f->least64) ? -25 : f->least64, most = isinf(f->most64) ? 25 : f->most64;
     switch (n % 6) {
@@ -147,7 +147,7 @@ static void try_numbers(int which, bool f64) {
     printf("%-10s %s %s: %.4f ulp%s\n", sa_isa_name(), n.f->name, dtype, worst, f64 || !exhaustive ? " (sample)" : "");
 }
 
-/* In every lane and a vector's rest. */
+/* Tries special numbers in every lane and in the rest of a vector. */
 static void special(int which) {
     const function *f = &functions[which];
     const bool bounded = f->right == right_tanh;

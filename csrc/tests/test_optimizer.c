@@ -1,4 +1,4 @@
-/* The optimisers have the bits of plain C, which Python's tests check against formulas. Margins must survive. */
+/* The optimisers must have the bits of plain C, which Python's tests check against formulas. Margins must not change. */
 #include <string.h>
 
 #include "tests/test.h"

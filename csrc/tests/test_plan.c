@@ -1,4 +1,4 @@
-/* How calls are cut up: split keys, threads, sizes, cancelling. */
+/* How calls are cut up: chunks of keys, threads, sizes, cancelling. */
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "drivers/attention.h"
 #include "tests/test.h"
 
-/* Bits are the same for any threads, whatever gradients are left out. */
+/* Bits must be the same for any number of threads, and whichever gradients are not wanted. */
 static void same_bits(const test_case *spec, const char *title) {
     FREES_AT_END;
     static const int threads[] = {2, 3, 7, 1, 2, 1, 1};
@@ -70,7 +70,7 @@ static void split(void) {
     }
 }
 
-/* Plans differ only in `threads`, however many were asked for. */
+/* Plans for different numbers of threads differ only in `threads`. */
 static void plans(void) {
     for (ptrdiff_t L = 1; L < 3000; L = L * 3 + 1) {
         for (ptrdiff_t S = 1; S < 100000; S = S * 7 + 1) {
@@ -132,7 +132,7 @@ static void cancelling(void) {
     }
 }
 
-/* The first rows and keys of blocks, for tasks of `most` rows. Returns how many. */
+/* Finds the first rows and keys of blocks, for tasks of `most` rows. Returns the number of blocks. */
 static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdiff_t *first, ptrdiff_t *keys) {
     sa_stretches s = sa_find_stretches(a, G, 0);
     const ptrdiff_t rows = G * a->L;
@@ -148,7 +148,7 @@ static int find_blocks(const sa_attention *a, ptrdiff_t G, ptrdiff_t most, ptrdi
         }
     }
     CHECK(covered == rows, "%d rows of %d", (int)covered, (int)rows);
-    sa_stretches known = s; /* earlier finds change nothing */
+    sa_stretches known = s; /* what has been found before must not change anything */
     for (ptrdiff_t row = rows - 1; row >= 0; row -= row % 3 == 1 ? 4 : 1) {
         sa_stretches fresh = sa_find_stretches(a, G, 0);
         ptrdiff_t key, fresh_key;
@@ -170,9 +170,9 @@ static void check_blocks(const char *name, const sa_attention *a, ptrdiff_t G, p
     }
 }
 
-/* Blocks follow documents. */
+/* Blocks must end where documents end. */
 static void edges(void) {
-    static const int64_t starts[] = {0, 0, 1, 2, 3}; /* class 0 sees nothing */
+    static const int64_t starts[] = {0, 0, 1, 2, 3}; /* class 0 sees no keys */
     static const sa_run apart[] = {{0, 3}, {3, 10}, {10, 12}}, overlapping[] = {{0, 4}, {3, 10}, {9, 12}};
     static int64_t rows[12] = {1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 0, 3}, blocks[3] = {1, 2, 3};
     sa_block_mask mask = {.starts = starts, .runs = apart, .class_rows = 1};
@@ -200,7 +200,7 @@ static void edges(void) {
     check_blocks("a mask of its own for each head", &a, 2, 8, 3, (ptrdiff_t[]){0, 8, 16}, (ptrdiff_t[]){0, 0, 0});
 }
 
-/* Large heads go through a shared mask's rows one after another. Small ones, or with key ranges, take turns. */
+/* Large heads follow one another through the rows of a shared mask. Small heads, or heads with key ranges, take turns. */
 static void heads_that_share_a_mask(void) {
     static const struct {
         ptrdiff_t heads, L, S, width;

@@ -1,5 +1,5 @@
-/* Weights in the quants of a GGUF file: their numbers, one by one from the bits; products and rows of decoding against double, in
- * any cut. Weights have exactly their bytes; quants may hold any bits. */
+/* Weights in the quants of a GGUF file: their numbers, decoded one by one from the bits; products and rows of decoding, in any
+ * cut, against double. Weights are allocated to the byte; quants may have any bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,11 +7,11 @@
 #include "drivers/quants.h"
 #include "tests/test.h"
 
-#define U 0x1p-24 /* what a rounding to float32 adds, relatively */
+#define U 0x1p-24 /* the relative error of a rounding to float32 */
 
 static double half_at(const uint8_t *p) { return element_get((const char *)p, SA_F16, false); }
 
-/* Number i of a quant, and in *size the sum of what was added up to it. */
+/* Number i of a quant; *size becomes the sum of the magnitudes of its terms. */
 static double number_of_quant(sa_quant_type type, const uint8_t *p, int i, double *size) {
     const double d = half_at(type == SA_QUANT_Q6_K ? p + 208 : p);
     double q, m = 0;
@@ -49,14 +49,14 @@ typedef struct {
     double *number, *size; /* (out, in) */
 } weights;
 
-/* hostile: any float16 too. */
+/* hostile: scales may be any float16. */
 static void weights_make(weights *w, sa_quant_type type, ptrdiff_t out, ptrdiff_t quants, bool hostile, random_source *random) {
     const sa_quant_shape *s = sa_quant_shape_of(type);
     const ptrdiff_t in = quants * s->numbers;
     w->bytes = zero_memory((size_t)(out * quants * s->bytes) + 1);
     w->number = zero_memory((size_t)(out * in) * sizeof *w->number);
     w->size = zero_memory((size_t)(out * in) * sizeof *w->size);
-    w->w = sa_quants_at(type, out, in, w->bytes + 1); /* of no alignment */
+    w->w = sa_quants_at(type, out, in, w->bytes + 1); /* unaligned */
     for (ptrdiff_t b = 0; b < out * quants; ++b) {
         uint8_t *p = w->bytes + 1 + b * s->bytes;
         for (ptrdiff_t i = 0; i < s->bytes; ++i) {
@@ -101,7 +101,7 @@ static void try_numbers(sa_quant_type type, bool hostile) {
     }
     CHECK(wrong == 0, "%s, hostile %d: %td wrong numbers", sa_quant_shape_of(type)->name, hostile, wrong);
     const int64_t ids[2] = {out - 1, 0};
-    sa_quants_look_up(&w.w, row, NULL, ids, 2, rows); /* row is the last one */
+    sa_quants_look_up(&w.w, row, NULL, ids, 2, rows); /* `row` is the last one */
     for (ptrdiff_t i = 0; i < in; ++i) {
         wrong += !same((double)rows[i], (double)(row[i] + row[i]));
     }
@@ -117,7 +117,7 @@ static float *multiply(const sa_linear *l, int threads) {
     return y;
 }
 
-/* In decoding, numbers are off by two units of 2^−22 of the largest of 32 (kernels/transformer/quants.h). */
+/* In decoding, numbers have an error of up to 2·2^−22 of the largest of 32 (kernels/transformer/quants.h). */
 static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, bool decoding, bool hostile) {
     FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + out + type)};
@@ -142,9 +142,9 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         alone.rows = 1;
         alone.x = (const char *)(x + r * in);
         float *own = multiply(&alone, 1);
-        double *off = zero_memory((size_t)in * sizeof *off); /* what each number's factor may add */
+        double *off = zero_memory((size_t)in * sizeof *off); /* the error of each number's factor */
         for (ptrdiff_t i = 0; i < in; ++i) {
-            double largest = 0; /* of 32 */
+            double largest = 0; /* the largest of 32 */
             for (ptrdiff_t k = i / 32 * 32; decoding && k < in && k < i / 32 * 32 + 32; ++k) {
                 largest = fmax(largest, fabs((double)x[r * in + k]));
             }

@@ -1,4 +1,4 @@
-/* All options, dtypes, layouts and sizes at random. A failure's title has the seed. */
+/* All options, dtypes, layouts and sizes at random. The title of a failure has the seed. */
 #include <math.h>
 #include <stdio.h>
 
@@ -33,7 +33,7 @@ static test_case random_case(random_source *r) {
         dtype = (sa_dtype)(SA_I8 + random_below(r, 8));
     }
     ptrdiff_t L = random_size(r), S = random_size(r), E = random_size(r), Dv = random_size(r);
-    const bool long_keys = random_chance(r, 0.07); /* split */
+    const bool long_keys = random_chance(r, 0.07); /* they are split into chunks */
     if (long_keys) {
         L = 1 + random_below(r, 20);
         S = 2000 + random_below(r, 600);
@@ -100,7 +100,7 @@ static double work_of(const test_case *t) {
 }
 
 void test_random(void) {
-    double left = quick ? 1.5e7 : 1e8; /* pairs × widths of the reference */
+    double left = quick ? 1.5e7 : 1e8; /* pairs × widths that the reference may compute */
     for (uint64_t seed = 1; left > 0; ++seed) {
         random_source r = {seed * 7919};
         const test_case t = random_case(&r);

@@ -21,7 +21,7 @@ typedef struct {
     char *dweight, *dbias;
 } live_rows;
 
-/* Rows may be columns. */
+/* Describes an array, whose rows may be columns in memory. */
 static void see(sa_strided *s, const array *a, bool by_columns) {
     s->data = a->tensor.m.data;
     s->dtype = a->tensor.m.dtype;
@@ -37,7 +37,7 @@ static void rows_make(live_rows *c, const row_case *t, uint64_t seed) {
     c->t = *t;
     array_make(&c->x, &shape, t->dtype, t->layout, 0, false);
     array_make(&c->dy, &shape, t->dy_dtype, t->layout, 0, false);
-    array_make(&c->out, &shape, t->dtype, t->by_columns ? TRANSPOSED : 0, 0, true); /* contiguous to the call */
+    array_make(&c->out, &shape, t->dtype, t->by_columns ? TRANSPOSED : 0, 0, true); /* contiguous for the call */
     array_make(&c->weight, &row, t->dtype, t->layout & SWAPPED, 0, false);
     array_draw(&c->x, -3, 3, &r);
     array_draw(&c->dy, -1, 1, &r);
@@ -94,7 +94,7 @@ static double gelu_slope(double x, bool approximate, double *terms) {
     return normal + bent;
 }
 
-/* dx of row i with its terms' magnitudes; adds to dweight and dbias. */
+/* Computes dx of row i and the magnitudes of its terms; adds to dweight and dbias. */
 static void truth_row(const live_rows *c, ptrdiff_t i, const row_truth *to) {
     const sa_row_kind kind = c->t.kind;
     const ptrdiff_t n = c->t.n;
@@ -156,7 +156,7 @@ static void verify(const live_rows *c, const row_truth *to, const char *title) {
     const ptrdiff_t rows = c->t.rows, n = c->t.n;
     const sa_dtype dtype = c->t.dtype;
     ptrdiff_t wrong = 0, at = 0;
-    /* a row's sums; exp's argument, of size 6; a dozen roundings */
+    /* roundings: sums of a row, exp's argument, of size 6, and a dozen more */
     const double few = 24 + sqrt((double)n), across = few + sqrt((double)rows);
     for (ptrdiff_t i = 0; i < rows * n; ++i) {
         if (!within(get(&c->out, i / n, i % n), to->dx[i], to->terms[i], few, dtype)) {
@@ -220,14 +220,14 @@ void test_rows(void) {
                 laid.dy_dtype = dtypes[(d + l) % 4];
                 try_rows(&laid, "layouts");
                 laid.by_columns = kind == SA_SOFTMAX_BACKWARD || kind == SA_LOG_SOFTMAX_BACKWARD;
-                laid.rows = 270; /* two tasks of columns */
+                laid.rows = 270; /* enough columns for two tasks */
                 laid.weight = laid.bias = false;
                 try_rows(&laid, laid.by_columns ? "columns" : "no parameters");
             }
         }
-        t.rows = quick ? 700 : 3000; /* several chunks */
+        t.rows = quick ? 700 : 3000; /* enough for several chunks */
         try_rows(&t, "many rows");
-        t.n = 40000; /* several pieces */
+        t.n = 40000; /* enough for several pieces */
         t.rows = 3;
         try_rows(&t, "long rows");
     }

@@ -1,5 +1,5 @@
-/* The transformer: its products against plain loops; its results, of any way to run it, against those of plain C in
- * double, which Python's tests check. */
+/* The transformer: its products against plain loops; its results, however it is run, against plain C in double, which Python's
+ * tests check. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static void multiply(int kind, const sa_real_kernels *kernels, const sa_product 
     (kind == NT ? kernels->matmul_nt : kind == NN ? kernels->matmul_nn : kernels->matmul_tn)(p, scratch);
 }
 
-/* An element from `sum` on, in double; terms have their size in all. */
+/* Adds an element's terms to `sum`, in double; *terms becomes the sum of their magnitudes. */
 static double product_at(int kind, const sa_product *p, bool f64, ptrdiff_t i, ptrdiff_t j, double sum, double *size) {
     *size = 0;
     for (ptrdiff_t k = 0; k < p->n; ++k) {
@@ -56,7 +56,7 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
                 sum = product_at(kind, &p, f64, i, j, adds ? sum : 0, &size);
             }
             const double error = fabs(real_get(c, f64, i * c_stride + j) - sum);
-            worst = error <= worst ? worst : error; /* NaN counts */
+            worst = error <= worst ? worst : error; /* true for NaN */
         }
     }
     /* n + 2 terms up to 1 and their sum are rounded */
@@ -65,7 +65,8 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
           worst, bound);
 }
 
-/* An operand that is still split in the scratch gives the same bits. Numbers that cannot be split change no other row or column. */
+/* An operand that is already split in scratch must yield the same bits. Numbers that cannot be split must change no other
+ * sum. */
 static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float odd) {
     FREES_AT_END;
     const sa_real_kernels *kernels = sa_kernels_for(false);
@@ -80,7 +81,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, .adds = false};
     void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
-    for (int run = 0; run < 3; ++run) { /* plain, after another product, with odd numbers */
+    for (int run = 0; run < 3; ++run) { /* plain; with an operand in scratch; with odd numbers */
         if (run == 2) {
             a[kind == TN ? k * m + row : row * n + k] = odd;
             b[kind == NT ? column * n + k : k * width + column] = odd;
@@ -104,7 +105,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
             if (i == row || j == column) {
                 double size;
                 const double sum = product_at(kind, &p, false, i, j, 0, &size);
-                if (fabs(sum) < 3.3e38) { /* else NaN or overflow shows */
+                if (fabs(sum) < 3.3e38) { /* otherwise NaN or overflow shows */
                     CHECK(fabs((double)now - sum) <= bound * size, "product %d at %td, %td: %g, not %g", kind, i, j,
                           (double)now, sum);
                 } else if (!(fabs(sum) < 3.5e38)) {
@@ -119,7 +120,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     }
 }
 
-/* Without rows there is nothing to do, but gradients of parameters are zeros. */
+/* Without rows nothing is computed, but gradients of parameters must be zeros. */
 static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
     FREES_AT_END;
     random_source random = {1};
@@ -140,8 +141,8 @@ static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
 
 #define MOST_LAYERS 3
 
-/* Kinds of layers: the tutorial's, BERT's, one with the norms first and gates, grouped heads, rotary positions and
- * RMSNorm, GPT's, which looks back through a window, and one that drops. */
+/* Kinds of layers: the tutorial's; BERT's; a layer with the norms first, gates, grouped heads, rotary positions and RMSNorm;
+ * GPT's, with a window; one with dropout. */
 enum { PLAIN, BERT, GATED, GPT, DROPS };
 
 typedef struct {
@@ -152,7 +153,7 @@ typedef struct {
 
 enum { OF_LAYER = 2 * SA_LAYER_PARAMETERS, MOST_PARAMETERS = 5 + OF_LAYER * MOST_LAYERS };
 
-/* Table, first norm, layers, final norm; absent ones have size 0. */
+/* The table, first norm, layers and final norm; absent ones have size 0. */
 typedef struct {
     sa_transformer e;
     sa_layer layer[MOST_LAYERS];
@@ -162,7 +163,7 @@ typedef struct {
     int64_t *ids, starts[9];
 } model;
 
-/* The same numbers in both types. */
+/* Draws the same numbers for both types. */
 static void *draw_float32(ptrdiff_t n, bool f64, random_source *random) {
     void *x = draw_reals(n, f64, random);
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -243,7 +244,7 @@ static void model_make(model *m, const model_shape *shape, bool f64) {
     m->e.first_norm = (sa_norm){m->parameter[1], m->parameter[2], 1e-5, false};
     m->e.final_norm = (sa_norm){m->parameter[m->parameters - 2], NULL, 1e-5, true};
     const ptrdiff_t half = d / shape->heads / 2;
-    m->angles = draw_float32(m->e.longest * (half + 1), f64, &random); /* sines and cosines of no angle will do */
+    m->angles = draw_float32(m->e.longest * (half + 1), f64, &random); /* numbers that are no sines and cosines suffice */
     for (ptrdiff_t i = 0; i < shape->layers; ++i) {
         sa_layer *l = &m->layer[i];
         for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
@@ -260,11 +261,11 @@ static ptrdiff_t transformer_outputs(const sa_transformer *e) {
     return (e->pooling == SA_EACH_ROW ? e->tokens : e->sequences) * e->d;
 }
 
-/* As many threads even for small cases, by shares or by tasks of phases. Returns the outputs. */
+/* Runs with this number of threads even in small cases, by shares or by tasks of phases. Returns the outputs. */
 static void *transformer_run(const sa_transformer *e, int threads, bool by_shares, void **saved) {
     sa_transformer_plan plan;
     CHECK(sa_transformer_make_plan(e, saved != NULL, 1, &plan) == SA_OK, "a plan");
-    const size_t attention = plan.scratch_bytes; /* more than a task's, with a cache */
+    const size_t attention = plan.scratch_bytes; /* with a cache, more than a task's scratch */
     plan.threads = threads;
     plan.by_shares = by_shares;
     plan.far = threads == 3;
@@ -304,7 +305,7 @@ static void run_backward(const model *m, const void *saved, const void *grad, in
     sa_transformer_backward(&m->e, &g, &plan, saved, scratch);
 }
 
-/* Output, then gradients. */
+/* The output, then the gradients. */
 typedef struct {
     void *array[1 + MOST_PARAMETERS];
 } results;
@@ -315,7 +316,7 @@ static void run_both(const model *m, const void *grad, int threads, results *r) 
     run_backward(m, saved, grad, threads, r->array + 1);
 }
 
-/* The largest error of n numbers, where NaN counts, and in *most the largest of those expected. */
+/* Returns the largest error of n numbers, NaN included; *most becomes the largest expected number. */
 static double worst_of(const void *got, const void *expected, bool f64, bool expected_f64, ptrdiff_t n, double *most) {
     double worst = *most = 0;
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -326,8 +327,8 @@ static double worst_of(const void *got, const void *expected, bool f64, bool exp
     return worst;
 }
 
-/* Sums of d terms, a softmax and a feed-forward network per layer; norms keep size 1. Gradients are sums of all tokens. That
- * of the keys' bias is 0 but for rounding, of the size of the weights' gradient. */
+/* A layer has sums of d terms, a softmax and a feed-forward network; norms keep size 1. Gradients are sums over all tokens. The
+ * gradient of the keys' bias is 0 but for rounding, at the scale of the weights' gradient. */
 static void compare(const model *m, const results *got, const results *expected, int threads) {
     const bool f64 = m->e.f64;
     double size = 1, most;
@@ -379,8 +380,8 @@ static void try_model(const model_shape *shape) {
 
 /* ---- with a cache -------------------------------------------------------------------------------------------------------- */
 
-/* Runs a model of the sequences `first` … first + count − 1 in pieces, with a cache: all tokens but a third, all but one, the last.
- * out: the rows of all sequences. */
+/* Runs the sequences `first` … first + count − 1 in pieces, with a cache: two thirds of the tokens, then all but the last, then
+ * the last. out has the rows of all sequences. */
 static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_shares, void *out) {
     model some = *m;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(m->e.f64), keys = m->layer[0].key_heads * m->layer[0].width;
@@ -411,7 +412,7 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
     }
 }
 
-/* Up to rounding, the rows are those of a call without a cache. Bits depend neither on other sequences nor on threads. */
+/* Up to rounding, rows must be the same as without a cache. Bits must depend neither on other sequences nor on threads. */
 static void try_cache(const model_shape *shape, bool f64) {
     FREES_AT_END;
     model m;
@@ -420,7 +421,7 @@ static void try_cache(const model_shape *shape, bool f64) {
     const size_t bytes = (size_t)n * sa_element_size(f64);
     void *expected = transformer_run(&m.e, 1, true, NULL);
     void *got[4];
-    for (int way = 0; way < 4; ++way) { /* alone at last */
+    for (int way = 0; way < 4; ++way) { /* the last way runs each sequence alone */
         got[way] = dirty_memory(bytes);
         for (ptrdiff_t s = 0; s < (way < 3 ? 1 : shape->sequences); ++s) {
             run_pieces(&m, s, way < 3 ? shape->sequences : 1, way == 0 || way == 3 ? 1 : 3, way < 2, got[way]);
@@ -430,20 +431,20 @@ static void try_cache(const model_shape *shape, bool f64) {
     }
     double most;
     const double worst = worst_of(got[0], expected, f64, f64, n, &most);
-    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7) * fmax(1, most); /* as in compare */
+    const double bound = 256 * (f64 ? 2.3e-16 : 1.2e-7) * fmax(1, most); /* see compare */
     CHECK(worst <= bound, "a cache, width %td, float%d: off by %g, more than %g", shape->d, f64 ? 64 : 32, worst, bound);
 }
 
 /* ---- with compact weights ------------------------------------------------------------------------------------------------ */
 
-/* A model's twin with compact weights; the model's own weights become the same numbers. */
+/* A copy of a model with compact weights; the model's weights become the same numbers. */
 typedef struct {
     sa_transformer e;
     sa_layer layer[MOST_LAYERS];
     sa_compact compact[MOST_LAYERS][SA_LAYER_PARAMETERS];
 } compact_model;
 
-/* x (rows, columns) becomes numbers that int8 or bfloat16 hold. Returns these, and the scales of int8. */
+/* Rounds x (rows, columns) to numbers of int8 or bfloat16. Returns these, and for int8 the scales. */
 static char *round_numbers(sa_weights kind, float *x, ptrdiff_t rows, ptrdiff_t columns, float **scales) {
     const ptrdiff_t groups = sa_ceil_div(columns, SA_GROUP);
     char *to = dirty_memory((size_t)(rows * columns) * 2);
@@ -470,7 +471,7 @@ static char *round_numbers(sa_weights kind, float *x, ptrdiff_t rows, ptrdiff_t 
     return to;
 }
 
-/* Attention without a norm after it, whose output replaces its input; two rows are multiplied as they are. */
+/* Makes the model attention without a norm after it, whose output replaces its input; two rows are multiplied unrounded. */
 static void keep_attention_alone(model *m) {
     random_source random = {5};
     float *rows = dirty_memory((size_t)(m->e.tokens * m->e.d) * sizeof *rows);
@@ -535,9 +536,9 @@ static float *run_alone(const sa_transformer *e, ptrdiff_t sequence) {
     return transformer_run(&one, 1, true, NULL);
 }
 
-/* Close to the results with these weights in float32; the same bits however it runs, and for each sequence alone. A product
- * rounds its rows: to 1/255 of a range that is some 8 times the size of a number, or to 8 bits. The errors of up to 7 products
- * of a layer add up. */
+/* Results must be close to those with these weights in float32, with the same bits however the model runs, and for each
+ * sequence alone. A product rounds its rows: to 1/255 of a range that is about 8 times the size of a number, or to 8 bits. The
+ * errors of up to 7 products of a layer add up. */
 static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
     FREES_AT_END;
     model m;
@@ -561,7 +562,7 @@ static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
         CHECK(memcmp(got, other, (size_t)outputs * sizeof *got) == 0, "model %d, weights of kind %d: way %d differs",
               shape->kind, kind, way);
     }
-    for (ptrdiff_t s = 0; s < m.e.sequences && shape->kind != DROPS; ++s) { /* dropout goes by the row of the call */
+    for (ptrdiff_t s = 0; s < m.e.sequences && shape->kind != DROPS; ++s) { /* dropout depends on the row in the call */
         float *own_rows = run_alone(&c.e, s);
         const bool each = m.e.pooling == SA_EACH_ROW;
         const ptrdiff_t first = each ? (ptrdiff_t)m.starts[s] : s, rows = each ? (ptrdiff_t)m.starts[s + 1] - first : 1;
@@ -629,7 +630,7 @@ void test_transformer(void) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) {
         try_model(&shapes[i]);
     }
-    /* The last one's keys are cut into chunks. */
+    /* The keys of the last model are cut into chunks. */
     static const model_shape cached[] = {
         {GATED, 6, 3, 1, 40, 2, {17, 9}},    {GATED, 40, 2, 3, 7, 4, {30, 3, 150, 4}}, {GPT, 12, 2, 2, 7, 3, {3, 4, 40}},
         {GPT, 100, 4, 2, 9, 3, {70, 3, 20}}, {GATED, 4, 1, 1, 5, 2, {2100, 40}},

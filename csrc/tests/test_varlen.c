@@ -1,4 +1,4 @@
-/* Ragged batches: each sequence has the bits of its own call, which other tests check. */
+/* Ragged batches: each sequence must have the bits of a call of its own, which other tests check. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 enum { MOST = 8, HEADS = 4 };
 
-/* The sequences alone, and packed: (rows, heads, cols), or (heads, rows, cols) for numbers of rows. */
+/* The sequences alone and packed. Packed arrays are (rows, heads, cols), or (heads, rows, cols) for numbers of rows. */
 typedef struct {
     int n;
     bool masks, lower_right;
@@ -22,7 +22,7 @@ typedef struct {
 
 static bool is_of_keys(int which) { return which == KEY || which == VALUE || which == D_KEY || which == D_VALUE; }
 
-/* Scalars of heads and masks are not packed. */
+/* Heads' scalars and masks are not packed. */
 static bool is_packed(int which) { return which != MASK && which != D_MASK && which != LENGTHS && which != WEIGHTS; }
 
 static void make_packed(ragged *c, int which) {
@@ -68,12 +68,12 @@ static void make_ragged(ragged *c, const test_case *spec, int n, const ptrdiff_t
                         uint64_t seed) {
     c->n = n;
     c->masks = spec->mask != SA_DTYPES;
-    for (int s = 0; s < (n > 0 ? n : 1); ++s) { /* the first gives the widths even if n is 0 */
+    for (int s = 0; s < (n > 0 ? n : 1); ++s) { /* the first sequence determines the widths even if n is 0 */
         test_case t = *spec;
         t.L = lengths_q[s];
         t.S = lengths_k[s];
         t.diagonal = c->lower_right ? t.S - t.L : 0;
-        t.mask = s % 4 == 3 ? SA_DTYPES : t.mask; /* none, whole, shared by heads, by rows */
+        t.mask = s % 4 == 3 ? SA_DTYPES : t.mask; /* no mask; a whole mask; shared by heads; shared by rows */
         t.mask_broadcast = s % 4 == 1 ? 2 : s % 4 == 2 ? BROADCAST_ROWS : 0;
         case_make(&c->alone[s], &t, seed + (uint64_t)s);
         c->alone[s].call.first_head = s * HEADS;
@@ -152,7 +152,7 @@ static void try(const test_case *spec, int n, const ptrdiff_t *lengths_q, const 
 
 void test_varlen(void) {
     static const ptrdiff_t few_q[MOST] = {5, 0, 70, 1, 64, 3, 33}, few_k[MOST] = {7, 9, 0, 40, 130, 3, 65};
-    static const ptrdiff_t mixed_q[MOST] = {2, 20, 600}, mixed_k[MOST] = {2200, 20, 600}; /* chunks; ranges in turns */
+    static const ptrdiff_t mixed_q[MOST] = {2, 20, 600}, mixed_k[MOST] = {2200, 20, 600}; /* chunks, and ranges in turns */
     for (int way = 0; way < 12; ++way) {
         test_case t = plain_case(way % 2 ? SA_F64 : SA_F32, 1, 1, 20, 33);
         t.n_lead = 2;

@@ -1,7 +1,6 @@
-/* The instructions of AVX-512, its products of bfloat16 and int8, AVX-VNNI and AMX that the kernels use, in AVX2
- * (make -C csrc emulate).
- * Written like the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile includes it before an
- * ISA file. */
+/* The instructions of AVX-512, its products of bfloat16 and int8, AVX-VNNI and AMX that the kernels use, in AVX2 (make -C csrc
+ * emulate). The functions follow the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile
+ * includes this before an ISA file. */
 #define SA_EMULATED
 #pragma GCC target("avx2,fma,f16c")
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -10,7 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* GCC's immintrin.h as far as AVX2, in its order: the names of what follows are free. */
+/* The headers of GCC's immintrin.h up to AVX2, in its order, so that later names are free. */
 #define _IMMINTRIN_H_INCLUDED
 #include <smmintrin.h>
 #include <avxintrin.h>
@@ -26,9 +25,9 @@ typedef uint8_t __mmask8;
 typedef uint16_t __mmask16;
 typedef uint32_t __mmask32;
 
-/* Compiles faster. */
+/* Without inlining, this compiles faster. */
 #define EMU static __attribute__((noinline, unused))
-/* What is called for every element. */
+/* Functions that are called for every element are inlined. */
 #define EMU_INLINE static inline __attribute__((always_inline, unused))
 
 typedef union {
@@ -46,7 +45,7 @@ typedef union {
     uint64_t u64[8];
 } emu_bits;
 
-/* ---- by halves ------------------------------------------------------------------------------------------------------- */
+/* ---- instructions by halves ---------------------------------------------------------------------------------------------- */
 
 #define EMU_HALVES(type, member, name, arguments, each)                                                                        \
     EMU type _mm512_##name arguments {                                                                                         \
@@ -153,7 +152,7 @@ EMU void _mm512_store_si512(void *p, __m512i a) {
     memcpy(p, &a, sizeof a);
 }
 
-/* ---- masked lanes: the memory of the others is not touched -------------------------------------------------------- */
+/* ---- masked lanes: other lanes' memory is not accessed ------------------------------------------------------------------- */
 
 #define EMU_LANES(count, body)                                                                                                 \
     for (int i = 0; i < (count); ++i) {                                                                                        \
@@ -225,7 +224,7 @@ EMU __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int order) {
 EMU __m512d _mm512_shuffle_f64x2(__m512d a, __m512d b, int order) {
     return (__m512d)_mm512_shuffle_f32x4((__m512)a, (__m512)b, order);
 }
-/* Higher bits are undefined: ones, which are NaN. */
+/* The higher bits are undefined: here ones, which are NaN. */
 EMU __m512 _mm512_castps128_ps512(__m128 a) {
     emu_bits r;
     memset(&r, 0xff, sizeof r);
@@ -286,7 +285,7 @@ EMU __m512d _mm512_reduce_pd(__m512d a, int how) {
     EMU_LANES(8, r.f64[i] = emu_reduce(r.f64[i]))
     return r.pd;
 }
-/* VSCALEF: a·2^⌊n⌋, rounded once: of floats, doubles hold it exactly. */
+/* VSCALEF: a·2^⌊n⌋, rounded once. For floats a double represents it exactly. */
 EMU double emu_scalef(double a, double n) {
     if (isnan(a) && isinf(n)) {
         return n > 0 ? (double)INFINITY : 0;
@@ -319,7 +318,7 @@ EMU_INLINE float emu_bf16(uint32_t high) {
     return fabsf(r) < 0x1p-126f ? copysignf(0, r) : r;
 }
 EMU_INLINE float emu_flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: second elements first */
+EMU __m512 emu_dpbf16(__m512 sum, __m512i a, __m512i b) { /* VDPBF16PS: adds products of second elements first */
     emu_bits r = {.ps = sum};
     const emu_bits x = {.si = a}, y = {.si = b};
     for (int i = 0; i < 16; ++i) {
@@ -351,7 +350,7 @@ EMU __m512i _mm512_cvtne2ps_pbh(__m512 high, __m512 low) {
 
 /* ---- products of int8: modulo 2^32 ----------------------------------------------------------------------------------- */
 
-EMU_INLINE uint32_t emu_dot_int8(uint32_t sum, uint32_t x, uint32_t w) { /* of uint8 and int8 */
+EMU_INLINE uint32_t emu_dot_int8(uint32_t sum, uint32_t x, uint32_t w) { /* products of uint8 and int8 */
     for (int i = 0; i < 32; i += 8) {
         sum += (uint32_t)((int32_t)(x >> i & 0xff) * (int8_t)(w >> i & 0xff));
     }
