@@ -90,7 +90,7 @@ typedef struct {
     ptrdiff_t L, S, E, Dv;
     int n_lead;
     ptrdiff_t lead[SA_MAX_LEAD];
-    ptrdiff_t gqa; /* query heads per key head on the last leading axis */
+    ptrdiff_t gqa; /* query heads for each key head on the last leading axis */
     bool f64;
 
     sa_tensor query, key, value;
@@ -134,7 +134,7 @@ typedef struct {
     size_t partial_bytes;
     bool large;  /* queries and outputs exceed the cores' caches: rows are fetched ahead */
     bool far;    /* keys and values exceed all caches */
-    int threads; /* as many as pay, at most the number asked for */
+    int threads; /* as many as pay, at most max_threads */
 } sa_attention_plan;
 
 sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_attention_plan *plan);
@@ -155,7 +155,7 @@ typedef struct {
     /* Strides are 0 along broadcast axes. A float mask needs them even without data: they decide the order of additions. */
     sa_tensor dmask;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
-    sa_tensor dsink_rows;  /* (B…, L, 1), to be summed over L */
+    sa_tensor dsink_rows;  /* (B…, L, 1): the sinks' gradients, to be summed over L */
     void *delta;           /* one element for each row of each head */
     bool only_turns;       /* tasks of a turn must not wait for each other */
 } sa_attention_gradients;

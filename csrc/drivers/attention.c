@@ -1,4 +1,4 @@
-/* Driver of attention's forward pass: cuts a call into tasks, describes blocks to the kernels, and runs the tasks. */
+/* Driver of attention's forward pass: cuts a call into tasks, describes blocks for the kernels, and runs the tasks. */
 #include <string.h>
 
 #include "drivers/attention.h"
@@ -236,7 +236,7 @@ static void describe_row(const sa_attention *a, const head_arrays *h, ptrdiff_t 
     }
 }
 
-/* Clearing the whole struct would be slower. */
+/* Describes the keys of a block. Clearing the whole struct would be slower. */
 static void describe_keys(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, sa_rows *rows, ptrdiff_t begin, ptrdiff_t end,
                           sa_block *b) {
     begin = begin >= end ? end : rows->gaps > 0 ? begin / 4 * 4 : sa_tiles_from(a, begin);
@@ -472,7 +472,7 @@ static void run_task(const forward_run *run, ptrdiff_t t, char *scratch, sa_held
         const ptrdiff_t block = t / plan->chunks;
         if (__atomic_add_fetch(&chunks_ended(run->a, plan, run->partial)[block], 1, __ATOMIC_ACQ_REL) == plan->chunks) {
             sa_attention_merge_task(run->a, plan, block, scratch, run->partial);
-            held->chunk = -1; /* the scratch had other uses */
+            held->chunk = -1; /* the scratch has been used for other things */
         }
     }
 }

@@ -7,7 +7,7 @@
 /* Counts heads and rows. False on overflow. */
 bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 
-/* Keys and values, or a mask, of this many bytes come from memory. */
+/* Keys and values, or a mask, of this many bytes do not fit CPU caches and come from memory. */
 #define SA_FAR_BYTES 24e6
 
 /* True if queries and outputs of this many rows exceed the cores' caches. */
@@ -31,12 +31,12 @@ void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrd
 /* The key at which tiles begin for keys from `key` on: dropout draws for four keys at a time. */
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key);
 
-/* Stretches are rows, such as a document's, that have no key in common with the rows before. A block lies in one stretch, and
- * tiles begin with a stretch's first key. */
+/* Stretches are rows, such as a document's, that have no key in common with the rows before. A block does not cross the end of
+ * a stretch, and tiles begin with a stretch's first key. */
 typedef struct {
     const sa_block_mask *mask; /* NULL: one stretch */
     const char *classes;
-    ptrdiff_t class_rows;   /* rows per entry of classes */
+    ptrdiff_t class_rows;   /* rows for each entry of classes */
     ptrdiff_t known, until; /* entries known … until − 1 are known to be one stretch */
 } sa_stretches;
 

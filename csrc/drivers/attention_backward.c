@@ -26,7 +26,7 @@
 #define SA_MANY_TASKS 64
 #define SA_LARGE_RANGE 1024
 
-/* Groups follow one another if they have this many blocks, and keys, values and gradients exceed these bytes. */
+/* Groups follow one another if they have this many blocks, and keys, values and their gradients exceed these bytes. */
 #define SA_BLOCKS_TO_FOLLOW 8
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 

@@ -29,7 +29,7 @@ size_t sa_compact_bytes(sa_weights kind, ptrdiff_t out, ptrdiff_t in) {
            2 * (size_t)(panels * groups_of(kind, in) * SA_PANEL_COLUMNS) * sizeof(float);
 }
 
-/* Row c of the weight is column c of the panels. */
+/* Fills column c of the panels, which is row c of the weight. */
 static void fill_column(const sa_compact *w, ptrdiff_t c, const char *row, char *panels) {
     const ptrdiff_t numbers = numbers_in_word(w->kind), bytes = SA_WORD / numbers;
     char *to = panels + c / SA_PANEL_COLUMNS * panel_bytes(w->words) + c % SA_PANEL_COLUMNS * SA_WORD;
@@ -145,7 +145,7 @@ static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t
 }
 
 /* Multiplies a row that cannot be rounded. */
-static void spoiled_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
+static void unrounded_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
     const ptrdiff_t at = row * w->out + column;
     const float *bias = (const float *)(const void *)l->bias[which], *residual = (const float *)(const void *)l->residual;
@@ -234,7 +234,7 @@ void sa_compact_columns(const sa_linear *l, const sa_compact_rows *r, int which,
     for (ptrdiff_t i = 0; i < r->rows && l->weights == SA_WEIGHTS_INT8; ++i) {
         if (isnan(r->rounded[i * groups_of(l->weights, l->in)].scale)) {
             multiply_rows(l, r, from, i, which, column, width);
-            spoiled_row(l, which, r->row + i, column, width);
+            unrounded_row(l, which, r->row + i, column, width);
             from = i + 1;
         }
     }

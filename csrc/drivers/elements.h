@@ -12,10 +12,10 @@ typedef struct {
     ptrdiff_t shape[SA_MAX_LEAD];
 } sa_elements;
 
-/* `from`, in C order, is float64 if the elements are, else float32. Rounds as sa_narrow does. */
+/* Writes `from`, in C order: float64 if the elements are float64, else float32. Rounds like sa_narrow. */
 void sa_elements_write(const sa_elements *to, const void *from);
 
-/* 16-bit elements are multiplied in float32, then rounded. */
+/* Multiplies the elements by a factor; 16-bit elements in float32, and then rounds. */
 void sa_elements_scale(const sa_elements *x, double factor);
 
 #endif

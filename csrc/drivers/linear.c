@@ -52,7 +52,7 @@ static const sa_compact *compact_of(const sa_linear *l, int which) {
 bool sa_linear_gemv(const sa_linear *l) {
     bool gemv = l->decoding && l->weights == SA_WEIGHTS_QUANTS;
     for (int which = 0; which < l->count && gemv; ++which) {
-        gemv = l->weight[which] != NULL && sa_quants_have_gemv(compact_of(l, which)); /* scratch is planned for all kinds */
+        gemv = l->weight[which] != NULL && sa_quants_have_gemv(compact_of(l, which)); /* NULL while scratch is planned */
     }
     return gemv;
 }
@@ -169,7 +169,7 @@ static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrd
     const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, all->again, scratch);
     sa_gemv_multiply(compact_of(l, which), column, &rows, all);
     for (ptrdiff_t r = 0; r < all->m; ++r) {
-        if (sa_gemv_spoiled(&rows, r, l->in)) {
+        if (sa_gemv_is_unsplit(&rows, r, l->in)) {
             sa_product row = *all;
             row.m = 1;
             row.a = (const float *)all->a + r * all->a_stride;

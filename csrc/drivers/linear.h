@@ -11,7 +11,7 @@ typedef struct {
     bool f64;
     sa_weights weights; /* the kind of all weights */
     bool far;           /* the weights come from memory, not from caches */
-    bool decoding;      /* each row is a new token: quants are read in place, and sums are added in another order */
+    bool decoding;      /* rows are new tokens: quants are read in place, and sums are added in another order */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
@@ -22,7 +22,7 @@ typedef struct {
     sa_activation activation;                                    /* with one weight: active = activation(y), or … */
     const char *gate;                                            /* … activation(gate)·y, unless NULL */
     char *active;                                                /* (rows, out), may be y */
-    sa_dropout dropout; /* p > 0: drops in active, or without activation in the product */
+    sa_dropout dropout; /* p > 0: drops elements of active, or of the product if there is no activation */
     sa_watch *watch;    /* for sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 

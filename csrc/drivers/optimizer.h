@@ -10,7 +10,7 @@ typedef enum { SA_SGD, SA_ADAM, SA_UPDATE_KINDS } sa_update_kind;
 typedef struct {
     bool f64;
     ptrdiff_t n;
-    int64_t step; /* from 1 on */
+    int64_t step; /* counted from 1 */
     void *parameter;
     const void *gradient;
     void *mean;   /* Adam's exp_avg, SGD's momentum_buffer (NULL without momentum; not read at step 1) */

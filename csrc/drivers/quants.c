@@ -107,7 +107,7 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
         for (ptrdiff_t row = 0; row < r->rows; ++row) {
             float *y = (float *)p->c + row * p->c_stride + c;
             const float *sums = r->sums + row * SA_GEMV_COLUMNS;
-            for (ptrdiff_t i = 0; i < columns && !sa_gemv_spoiled(r, row, w->in); ++i) {
+            for (ptrdiff_t i = 0; i < columns && !sa_gemv_is_unsplit(r, row, w->in); ++i) {
                 y[i] += sums[i];
             }
         }

@@ -30,7 +30,7 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
 
 /* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
 
-/* True if there is a leaf for these weights: otherwise rows of decoding are multiplied like others. */
+/* True if there is a leaf for these weights. If not, rows of decoding are multiplied like other rows. */
 bool sa_quants_have_gemv(const sa_compact *w);
 
 /* A task's rows as digits, and memory for the last columns' quants and for sums. */
@@ -50,7 +50,7 @@ sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool ag
  * digits cannot represent. */
 void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p);
 
-static inline bool sa_gemv_spoiled(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {
+static inline bool sa_gemv_is_unsplit(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {
     const float scale = in > 0 ? r->x[row * (in / SA_PIECE)].scale : 0;
     return scale != scale;
 }

@@ -27,7 +27,7 @@ typedef struct {
     double scale, softcap;
     sa_activation activation;
     sa_rotary rotary;
-    double dropout[SA_DROPOUTS]; /* probabilities */
+    double dropout[SA_DROPOUTS]; /* probabilities of SA_DROP_… */
     uint64_t seed;
 } sa_layer;
 
@@ -75,7 +75,7 @@ enum {
     SA_X,       /* d */
     SA_NORMED,  /* d: n, if the norm comes first */
     SA_QUERIES, /* heads × width */
-    SA_KEYS,    /* key heads × width, likewise values */
+    SA_KEYS,    /* key heads × width; values have the same */
     SA_VALUES,
     SA_ATTENDED,    /* heads × width */
     SA_SCALED,      /* d: the attention's norm, before weight and bias */
@@ -102,7 +102,7 @@ typedef struct {
     bool by_shares;
     bool far;                       /* weights come from memory, not from CPU caches */
     bool decoding;                  /* each sequence has a past and one new token */
-    ptrdiff_t shares, share_tokens; /* a share begins at the first sequence from a multiple on … */
+    ptrdiff_t shares, share_tokens; /* share k begins at the first sequence from token k·share_tokens on … */
     ptrdiff_t share_rows;           /* … and has at most this many tokens */
     ptrdiff_t attend_rows;
     /* With a cache, for each sequence: tasks that attend, tasks that merge chunks of keys, whether attending tasks also append,
@@ -133,7 +133,7 @@ typedef struct {
     void *table;          /* of the table's shape, or NULL */
     void *rows;           /* (tokens, d): the gradient of the first norm's or layer's input; or NULL */
     void *mask;           /* (heads, longest, longest), zeroed: the gradient of a float mask of all sequences; or NULL */
-    void *first_norm[2], *final_norm[2]; /* weight, bias */
+    void *first_norm[2], *final_norm[2]; /* gradients of weight and bias */
     const sa_layer_gradients *layer;
 } sa_transformer_gradients;
 

@@ -1,4 +1,4 @@
-/* The structs that drivers hand to kernels, and the table of functions that each instruction set fills. */
+/* The structs that drivers pass to kernels, and the table of functions that each instruction set fills. */
 #ifndef SA_KERNELS_H
 #define SA_KERNELS_H
 
@@ -20,7 +20,7 @@ enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };
 typedef struct {
     int count;
     bool clipped; /* causal, windows, lengths or block masks close some key of the block to some row */
-    int gaps;     /* lists that close keys between lo and hi */
+    int gaps;     /* number of lists of runs that close keys between lo and hi */
     const char *query[SA_MAX_BLOCK_ROWS];
     const char *mask[SA_MAX_BLOCK_ROWS];
     char *out[SA_MAX_BLOCK_ROWS];
@@ -33,7 +33,7 @@ typedef struct {
     ptrdiff_t index[SA_MAX_BLOCK_ROWS];
     uint64_t head[SA_MAX_BLOCK_ROWS]; /* flattened head number, for dropout */
     double slope[SA_MAX_BLOCK_ROWS], sink[SA_MAX_BLOCK_ROWS];
-    /* Each row has `gaps` lists, runs … runs_end − 1: those of keys lo … hi − 1 that all lists have are open. */
+    /* Each row has `gaps` lists, runs … runs_end − 1. A key from lo … hi − 1 is open if all lists have it. */
     const sa_run *runs[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS], *runs_end[SA_MAX_BLOCK_MASKS][SA_MAX_BLOCK_ROWS];
 } sa_rows;
 
@@ -95,9 +95,9 @@ bool sa_cancelled(const sa_attention *a);
 #define SA_ELEMENTS_AT_ONCE ((ptrdiff_t)1 << 22)
 
 #define SA_ROW_TASK_ROWS 64
-#define SA_ROW_COLUMNS 256 /* four arrays of columns fit in L1 */
+#define SA_ROW_COLUMNS 256 /* four arrays of this many columns fit L1 */
 
-/* Rows of n elements, or n × width for a softmax along another axis. */
+/* A task: rows of n elements, or n × width for a softmax along another axis. */
 typedef struct {
     const sa_row_call *call;
     const sa_row_plan *plan;
@@ -230,7 +230,7 @@ typedef struct {
     ptrdiff_t most_rows;
     bool widened; /* rows of uint8 come widened to int16 */
     sa_compact_leaf *leaf;
-    void (*start)(void), (*end)(void); /* before and after calls of the leaf, or NULL */
+    void (*start)(void), (*end)(void); /* called before and after the leaf; or NULL */
 } sa_compact_unit;
 
 /* 32 numbers of a row as integers of three digits in base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
@@ -283,7 +283,7 @@ typedef struct {
     size_t (*attention_scratch)(const sa_attention *a);
     size_t (*attention_partial)(const sa_attention *a, ptrdiff_t rows);
     void (*attention_forward)(const sa_block *b, void *scratch);
-    /* Adds up a block's partial results, which follow one another, and finishes it. */
+    /* Adds up the partial results of a block, which follow one another, and finishes the block. */
     void (*attention_merge)(const sa_block *b, const char *partial, ptrdiff_t chunks, void *scratch);
     size_t (*backward_scratch)(const sa_attention_gradients *g);
     bool (*adds_by_lines)(const sa_attention *a); /* true if whole cache lines are added to dK and dV */
@@ -299,7 +299,7 @@ typedef struct {
     size_t (*matmul_scratch)(ptrdiff_t rows, ptrdiff_t d);
     void (*matmul_nt)(const sa_product *p, void *scratch); /* C += A·Bᵀ */
     void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
-    void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += */
+    void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += that */
     void (*look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
                     ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);

@@ -83,7 +83,7 @@ typedef struct {
     PyArrayObject *owned[SA_MAX_OWNED]; /* all arrays that the call reads */
     const char *owned_names[SA_MAX_OWNED];
     int owned_count;
-    PyArrayObject *query, *key, *value, *mask; /* borrowed; mask: the last one read, or NULL */
+    PyArrayObject *query, *key, *value, *mask; /* borrowed; mask is the mask that was read last, or NULL */
     PyArrayObject *results[SA_RESULTS];        /* owned; NULL: not requested */
     sa_dtype result, computes;
     bool packed, enable_gqa, lower_right, want_lse, want_weights;
@@ -100,7 +100,7 @@ typedef struct {
     sa_varlen_item *items;       /* owned */
 } sa_call;
 
-/* Reads all arguments but `out`, `rng` and those of backward calls. c may be uninitialised; release it even after an
+/* Reads all arguments but `out`, `rng` and the arguments of backward calls. c may be uninitialised; release it even after an
  * error. */
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void sa_call_release(sa_call *c);
@@ -111,7 +111,7 @@ int sa_call_read_seed(sa_call *c);
 /* Takes over a reference to array. */
 void sa_call_own(sa_call *c, PyArrayObject *array, const char *name);
 
-/* The reader of `block_mask` (block_mask.c). */
+/* Reads `block_mask`; defined in block_mask.c. */
 int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void *to);
 
 /* True if the axes before the last `core` broadcast to the leading dims without enlarging them. */
@@ -122,7 +122,7 @@ bool sa_call_takes_out(const sa_call *c, sa_dtype dtype);
 
 /* Fills shape with (B…, rows, cols), or packed (rows, H, cols). Returns the number of axes. */
 int sa_call_shape(const sa_call *c, const npy_intp *lead, npy_intp rows, npy_intp cols, npy_intp *shape);
-/* A single column counts as contiguous. */
+/* Fills t from array. A single column counts as contiguous. */
 void sa_call_fill(const sa_call *c, sa_tensor *t, PyArrayObject *array, sa_dtype dtype);
 
 /* Fills shape with (B…, L, cols), or packed (H, L, cols), without the last axis if cols is 0. */

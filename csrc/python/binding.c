@@ -292,7 +292,7 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
 
 PyObject *sa_element(PyObject *x, npy_intp i) {
     PyObject *array = PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
-    PyObject *element = array ? PyObject_CallMethod(array, "item", "n", i) : NULL; /* IndexError if x has shrunk */
+    PyObject *element = array ? PyObject_CallMethod(array, "item", "n", i) : NULL; /* raises IndexError if x has shrunk */
     Py_XDECREF(array);
     return element;
 }

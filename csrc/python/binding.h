@@ -192,7 +192,7 @@ int sa_check_self_overlap(PyArrayObject *out);
 #define SA_SHAPE_CHARS (24 * (NPY_MAXDIMS + 2))
 const char *sa_print_shape(char *text, int ndim, const npy_intp *shape);
 
-/* Ends the message with both shapes. */
+/* Raises ValueError with the message, followed by both shapes. */
 int sa_shapes_error(const char *message, const char *name, PyArrayObject *array, const char *other_name, PyArrayObject *other);
 
 int sa_check_shape(const char *name, PyArrayObject *array, int ndim, const npy_intp *shape);

@@ -267,7 +267,7 @@ static const sa_parameter parameters[] = {
 
 static sa_dtype floating(sa_dtype dtype) { return sa_is_integer(dtype) ? SA_F64 : dtype; }
 
-/* A gradient has x's dtype. */
+/* Makes the output. A gradient has x's dtype. */
 static int make_output(row_call *k) {
     sa_strided *out = &k->c.array[SA_ROW_OUT];
     PyArrayObject *like_bf16 = NULL;

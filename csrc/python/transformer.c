@@ -195,7 +195,7 @@ static size_t gradient_bytes(const sa_transformer_call *c, Py_ssize_t i) {
     return ((size_t)PyArray_NBYTES(c->array[i]) + 63) / 64 * 64;
 }
 
-/* The core writes the gradient of array i to `data`. */
+/* Makes the core write the gradient of array i to `data`. */
 static void point_to(sa_transformer_call *c, sa_layer_gradients *of_layer, Py_ssize_t i, char *data) {
     if (i == TABLE) {
         c->g.table = data;

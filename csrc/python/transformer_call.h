@@ -32,7 +32,7 @@ typedef struct {
     PyObject *table_owner; /* owned, or NULL: the scales of a table of int8, or quants */
     PyObject *cached[2];   /* owned, or NULL: keys, values */
     sa_layer *layer;
-    int64_t *numbers; /* ids, offsets, lengths of the past: from the arena */
+    int64_t *numbers; /* ids, offsets and lengths of the past, from the arena */
     void *saved;      /* from the arena; NULL without a backward pass */
     void *out;
     sa_transformer_gradients g;

@@ -30,7 +30,7 @@ static bool has_all(unsigned bits, unsigned needed) { return (bits & needed) == 
 
 /* True if the system saves these register states (XCR0). */
 static bool saves(unsigned states) {
-    if (!has_all(cpuid(1, 0).ecx, 1u << 27)) { /* OSXSAVE */
+    if (!has_all(cpuid(1, 0).ecx, 1u << 27)) { /* the bit OSXSAVE */
         return false;
     }
     unsigned low, high;

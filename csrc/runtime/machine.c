@@ -91,7 +91,7 @@ static void read_share(void *call, int thread, int team) {
     __atomic_fetch_xor(&r->all, sum, __ATOMIC_RELAXED);
 }
 
-/* Each thread reads its own share; the best pass counts. */
+/* Each thread reads its share of the bytes. The best pass counts. */
 double sa_measure_read(const void *data, size_t bytes, int threads, double seconds) {
     reading r = {.data = data, .bytes = bytes};
     double best = 0;

@@ -128,7 +128,7 @@ SA_INLINE vec FN(exp2_short)(vec x) {
 }
 #endif
 
-/* x ≤ 88 (709), x = n·ln 2 + r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN), 0 below. */
+/* e^x for x ≤ 88 (709), with x = n·ln 2 + r. Within 1 ulp for results ≥ FLT_MIN (DBL_MIN); smaller ones are 0. */
 SA_INLINE vec FN(exp)(vec x) {
     vec t = V(fma)(x, SA_C(SA_LOG2E), SA_C(SA_ROUND_MAGIC));
     vec n = t - SA_C(SA_ROUND_MAGIC);

@@ -158,7 +158,7 @@ enum { MARGIN = 64, PATTERN = 0xA5 };
 
 void array_make(array *a, const array_shape *shape, sa_dtype dtype, unsigned layout, unsigned broadcast, bool output) {
     const ptrdiff_t item = (ptrdiff_t)sa_itemsize(dtype), long_row = 8192 + 3 * item;
-    const int rows = shape->n_lead, cols = rows + 1, last = rows - 1; /* axes */
+    const int rows = shape->n_lead, cols = rows + 1, last = rows - 1; /* numbers of these axes */
     const bool inside = (layout & HEADS_INSIDE) && last >= 0, across = (layout & TRANSPOSED) != 0;
     memset(a, 0, sizeof *a);
     a->shape = *shape;
@@ -248,7 +248,7 @@ char *array_head(const array *a, ptrdiff_t head, ptrdiff_t gqa) {
     char *p = a->tensor.m.data;
     for (int axis = a->shape.n_lead - 1; axis >= 0; --axis) {
         ptrdiff_t size = a->shape.lead[axis], group = 1;
-        if (axis == a->shape.n_lead - 1) { /* key heads */
+        if (axis == a->shape.n_lead - 1) { /* this axis counts key heads */
             size *= gqa;
             group = gqa;
         }

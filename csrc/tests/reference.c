@@ -33,7 +33,7 @@ typedef struct {
     bool *open;
     wide *s, *gain;
     double *s_error, *gain_error;  /* gain_error is absolute */
-    wide *weight;                  /* before dropout */
+    wide *weight;                  /* weights before dropout */
     double *weight_error, *factor; /* relative errors */
     wide lse, sink;
     double lse_error, mean_error, sums;

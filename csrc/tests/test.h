@@ -19,7 +19,7 @@
 bool check_that(bool ok, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
 
 extern bool quick;      /* for emulators and sanitizers */
-extern bool exhaustive; /* every float32 */
+extern bool exhaustive; /* tests every float32 */
 
 /* ---- random numbers (arrays.c) ------------------------------------------------------------------------------------- */
 

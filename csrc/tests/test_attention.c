@@ -1,5 +1,5 @@
-/* Attention and its gradients against the reference: sizes around vectors and tiles, and where a plausible kernel goes
- * wrong. test_random.c combines options. */
+/* Attention and its gradients against the reference: sizes around vectors and tiles, and cases in which a plausible kernel
+ * would be wrong. test_random.c combines options. */
 #include <math.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ static void sizes(void) {
     }
     for (int e = 0; e < NW; ++e) {
         for (int v = e % (quick ? 5 : 1); v < NW; v += quick ? 5 : 1) {
-            for (int d = 0; d < 4; ++d) { /* kernels of many rows and of few */
+            for (int d = 0; d < 4; ++d) { /* kernels for many rows and for few */
                 test_case t = plain_case(floats[d], d % 2 ? 1 + (e + v) % 8 : 17 + d, 35, widths[e], widths[v]);
                 t.lead[0] = 1;
                 t.backward = (e + v) % 4 == d;

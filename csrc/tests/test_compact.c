@@ -171,24 +171,24 @@ static void try_leaves(bool int8) {
 
 /* Rounds as the kernels must, to the bit. A row that cannot be rounded has a first scale of NaN, and zeros. */
 static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group) {
-    bool spoiled = false;
+    bool unrounded = false;
     group[0] = (sa_rounded){0, 0};
     for (ptrdiff_t from = 0; from < n; from += SA_GROUP, ++group) {
         const ptrdiff_t end = sa_smaller(n, from + SA_GROUP);
         float least = x[from], most = least;
         for (ptrdiff_t i = from; i < end; ++i) {
-            spoiled = spoiled || !isfinite(x[i]);
+            unrounded = unrounded || !isfinite(x[i]);
             least = x[i] < least ? x[i] : least;
             most = x[i] > most ? x[i] : most;
         }
         const float range = fabsf(most - least), inverse = 255 / range; /* makes 0 of −0 */
-        spoiled = spoiled || (range != 0 && !(range >= LEAST_RANGE && range <= MOST_RANGE));
+        unrounded = unrounded || (range != 0 && !(range >= LEAST_RANGE && range <= MOST_RANGE));
         for (ptrdiff_t i = from; i < end; ++i) {
-            q[i] = range > 0 && !spoiled ? (uint8_t)rintf((x[i] - least) * inverse) : 0;
+            q[i] = range > 0 && !unrounded ? (uint8_t)rintf((x[i] - least) * inverse) : 0;
         }
         *group = (sa_rounded){least + 0.0f, range / 255};
     }
-    if (spoiled) {
+    if (unrounded) {
         for (ptrdiff_t i = 0; i < n; ++i) {
             q[i] = 0;
         }
@@ -251,9 +251,9 @@ static void try_rounding(ptrdiff_t n) {
         const sa_rounded *got = row + kind * groups;
         memset(q, 0, (size_t)stride);
         round_row(x + kind * n, n, q, right);
-        const bool spoiled = n > 0 && isnan(right[0].scale);
-        CHECK(!spoiled || isnan(got[0].scale), "a row of %td, kind %d: is rounded", n, kind);
-        for (ptrdiff_t g = 0; g < groups && !spoiled; ++g) {
+        const bool unrounded = n > 0 && isnan(right[0].scale);
+        CHECK(!unrounded || isnan(got[0].scale), "a row of %td, kind %d: is rounded", n, kind);
+        for (ptrdiff_t g = 0; g < groups && !unrounded; ++g) {
             CHECK(memcmp(&got[g], &right[g], sizeof *got) == 0,
                   "group %td of %td, kind %d: least %g and scale %g, not %g and %g", g, n, kind, (double)got[g].least,
                   (double)got[g].scale, (double)right[g].least, (double)right[g].scale);

@@ -34,7 +34,7 @@ typedef struct {
     double least, most, least64, most64; /* the arguments whose results are neither flushed nor too large */
 } function;
 
-/* As in simd/exp.h. exp32 starts at the first result ≥ FLT_MIN. */
+/* Bounds and ranges as in simd/exp.h. exp32 starts at the first result ≥ FLT_MIN. */
 static const function functions[3] = {
     {"exp2", right_exp2, exp2l, 1, -126, 127.5, -1022, 1023.5},
     {"exp", right_exp, expl, 1, -87.33654474, 88, -708.39641853226408, 709},

@@ -44,7 +44,7 @@ static void threads(void) {
         same_bits(&t, "a mask of all rows");
         t = plain_case(dtype, 2, 5000, 16, 16);
         same_bits(&t, "split keys");
-        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* ranges of the keys take turns */
+        t = plain_case(dtype, d < 2 && !quick ? 800 : 530, 540, 6, 6); /* ranges of keys take turns */
         t.lead[0] = 1;
         t.backward = true;
         t.causal = d % 2;

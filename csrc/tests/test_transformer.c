@@ -471,7 +471,7 @@ static char *round_numbers(sa_weights kind, float *x, ptrdiff_t rows, ptrdiff_t 
     return to;
 }
 
-/* Makes the model attention without a norm after it, whose output replaces its input; two rows are multiplied unrounded. */
+/* Reduces the model to attention without a norm after it, whose output replaces its input; two rows cannot be rounded. */
 static void keep_attention_alone(model *m) {
     random_source random = {5};
     float *rows = dirty_memory((size_t)(m->e.tokens * m->e.d) * sizeof *rows);

@@ -235,7 +235,7 @@ SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
             const vec ds = V(load)(s->dS + at), distance = V(abs)(position - V(set1)((real)j));
             x = V(fma)(ds, distance, x);
             y = y + ds;
-            z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* −inf may mark a closed pair */
+            z = V(fma)(V(max)(V(load)(s->s.P + at), zero), distance, z); /* P may be −inf, the mark of a closed pair */
         }
         const ptrdiff_t at = v * SA_LANES;
         V(store)(s->x + at, V(load)(s->x + at) - x);

@@ -7,7 +7,7 @@
 /* Up to this size, copied keys and values stay for the head's next block. */
 #define SA_COPIED_BYTES ((size_t)4 << 20)
 
-/* `room` copied rows of a head, and after them one tile that is not kept. */
+/* Copied rows of a head: `room` of them, followed by a tile that is not kept. */
 typedef struct {
     real *rows;
     unsigned char *filled; /* [room / SA_KEYS_PER_TILE] */
@@ -16,7 +16,7 @@ typedef struct {
 
 /* Tiles of keys or values in bfloat16, each in a cell. */
 typedef struct {
-    char *tiles; /* `room` cells, and after them one that is not kept */
+    char *tiles; /* `room` cells, followed by a cell that is not kept */
     unsigned char *state;
     ptrdiff_t room;
     size_t bytes, row_bytes; /* bytes of a cell, and of one of its rows of pairs or terms of tiles */
@@ -45,7 +45,7 @@ typedef struct {
     char *rows;                      /* [lanes] rows of pairs */
     const char *values_now;          /* the tile's cell */
     real *product;                   /* [32][32] */
-    int from[SA_KEYS_PER_TILE / 32]; /* the first vector with weights for each 32 keys */
+    int from[SA_KEYS_PER_TILE / 32]; /* for each 32 keys, the first vector with weights */
     bool queries_fit;
 } FN(wide_state);
 
@@ -97,7 +97,7 @@ typedef struct {
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
     real factor;                            /* P times this is the scores */
-    bool empty;                             /* wide: O holds nothing yet, not even zeros */
+    bool empty;                             /* wide: O is uninitialised, not even zeros */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* valid if rows->clipped */
     bool scaled;                            /* wide: s->q is copied */
     sa_ahead ahead;
@@ -229,7 +229,7 @@ SA_INLINE bool FN(rows_in_place)(const char *const *rows, int count, const sa_ma
 /* Points q at the queries of vector v, in place (`direct`) or in s->row. Returns their number. */
 int FN(queries_of_vector)(const sa_block *b, FN(scratch) * s, bool direct, int v, const real **q);
 
-/* The tile's rows as real[n][width], copied if they are not yet. */
+/* The tile's rows as real[n][width]; copies them unless they are copied already. */
 const real *FN(copied_rows)(const sa_block *b, const sa_matrix *m, FN(copies) * copies, ptrdiff_t first, ptrdiff_t n,
                             ptrdiff_t width);
 

@@ -220,7 +220,7 @@ SA_ONCE bool FN(write_decode)(const sa_block *b, FN(scratch) * s, const real *fa
     return FN(is_finite)(check);
 }
 
-/* The same for a few numbers, without a transpose. */
+/* The same for a small output, without a transpose. */
 SA_ONCE bool FN(write_handful)(const sa_block *b, FN(scratch) * s, const real *factor, real *partial) {
     const ptrdiff_t Dv = b->a->Dv;
     real check = 0;
@@ -433,7 +433,7 @@ SA_ONCE void FN(run_careful)(const sa_block *b, FN(scratch) * s) {
         const real *v = FN(tile_rows)(b, &b->value, &s->value, first, n, b->a->Dv, &v_stride);
         FN(values_careful)(s->P, v, v_stride, n, b->a->Dv, s->O, s->alpha, nv);
     }
-    if (FN(finish_block)(b, s, nv, 0, false) && b->a->weights.m.data) { /* an open pair is not finite */
+    if (FN(finish_block)(b, s, nv, 0, false) && b->a->weights.m.data) { /* the cause is an open pair */
         FN(write_weights)(b, s, nv, 0);
     }
 }

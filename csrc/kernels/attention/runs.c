@@ -43,7 +43,7 @@ static ptrdiff_t last_open(const sa_rows *rows, int r, ptrdiff_t limit) {
     ptrdiff_t last = limit;
     for (int m = 0; m < rows->gaps; ++m) {
         const sa_run *first = rows->runs[m][r], *run = sa_find_run(first, rows->runs_end[m][r], limit - 1);
-        if (run == rows->runs_end[m][r] || run->lo >= limit) { /* limit − 1 is closed */
+        if (run == rows->runs_end[m][r] || run->lo >= limit) { /* key limit − 1 is closed */
             const ptrdiff_t before = run > first ? (ptrdiff_t)run[-1].hi : 0;
             last = before < last ? before : last;
         }

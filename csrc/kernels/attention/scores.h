@@ -44,7 +44,7 @@ SA_INLINE vec FN(add_mask)(vec s, vec mask) {
     return V(select)(V(eq)(mask, closed), closed, V(fma)(finite, V(set1)((real)SA_LOG2E), s));
 }
 
-/* True if add_mask is a plain multiply-add for all of this square. */
+/* True if add_mask is the same as a multiply-add for every element of this square. */
 SA_INLINE bool FN(is_plain_mask)(const vec *mask) {
     vec low = V(set1)(0), high = V(set1)(0);
     SA_UNROLL
@@ -193,7 +193,7 @@ SA_ONCE int FN(inspect_bias)(const real *bias, ptrdiff_t n) {
     return closed ? SA_TILE_CLOSED : zero ? SA_TILE_OPEN : SA_TILE_KEYS_BIASED;
 }
 
-/* Closes the keys between each row's runs. True if there were any. */
+/* Closes the keys between each row's runs. True if there are any. */
 SA_ONCE bool FN(pass_gaps)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, const sa_rows *rows) {
     bool any = false;
     for (int r = 0, to; r < rows->count; r = to) {

@@ -92,7 +92,7 @@ SA_INLINE void FN(decode_pair_columns)(const real *restrict pairs, ptrdiff_t apa
     for (ptrdiff_t j = 0; j < n; j += 2 * apart, pairs += SA_LANES) {
         const ptrdiff_t here = n - j < apart ? n - j : apart, both = n - j - apart;
         const char *v_j = v + j * stride;
-        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* a last key is paired with itself, at weight 0 */
+        for (ptrdiff_t i = 0; i < here; ++i, v_j += stride) { /* an odd last key is paired with itself, at weight 0 */
             FN(decode_pair_slice)(pairs + i * R, v_j, i < both ? v_j + across : v_j, next, rows->ahead, left, sum, R, C, far);
             next += far && rows->together ? (uintptr_t)(4 * C * SA_LANES) : 0;
         }
@@ -139,7 +139,7 @@ SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_strid
         }
         return !FN(is_finite)(check);
     }
-    for (ptrdiff_t j = 0; j < n; ++j) { /* other lanes hold anything */
+    for (ptrdiff_t j = 0; j < n; ++j) { /* the other lanes may hold anything */
         for (int r = 0; r < R; ++r) {
             const real x = P[j * p_stride + r];
             lost |= x - x != 0;

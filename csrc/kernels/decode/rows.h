@@ -1,5 +1,5 @@
 /* Products of decoding: R queries (rounded up to a power of two) times rows of a key head, read once and in place. Lanes are
- * features. decode.h walks over the keys.
+ * features. decode.h has the loop over the keys.
  *
  * Rows are fetched ahead, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead. With
  * shorter vectors whole rows are fetched, and values go some rows at a time (docs/decisions/0006-decoding.md). */
@@ -164,7 +164,7 @@ SA_INLINE void FN(decode_scores_slice)(const real *q, ptrdiff_t q_stride, const 
             SA_UNROLL
             for (int u = from; u < from + held; ++u) {
                 q_r[r][u] = V(load)(q + r * q_stride + u * SA_LANES);
-                if (keys == 2) { /* else GCC loads it twice */
+                if (keys == 2) { /* otherwise GCC would load it twice */
                     SA_HOLD(q_r[r][u]);
                 }
             }
@@ -269,7 +269,7 @@ SA_INLINE void FN(decode_zero_sums)(vec sum[SA_DECODE_ROWS][8], const int R, con
     }
 }
 
-/* O[R][o_stride] = alpha[r]·O + sum */
+/* O[R][o_stride] = alpha[r]·O + sum. */
 SA_INLINE void FN(decode_add_sums)(vec sum[SA_DECODE_ROWS][8], real *restrict O, ptrdiff_t o_stride, const real *restrict alpha,
                                    const int R, const int C) {
     SA_UNROLL

@@ -50,7 +50,7 @@ SA_VERB void sa_gemv_gather(const sa_gemv_columns_at *at, ptrdiff_t from, sa_wor
     v[3] = sa_gemv_high_pairs(high, high2);
 }
 
-/* 32 numbers of each column. */
+/* 32 numbers of each column, with their scales. */
 typedef struct {
     sa_words q[8];
     sa_floats scale[2]; /* in Q6_K one for each 16 numbers; else scale[0] for all */
@@ -146,7 +146,7 @@ SA_VERB void sa_gemv_take(const sa_gemv_columns_at *p, const sa_words *head, int
         sa_gemv_gather(p, 18, to->q + 4);
         SA_UNROLL
         for (int i = 0; i < 8; ++i) {
-            to->q[i] ^= 0x80808080; /* q + 128 */
+            to->q[i] ^= 0x80808080; /* makes q + 128, unsigned */
         }
         to->scale[0] = sa_gemv_half(head[0]);
         break;

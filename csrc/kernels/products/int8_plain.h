@@ -82,7 +82,7 @@ static void sa_int8_plain(const sa_compact_tile *t) {
     int16_t w[SA_PANEL_COLUMNS * SA_PLAIN_DEPTH] __attribute__((aligned(64)));
     const ptrdiff_t most = SA_PLAIN_DEPTH / SA_WORD, stride = t->stride / (ptrdiff_t)sizeof(int16_t);
     ptrdiff_t k = 0;
-    do { /* also once if there are no words, to set the sums */
+    do { /* runs once even without words, to set the sums */
         const ptrdiff_t words = t->words - k < most ? t->words - k : most, n = (words + words % 2) * SA_WORD;
         const int16_t *x = (const int16_t *)(const void *)t->x + k * SA_WORD;
         sa_widen_panel(t, k, words, w);

@@ -12,7 +12,7 @@ typedef struct {
 } FN(factored);
 
 struct FN(unit) {
-    bool replace_rows; /* cells replace copied keys and values; dK and dV grow by whole lines */
+    bool replace_rows; /* cells replace copied keys and values; whole cache lines are added to dK and dV */
     bool know_top;     /* scores() also finds their maxima */
     int decode_rows;   /* the most rows of a decoded block */
 

@@ -78,7 +78,7 @@ SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
     const vec dz = V(fma)(near * near, SA_C(3 * 0.044715 * 1.5957691216057307118), SA_C(1.5957691216057307118));
     const vec right = SA_C(1) / (SA_C(1) + h * h);
-    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx without one h */
+    const vec bend = (x * right) * (dz * h); /* x·(1 − s)·dz/dx without one factor h */
     const lanemask negative = V(lt)(x, SA_C(0));
     return V(select)(negative, (h + bend) * h, V(fma)(bend, h, SA_C(1))) * right;
 }

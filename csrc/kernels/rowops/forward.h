@@ -18,7 +18,7 @@ SA_INLINE vec FN(pad_from)(vec v, ptrdiff_t k, real pad) {
     return V(select)(V(lt)(V(load)(index), V(set1)((real)k)), v, V(set1)(pad));
 }
 
-/* −inf if there are no elements; skips NaN. */
+/* The maximum; −inf if there are no elements. Skips NaN. */
 SA_ONCE real FN(row_max)(const real *x, ptrdiff_t n) {
     vec top[4];
     SA_UNROLL
@@ -140,7 +140,7 @@ SA_ONCE FN(statistics) FN(rms_statistics)(const real *x, ptrdiff_t n, double eps
 
 /* y = x·2^by; y may be x. */
 SA_ONCE void FN(scale_row)(const real *x, real *y, ptrdiff_t n, int by) {
-    const real half = (real)ldexp(1, by / 2), rest = (real)ldexp(1, by - by / 2); /* 2^by alone may overflow */
+    const real half = (real)ldexp(1, by / 2), rest = (real)ldexp(1, by - by / 2); /* 2^by may overflow: two factors */
     for (ptrdiff_t i = 0; i < n; ++i) {
         y[i] = x[i] * half * rest;
     }

@@ -5,7 +5,7 @@
 
 /* Mixes 32-bit words into h; zeros fill up the last 512 bytes. */
 SA_KERNEL uint64_t FN(checksum)(uint64_t h, const void *data, size_t bytes) {
-    enum { VECTORS = 128 / SA_U32_LANES, FOLDED = 16 / SA_U32_LANES }; /* hides the multiplications' latency */
+    enum { VECTORS = 128 / SA_U32_LANES, FOLDED = 16 / SA_U32_LANES }; /* so many vectors hide the latency of multiplications */
     const char *from = data;
     uint32_t words[128];
     vu32 lanes[VECTORS], folded[FOLDED];
@@ -31,7 +31,7 @@ SA_KERNEL uint64_t FN(checksum)(uint64_t h, const void *data, size_t bytes) {
             break;
         }
     }
-    for (int v = 0; v < VECTORS; ++v) { /* 16 words on every instruction set */
+    for (int v = 0; v < VECTORS; ++v) { /* folds to 16 words on every instruction set */
         folded[v % FOLDED] = SA_MIXED(v < FOLDED ? vu32_set1((uint32_t)(h >> 32)) : folded[v % FOLDED], lanes[v]);
     }
     for (int v = 0; v < FOLDED; ++v) {

@@ -6,15 +6,15 @@
 #define SA_LEAST_RANGE 1e-30f
 #define SA_MOST_RANGE 1e30f
 
-/* Finds the least and the greatest number of a group; adds NaN to `spoiled` for NaN and infinities. */
-SA_INLINE void FN(range_of)(const float *x, ptrdiff_t n, float *low, float *high, vec *spoiled) {
+/* Finds the least and the greatest number of a group; adds NaN to *check for NaN and infinities. */
+SA_INLINE void FN(range_of)(const float *x, ptrdiff_t n, float *low, float *high, vec *check) {
     vec least = V(set1)(x[0]), most = V(set1)(0) - least; /* most is the greatest, negated */
     ptrdiff_t i = 0;
     for (; i + SA_LANES <= n; i += SA_LANES) {
         const vec t = V(load)(x + i);
         least = V(min)(least, t);
         most = V(min)(most, V(set1)(0) - t);
-        *spoiled = V(fma)(t, V(set1)(0), *spoiled);
+        *check = V(fma)(t, V(set1)(0), *check);
     }
     vec both = V(min)(V(even)(least, most), V(odd)(least, most));
     SA_UNROLL
@@ -26,7 +26,7 @@ SA_INLINE void FN(range_of)(const float *x, ptrdiff_t n, float *low, float *high
     for (; i < n; ++i) {
         *low = x[i] < *low ? x[i] : *low;
         *high = 0 - x[i] < *high ? 0 - x[i] : *high;
-        *spoiled = *spoiled + V(set1)(x[i] * 0);
+        *check = *check + V(set1)(x[i] * 0);
     }
     *low = *low + 0.0f; /* makes 0 of −0: which of the two is found depends on the order */
     *high = 0 - *high;
@@ -49,16 +49,16 @@ SA_INLINE ptrdiff_t FN(group_size)(ptrdiff_t n, ptrdiff_t g) {
 SA_KERNEL void FN(quantize_rows)(const float *x, ptrdiff_t rows, ptrdiff_t n, uint8_t *to, ptrdiff_t stride, sa_rounded *row) {
     const ptrdiff_t groups = (n + SA_GROUP - 1) / SA_GROUP;
     for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += stride, row += groups) {
-        vec spoiled = V(set1)(0);
+        vec check = V(set1)(0);
         bool whole = true;
         for (ptrdiff_t g = 0; g < groups; ++g) {
             float low, high;
-            FN(range_of)(x + g * SA_GROUP, FN(group_size)(n, g), &low, &high, &spoiled);
+            FN(range_of)(x + g * SA_GROUP, FN(group_size)(n, g), &low, &high, &check);
             const float range = high - low;
             whole = whole && range <= SA_MOST_RANGE && (range == 0 || range >= SA_LEAST_RANGE);
             row[g] = (sa_rounded){low, range}; /* range/255 will be the scale */
         }
-        if (!whole || !FN(is_finite)(spoiled)) { /* bytes can hold finite numbers only */
+        if (!whole || !FN(is_finite)(check)) { /* bytes can hold finite numbers only */
             memset(to, 0, (size_t)stride);
             row[0].scale = NAN;
             continue;

@@ -163,11 +163,11 @@ SA_ONCE void FN(split_piece)(const float *x, sa_digits *to) {
 
 SA_KERNEL void FN(split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to) {
     for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += n / SA_PIECE) {
-        float spoiled = 0;
+        float check = 0;
         for (ptrdiff_t i = 0; i < n; ++i) {
-            spoiled += x[i] * 0;
+            check += x[i] * 0;
         }
-        if (spoiled != 0) { /* NaN */
+        if (check != 0) { /* it is NaN */
             memset(to, 0, (size_t)(n / SA_PIECE) * sizeof *to);
             to->scale = NAN;
             continue;

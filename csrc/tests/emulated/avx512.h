@@ -142,7 +142,7 @@ EMU_HALVES(__m512i, si, set1_epi16, (short x), _mm256_set1_epi16(x))
 EMU_MEMORY(__m512, ps)
 EMU_MEMORY(__m512d, pd)
 EMU_MEMORY(__m512i, si512)
-EMU void emu_must(int holds) { /* the manual has a fault here */
+EMU void emu_must(int holds) { /* traps where the CPU would fault */
     if (!holds) {
         __builtin_trap();
     }
