@@ -22,7 +22,7 @@ if windows:
         "selfattn needs GCC 12 or later, or Clang; MSVC is not supported (see docs/guide/semantics.md)."
     )
 
-# No contraction: where multiply-adds are fused must not depend on the compiler.
+# No contraction: the compiler must not decide which multiply-adds are fused.
 # No -ffast-math: NaN and inf keep their meaning.
 compile_args = [
     "-std=c11",
@@ -34,15 +34,16 @@ compile_args = [
     "-Wall",
     "-Wextra",
 ]
-# The platform that is built for, which need not be this one.
+# The target platform, which may differ from this one.
 if sysconfig.get_platform().endswith("x86_64"):
-    # After CFLAGS: their -march must not leak into the ISA files. No MMX: GCC 12 uses it for small moves,
+    # These follow CFLAGS, whose -march must not leak into the ISA files. No MMX: GCC 12 uses it for small moves,
     # and then the thread's x87 arithmetic (NumPy's longdouble) gives NaN.
     compile_args += ["-march=x86-64", "-mno-mmx"]
 compile_args.append("-pthread")
 link_args = ["-pthread"]
 if sys.platform != "darwin":
-    # OpenMP's functions are bound together, at import: else some could be one library's, and some that of a PyTorch imported since.
+    # OpenMP's functions are bound together at import: else some could come from one library, others from a later imported
+    # PyTorch.
     link_args += ["-Wl,-z,now", "-ldl"]
 if os.environ.get("SELFATTN_WERROR"):
     compile_args.append("-Werror")
@@ -52,7 +53,7 @@ if sanitizers := os.environ.get("SELFATTN_SANITIZE"):
     compile_args += ["-g1", "-O1", "-DSA_PARTS_APART"]
     link_args.append(f"-fsanitize={sanitizers}")
 
-# Compiler and linker flags that give OpenMP. The sanitizer of threads does not understand its library.
+# Compiler and linker flags for OpenMP. ThreadSanitizer does not understand its library.
 OPENMP = [(["-fopenmp"], ["-fopenmp"])]
 if sys.platform == "darwin":  # Apple's compiler knows the pragmas, and Homebrew has the library
     OPENMP += [
@@ -62,20 +63,20 @@ if sys.platform == "darwin":  # Apple's compiler knows the pragmas, and Homebrew
 if os.environ.get("SELFATTN_OPENMP") == "0" or "thread" in (sanitizers or ""):
     OPENMP = []
 
-# For wheels: OpenMP's library goes next to the extension, under the name that PyTorch's has too.
+# For wheels: OpenMP's library is copied next to the extension, under the same name as PyTorch's.
 bundled = "libgomp.so.1" if os.environ.get("SELFATTN_BUNDLE_OPENMP") == "1" else None
 if bundled:
     link_args.append("-Wl,-rpath,$ORIGIN")
 
-# One extension for every CPython from 3.11 on, but for free-threaded ones, which have no stable ABI.
+# One extension for every CPython from 3.11 on, except free-threaded ones, which have no stable ABI.
 stable_abi = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 headers = glob("csrc/**/*.h", recursive=True)
-# What compiles longest comes first.
+# The files that take longest to compile come first.
 folders = ("isa", "kernels/*", "drivers", "runtime", "python")
 sources = [path for folder in folders for path in sorted(glob(f"csrc/{folder}/*.c"))]
 
-# What a build needs, as a file that compiles only if it is there, and what to do if it is not. In this order.
+# What a build needs, in this order: a file that compiles only if it is there, and what to do if it is not.
 NEEDS = [
     (
         "#include <stdlib.h>\n",
@@ -156,7 +157,7 @@ class BuildExt(build_ext):
         if not self.inplace:
             self.copy_extensions_to_source()
         if stable_abi:
-            # An older build for this Python alone would be imported before it.
+            # An older build for this Python version alone would be imported first.
             Path("selfattn/_core" + sysconfig.get_config_var("EXT_SUFFIX")).unlink(missing_ok=True)
 
 

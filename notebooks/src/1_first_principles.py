@@ -12,7 +12,7 @@
 # ## What to see
 #
 # The same *bank* goes in twice. The thickness of a ribbon is an attention weight. Point at *bank* in both sentences:
-# which words does it attend to, and what comes out?
+# which words does it attend to, and how does its output differ?
 
 # %%
 import numpy as np
@@ -71,7 +71,7 @@ compare("embed", x)
 # %% [markdown]
 # ## A linear layer cannot tell them apart
 #
-# `x @ W` treats every row by itself. The row of *bank* is the same in both sentences, so what comes out is the same,
+# `x @ W` computes every row by itself. The row of *bank* is the same in both sentences, so the output is the same,
 # whatever `W` holds. No amount of training helps: the information from the neighbours never arrives.
 
 # %%
@@ -150,7 +150,7 @@ compare("self_attention_class", {name: layer(x[name]) for name in sentences})
 # ---
 # # One step further: what does the scale do?
 #
-# Nothing in the argument so far needed $1/\sqrt{d_k}$. The reason shows when vectors get wider.
+# Nothing in the argument so far needed $1/\sqrt{d_k}$. The reason becomes visible when vectors get wider.
 #
 # ## 1. Scores grow with the width
 #
@@ -210,10 +210,10 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
     print(f"{scale:7.3f}   {largest:14.3f}   {np.linalg.norm(gradient):.6f}")
 
 # %% [markdown]
-# Small at both ends: at 0 because the query has no effect, at 100 because the choice is made and a slightly different query
-# would make the same one. In between lies the range in which a layer can learn. These hand-made scores are small, so a
-# scale of 5 gives a larger gradient than $1/\sqrt 2$. The point of $1/\sqrt{d_k}$ is not that it is the best number. It is
-# that the width of the layer no longer decides at which end training begins.
+# The gradient is small at both ends: at 0 because the query has no effect, at 100 because the choice is made and a slightly
+# different query would make the same one. In between lies the range in which a layer can learn. These hand-made scores are
+# small, so a scale of 5 gives a larger gradient than $1/\sqrt 2$. The point of $1/\sqrt{d_k}$ is not that it is the best
+# number. It is that the width of the layer no longer decides at which end training begins.
 #
 # Here is the projected attention with all steps; move the scale on the page, and watch the weights of *bank*.
 

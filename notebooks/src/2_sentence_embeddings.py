@@ -98,8 +98,8 @@ for light in (0.0, 1.0, 1.5, 1.9, 2.0, 2.1, 2.5, 3.0, 4.0):
 
 # %% [markdown]
 # Up to some point the pick does not move at all, and then it jumps across the room. So a pick does not say *in which
-# direction* to change the query: its gradient is zero nearly everywhere. The sum slides all the way, and its slope is
-# what training follows. The gradient of the recliner's place along x (towards the lamp) with respect to its query:
+# direction* to change the query: its gradient is zero nearly everywhere. The weighted sum moves all the way, and training
+# follows its slope. The gradient of the recliner's place along x (towards the lamp) with respect to its query:
 
 # %%
 place, pullback = sa.scaled_dot_product_attention_vjp(query, key, value)
@@ -298,7 +298,7 @@ for sentence, untrained, trained in zip(test, before, after, strict=True):
 
 # %% [markdown]
 # Nothing in the data says that *stream* and *loan* are the words that matter. To lower its loss, the model had to make
-# sentences of one topic alike. A *bank* that stays the same *bank* everywhere does not help with that. So the model
+# sentences of one topic alike. A vector of *bank* that is the same in all sentences does not help with that. So the model
 # learned to take the topic from the word that shows it.
 #
 # And this changes the vector of *bank* itself. The vectors of *bank* in the four sentences, before the block and after it,
@@ -321,7 +321,7 @@ for name, rows in vectors.items():
         print("  ", "  ".join(f"{c:5.2f}" for c in row), "  ", sentence)
 
 # %% [markdown]
-# What goes in is the same word, only at another place in the sentence. Two different words come out.
+# The input is the same word, only at another position in the sentence. The outputs are different vectors.
 #
 # Both sentences on one page, with the learned matrices. Follow *bank* from its query to the weights:
 
@@ -348,10 +348,10 @@ for seed in (SEED, 0, 1, 2):
 
 # %% [markdown]
 # All of them solve the task, but they do not all attend to the word that we would choose. In the model with seed 2,
-# *bank* attends to words about money only: if there are none, *bank* belongs to a river, and that is enough. Nor need it
-# be *bank*: the vector of the sentence is a mean over *all* its words, so *the* and *and* can attend to the topic word, or
-# the topic word can have a large vector of its own. Weights show what a step of the computation did; why the model
-# succeeds is another question, and one row of weights does not answer it.
+# *bank* attends to words about money only: if there are none, *bank* belongs to a river, and that is enough. Another word may
+# attend instead of *bank*: the vector of the sentence is a mean over *all* its words, so *the* and *and* can attend to the
+# topic word, or the topic word can have a large vector of its own. Weights show what a step of the computation did; why the
+# model succeeds is another question, and one row of weights does not answer it.
 #
 # *Your turn:*
 #

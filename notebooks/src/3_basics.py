@@ -84,7 +84,7 @@ compare("output", steps.weighted_values.sum(axis=-2))
 compare("output", sa.scaled_dot_product_attention(Q, K, V))
 
 # %% [markdown]
-# Every number, where it came from, and a chance to change it:
+# This page shows every number and its sources, and lets you change numbers:
 
 # %%
 steps_page(steps, tokens)
@@ -161,7 +161,7 @@ print(two)
 
 # %% [markdown]
 # Note the shapes: up to `output` there is an axis for the heads in front, and `concatenated` puts them side by side.
-# The matrices are the same as before, no parameter has been added. And yet the weights of *sky* are others:
+# The matrices are the same as before, no parameter has been added. And yet the weights of *sky* are different:
 
 # %%
 print("                 ", "  ".join(f"{t:>6}" for t in tokens))
@@ -170,8 +170,8 @@ for h in range(2):
     print(f"head {h} of 2, sky:", "  ".join(f"{w:6.3f}" for w in two.weights[h, 0]))
 
 # %% [markdown]
-# The two heads disagree: by its first column *sky* attends more to itself, by the second more to the others. In the one
-# head both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the larger product decided.
+# The weights of the two heads differ: by its first column *sky* attends more to itself, by the second more to the others. In
+# the one head both columns were added up before the softmax, $q_1 k_1 + q_2 k_2$, and the larger product decided.
 #
 # The page shows both heads at every stage:
 

@@ -155,7 +155,7 @@ for lines in zip(*pictures, strict=True):
 # ## Dead rows
 #
 # Combine a causal mask with padding *in front*, as it is done when texts are generated in batches. The first row may
-# attend to the first token only, and that one is padding. The row has no key. What should come out?
+# attend to the first token only, and that one is padding. The row has no key. What should its output be?
 
 # %%
 padding_in_front = np.array([False, True, True, True])

@@ -3,7 +3,7 @@
 #
 # The five tutorials end where models such as GPT begin. A GPT is the attention that you know, with three additions:
 #
-# - a token sees **only itself and what came before** (a causal mask), so that every place of a text is an exercise:
+# - a token sees **only itself and what came before** (a causal mask), so that every position of a text is an exercise:
 #   *what comes next?*
 # - several layers of attention and feed-forward networks, one after the other, each added to its input;
 # - a **head**: from the last row, a score for each token that may come next.
@@ -77,8 +77,8 @@ results["losses"] = losses
 #
 # ## Let it write
 #
-# For a beginning, the model gives scores for the next word; the likeliest one is appended, and so on. The keys and values
-# of the words so far are kept (`sa.KVCache` does that for attention alone), so a word costs one row.
+# For the beginning of a text, the model computes scores for the next word; the likeliest word is appended, and so on. The
+# keys and values of the words so far are kept (`sa.KVCache` does that for attention alone), so a word costs one row.
 
 
 # %%
@@ -93,7 +93,7 @@ print(("This is the cat that " + spoken).replace(" / ", "\n"))
 results["spoken"] = spoken
 
 # %% [markdown]
-# That is a verse by heart. Several beginnings at once, of different lengths, get what each would get alone:
+# The model has learned this verse by heart. Several beginnings, continued at once, give the same words as each alone:
 
 # %%
 beginnings = ["tossed the", "This is the rat", "kissed the maiden all"]
@@ -129,9 +129,9 @@ for seed in range(4):
 # %% [markdown]
 # ## Look inside
 #
-# How does it know what comes next? After *killed the* it must say *rat*, and after *worried the* it must say *cat*: the
-# last word is the same. `model.layers[0].self_attn` is the attention of the first layer, and returns its weights too.
-# The input of a layer is the output of the layer before it.
+# How does the model know what comes next? After *killed the* it must predict *rat*, and after *worried the* it must predict
+# *cat*, although the last word is the same. `model.layers[0].self_attn` is the attention of the first layer, and returns its
+# weights too. The input of a layer is the output of the layer before it.
 
 
 # %%

@@ -169,8 +169,8 @@ show(words, "lovely")
 # %% [markdown]
 # ### Do these weights matter?
 #
-# A weight says what a token *attends to*, not what that changes. The honest test is to change the sentence: replace a word
-# or leave it out, and see how far the score moves.
+# A weight says what a token *attends to*, not what that changes. The honest test is to change the sentence: replace a word or
+# leave it out, and see how much the score changes.
 
 # %%
 def kindness(words):
@@ -190,8 +190,8 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
 results["whole"], results["changed"] = whole, changed
 
 # %% [markdown]
-# Without *not*, or with another word after it, the verdict is the opposite. The words about the food change little, though
-# the first layer attends to them: what comes before *but* does not count.
+# Without *not*, or with another word after it, the predicted class is the opposite. The words about the food change little,
+# though the first layer attends to them: what comes before *but* does not count.
 #
 # *Your turn:*
 #

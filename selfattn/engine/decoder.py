@@ -43,7 +43,7 @@ class DecoderCache:
         return self.keys.nbytes + self.values.nbytes
 
     def keep(self, indices: npt.ArrayLike) -> None:
-        """Keep only these sequences, in this order; one may be kept twice."""
+        """Keep only these sequences, in this order; a sequence may be kept twice."""
         chosen = as_integers("indices", indices)
         if chosen.ndim != 1 or (chosen.size and not 0 <= chosen.min() <= chosen.max() < len(self)):
             raise ValueError(f"indices must be those of {len(self)} sequences, not {indices!r}")

@@ -19,7 +19,7 @@ WRT = ("query", "key", "value")
 
 
 class AttentionGradients(NamedTuple):
-    """The gradients that a pullback of attention returns; None for those that ``wrt`` does not name.
+    """The gradients that a pullback of attention returns; a gradient that ``wrt`` does not name is None.
 
     Attributes
     ----------
@@ -217,7 +217,7 @@ def as_fitting_gradient(
 
 
 def gradient_dtype(x: Array) -> np.dtype[Any]:
-    """Return the dtype of the gradient of x: its own, float64 for integers."""
+    """Return the dtype of the gradient of x: the dtype of x, or float64 for integers."""
     return np.dtype(np.float64) if x.dtype.kind in "iu" else x.dtype.newbyteorder("=")
 
 

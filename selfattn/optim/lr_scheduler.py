@@ -453,7 +453,7 @@ class OneCycleLR(LRScheduler):
 
 
 class SequentialLR(LRScheduler):
-    """One schedule after the other, such as a linear warm-up and a cosine.
+    """Several schedules, one after the other, such as a linear warm-up and a cosine.
 
     Parameters
     ----------

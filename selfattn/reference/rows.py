@@ -197,7 +197,7 @@ def apply_rotary_emb(
 
 
 def pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
-    """Return the two halves of the pairs that rotary embeddings turn, each (..., L, D / 2)."""
+    """Return the two halves of the pairs that rotary embeddings rotate, each (..., L, D / 2)."""
     if interleaved:
         return x[..., 0::2], x[..., 1::2]
     half = x.shape[-1] // 2

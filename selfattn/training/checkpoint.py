@@ -151,7 +151,7 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 
 def generators(rng: Generator, task: Any) -> list[Generator]:
-    """Return the generators of a training: its own, and those in layers such as Dropout, each once."""
+    """Return each generator of a training once: the training's own, and generators in layers such as Dropout."""
     found = [rng]
     for module in task.modules() if hasattr(task, "modules") else ():
         found += [

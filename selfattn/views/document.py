@@ -180,7 +180,7 @@ def script(*names: str) -> str:
 
 
 def code(*names: str) -> str:
-    """Return the files of these names in one function in strict mode, which is called."""
+    """Return code that calls a function, in strict mode, with the content of these files."""
     plain = _NOT_CODE.sub("", "".join(map(_read, names)))
     return f'(() => {{\n"use strict";\n{plain}}})();'
 

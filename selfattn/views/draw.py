@@ -193,7 +193,7 @@ class Drawing:
         return self.grid(data, labels, caption, kind, attributes, self.decimals[name], size, hidden, ids)
 
     def shown(self, n: int) -> list[int]:
-        """Return the indices that are shown: all, or the first two thirds and the last."""
+        """Return the shown indices: all, or at most max_side, of which a third are the last ones."""
         if n <= self.max_side:
             return list(range(n))
         tail = self.max_side // 3
@@ -268,7 +268,7 @@ class Drawing:
         return f"<span {of}>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
-        """List the answers of the blanks, on a sheet of its own when printed."""
+        """List the answers of the blanks; printed, they are on a separate sheet."""
         sheet = []
         for stage in self.graph.stages.values():
             made = {
@@ -302,7 +302,7 @@ class Drawing:
         return ", ".join(parts) + (": " if parts else "")
 
     def data(self) -> str:
-        """Return what the script needs: all numbers to the last bit, how they are computed, all labels."""
+        """Return the script's data: all numbers to the last bit, how they are computed, all labels."""
         nodes = [
             {
                 "id": name, "name": node.name, "shape": node.data.shape,

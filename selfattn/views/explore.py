@@ -227,7 +227,7 @@ def _habit(habit: Habit) -> dict[str, Any]:
 
 
 def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
-    """Return the page's sentences; if a kind has only one special token in all texts, they name it."""
+    """Return the page's sentences, which name a special token if it is the only one of its kind in all texts."""
     captions = dict(EXPLORER)
     first = {each.keys[0] for each in texts}
     others = {token for each in texts for token in each.keys[1:] if is_special(token)}

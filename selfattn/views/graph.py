@@ -385,7 +385,7 @@ def _pairs(
 
 
 def _layer(graph: Graph, steps: LayerSteps, prefix: str, inputs: str | None) -> str:
-    """Add a layer from its projections on; return the id of the result."""
+    """Add the stages of a layer, from the projections on; return the id of the result."""
     batch = steps.inputs.shape[:-2]
     if np.prod(batch, dtype=int) != 1:
         raise PageError(

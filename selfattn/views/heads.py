@@ -84,7 +84,7 @@ def read_steps(steps: Any, queries: list[str], keys: list[str], **more: Any) -> 
 
 
 def _closed(attention: Any, weights: Array) -> Array | None:
-    """Return the pairs that every head masks, (L, S); None if there are none."""
+    """Return the pairs that every head masks, (L, S), or None if no pair is masked."""
     closed: Array = (~np.isfinite(attention.masked_scores).reshape(weights.shape)).all(axis=0)
     return closed if closed.any() else None
 
@@ -245,7 +245,7 @@ def _key_heads(key: Array) -> int:
 
 
 def _band(closed: Array | None) -> list[int | None] | None:
-    """Return how many keys to the left and right a query sees (None: all); None if the open pairs are not a band."""
+    """Return how many keys to the left and right a query sees (None: all), or None if the open pairs are not a band."""
     if closed is None:
         return [None, None]
     length, width = closed.shape

@@ -57,7 +57,7 @@ def assemble(
     title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
     opens: int = 0,
 ) -> Page:  # fmt: skip
-    """Put views into one page; several get a common title and a list. ``opens`` is the view that is shown first."""
+    """Put views into one page; several views get a common title and a list. ``opens`` is the view that is shown first."""
     head, shown = "", views
     if titles:
         shown = tuple(
@@ -147,7 +147,7 @@ def steps_page(
 
 
 def notebook_html(steps: Steps) -> str | None:
-    """Return the HTML of steps in a notebook; None, so that their text is shown, if a page cannot show them."""
+    """Return the HTML of steps in a notebook, or None if a page cannot show them, so that the notebook shows their text."""
     try:
         return steps_page(steps).fragment
     except PageError:

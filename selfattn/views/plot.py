@@ -284,7 +284,7 @@ def _other_families(characters: frozenset[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _code_points(path: str) -> frozenset[int]:
-    """Return the characters of a font; an unreadable font has none."""
+    """Return the characters of a font, or none if the font cannot be read."""
     from matplotlib.ft2font import FT2Font
 
     try:

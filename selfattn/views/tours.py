@@ -41,7 +41,7 @@ STEEP = 8.0  # a scale that makes one weight nearly 1
 
 
 def most(row: Array) -> int:
-    """Return the place of the largest number."""
+    """Return the index of the largest number."""
     return int(np.argmax(row))
 
 
@@ -54,7 +54,7 @@ def first_principles(
     raw: Callable[[list[str]], Any], layer: Callable[[list[str]], Any], drawn: Callable[[list[str]], Any],
     weight: Array, texts: Sequence[list[str]],
 ) -> list[Stop]:  # fmt: skip
-    """*bank* by the river and in finance: from no attention to random attention."""
+    """*bank* by the river and in finance: without attention, with given matrices, with random matrices."""
     river, finance = texts
     a, b, projected = raw(river), raw(finance), layer(river)
     bank = river.index("bank")
@@ -68,11 +68,11 @@ def first_principles(
         {word: said(w) for word, w in zip(river, a.weights[bank], strict=True)},
     )
     return [
-        Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will it come out different?",
-             ("different", "the same"), 1,
-             f"The same, {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, since no word takes from another.",
+        Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will the two outputs of *bank* differ?",
+             ("yes", "no, they are the same"), 1,
+             f"No: {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, since no word takes from another.",
              view=0, word=bank, hide="output"),
-        Stop("Let words look", "Now every word takes from all words, with weights that add up to 1. From which word does *bank* take most by the river?",
+        Stop("Let words look", "Now every word takes from all words, with weights that add up to 1. From which word does *bank* take most in the river sentence?",
              tuple("bank itself" if word == "bank" else word for word in river), order,
              f"From itself, {said(kept)}. But {taken['stream']} of its output is *stream* and {taken['mud']} is *mud*.",
              view=1, word=bank, hide="weights"),
@@ -86,7 +86,7 @@ def first_principles(
              view=2, word=bank),
         Stop("Take the scale away", "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
              ("more", "less"), 0 if bare[bank] > projected.weights[bank][bank] else 1,
-             f"More: {said(projected.weights[bank][bank])} became {said(bare[bank])} by the river. Larger scores favour the largest. Move the scale to 0 (all weights are equal), then to 8 (one is nearly 1).",
+             f"More: {said(projected.weights[bank][bank])} became {said(bare[bank])} by the river. Larger scores give the largest score more weight. Move the scale to 0 (all weights are equal), then to 8 (one is nearly 1).",
              view=2, word=bank, after=(("scale", 0, 0, 1.0),)),
         Stop("Nobody taught it", "Now the same layer has random matrices. Will the outputs of *stream*, *bank* and *mud* differ clearly?",
              ("clearly", "hardly"), 1,
@@ -123,8 +123,8 @@ def sentence_embeddings(
              f"From *{water}*: {said(after[0])}, and in the other sentence {said(after[1])} from *{money}*.",
              view=1, word=bank, hide="weights"),
         Stop("How does it know?", f"How does the model know that *{water}* and *{money}* are the words that matter?",
-             ("a dictionary says so", "someone marked them", "from which sentences are alike"), 2,
-             "Training only showed it triplets: two sentences that belong together and one that does not. To tell them apart, the model had to find the words that show the topic.",
+             ("a dictionary says so", "someone marked them", "from the similarity of sentences"), 2,
+             "Training only showed the model triplets: two sentences that belong together and one that does not. To tell them apart, the model had to find the words that show the topic.",
              view=1, word=bank),
         Stop("Two banks", "*bank* goes in with the same numbers twice. How similar are the two outputs of the block?",
              ("the same", "a little different", "in opposite ways"), 2 if apart < -0.3 else 1,
@@ -173,13 +173,13 @@ def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
              word=sky, after=(("mask", sky, blue, 0.0),)),
         Stop("Nearly alike", f"The weights of *sky* are {', '.join(map(said, row))}: nearly equal. Can a larger scale make one of them win?",
              ("yes, one wins", "the twins win together", "no, nothing changes"), 1,
-             f"At a scale of {STEEP:.0f} they are {', '.join(map(said, sharp))}: *sky* itself loses, but *is* and *blue* stay equal. No scale separates equal words.",
+             f"At a scale of {STEEP:.0f} they are {', '.join(map(said, sharp))}: the weight of *sky* falls, but *is* and *blue* stay equal. No scale gives equal words different weights.",
              word=sky, after=(("scale", 0, 0, STEEP),)),
         Stop("Swap the words", "Let *sky* and *blue* change places: their numbers are swapped. What happens to the output?",
              ("its rows are swapped too", "every number changes"), 0,
-             f"Its rows are swapped too: {', '.join(said(v, 4) for v in one.output[sky])} is now the third row. Attention alone does not know the order of words.",
+             f"The rows of the output are swapped too: {', '.join(said(v, 4) for v in one.output[sky])} is now the third row. Attention alone does not know the order of words.",
              word=blue, after=turned),
-        Stop("Two heads", "Split the two columns between two heads. Will *sky* keep as much of itself in both?",
+        Stop("Two heads", "Split the two columns between two heads. Will *sky* have the same weight for itself in both?",
              ("yes", "no"), 1,
              f"No: in head 0 *sky* keeps {said(kept[0])} of itself, in head 1 only {said(kept[1])}. One head adds up the products of both columns before the softmax, so the larger column decides.",
              view=1, word=sky, head="0", hide="weights"),
@@ -200,7 +200,7 @@ def illustrated(steps: Callable[..., Any], rounded: Any) -> list[Stop]:
     return [
         Stop("By hand", f"The query of *input 1* is ({', '.join(map(str, q[0]))}). Multiply it with the three keys, number by number, and add up. Which scores are right?",
              tuple(written), 0,
-             f"{written[0]}: for the first key {' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}. Whole numbers stay whole up to here.",
+             f"{written[0]}: for the first key {' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}. Up to here all numbers are whole.",
              word=0, before=softmax, hide="scores"),
         Stop("Four more", f"*input 2* has the scores {s[1, 1]} with itself and {s[1, 2]} with *input 3*. How many times as large is its weight for itself?",
              (said(s[1, 1] / s[1, 2], 1), str(s[1, 1] - s[1, 2]), str(factor)), 2,
@@ -239,13 +239,13 @@ def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]
              word=love, head="0", hide="weights"),
         Stop("Why", f"The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
              ("its query and their keys", "its own key", "the values"), 0,
-             "Its query and their keys: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
+             "The query of *love* and the keys of all words: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
              word=love, head="0"),
         Stop("Another head", "The second head has the same keys, but its queries ask for other things. Which word will *love* take most from there?",
              tuple(tokens), most(second),
              f"From *{tokens[most(second)]}*: {said(second[most(second)])}. Each head has a softmax of its own, so one word can look for several things at once.",
              word=love, head="1", hide="weights"),
-        Stop("A mask", "Shorter sentences of a batch are padded. Say the last word is padding: its column of the mask is 0. Which words still take from it?",
+        Stop("A mask", "Shorter sentences of a batch are padded. Suppose that the last word is padding: its column of the mask is 0. Which words still take from the last word?",
              ("none", "only itself", "those that took much"), 0,
              "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even the last word itself takes only from the others.",
              view=1, word=love, head="0", hide="weights"),
@@ -253,7 +253,7 @@ def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]
              ("it is lost", "to Hello", "to the others, in proportion"), 2,
              f"To the others, in proportion: {said(first[1])} from *I* became {said(after[1])}. The mask acts before the softmax, so the row adds up to 1.",
              view=1, word=love, head="0"),
-        Stop("Nothing left", "Now mask the whole row of *love*: it may take from no word. What comes out?",
+        Stop("Nothing left", "Now mask the whole row of *love*: *love* may take from no word. What is its output?",
              ("NaN", "the mean of all", "zeros"), 2,
              "Zeros: there is no key to take from. (The tutorial fills in −1e9 instead of −∞, and such a row takes equally from all words, without an error.)",
              view=1, word=love, head="0", after=tuple(("mask.0", love, j, 0.0) for j in range(len(tokens)))),

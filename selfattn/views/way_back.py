@@ -207,7 +207,7 @@ def _backward(
 def _stops(
     queries: list[str], keys: list[str], forward: Arrays, backward: Arrays, wish: Array, row: int
 ) -> list[Stop]:
-    """Return the tour's stops with this page's numbers; none for a zero wish, or without 2 to 6 keys."""
+    """Return the tour's stops with this page's numbers; a zero wish, or less than 2 or more than 6 keys, gives no stops."""
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
     dp, column, word = backward["P"][row], int(np.abs(wish[row]).argmax()), queries[row]

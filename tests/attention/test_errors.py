@@ -119,7 +119,7 @@ def test_what_an_argument_raises_comes_through(call):
 
 
 def test_lengths_that_change_during_a_call():
-    """The call must not read what another thread writes after the check. Its process is a new one, which could crash."""
+    """The call must not read what another thread writes after the check. The test runs in a new process, which could crash."""
     script = """
     import threading
     import numpy as np

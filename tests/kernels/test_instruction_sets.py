@@ -175,7 +175,7 @@ def test_the_same_bits_for_any_number_of_threads(dtype):
 @floats
 @pytest.mark.parametrize("length", [17, 37, 63, 101])
 def test_a_last_row_without_a_neighbour(dtype, length):
-    """Its neighbour in a pair is no query, and such a mask makes its score exceed float32's range."""
+    """The last row's neighbour in a pair is no query, and such a mask makes the neighbour's score exceed float32."""
     check(inputs(dtype, length, 70), {"attn_mask": np.full((length, 70), 300, np.float32)})
 
 

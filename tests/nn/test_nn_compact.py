@@ -15,7 +15,7 @@ KINDS = ["int8"] + (["bfloat16"] if _core._compact_unit(False) else [])
 
 
 def steps_of(x):
-    """Return the step to which each element of x (..., n) is rounded in int8: its group's range by 255."""
+    """Return the step to which each element of x (..., n) is rounded in int8: the range of its group divided by 255."""
     steps = np.empty_like(x)
     for begin in range(0, x.shape[-1], 128):
         group = x[..., begin : begin + 128]

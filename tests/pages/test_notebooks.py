@@ -172,7 +172,7 @@ def test_the_gpt_learned_the_rhyme_and_looks_at_the_verb(executed):
     rhyme = "/ killed the rat that / ate the malt that / lay in the house that Jack built."
     assert results["spoken"] == rhyme
     assert results["losses"][-1] < 0.15
-    weights = {name: np.array(results[name])[0, 1] for name in ("rat", "cat")}  # of layer 0, head 1
+    weights = {name: np.array(results[name])[0, 1] for name in ("rat", "cat")}  # layer 0, head 1
     words = ["This", "is", "the", "dog", "that", "/", "worried", "the", "cat", "that", "/", "killed", "the"]
     assert weights["rat"][[words.index("worried"), words.index("killed")]].sum() > 0.7
     assert weights["cat"][words.index("worried")] > 0.6

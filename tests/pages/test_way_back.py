@@ -63,7 +63,7 @@ def test_stops_are_computed():
     page = views.way_back_page(steps, TOKENS)
     revealed = " ".join(stop["reveal"] for stop in data_of(page.body)["stops"])
     largest = TOKENS[int((steps.value[:, 0]).argmax())]
-    assert f"*{largest}*’s: its dP is the largest" in revealed
+    assert f"The weight of *{largest}*: its dP is the largest" in revealed
     mean = steps.weights[2] @ steps.value[:, 0]
     assert f"above the mean, {mean:.3f}".replace("-", "−") in revealed
     assert data_of(views.way_back_page(steps, TOKENS, grad_output=np.zeros((3, 3))).body)["stops"] == []

@@ -152,7 +152,7 @@ def test_the_stub_agrees_with_the_signature(name):
 
 
 def test_options_that_a_function_does_not_show_are_refused():
-    """They are refused even by functions that pass all options to a function that has more."""
+    """Unknown options are refused even by functions that pass all options to a function that has more."""
     x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
     calls = {
         sa.scaled_dot_product_attention_vjp: (x, x, x),

@@ -63,7 +63,7 @@ def last_axis_strided(x):
 
 
 def long_rows(x):
-    """Rows as far from each other as in a large batch of many heads."""
+    """Return rows that are as far apart in memory as in a large batch of many heads."""
     if x.ndim < 2:
         return x.copy()
     wide = np.zeros((*x.shape[:-1], x.shape[-1] + 16 * 1024 // x.dtype.itemsize), x.dtype)

@@ -1,4 +1,4 @@
-"""What the tests of the layers share: finite differences through a layer, the parameters of PyTorch."""
+"""Helpers for tests of layers: finite differences through a layer, parameters from PyTorch."""
 
 import math
 

@@ -98,7 +98,7 @@ def random_dense(out, width=D, activation="Tanh", bias=True):
 
 
 def with_drawn_parameters(model):
-    """A model of Transformers, its parameters drawn: those of norms around 1."""
+    """A model of Transformers with random parameters; parameters of norms are around 1."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""``selfattn train gpt``: one's own GPT from the command line, and as a GPT-2 in the folder; test_cli_models.py has its errors."""
+"""``selfattn train gpt``: a GPT that is trained on the command line, and loaded as GPT-2; test_cli_models.py has its errors."""
 
 import json
 
