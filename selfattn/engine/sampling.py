@@ -1,22 +1,27 @@
 """Generation: tokens one after the other, from the logits of a decoder.
 
-Draws follow Transformers' logits processors: the repetition penalty (Keskar et al., "CTRL", 2019, section 4.1), then
-temperature, the k likeliest (Fan et al., 2018), and the nucleus of mass p (Holtzman et al., 2020). Each sequence has a seed of
-its own: it gets the same tokens alone as with others.
+Settings have the names of Transformers' ``GenerationConfig`` and do what its logits processors do, in their order: penalties,
+forbidden and forced tokens (:class:`Sampler`), then what may be drawn (:func:`probabilities`). Each sequence has a seed of its
+own: it gets the same tokens alone as with others.
 
-`decoder.py` computes the logits and owns the cache; `selfattn.models` turns texts into ids.
+`decoder.py` computes the logits and owns the cache; `selfattn.models` turns texts into ids, and reads a folder's settings.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from selfattn._check import Array, check_number, check_size, seed_from_rng
+from selfattn._check import Array, check_number, check_size, quoted, seed_from_rng
+
+Ids = tuple[int, ...]
+Words = tuple[tuple[Ids, float], ...]  # ids in a row, and what is added to the logit of the last
+MOST_LIKELY = 100  # tokens that top_h chooses from
 
 
 class Generates(Protocol):
@@ -30,38 +35,89 @@ class Generates(Protocol):
 
 
 class Sampling(NamedTuple):
-    """How a token is drawn from logits, checked by :func:`sampling`."""
+    """How a token is chosen from logits, checked by :func:`sampling`."""
 
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    repetition_penalty: float
+    temperature: float = 0.0
+    top_h: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    epsilon_cutoff: float | None = None
+    eta_cutoff: float | None = None
+    sequence_bias: Words = ()
+    encoder_repetition_penalty: float = 1.0  # of the prompt's tokens, which it makes more probable
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0  # of the prompt
+    bad_words_ids: Words = ()
+    min_length: int = 0
+    min_new_tokens: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: Ids = ()
+    remove_invalid_values: bool = False
+    exponential_decay_length_penalty: tuple[int, float] | None = None
+    suppress_tokens: Ids = ()
+    begin_suppress_tokens: Ids = ()
 
 
-def sampling(
-    temperature: Any = 0.0, top_k: Any = None, top_p: Any = None, repetition_penalty: Any = 1.0
-) -> Sampling:
-    """Check the options of drawing; warn of top_k or top_p at temperature 0, where they change nothing."""
-    warmth = check_number("temperature", temperature)
-    if not 0 <= warmth < math.inf:
-        raise ValueError(
-            f"temperature must be at least 0 and finite, not {temperature}; 0 takes the likeliest token"
-        )
-    most = None if top_k is None else check_size("top_k", top_k)
-    mass = None if top_p is None else check_number("top_p", top_p)
-    if mass is not None and not 0 <= mass <= 1:
-        raise ValueError(f"top_p must be from 0 to 1, not {top_p}")
-    penalty = check_number("repetition_penalty", repetition_penalty)
-    if not 0 < penalty < math.inf:
-        raise ValueError(f"repetition_penalty must be positive and finite, not {repetition_penalty}")
-    if warmth == 0 and (most is not None or mass is not None):
-        name = "top_p" if most is None else "top_k"
+DRAWING = Sampling._fields[:8]  # change nothing where the most probable token is taken
+
+
+COUNTS = {
+    "top_k", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id",
+}  # fmt: skip
+LISTS = {"forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"}
+FORMS = {
+    "bad_words_ids": "lists of ids", "sequence_bias": "pairs of a list of ids and a number",
+    "exponential_decay_length_penalty": "a number of tokens and a factor",
+}  # fmt: skip
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Check a setting, and return it as :class:`Sampling` has it."""
+    if name == "remove_invalid_values":
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be a bool, not {quoted(value)}")
+        return value
+    if name in COUNTS:
+        return check_size(name, value, int(name == "top_k"))
+    if name in LISTS:  # a negative one, such as Whisper's -1, changes nothing
+        return tuple(check_size(name, n, -1) for n in (value if isinstance(value, Iterable) else [value]))
+    if name in FORMS:
+        try:
+            if name == "exponential_decay_length_penalty":
+                start, factor = value
+                return check_size(name, start, 0), check_number(name, factor)
+            pairs = value.items() if isinstance(value, Mapping) else value
+            pairs = pairs if name == "sequence_bias" else [(ids, -math.inf) for ids in pairs]
+            return tuple(
+                (tuple(check_size(name, n, 0) for n in ids), check_number(name, x)) for ids, x in pairs
+            )
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} must be {FORMS[name]}, not {quoted(value)}") from None
+    number = check_number(name, value)
+    if name == "temperature" and not 0 <= number < math.inf:
+        raise ValueError(f"{name} must be at least 0 and finite, not {value}; 0 takes the likeliest token")
+    if "penalty" in name and not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, not {value}")
+    if name.endswith(("_p", "_h", "_cutoff")) and not 0 <= number <= 1:
+        raise ValueError(f"{name} must be from 0 to 1, not {value}")
+    return number
+
+
+def sampling(temperature: Any = 0.0, **given: Any) -> Sampling:
+    """Check settings, of which None is the default; warn of those of drawing at temperature 0, where they change nothing."""
+    given = {"temperature": temperature} | {name: value for name, value in given.items() if value is not None}
+    how = Sampling(**{name: _checked(name, value) for name, value in given.items()})
+    idle = [name for name in DRAWING[1:] if name in given]
+    if how.temperature == 0 and idle:
         warnings.warn(
-            f"{name} changes nothing at temperature 0, which takes the likeliest token; temperature=1.0 draws from "
+            f"{idle[0]} changes nothing at temperature 0, which takes the likeliest token; temperature=1.0 draws from "
             "the model's own distribution",
             stacklevel=3,
         )
-    return Sampling(warmth, most, mass, penalty)
+    return how
 
 
 def seeds(rng: Any, count: int) -> list[int]:
@@ -78,18 +134,23 @@ def seeds(rng: Any, count: int) -> list[int]:
 
 
 def probabilities(logits: Array, how: Sampling) -> Array:
-    """Return the probabilities (vocabulary,), float64, of drawing each token, from logits after the penalty.
+    """Return the probabilities (vocabulary,), float64, of drawing each token, from logits after penalties and the like.
 
     The temperature is not 0. All tokens with the logit of the k-th likeliest stay, as in Transformers.
     """
     x = logits.astype(np.float64)
     with np.errstate(over="ignore"):  # to -inf, near temperature 0
         x = (x - x.max()) / how.temperature
+    if how.top_h is not None:
+        likely = np.argsort(-x, kind="stable")[:MOST_LIKELY]
+        terms = _surprises(_left(np.exp(x[likely])))[1]
+        few = np.cumsum(terms) <= how.top_h * terms.sum()
+        few[0] = True
+        x = np.where(np.isin(np.arange(len(x)), likely[few]), x, -np.inf)
     if how.top_k is not None and how.top_k < len(x):
         least = np.partition(x, -how.top_k)[-how.top_k]
         x[x < least] = -np.inf
-    p: Array = np.exp(x)
-    p /= p.sum()
+    p: Array = _left(np.exp(x))
     if how.top_p is not None and how.top_p < 1:
         tail = p <= (1 - how.top_p) / len(p)  # together no more than 1 - top_p: their order does not matter
         tail[p.argmax()] = False  # the likeliest always stays
@@ -100,27 +161,60 @@ def probabilities(logits: Array, how: Sampling) -> Array:
         p[tail] = 0
         p[order[rare]] = 0
         p /= p.sum()
+    if how.min_p is not None:
+        p = _left(p, p >= how.min_p * p.max())
+    if how.typical_p is not None and how.typical_p < 1:
+        surprise, terms = _surprises(p)
+        far = np.abs(surprise - terms.sum())
+        order = np.argsort(far, kind="stable")
+        place = int((np.cumsum(p[order]) < how.typical_p).sum())
+        p = _left(p, far <= far[order[min(place, len(p) - 1)]])
+    if how.epsilon_cutoff is not None:
+        p = _left(p, (p >= how.epsilon_cutoff) | (p == p.max()))
+    if how.eta_cutoff:
+        spread = math.exp(-_surprises(p)[1].sum())
+        p = _left(p, (p >= min(how.eta_cutoff, math.sqrt(how.eta_cutoff) * spread)) | (p == p.max()))
     return p
 
 
-class Sampler:
-    """Draws the tokens of one sequence. The penalty counts the tokens of its prompt as repeated."""
+def _left(p: Array, kept: Array | None = None) -> Array:
+    """Return probabilities whose sum is 1, without those that are not kept."""
+    left: Array = p if kept is None else np.where(kept, p, 0)
+    left /= left.sum()
+    return left
 
-    def __init__(self, how: Sampling, prompt: Array, seed: int) -> None:
-        self.how, self.seen = how, set(prompt.tolist())
+
+def _surprises(p: Array) -> tuple[Array, Array]:
+    """Return −log p, and the terms of the entropy, which are 0 where p is."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        surprise = -np.log(p)
+        return surprise, np.where(p > 0, p * surprise, 0)
+
+
+class Sampler:
+    """Draws the tokens of one sequence, of which at most ``most`` are new; one of ``ends`` may end it."""
+
+    def __init__(
+        self, how: Sampling, prompt: Array, seed: int, most: int = 100, ends: Collection[int] = ()
+    ) -> None:
+        self.how, self.prompt, self.most, self.ends = how, prompt.tolist(), most, list(ends)
+        self.ids = list(self.prompt)
+        self.plain = how[len(DRAWING) :] == Sampling()[len(DRAWING) :]
         self.rng = np.random.default_rng(seed) if how.temperature > 0 else None
 
     def draw(self, logits: Array) -> int:
         """Draw a token from its logits (vocabulary,); a ValueError if one is NaN or +inf, or all are −inf."""
+        if not self.plain:
+            try:
+                logits = self.processed(logits.copy())
+            except IndexError as error:
+                raise ValueError(f"a setting names a token beyond the vocabulary: {error}") from None
         if not math.isfinite(largest := logits.max(initial=-np.inf)):  # NaN if one is NaN
             what = "all are -inf" if largest == -np.inf else f"one is {largest}"
-            raise ValueError(
-                f"no token can be drawn from these logits: {what}; are the weights or inputs finite?"
+            why = (
+                "are the weights or inputs finite" + (not self.plain) * ", or do settings forbid every token"
             )
-        if self.how.repetition_penalty != 1:
-            logits, again, penalty = logits.copy(), list(self.seen), self.how.repetition_penalty
-            own = logits[again]
-            logits[again] = np.where(own < 0, own * penalty, own / penalty)
+            raise ValueError(f"no token can be drawn from these logits: {what}; {why}?")
         if self.rng is None:
             found = int(logits.argmax())
         else:
@@ -129,8 +223,64 @@ class Sampler:
             ends = np.cumsum(p[possible])
             place = np.searchsorted(ends, self.rng.random() * ends[-1], side="right")
             found = int(possible[min(int(place), len(possible) - 1)])  # the product may round up to ends[-1]
-        self.seen.add(found)
+        self.ids.append(found)
         return found
+
+    @np.errstate(all="ignore")  # `draw` finds what is not finite
+    def processed(self, x: Array) -> Array:
+        """Change logits (vocabulary,) as the settings say, in the order of Transformers."""
+        how, ids, begin, count = self.how, self.ids, len(self.prompt), len(self.ids) - len(self.prompt)
+        ends = self._known(self.ends, x)
+        _add(x, ids, how.sequence_bias)
+        if how.encoder_repetition_penalty != 1:
+            _penalise(x, self.prompt, 1 / how.encoder_repetition_penalty)
+        if how.repetition_penalty != 1:
+            _penalise(x, ids, how.repetition_penalty)
+        _forbid_runs(x, ids, ids, how.no_repeat_ngram_size)
+        _forbid_runs(x, ids, self.prompt, how.encoder_no_repeat_ngram_size)
+        _add(x, ids, [word for word in how.bad_words_ids if len(word[0]) > 1 or word[0][0] not in ends])
+        if len(ids) < how.min_length if how.min_new_tokens is None else count < how.min_new_tokens:
+            x[ends] = -np.inf
+        forced = [] if how.forced_bos_token_id is None or len(ids) > 1 else [how.forced_bos_token_id]
+        for each in (forced, how.forced_eos_token_id if count == self.most - 1 else []):
+            if each:
+                x[:] = -np.inf
+                x[list(each)] = 0
+        if how.remove_invalid_values:
+            np.nan_to_num(x, copy=False)
+        if how.exponential_decay_length_penalty is not None:
+            start, factor = how.exponential_decay_length_penalty
+            if count > start:
+                own = x[ends]
+                x[ends] = np.where(np.isfinite(own), own + np.abs(own) * (factor ** (count - start) - 1), own)
+        x[self._known(how.suppress_tokens, x)] = -np.inf
+        if count == (begin == 1 and how.forced_bos_token_id is not None):
+            x[self._known(how.begin_suppress_tokens, x)] = -np.inf
+        return x
+
+    @staticmethod
+    def _known(ids: Sequence[int], x: Array) -> list[int]:
+        return [n for n in ids if 0 <= n < len(x)]
+
+
+def _add(x: Array, ids: list[int], words: Iterable[tuple[Ids, float]]) -> None:
+    """Add to the logits of the last ids of words whose other ids have just come."""
+    for (*before, last), bias in words:
+        if len(before) <= len(ids) and ids[len(ids) - len(before) :] == before:
+            x[last] += bias
+
+
+def _penalise(x: Array, ids: list[int], penalty: float) -> None:
+    own = x[ids]
+    x[ids] = np.where(own < 0, own * penalty, own / penalty)
+
+
+def _forbid_runs(x: Array, ids: list[int], among: list[int], length: int) -> None:
+    """Forbid tokens that would repeat ``length`` ids in a row that are among others."""
+    if 0 < length <= len(among):
+        runs = np.lib.stride_tricks.sliding_window_view(np.array(among), length)
+        same = (runs[:, :-1] == ids[len(ids) + 1 - length :]).all(axis=1)
+        x[runs[same, -1]] = -np.inf
 
 
 def generate(
@@ -138,34 +288,40 @@ def generate(
     prompts: Sequence[Array],
     *,
     max_new_tokens: int = 100,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float = 1.0,
+    max_length: int | None = None,
     stop_ids: Collection[int] = (),
     rng: Any = None,
     context: int | None = None,
     ends: Callable[[int, int], bool] | None = None,
+    **how: Any,
 ) -> Iterator[list[int | None]]:
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
-    Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling` and :func:`seeds`
-    describe the options of drawing. A sequence ends after ``max_new_tokens``, after one of ``stop_ids`` or after a token for which
-    ``ends(sequence, id)`` is true (these tokens are yielded too), or, with a UserWarning, when the ``context``, the most tokens that
-    the decoder takes, is full.
+    Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling` takes ``how``, and
+    :func:`seeds` takes ``rng``. A sequence ends after ``max_new_tokens`` or, if ``max_length`` is given, after that many tokens with
+    its prompt; after one of ``stop_ids`` or after a token for which ``ends(sequence, id)`` is true (these tokens are yielded too);
+    or, with a UserWarning, when the ``context``, the most tokens that the decoder takes, is full.
 
     Each item is a list of the new id of each prompt, None where a sequence has ended before; after the item in which the last
     sequence ends there are no more. Logits from which no token can be drawn are a ValueError with the number of the prompt.
     """
-    how = sampling(temperature, top_k, top_p, repetition_penalty)
-    most = check_size("max_new_tokens", max_new_tokens)
+    checked = sampling(**how)
+    new = check_size("max_new_tokens", max_new_tokens)
     given = [_prompt(i, prompt, context) for i, prompt in enumerate(prompts)]
     if not given:
         raise ValueError("there are no prompts")
-    samplers = [
-        Sampler(how, prompt, seed) for prompt, seed in zip(given, seeds(rng, len(given)), strict=True)
+    most = [
+        new if max_length is None else check_size("max_length", max_length) - len(prompt) for prompt in given
     ]
-    return _steps(decoder, given, samplers, most, frozenset(stop_ids), context, ends)
+    if min(most) < 1:
+        i = most.index(min(most))
+        so = f"max_length, {max_length}, leaves nothing to generate; max_new_tokens= says how many may be new"
+        raise ValueError(f"prompt {i} has {len(given[i])} tokens: {so}")
+    samplers = [
+        Sampler(checked, prompt, seed, each, stop_ids)
+        for prompt, seed, each in zip(given, seeds(rng, len(given)), most, strict=True)
+    ]
+    return _steps(decoder, given, samplers, frozenset(stop_ids), context, ends)
 
 
 def _prompt(number: int, prompt: Array, context: int | None) -> Array:
@@ -183,14 +339,13 @@ def _steps(
     decoder: Generates,
     prompts: list[Array],
     samplers: list[Sampler],
-    most: int,
     stop_ids: frozenset[int],
     context: int | None,
     ends: Callable[[int, int], bool] | None,
 ) -> Iterator[list[int | None]]:
     cache = decoder.new_cache(len(prompts))
     running, entering = list(range(len(prompts))), prompts
-    for count in range(1, most + 1):
+    for count in itertools.count(1):
         logits = decoder.next_logits(entering, cache)
         step: list[int | None] = [None] * len(prompts)
         kept, entering = [], []
@@ -199,9 +354,10 @@ def _steps(
                 new = step[i] = samplers[i].draw(logits[row])
             except ValueError as error:
                 raise ValueError(f"prompt {i}, new token {count}: {error}") from None
-            if new in stop_ids or (ends is not None and ends(i, new)):
+            ended = ends is not None and ends(i, new)
+            if ended or new in stop_ids or count == samplers[i].most:
                 continue
-            if context is not None and len(prompts[i]) + count > context and count < most:
+            if context is not None and len(prompts[i]) + count > context:
                 warnings.warn(
                     f"prompt {i} ended after {count} new tokens: the context of {context} tokens is full",
                     stacklevel=2,
@@ -209,9 +365,9 @@ def _steps(
                 continue
             kept.append(row)
             entering.append(np.array([new]))
-        if len(kept) < len(running):
+        if 0 < len(kept) < len(running):
             cache.keep(kept)
-            running = [running[row] for row in kept]
+        running = [running[row] for row in kept]
         yield step
         if not running:
             return

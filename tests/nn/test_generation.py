@@ -7,11 +7,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusals import refusals
 
-from selfattn.engine import sampling as engine
 from selfattn.engine.sampling import Sampler, generate, probabilities, sampling
 
 VOCABULARY = 40
@@ -46,53 +45,82 @@ def tokens(steps):
     return [[i for i in column if i is not None] for column in zip(*steps, strict=True)]
 
 
-HOW = {
-    "temperature": [0.1, 0.7, 1.0, 3.0],
-    "top_k": [None, 1, 2, 7, 39, 40, 100],
-    "top_p": [None, 0.0, 0.05, 0.5, 0.9, 1.0],
-    "repetition_penalty": [1.0, 1.3, 0.5],
+def ids(most, least=0):
+    return st.lists(st.integers(0, VOCABULARY - 1), min_size=least, max_size=most)
+
+
+SETTINGS = {
+    "top_h": st.sampled_from([0.2, 0.5, 0.9]),
+    "top_k": st.sampled_from([1, 2, 7, 39, 40, 100]),
+    "top_p": st.sampled_from([0.0, 0.05, 0.5, 0.9, 1.0]),
+    "min_p": st.sampled_from([0.0, 0.03, 0.3, 1.0]),
+    "typical_p": st.sampled_from([0.1, 0.5, 0.95, 1.0]),
+    "epsilon_cutoff": st.sampled_from([0.0, 0.01, 0.3]),
+    "eta_cutoff": st.sampled_from([0.0, 0.01, 0.3]),
+    "repetition_penalty": st.sampled_from([1.0, 1.3, 0.5]),
+    "encoder_repetition_penalty": st.sampled_from([1.0, 1.3, 0.5]),
+    "no_repeat_ngram_size": st.integers(0, 3),
+    "encoder_no_repeat_ngram_size": st.integers(0, 3),
+    "bad_words_ids": st.lists(ids(3, 1), min_size=1, max_size=9),
+    "sequence_bias": st.lists(
+        st.tuples(ids(3, 1), st.sampled_from([-2.5, 4.0])),
+        min_size=1,
+        max_size=9,
+        unique_by=lambda x: tuple(x[0]),
+    ).map(lambda pairs: [list(pair) for pair in pairs]),
+    "min_length": st.integers(0, 12),
+    "min_new_tokens": st.integers(0, 6),
+    "forced_bos_token_id": st.integers(0, VOCABULARY - 1),
+    "forced_eos_token_id": st.one_of(st.integers(0, VOCABULARY - 1), ids(1, 1)),
+    "remove_invalid_values": st.booleans(),
+    "exponential_decay_length_penalty": st.tuples(st.integers(0, 4), st.sampled_from([1.2, 0.9])),
+    "suppress_tokens": st.lists(st.integers(-1, VOCABULARY + 2), max_size=9),
+    "begin_suppress_tokens": st.lists(st.integers(-1, VOCABULARY + 2), max_size=9),
 }
 
 
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(
-    how=st.fixed_dictionaries({name: st.sampled_from(x) for name, x in HOW.items()}),
+    how=st.fixed_dictionaries({"temperature": st.sampled_from([0.1, 0.7, 1.0, 3.0])}, optional=SETTINGS),
     seed=st.integers(0, 1000),
     ties=st.booleans(),
+    prompt=st.integers(1, 6),
+    new=st.integers(0, 5),
+    ends=ids(2),
 )
-def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties):
+def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties, prompt, new, ends):
+    """The processors that Transformers makes of a GenerationConfig, on the logits after some tokens of few kinds."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from transformers.generation import logits_process
-
-    assert transformers
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(VOCABULARY) * 4
     x = (np.round(x) if ties else x).astype(np.float32)
-    seen = rng.integers(0, VOCABULARY, 8)
-    scores, ids = torch.tensor(x, dtype=torch.float64)[None], torch.tensor(seen)[None]
-    chain = [logits_process.RepetitionPenaltyLogitsProcessor(how["repetition_penalty"])]
-    chain += [logits_process.TemperatureLogitsWarper(how["temperature"])]
-    chain += [] if how["top_k"] is None else [logits_process.TopKLogitsWarper(how["top_k"])]
-    chain += [] if how["top_p"] is None else [logits_process.TopPLogitsWarper(how["top_p"])]
-    for processor in chain:
-        scores = processor(ids, scores)
-    expected = torch.softmax(scores, -1)[0].numpy()
+    seen = rng.choice(rng.integers(0, VOCABULARY, 3), prompt + new)
+    forced = np.hstack([how.get(name, []) for name in ("forced_bos_token_id", "forced_eos_token_id")])
+    assume(not set(forced.tolist()) & set(how.get("suppress_tokens", [])))  # Transformers refuses it
+    said = {"max_length": prompt + 6, "do_sample": True, "top_k": None} | how
+    config = transformers.GenerationConfig(**{n: x for n, x in said.items() if n != "eta_cutoff" or x > 0})
+    config._eos_token_tensor = torch.tensor(ends) if ends else None
+    if not ends:
+        config.exponential_decay_length_penalty = None  # Transformers asks for an end
+    owner = transformers.GenerationMixin()
+    owner.config = transformers.PretrainedConfig()
+    tokens = torch.tensor(seen)[None]
+    chain = owner._get_logits_processor(config, prompt, tokens[:, :prompt], device="cpu")
+    expected = torch.softmax(chain(tokens, torch.tensor(x, dtype=torch.float64)[None]), -1)[0].numpy()
 
-    found = []
-
-    def spy(logits, how):
-        found.append(probabilities(logits, how))
-        return found[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "probabilities", spy)
-        drawn = Sampler(sampling(**how), seen, seed).draw(x)
-    assert found[0][drawn] > 0
+    sampler = Sampler(sampling(**how), seen[:prompt], seed, 6, ends)
+    sampler.ids += seen[prompt:].tolist()
+    processed = sampler.processed(x.astype(np.float64))
+    if not np.isfinite(processed.max()):  # nothing can be drawn
+        assert np.isnan(expected).any()
+        return
+    found = probabilities(processed, sampler.how)
     # Among equal logits at the edge of the nucleus any may be left out, so sums are compared. Whether a sum of
     # some terms equals 1 - p is a matter of their rounding, so a token of that size may differ.
-    np.testing.assert_allclose(np.sort(found[0]), np.sort(expected), atol=1e-6 if not ties else 0.05)
+    np.testing.assert_allclose(np.sort(found), np.sort(expected), atol=1e-6 if not ties else 0.05)
     if not ties:
-        np.testing.assert_array_equal(found[0] > 0, expected > 0)
+        np.testing.assert_array_equal(found > 0, expected > 0)
+    assert found[sampler.draw(x)] > 0
 
 
 def test_tokens_come_as_often_as_their_probability_says():
