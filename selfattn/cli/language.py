@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from selfattn.cli import streams
-from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_dtype, count
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_dtype, checked_seed, count
 from selfattn.training.triplets import read_text
 
 GENERATE_EPILOG = f"""\
@@ -25,7 +25,7 @@ examples:
 {EXIT_CODES}"""
 CHAT_EPILOG = f"""\
 Every line is a message; empty lines are ignored. Ctrl-C ends an answer; at the prompt, Ctrl-C or Ctrl-D ends the chat.
-If the lines come from a file or a pipe, Ctrl-C ends the chat at once.
+If the lines come from a file or a pipe, Ctrl-C ends the chat at once. For typed lines, --sampling folder is the default.
 
 examples:
   selfattn chat SmolLM2-135M-Instruct.Q4_1.gguf
@@ -48,8 +48,6 @@ def _add_generate(parser: Parser) -> None:
     text = "the text; - is standard input"
     parser.add_argument("prompt", metavar="PROMPT", type=streams.sentence, help=text)
     _add_sampling(parser, 100)
-    what = "end the answer before this text; may be repeated"
-    parser.add_argument("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)
 
 
 def _generate(options: argparse.Namespace) -> int:
@@ -58,7 +56,7 @@ def _generate(options: argparse.Namespace) -> int:
         prompt = read_text(streams.source(prompt))
     out = streams.results()
     model = load(options.model, options.dtype)
-    _print(model.generate(prompt, **_how(options), stop=options.stop, stream=True), out)
+    _print(model.generate(prompt, **_how(options), stream=True), out)
     return 130 if _interrupted(options) else 0
 
 
@@ -75,6 +73,8 @@ def _chat(options: argparse.Namespace) -> int:
     messages = [] if options.system is None else [{"role": "system", "content": options.system}]
     how = _how(options)
     seed = how.pop("rng")
+    if how["sampling"] is None and streams.is_terminal(sys.stdin):
+        how["sampling"] = "folder"
     for turn, line in enumerate(_lines()):
         messages.append({"role": "user", "content": line})
         try:
@@ -183,19 +183,33 @@ def _add_model(parser: Parser) -> None:
 
 def _add_sampling(parser: Parser, most: int) -> None:
     add = parser.add_argument_group("sampling").add_argument
-    add("--max-new-tokens", type=count, default=most, metavar="N", help=f"at most N new tokens ({most})")
-    likeliest = "0 takes the most probable token (the default); 1 draws with the model's probabilities"
-    add("--temperature", type=float, default=0.0, metavar="T", help=likeliest)
+    add(
+        "--max-new-tokens",
+        type=count,
+        metavar="N",
+        help=f"at most N new tokens (as the folder says, or {most})",
+    )
+    likeliest = "0 takes the most probable token; 1 draws with the model's probabilities"
+    add("--temperature", type=float, metavar="T", help=f"{likeliest} (0, or as --sampling says)")
     add("--top-k", type=count, metavar="K", help="draw from the K most probable tokens")
     together = "draw from the most probable tokens that together have probability P"
     add("--top-p", type=float, metavar="P", help=together)
     repeated = "above 1, tokens that occur already are less probable"
-    add("--repetition-penalty", type=float, default=1.0, metavar="X", help=repeated)
-    add("--seed", type=int, metavar="N", help="draw the same tokens each time")
+    add("--repetition-penalty", type=float, metavar="X", help=f"{repeated} (as the folder says, or 1)")
+    add("--sampling", choices=("folder",), help="draw as the folder's generation_config.json says")
+    what = "end the answer before this text; may be repeated"
+    add("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)
+    add(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="draw the same tokens each time; message n of a chat has the seed N + n",
+    )
 
 
 def _how(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "max_new_tokens": options.max_new_tokens, "temperature": options.temperature, "top_k": options.top_k,
-        "top_p": options.top_p, "repetition_penalty": options.repetition_penalty, "rng": options.seed,
+        "top_p": options.top_p, "repetition_penalty": options.repetition_penalty, "sampling": options.sampling,
+        "stop": options.stop, "rng": None if options.seed is None else checked_seed(options.seed),
     }  # fmt: skip

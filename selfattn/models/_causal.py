@@ -1,6 +1,6 @@
 """Language models: logits, hidden states and steps; generation, chats and perplexity; and the files of a folder about text.
 
-Answers come out as whole characters: tokens that are only bytes of one are held back until it is complete.
+Settings of a call win over those of the folder's ``generation_config.json``, or of its ``config.json`` where it has no such file.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -19,22 +21,35 @@ import numpy as np
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
 from selfattn.engine.decoder import Decoder
-from selfattn.engine.sampling import generate
+from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
 from selfattn.engine.weights import Weight
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
+from selfattn.models._folder import Config, read_settings
 from selfattn.models._pretrained import Parameters, Pretrained, states
-from selfattn.text import without_pads
+from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
+from selfattn.text import TextStream, without_pads
 
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
 
 LEAST = 256  # positions that are made ready
 ROWS = 256  # of logits that are computed at once, where they are only summed up
-UNFINISHED = "\ufffd"  # what a tokenizer makes of bytes that are no character, or not yet
 
 GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+SAID = {
+    *Sampling._fields,
+    "do_sample",
+    "max_length",
+    "max_new_tokens",
+    "stop_strings",
+}  # settings of generation
+# What other programs call arguments of `generate`.
+OTHER_NAMES = {
+    "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens", "seed": "rng", "stop_strings": "stop",
+    "do_sample": 'temperature, or sampling="folder"', "eos_token_id": "stop",
+}  # fmt: skip
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -59,6 +74,8 @@ class CausalModel(Pretrained):
         Variables of the template, such as ``bos_token``.
     stop_ids : frozenset of int
         Tokens that end an answer.
+    generation_config : dict
+        The folder's settings of generation, by Transformers' names: the defaults of :meth:`generate` and :meth:`chat`.
     """
 
     heads: ClassVar[tuple[str, ...]] = (
@@ -73,12 +90,15 @@ class CausalModel(Pretrained):
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = MappingProxyType({})
     stop_ids: frozenset[int] = frozenset()
+    generation_config: Mapping[str, Any] = MappingProxyType({})
     kept: Mapping[str, bytes] = MappingProxyType({})  # small files of the folder
     _folder: Path | None = None
-    _as_read: tuple[str | None, frozenset[int]] = (
+    _as_read: tuple[Any, ...] = (
         None,
         frozenset(),
-    )  # chat_template and stop_ids of those files
+        {},
+    )  # chat_template, stop_ids, generation_config of those files
+    _told = False  # what the folder would draw
 
     # --------------------------------------------------------------------------------------------------- the core
 
@@ -209,15 +229,17 @@ class CausalModel(Pretrained):
     def generate(
         self,
         prompt: Any,
-        max_new_tokens: int = 100,
+        max_new_tokens: int | None = None,
         *,
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
-        repetition_penalty: float = 1.0,
+        repetition_penalty: float | None = None,
         stop: str | Sequence[str] | None = None,
         rng: Any = None,
         stream: bool = False,
+        sampling: str | None = None,
+        **more: Any,
     ) -> Any:
         """Continue a prompt, or each of many at once.
 
@@ -225,20 +247,29 @@ class CausalModel(Pretrained):
         ----------
         prompt : str, sequence of int, or list of such
             Texts or ids, of any lengths.
-        max_new_tokens : int, default 100
-        temperature : float, default 0.0
-            0 takes the most probable token each time. Else logits are divided by it, and a token is drawn.
+        max_new_tokens : int, optional
+            By default as many as the folder says, or 100.
+        temperature : float, optional
+            0, the default, takes the most probable token each time. Else logits are divided by it, and a token is drawn.
         top_k : int, optional
             Draw only from the k most probable tokens.
         top_p : float, optional
             Draw only from the most probable tokens that together have this probability.
-        repetition_penalty : float, default 1.0
-            Above 1, tokens that occur already, also in the prompt, become less probable.
+        repetition_penalty : float, optional
+            Above 1, tokens that occur already, also in the prompt, become less probable. By default what the folder says, or 1.
         stop : str or sequence of str, optional
-            An answer ends before the first of these texts, which may be that of a special token.
+            An answer ends before the first of these texts, which may have special tokens. By default what the folder says.
         rng : int, sequence of int, or Generator, optional
             The seed. Prompt i of several has rng + i, or element i of a sequence.
         stream : bool, default False
+        sampling : {"folder"}, optional
+            Draw as the folder says: its ``do_sample``, ``temperature``, ``top_k`` and so on, unless the call has others.
+        **more
+            Other settings of Transformers' ``GenerationConfig``: ``min_p``, ``top_h``, ``typical_p``, ``epsilon_cutoff``,
+            ``eta_cutoff``, ``no_repeat_ngram_size``, ``encoder_repetition_penalty``, ``encoder_no_repeat_ngram_size``,
+            ``bad_words_ids``, ``sequence_bias``, ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``,
+            ``forced_eos_token_id``, ``min_length``, ``min_new_tokens``, ``max_length``, ``remove_invalid_values`` and
+            ``exponential_decay_length_penalty``. By default they are what the folder says.
 
         Returns
         -------
@@ -257,11 +288,12 @@ class CausalModel(Pretrained):
         Warns
         -----
         UserWarning
-            The context was full, or Ctrl-C was pressed: the answer ends there, between two tokens.
+            The context was full, or Ctrl-C was pressed: the answer ends there, between two tokens. The folder says that tokens
+            are to be drawn, and the call does not say whether: once a model. A prompt begins with the bos token twice.
 
         References
         ----------
-        The penalty, and after it temperature, top_k and top_p in that order, are those of Transformers' ``generate``.
+        All settings are those of Transformers' ``generate``, in its order.
 
         Examples
         --------
@@ -278,36 +310,64 @@ class CausalModel(Pretrained):
             raise ValueError("there are no prompts")
         ids = [self._ids(each, n) for n, each in enumerate(prompts)]
         texts = [isinstance(each, str) for each in prompts]
-        pieces = self._answers(
-            ids, texts, max_new_tokens, stop, temperature=temperature, top_k=top_k, top_p=top_p,
-            repetition_penalty=repetition_penalty, rng=rng,
-        )  # fmt: skip
+        for n, (each, text) in enumerate(zip(ids, texts, strict=True)):
+            if text:
+                self._check_begin(each, f"text {n}")
+        more |= {
+            "max_new_tokens": max_new_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "stop": stop,
+        }
+        how = self._how(
+            "generate", 100, sampling, more | {"repetition_penalty": repetition_penalty, "rng": rng}
+        )
+        pieces = self._answers(ids, texts, how, self.stop_ids, ids)
         return streamed(pieces, given.alone, texts) if stream else collected(pieces, given.alone, texts)
 
-    def chat(self, messages: Any, max_new_tokens: int = 512, *, stream: bool = False, **how: Any) -> Any:
+    def chat(
+        self,
+        messages: Any,
+        max_new_tokens: int | None = None,
+        *,
+        stream: bool = False,
+        sampling: str | None = None,
+        **how: Any,
+    ) -> Any:
         """Answer the last message of a chat.
 
         Parameters
         ----------
         messages : str, or list of dict
             ``{"role": "user", "content": "…"}`` and so on, as the model's template takes them; a str is a single message of the user.
-        max_new_tokens : int, default 512
+            A content may be a list of parts, ``{"type": "text", "text": "…"}``, which become lines.
+        max_new_tokens : int, optional
+            By default as many as the folder says, or 512.
         stream : bool, default False
+        sampling : {"folder"}, optional
         **how
-            ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``, ``stop`` and ``rng``, as for :meth:`generate`.
+            ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``, ``stop``, ``rng`` and more, as for :meth:`generate`.
 
         Returns
         -------
         str, or iterator of str
-            The answer. To continue, append it as ``{"role": "assistant", "content": answer}``, and the next message.
+            The answer, which ends where the template ends a turn, too. To continue, append it as
+            ``{"role": "assistant", "content": answer}``, and the next message.
 
         Raises
         ------
         TypeError, ValueError
-            There are no messages, the model has no chat template, or the template refuses them or takes too long; or as for
-            :meth:`generate`.
+            There are no messages, a role is not known, the model has no chat template, or the template refuses them or takes too
+            long; or as for :meth:`generate`.
         ImportError
             Jinja2 is not installed: ``pip install 'selfattn[models]'``.
+
+        Warns
+        -----
+        UserWarning
+            The chat leaves less than a quarter of the context for an answer that may be so long: its oldest turns are left out, but
+            not the messages before them, such as a system message. Or as for :meth:`generate`.
 
         Notes
         -----
@@ -319,16 +379,58 @@ class CausalModel(Pretrained):
 
             model.chat("What is the capital of France? Answer in one sentence.")
         """
-        ids = self._encoded(self.chat_prompt(messages), special=False)
-        if ids.size > self.max_positions:
-            most = f"{self.max_positions} at most, the answer included"
-            raise ValueError(f"the chat has {ids.size} tokens; this model takes {most}")
-        stop = how.pop("stop", None)
-        unknown = set(how) - {"temperature", "top_k", "top_p", "repetition_penalty", "rng"}
-        if unknown:
-            raise TypeError(f"chat() got an unexpected keyword argument {sorted(unknown)[0]!r}")
-        pieces = self._answers([ids], [True], max_new_tokens, stop, **how)
+        how = self._how("chat", 512, sampling, how | {"max_new_tokens": max_new_tokens})
+        room = min(int(how["max_new_tokens"]), self.max_positions // 4) - 1  # the last token needs no place
+        ids = self._fitting(messages, self.max_positions - max(room, 0))
+        self._check_begin(ids, "the chat")
+        pieces = self._answers([ids], [True], how, self.stop_ids | self._ends_of_turns(), [[]])
         return streamed(pieces, True, [True]) if stream else collected(pieces, True, [True])
+
+    def _fitting(self, messages: Any, most: int) -> Array:
+        """Return the ids of a chat, without its oldest turns if there are more than ``most``."""
+        ids = self._encoded(self.chat_prompt(messages), special=False, depth=4)
+        if ids.size <= most:
+            return ids
+        turns = (
+            [] if isinstance(messages, str) else [n for n, m in enumerate(messages) if m["role"] == "user"]
+        )
+
+        def without(turn: int) -> Array:
+            kept = [*messages[: turns[0]], *messages[turns[turn] :]]
+            return self._encoded(self.chat_prompt(kept), special=False, depth=6)
+
+        first = bisect_left(range(len(turns)), True, key=lambda turn: bool(without(turn).size <= most))
+        first = min(first, len(turns) - 1)
+        if first > 0:
+            left_out = turns[first] - turns[0]
+            what = f"the chat has {ids.size} tokens, and the context {self.max_positions}"
+            ids = without(first)
+            if ids.size <= self.max_positions:
+                warnings.warn(f"{what}: its oldest {left_out} messages are left out", stacklevel=3)
+        if ids.size > self.max_positions:
+            limit = f"{self.max_positions} at most, the answer included"
+            raise ValueError(f"the chat has {ids.size} tokens; this model takes {limit}")
+        return ids
+
+    def _ends_of_turns(self) -> set[int]:
+        """Return the special token that the template writes after what the model says, which may not be among `stop_ids`."""
+        assert self.chat_template is not None
+        said = "selfattn"
+        chat = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
+        try:
+            text = rendered(self.chat_template, chat, self.special_tokens, answer=False)
+        except ValueError:  # it has other rules
+            return set()
+        after = self._encoded(text[text.rindex(said) + len(said) :] if said in text else "", special=False)
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {n for n in after[:1].tolist() if n in added}
+
+    def _check_begin(self, ids: Array, what: str) -> None:
+        """Warn of a text whose bos token comes twice."""
+        bos = self.special_tokens.get("bos_token")
+        if bos is not None and ids.size > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(bos):
+            twice = f"{what} begins with {bos} twice; the tokenizer puts one before a text of generate()"
+            warnings.warn(f"{twice}, and a chat template usually has its own: leave one out", stacklevel=3)
 
     def chat_prompt(self, messages: Any) -> str:
         """Return the text that :meth:`chat` continues.
@@ -345,27 +447,67 @@ class CausalModel(Pretrained):
         if self.chat_template is None:
             trained = "such as one in the form that the model was trained with"
             raise ValueError(f"this model has no chat template; generate() continues any text, {trained}")
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
         return rendered(self.chat_template, messages, self.special_tokens)
 
+    def _how(self, call: str, most: int, sampling: str | None, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of a call, and those of the folder where it has none."""
+        names = {*Sampling._fields, "max_new_tokens", "max_length", "stop", "rng"}
+        for name in set(given) - names:
+            near = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, names, 1)
+            hint = f"; its name here is {near[0]}" if near else ""
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint}")
+        if sampling not in (None, "folder"):
+            raise ValueError(f"sampling must be 'folder' or None, not {quoted(sampling)}")
+        given = {name: value for name, value in given.items() if value is not None}
+        said = {name: value for name, value in self.generation_config.items() if value is not None}
+        draws = said.pop("do_sample", False)
+        drawing = {name: said.pop(name) for name in DRAWING if name in said}
+        if sampling == "folder" and (draws or "temperature" in given):
+            drawing = {"temperature": 1.0, "top_k": 50} | drawing | given  # Transformers' defaults
+            if drawing["temperature"] != 0:
+                said |= {name: x for name, x in drawing.items() if name != "top_k" or x != 0}
+        elif draws and "temperature" not in given and not self._told:
+            as_said = ", ".join(f"{name}={value}" for name, value in drawing.items()) or "temperature=1.0"
+            so = "this takes the most probable token each time, as temperature=0 says"
+            how = 'sampling="folder" (--sampling folder) draws as the folder says'
+            warnings.warn(f"the folder would draw tokens with {as_said}; {so}; {how}", stacklevel=3)
+            self._told = True
+        if "max_new_tokens" in said | given and "max_length" not in given:
+            said.pop("max_length", None)
+        stop = said.pop("stop_strings", None)
+        return {"max_new_tokens": most, "stop": stop} | said | given
+
     def _answers(
-        self, ids: list[Array], texts: list[bool], max_new_tokens: int, stop: Any, **how: Any
+        self,
+        ids: list[Array],
+        texts: list[bool],
+        how: dict[str, Any],
+        ends: Iterable[int],
+        before: Sequence[Any],
     ) -> Iterator[list[Any]]:
-        """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call."""
-        stops = stops_of(stop)
-        stop_ids = self.stop_ids | self._special_ids(stops)
+        """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call.
+
+        ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues.
+        """
+        stops = stops_of(how.pop("stop"))
         if stops and self.tokenizer is None:
             raise ValueError(f"stop needs text: {_tokenizer.missing(self._folder)}")
-        answers = [Answer(self._decoded if text or stops else None, stops) for text in texts]
+        stops, marks = self._marked(stops)
+        streams = [
+            TextStream(self.tokenizer, own) if text or stops else None
+            for own, text in zip(before, texts, strict=True)
+        ]
+        answers = [Answer(stream, stops, marks) for stream in streams]
+        stop_ids = frozenset(ends)
 
-        def ends(i: int, new: int) -> bool:
+        def ended(i: int, new: int) -> bool:
             return answers[i].add(new, new in stop_ids)
 
-        longest = max(map(len, ids)) + max(max_new_tokens, 0) if isinstance(max_new_tokens, int) else 1
-        decoder = self._decoder(min(longest, self.max_positions))
-        how |= {"max_new_tokens": max_new_tokens, "context": self.max_positions, "ends": ends}
-        steps = generate(decoder, ids, **how)
+        new, whole = how["max_new_tokens"], how.get("max_length")
+        longest = max(map(len, ids)) + max(new, 0) if isinstance(new, int) else 1
+        longest = whole if isinstance(whole, int) else longest
+        decoder = self._decoder(min(max(longest, 1), self.max_positions))
+        steps = generate(decoder, ids, **how, context=self.max_positions, ends=ended, stop_ids=stop_ids)
 
         def taken() -> list[Any]:
             both = zip(answers, texts, strict=True)
@@ -385,16 +527,15 @@ class CausalModel(Pretrained):
 
         return pieces()
 
-    def _decoded(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return text
-
-    def _special_ids(self, stops: Sequence[str]) -> set[int]:
-        """Return the ids of special tokens among texts: decoding leaves them out, so they are never found in a text."""
-        if not stops or self.tokenizer is None:
-            return set()
-        added = self.tokenizer.get_added_tokens_decoder()
-        return {n for n, token in added.items() if token.special and token.content in stops}
+    def _marked(self, stops: tuple[str, ...]) -> tuple[tuple[str, ...], dict[int, str]]:
+        """Return stops with a half of a surrogate pair, which no text has, in place of each special token, and these by id."""
+        added = self.tokenizer.get_added_tokens_decoder() if stops else {}
+        special = {n: each.content for n, each in added.items() if each.special}
+        used = {n: content for n, content in special.items() if any(content in stop for stop in stops)}
+        marks = {n: chr(0xD800 + place) for place, n in enumerate(used)}
+        for n, content in sorted(used.items(), key=lambda item: -len(item[1])):
+            stops = tuple(stop.replace(content, marks[n]) for stop in stops)
+        return stops, marks
 
     # -------------------------------------------------------------------------------------------------- evaluation
 
@@ -498,36 +639,29 @@ class CausalModel(Pretrained):
 
 
 class Answer:
-    """What is generated for one prompt: ids, and their text in whole characters up to a stop; ``decode=None`` makes no text."""
+    """What is generated for one prompt: ids, and their text up to a stop; without a stream there is no text.
 
-    def __init__(self, decode: Callable[[list[int]], str] | None, stops: tuple[str, ...]) -> None:
-        self.decode, self.stops = decode, stops
+    ``marks`` are letters that the text has in place of special tokens, which are in stops; they are not given out.
+    """
+
+    def __init__(self, stream: TextStream | None, stops: tuple[str, ...], marks: Mapping[int, str]) -> None:
+        self.stream, self.stops, self.marks = stream, stops, marks
         self.ids: list[int] = []
-        self.spoken: list[int] = []  # without the id that ends the answer
         self.found = ""  # the text so far
         self.given, self.given_ids = 0, 0  # how much of text and ids has been taken
-        # `spoken` from begin on is decoded again; ids before end are in `found`.
-        self.begin, self.end = 0, 0
         self.stopped = False
 
     def add(self, new: int, last: bool) -> bool:
         """Append an id, which may be the last; return whether the answer ends."""
         self.ids.append(new)
-        if last or self.decode is None:
+        if last or self.stream is None:
             return last
-        self.spoken.append(new)
-        text = self.decode(self.spoken[self.begin :])
-        if not text.endswith(UNFINISHED):
-            self._append(text)
+        self._append(self.stream.finish() + self.marks[new] if new in self.marks else self.stream.add(new))
         return self.stopped
 
-    def _append(self, text: str) -> None:
-        """Add the new text of ``spoken[begin:]``; the text of ids before end is known already."""
-        assert self.decode is not None
-        known = len(self.decode(self.spoken[self.begin : self.end]))
+    def _append(self, piece: str) -> None:
         before = len(self.found)
-        self.found += text[known:]
-        self.begin, self.end = self.end, len(self.spoken)
+        self.found += piece
         places = [self.found.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
         places = [place for place in places if place >= 0]
         if places:
@@ -535,8 +669,8 @@ class Answer:
 
     def finish(self) -> None:
         """Take the text that was held back: the answer ends."""
-        if self.decode is not None and not self.stopped:
-            self._append(self.decode(self.spoken[self.begin :]))
+        if self.stream is not None and not self.stopped:
+            self._append(self.stream.finish())
         self.stopped = True
 
     def text(self) -> str:
@@ -546,7 +680,7 @@ class Answer:
             safe -= max((_overlap(self.found, stop) for stop in self.stops), default=0)
         piece = self.found[self.given : safe]
         self.given = max(self.given, safe)
-        return piece
+        return piece.translate(dict.fromkeys(map(ord, self.marks.values()))) if self.marks else piece
 
     def new_ids(self) -> list[int]:
         """Return the ids since the last call."""
@@ -614,15 +748,49 @@ def attach(model: CausalModel, folder: Path) -> None:
     texts = {name: each.get("content") if isinstance(each, dict) else each for name, each in named.items()}
     model.special_tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
     model.chat_template = _template(folder, config)
-    generation = _disk.read_object(folder / GENERATION_CONFIG, required=False)
-    given = generation.get("eos_token_id", model.config.get("eos_token_id"))
+    generation = _generation(model, folder)
+    given = generation.pop("eos_token_id", None)
+    said = given is not None or not (folder / GENERATION_CONFIG).exists()
+    given = model.config.get("eos_token_id") if given is None else given
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(n) is int for n in ids):
         raise ValueError(f"{folder}: eos_token_id must be an int or a list of them, not {given!r}")
     if given is None and tokenizer is not None and "eos_token" in model.special_tokens:
         ids = [tokenizer.token_to_id(model.special_tokens["eos_token"])]
     model.stop_ids = frozenset(n for n in ids if n is not None)
-    model._as_read = model.chat_template, model.stop_ids
+    if model.stop_ids and not said:
+        ends = (
+            f"answers end at {', '.join(map(str, sorted(model.stop_ids)))}, as other files of the folder say"
+        )
+        warnings.warn(
+            FolderWarning(f"{folder / GENERATION_CONFIG} has no eos_token_id; {ends}"), stacklevel=5
+        )
+    model.generation_config = generation
+    model._as_read = model.chat_template, model.stop_ids, dict(generation)
+
+
+def _generation(model: CausalModel, folder: Path) -> dict[str, Any]:
+    """Read the settings of generation, with ``eos_token_id``: from their own file or, if there is none, from ``config.json``."""
+    path = folder / GENERATION_CONFIG
+    read = read_settings(path) if path.exists() else Config(model.config, str(folder / "config.json"))
+    found = {name: read.raw(name) for name in (*SETTINGS, "eos_token_id")}
+    undone = [
+        f"{name}={read.raw(name)!r:.80}"
+        for name, off in NOT_DONE.items()
+        if read.raw(name) not in (None, off)
+    ]
+    if undone:
+        warnings.warn(FolderWarning(f"{read.where}: {', '.join(undone)} is not done here"), stacklevel=6)
+    read.flag("do_sample", False) if found["do_sample"] is not None else None
+    if path.exists():
+        read.finish()
+    settings = {name: found[name] for name in Sampling._fields if name != "top_k" or found[name] != 0}
+    try:
+        sampling(**(settings | {"temperature": found["temperature"] or 1.0}))
+        stops_of(found["stop_strings"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{read.where}: {error}") from None
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -648,10 +816,13 @@ def text_files(model: CausalModel) -> dict[str, bytes]:
     if not found:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **model.special_tokens}
         found[_tokenizer.TOKENIZER_CONFIG] = _disk.to_json(settings)
-    template, stop_ids = model._as_read
-    if model.stop_ids != stop_ids:
-        generation = json.loads(found.get(GENERATION_CONFIG, b"{}"))
-        found[GENERATION_CONFIG] = _disk.to_json(generation | {"eos_token_id": sorted(model.stop_ids)})
+    template, stop_ids, generation = model._as_read
+    if model.stop_ids != stop_ids or model.generation_config != generation:
+        other = {
+            n: x for n, x in json.loads(found.get(GENERATION_CONFIG, b"{}")).items() if n not in SETTINGS
+        }
+        ends = {"eos_token_id": sorted(model.stop_ids)} if model.stop_ids != stop_ids else {}
+        found[GENERATION_CONFIG] = _disk.to_json(other | dict(model.generation_config) | ends)
     if model.chat_template is not None and model.chat_template != template:
         found[TEMPLATE] = model.chat_template.encode()
     elif model.chat_template is None and template is not None:

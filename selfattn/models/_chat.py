@@ -15,23 +15,30 @@ from typing import Any
 
 from selfattn._extras import import_extra
 
-MOST_STEPS = 250_000
+MOST_STEPS, STEPS_OF_MESSAGE = 250_000, 1000
 LETTERS = 64  # of a text that cost a step
 LONGEST = 10_000_000  # characters of a text, or elements of a list
 LARGEST = 10_000  # number in an argument, such as a width
+# Filters that look at no more than the elements of a list; others may make a text of all that is in these.
+SHALLOW = {
+    "length", "count", "first", "last", "list", "select", "selectattr", "reject", "rejectattr", "map", "reverse", "default", "d", "items",
+}  # fmt: skip
+ROLES = ("system", "user", "assistant", "tool", "developer", "function")
 
 
 class Budget:
-    """The number of steps that a template may still take."""
+    """The number of steps that a template may still take for a number of messages."""
 
-    def __init__(self) -> None:
-        self.left = MOST_STEPS
+    def __init__(self, messages: int) -> None:
+        self.messages, self.most = messages, MOST_STEPS + STEPS_OF_MESSAGE * messages
+        self.left = self.most
 
     def spend(self, steps: int) -> None:
         """Take steps; a ValueError if none are left."""
         self.left -= steps
         if self.left < 0:
-            raise ValueError(f"the chat template took more than {MOST_STEPS} steps; does it loop?")
+            much = f"the chat template took more than {self.most} steps for {self.messages} messages"
+            raise ValueError(f"{much}; does it loop? Shorter chats take fewer")
 
     def turns(self, items: Iterable[Any], letters: int) -> Iterator[Any]:
         """Go through a loop whose body writes this many letters each time."""
@@ -94,10 +101,24 @@ def _environment_class() -> Any:
     """Return the class of a sandbox that counts steps; Jinja2 is imported here."""
     nodes = import_extra("jinja2.nodes", "models")
     sandbox = import_extra("jinja2.sandbox", "models")
+    extension = import_extra("jinja2.ext", "models").Extension
+    macro = import_extra("jinja2.runtime", "models").Macro
+
+    class Generation(extension):  # type: ignore[misc, valid-type]
+        """Transformers' tags that mark what a model said, and change nothing else."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return nodes.Scope(
+                parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+            )
 
     class Counting(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
         intercepted_binops = frozenset(["*", "**", "%", "+"])
         budget: Budget
+        generation = Generation
 
         def _parse(self, source: str, name: Any, filename: Any) -> Any:
             tree = super()._parse(source, name, filename)
@@ -127,39 +148,41 @@ def _environment_class() -> Any:
         def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
             if obj is not self.globals["range"]:
                 _check_numbers([*args, *kwargs.values()])
+            weigh = self.budget.result if isinstance(obj, macro) else self.budget.weigh
             for value in (*args, *kwargs.values()):
-                self.budget.weigh(value)
+                weigh(value)
             return self.budget.result(super().call(context, obj, *args, **kwargs))
 
     return Counting
 
 
-def _counted(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
-    """Return a filter that pays for its result, with the marks of Jinja2."""
+def _counted(function: Callable[..., Any], budget: Budget, shallow: bool = False) -> Callable[..., Any]:
+    """Return a filter that pays for its arguments and its result, with the marks of Jinja2."""
+    weigh = budget.result if shallow else budget.weigh
 
     @functools.wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         _check_numbers(given[1:])
         for value in given:
-            budget.weigh(value)
+            weigh(value)
         return budget.result(function(*args, **kwargs))
 
     return filtered
 
 
-def _environment() -> Any:
-    """Return a new sandbox with Transformers' settings, filters and functions."""
-    budget = Budget()
-    environment = _environment_class()(
+def _environment(messages: int) -> Any:
+    """Return a new sandbox with Transformers' settings, filters and functions, for a number of messages."""
+    budget, kind = Budget(messages), _environment_class()
+    environment = kind(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
+        extensions=["jinja2.ext.loopcontrols", kind.generation],
         finalize=budget.weigh,
     )
     environment.budget = budget
     environment.filters = {
-        name: _counted(function, budget)
+        name: _counted(function, budget, name in SHALLOW)
         for name, function in environment.filters.items()
         if name not in ("format", "pprint", "xmlattr", "urlize", "random")
     }
@@ -205,29 +228,60 @@ def _to_json(
     )
 
 
-def rendered(template: str, messages: Any, special_tokens: Mapping[str, str]) -> str:
-    """Return the text of a chat, with the beginning of an answer; special tokens are variables of the template.
+def checked_messages(messages: Any, template: str) -> list[dict[str, Any]]:
+    """Return the messages of a chat, whose contents are texts.
 
-    A TypeError if messages are not a list of dicts; a ValueError if there are none, or the template is not Jinja2, refuses them or
-    takes too many steps.
+    A TypeError if they are not a str or a list of dicts; a ValueError if there are none, if a role is neither usual nor named by the
+    template, or if a part of a content is not text.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes):
         raise TypeError(f"messages must be a str or a list of dicts, not {type(messages).__name__}")
     if not messages:
         raise ValueError("messages must not be empty")
+    found = []
     for n, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             such = '{"role": "user", "content": "…"}'
             raise TypeError(f"message {n} must be a dict such as {such}, not {message!r:.80}")
         if "content" not in message:
             raise ValueError(f"message {n} has no content")
+        role, content = message["role"], message["content"]
+        if role not in ROLES and not any(f"{quote}{role}{quote}" in template for quote in "'\""):
+            raise ValueError(f"message {n} has the role {role!r:.80}; usual roles are {', '.join(ROLES)}")
+        if isinstance(content, list | tuple):
+            content = "\n".join(_text_of(part, n) for part in content)
+        found.append({**message, "content": content})
+    return found
+
+
+def _text_of(part: Any, n: int) -> str:
+    """Return the text of a part of a content, as OpenAI's clients send it."""
+    kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
+        such = '{"type": "text", "text": "…"}'
+        raise ValueError(
+            f"message {n} has a part {part!r:.80}; this model takes text alone, in parts such as {such}"
+        )
+    return text
+
+
+def rendered(template: str, messages: Any, special_tokens: Mapping[str, str], answer: bool = True) -> str:
+    """Return the text of a chat, with the beginning of an answer; special tokens are variables of the template.
+
+    Errors are those of :func:`checked_messages`, and a ValueError if the template is not Jinja2, refuses the messages or takes too
+    many steps.
+    """
+    messages = checked_messages(messages, template)
     try:
-        made = _environment().from_string(template)
+        made = _environment(len(messages)).from_string(template)
         text: str = made.render(
-            messages=[dict(message) for message in messages],
+            messages=messages,
             tools=None,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=answer,
             **special_tokens,
         )
     except _RefusedError as error:

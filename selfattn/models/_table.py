@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from selfattn.engine.sampling import Sampling
+
 
 class FolderWarning(UserWarning):
     """A folder or a file of a model has settings that are not known here."""
@@ -46,8 +48,23 @@ OUTPUTS = "how results are computed, kept and returned"
 TASKS = "other tasks and their heads, and labels"
 SIZES = "sizes and kinds that the weights show"
 TEXT = "the tokenizer's files say it"
-GENERATION = "generation_config.json says it, as in Transformers"
+GENERATION = "language models obey it if there is no generation_config.json, as in Transformers"
 UNREAD = "Transformers does not read it"
+
+# Settings of generation: those that are obeyed, and those that are not done, with the value that switches them off: others are in a
+# warning. Then those of searches with beams, of an assistant, with which the same answers come faster, and about results.
+SETTINGS = (*Sampling._fields, "do_sample", "max_length", "max_new_tokens", "stop_strings")
+NOT_DONE = {
+    "constraints": None, "dola_layers": None, "force_words_ids": None, "guidance_scale": 1, "max_time": None, "num_beams": 1,
+    "num_return_sequences": 1, "penalty_alpha": 0, "token_healing": False, "watermarking_config": None,
+}  # fmt: skip
+BEAMS = "diversity_penalty early_stopping length_penalty num_beam_groups"
+ASSISTANT = (
+    "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind is_assistant "
+    "max_matching_ngram_size num_assistant_tokens num_assistant_tokens_schedule prompt_lookup_num_tokens speculation_type "
+    "target_lookbehind use_mtp"
+)
+ANSWERS = "output_logits output_scores renormalize_logits return_dict_in_generate"
 
 CONFIG = Rows(
     {
@@ -66,12 +83,7 @@ CONFIG = Rows(
         SIZES: "directionality embedding_size n_ctx tie_weights_ tie_word_embeddings",
         TEXT: "bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id prefix sep_token_id "
         "unk_token_id",
-        GENERATION: "assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens diversity_penalty "
-        "do_sample early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff "
-        "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length min_length "
-        "no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams num_return_sequences "
-        "output_scores remove_invalid_values repetition_penalty return_dict_in_generate suppress_tokens target_lookbehind "
-        "temperature top_k top_p typical_p",
+        GENERATION: " ".join((*SETTINGS, *NOT_DONE, BEAMS, ASSISTANT, ANSWERS)),
         UNREAD: "cross_attention_hidden_size is_llama_config tf_legacy_loss",
     },
     {
@@ -124,7 +136,17 @@ TABLE: dict[str, Rows] = {
     "config.json of roberta": BERT,
     "config.json of vit": VIT,
     "config.json of xlm-roberta": BERT,
-    "generation_config.json": Rows(),
+    "generation_config.json": Rows(
+        {
+            NOTES: "_* transformers_version",
+            OUTPUTS: f"{ANSWERS} cache_config cache_implementation compile_config continuous_batching_config disable_compile low_memory "
+            "max_cache_len output_attentions output_hidden_states prefill_chunk_size use_cache",
+            TEXT: "bos_token_id decoder_start_token_id pad_token_id",
+            "there are no searches with beams": BEAMS,
+            "there are no assistants, which only make answers faster": ASSISTANT,
+            "it is not done, and a warning says so": " ".join(NOT_DONE),
+        }
+    ),
     "tokenizer_config.json": Rows(),
     "special_tokens_map.json": Rows(),
     "modules.json": Rows({NOTES: "idx name", OUTPUTS: "kwargs"}),

@@ -163,7 +163,7 @@ def test_a_chat_without_readline(capsys, folder, monkeypatch):
     [
         (("generate", "MODEL", "a", "--temperature", "inf"), 1, "temperature must be"),
         (("generate", "MODEL", "a", "--top-p", "2"), 1, "top_p must be"),
-        (("generate", "MODEL", "a", "--seed", "-1"), 1, "rng must not be negative"),
+        (("generate", "MODEL", "a", "--seed", "-1"), 1, "--seed must not be negative"),
         (("generate", "MODEL", ""), 1, "has no tokens"),
         (("generate", "MODEL", "a", "--stop", ""), 1, "stop must not be empty"),
         (("generate", "MODEL", "a", "--top-k", "0"), 2, "must be at least 1"),
