@@ -85,7 +85,7 @@ typedef struct {
 sa_mask_plan sa_plan_mask(const sa_attention_gradients *g, const sa_backward_plan *plan);
 
 void sa_backward_delta_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t t, char *scratch);
-/* ahead: the count, to wait for, of rows that the group before has done. done: this task's count. Either may be NULL. */
+/* Waits until *ahead counts enough rows of the group before; counts the rows that it has done in *done. Either may be NULL. */
 void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_plan *plan, ptrdiff_t turn, ptrdiff_t t,
                             char *scratch, const ptrdiff_t *ahead, ptrdiff_t *done);
 void sa_backward_mask_task(const sa_attention_gradients *g, const sa_backward_plan *plan, const sa_mask_plan *m, ptrdiff_t t,

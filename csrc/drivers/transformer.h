@@ -129,8 +129,8 @@ typedef struct {
 } sa_layer_gradients;
 
 typedef struct {
-    const void *grad_out; /* of out's shape */
-    void *table;          /* of the table's shape, or NULL */
+    const void *grad_out; /* has out's shape */
+    void *table;          /* has the table's shape; or NULL */
     void *rows;           /* (tokens, d): the gradient of the first norm's or layer's input; or NULL */
     void *mask;           /* (heads, longest, longest), zeroed: the gradient of a float mask of all sequences; or NULL */
     void *first_norm[2], *final_norm[2]; /* gradients of weight and bias */

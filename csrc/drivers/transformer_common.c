@@ -118,7 +118,7 @@ int sa_transformer_threads(const sa_transformer *e, double products, int max_thr
     return sa_threads_for(products * rows * each, SA_TRANSFORMER_WORK_PER_THREAD, HUGE_VAL, max_threads);
 }
 
-/* ---- what a layer computes with ---------------------------------------------------------------------------------------- */
+/* ---- descriptions of products and heads ---------------------------------------------------------------------------------- */
 
 static void add_weight(sa_linear *product, const sa_layer *l, int which, ptrdiff_t out, char *y) {
     product->out[product->count] = out;

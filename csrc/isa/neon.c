@@ -1,4 +1,4 @@
-/* The NEON kernels, for every aarch64. */
+/* The NEON kernels, for every aarch64 CPU. */
 #include "simd/macros.h"
 #if defined(__aarch64__)
 #include <arm_neon.h>

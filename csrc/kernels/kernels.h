@@ -147,7 +147,7 @@ typedef struct {
 typedef struct {
     double p;
     uint64_t seed;
-    ptrdiff_t first_row, first_column; /* of these rows in the whole array */
+    ptrdiff_t first_row, first_column; /* where the rows are in the whole array */
 } sa_dropout;
 
 /* Cosines and sines of positions: (positions, rotated / 2). */

@@ -121,7 +121,7 @@ typedef struct {
     ptrdiff_t diagonal, window_left, window_right; /* SA_UNBOUNDED: no bound */
     double scale, softcap, dropout_p;
     uint64_t seed;
-    double magnitude;   /* of queries and keys */
+    double magnitude;   /* the magnitude of queries and keys */
     double closed;      /* the fraction of the mask that is closed */
     double mask_finite; /* the finite numbers of the mask; INFINITY: finfo.min, at times 0.5 */
     int block_masks;

@@ -39,7 +39,7 @@ SA_INLINE void FN(forget_cells)(const FN(cells) * cells) { memset(cells->state, 
 typedef struct {
     int terms; /* terms of an element of keys or values; 0: multiply-adds compute the block */
     int query_terms, weight_terms;
-    bool of_16_bits; /* is_of_16_bits(the call) */
+    bool of_16_bits; /* all arrays of the call have 16 bits */
     FN(cells) keys, values;
     char *queries, *weights;         /* right operands */
     char *rows;                      /* [lanes] rows of pairs */

@@ -189,7 +189,7 @@ SA_KERNEL void FN(activate_backward)(const sa_active *a, void *d, void *dgate) {
 #undef SA_ACTIVATION
 #undef SA_EACH_ACTIVATION
 
-/* ---- the rest ------------------------------------------------------------------------------------------------------------ */
+/* ---- dropout, rotary positions, sums over rows --------------------------------------------------------------------------- */
 
 /* x becomes 0 or x/(1 − p), plus the residual unless that is NULL. A dropped x may be NaN. */
 SA_KERNEL void FN(drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width,

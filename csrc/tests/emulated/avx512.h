@@ -309,7 +309,7 @@ EMU __m512d _mm512_maskz_scalef_pd(__mmask8 m, __m512d a, __m512d b) {
 }
 EMU __m512 _mm512_scalef_ps(__m512 a, __m512 b) { return _mm512_maskz_scalef_ps(0xffff, a, b); }
 
-/* ---- products of bfloat16: to nearest, subnormals are 0, whatever MXCSR says -------------------------------------------- */
+/* ---- products of bfloat16: rounded to nearest, subnormals are 0, MXCSR is ignored ---------------------------------------- */
 
 EMU_INLINE float emu_bf16(uint32_t high) {
     float r;
