@@ -1,5 +1,6 @@
 """References and memory: every operation of the catalogue, good and bad, leaves everything as it was."""
 
+import gc
 import tracemalloc
 import weakref
 
@@ -18,6 +19,7 @@ from benchmarks import memory
 def _traced():
     yield
     tracemalloc.stop()
+    gc.unfreeze()
 
 
 # What a call does not free does not depend on the threads of its process.
