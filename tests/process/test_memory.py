@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from inputs import BFLOAT16
-from processes import PYTHON, finish, start
+from processes import PYTHON, TO_THE_SYSTEM, finish, start
 
 import selfattn as sa
 from benchmarks import memory
@@ -29,9 +29,7 @@ pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 # 131,072 tokens, with gradients
 VERY_LONG = ("all_pairs", "many_queries_of_few_keys", "many_keys_of_few_queries")
-# Freed arrays go back to the system at once, so that the call cannot use them unnoticed.
-TO_THE_SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-NEAR = {"window": (64, 64)}  # keeps the arithmetic small if inputs are large
+NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
 
 
 def normal(*shape):

@@ -21,6 +21,8 @@ ENVIRONMENT = {
     "PYTHONIOENCODING": "utf-8",
     "PYTHONFAULTHANDLER": "1",
 }
+# Freed arrays go back to the system at once: none is left for a call to use unseen.
+TO_THE_SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
 def start(arguments, environment=None, **options):
