@@ -73,7 +73,7 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
 
 
 def long_layer(kind: str) -> Callable[[], Any]:
-    """A call of a layer that takes 0.3 s or more, so that one which does not stop shows."""
+    """A call of a layer that takes 0.3 s or more, so that a call which does not stop is noticed."""
     rng = np.random.default_rng(0)
     if kind == "sentences":
         model = nn.EmbeddingModel(lambda _: [1] * 100, 10, 128, max_seq_len=100, num_layers=4, rng=0)
@@ -241,14 +241,14 @@ def flat(result: Any) -> list[Any]:
 
 @pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
 def test_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right() -> None:
-    """All kinds at once: most of the time they wait for the next look at signals, twenty times a second."""
+    """All kinds run at once: most of the time they wait for the next check for signals, twenty times a second."""
     processes = {kind: start([*PYTHON, __file__, kind], TO_THE_SYSTEM) for kind in KINDS}
     found = {kind: json.loads(finish(process).stdout) for kind, process in processes.items()}
     for kind, result in found.items():
         assert result["caught"] == TIMES, kind
         assert result["in the middle"] > 0.9 * TIMES, kind
         assert not any(result["references"]), kind
-        # a lost output (6 MiB) for each would be many times that, and scratch (300 kB) twice as much
+        # losing an output (6 MiB) each time would be many times that, scratch memory (300 kB) twice as much
         assert result["bytes"] < 3 * 2**20, kind
         assert result["same"], kind
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
 
 # 131,072 tokens, with gradients
 VERY_LONG = ("all_pairs", "many_queries_of_few_keys", "many_keys_of_few_queries")
-NEAR = {"window": (64, 64)}  # keeps the arithmetic small where inputs are large
+NEAR = {"window": (64, 64)}  # keeps the arithmetic small if inputs are large
 
 
 def normal(*shape):
@@ -58,7 +58,7 @@ EVERY_OPTION = {
 }  # fmt: skip
 
 CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
-    # Of 3072 tokens and 8 heads a byte for each pair would be 72 MiB.
+    # For 3072 tokens and 8 heads, a byte for each pair would be 72 MiB.
     "causal": lambda: (inputs(), {"is_causal": True}),
     "dropout": lambda: (inputs(), {"dropout_p": 0.1, "rng": 0}),
     "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 3072, 80)), {}),
@@ -164,7 +164,7 @@ def script(name):
         return fresh_pages() if name == "fresh pages" else kept_blocks()
     case = name.removeprefix("backward of ")
     arguments, options = CASES[case]() if case in CASES else (inputs(length=1536), {})
-    options |= {"num_threads": 2}  # each has some memory to work in, 12 MiB on a matrix unit
+    options |= {"num_threads": 2}  # each thread has scratch memory, 12 MiB on a matrix unit
     if name == "reference":
         needed, arrays = memory_beyond(lambda: reference.scaled_dot_product_attention(*arguments))
     elif case != name:
@@ -207,13 +207,13 @@ def measured():
 
 
 def test_the_measurement_sees_what_the_formula_needs(measured):
-    """At least the scores, at a length half as long as below."""
+    """The reference needs at least its scores, at a length half as long as below."""
     assert measured["reference"]["bytes"] > 8 * 1536 * 1536 * 4 > LIMIT
 
 
 @pytest.mark.parametrize("name", SHORTER)
 def test_nothing_large_is_made_or_copied(name, measured):
-    """Of gradients the output and what the pullback holds count, up to 16 MiB; the mask's is as small as the mask."""
+    """For gradients the output and the pullback's memory count, up to 16 MiB; the mask's gradient is as small as the mask."""
     assert measured[name]["finite"] and measured[name]["bytes"] < LIMIT
 
 

@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "PYTHONIOENCODING": "utf-8",
     "PYTHONFAULTHANDLER": "1",
 }
-# Freed arrays go back to the system at once: none is left for a call to use unseen.
+# Freed arrays go back to the system at once, so that a call cannot use them unnoticed.
 TO_THE_SYSTEM = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 
 
