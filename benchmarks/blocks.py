@@ -45,7 +45,7 @@ class Case(attention.Case):
         return float(np.mean(blocks.get(self.blocks, self.keys))) / self.keys
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved of the case; only operations of open pairs count."""
+        """Return the properties of the case that are saved; only operations of open pairs count."""
         found = super().facts()
         return {**found, "flops": found["flops"] * self.open_share}
 

@@ -64,7 +64,7 @@ class Case(shared.Case):
         return self.operations
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved of the case: numbers, not the texts."""
+        """Return the properties of the case that are saved: numbers, not the texts."""
         case = {"case": self.name, "texts": len(self.texts), "tokens": self.tokens}
         return {**super().facts(), "case": case, "limit_dtype": self.dtype}
 

@@ -57,7 +57,7 @@ class Case(attention.Case):
         return np.cumsum([0, *self.lengths])
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved of the case."""
+        """Return the properties of the case that are saved."""
         flops = sum(attention_flops(1, self.heads, n, n, self.width, self.causal) for n in self.lengths)
         return {**super().facts(), "flops": flops * (2.5 if self.gradients else 1.0)}
 

@@ -30,7 +30,7 @@ class Case:
         return 1.0
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved of the case."""
+        """Return the properties of the case that are saved."""
         return {"case": asdict(self), "limit_dtype": "float32", "flops": self.flops, "key_value_bytes": 0}
 
 

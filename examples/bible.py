@@ -144,7 +144,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # Text stays text, and bytes are reproducible.
+    # The SVG keeps text as text, and its bytes are reproducible.
     matplotlib.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "selfattn", "font.family": "sans-serif"}
     )

@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """True when the shapes are equal and every difference is within the tolerance."""
+        """Whether the shapes are equal and every difference is within the tolerance."""
         same = self.expected.shape == self.computed.shape
         return same and bool(np.all(np.abs(self.computed - self.expected) <= self.tolerance))
 
@@ -64,7 +64,7 @@ class Tutorial:
 
     @property
     def agrees(self) -> bool:
-        """True when every tensor agrees."""
+        """Whether every tensor agrees."""
         return all(comparison.agrees for comparison in self.comparisons)
 
 

@@ -96,7 +96,7 @@ def install(wheel: Path, python: str, directory: Path) -> tuple[list[str], dict[
         version = "import sys; print('%d.%d' % sys.version_info[:2])"
         version = subprocess.check_output([*command, "-c", version], text=True, env=clean).strip()
         machine = re.search(r"(x86_64|aarch64)\.whl$", wheel.name)[1]
-        # The tags of the wheel, and those that NumPy's may have.
+        # The platform tags of the wheel, and those that NumPy's wheel may have.
         tags = re.findall(rf"\w+_{machine}", wheel.stem.split("-")[-1].replace(".", " "))
         tags += [f"manylinux_2_{minor}_{machine}" for minor in (17, 27, 28)]
         pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(directory / "site")]

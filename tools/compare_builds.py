@@ -81,7 +81,7 @@ Results = dict[str, npt.NDArray[Any]]
 
 
 class Case(NamedTuple):
-    """A case as one build computed it."""
+    """The results of a case in one build."""
 
     dtype: str
     title: str
@@ -228,7 +228,7 @@ def timed_cases() -> dict[str, Timed]:
 
 
 def spelled(suite: Any, case: Any) -> Timed:
-    """Return how selfattn is called in a case of the benchmark."""
+    """Return the call of selfattn in a case of the benchmark."""
     made: list[Any] = []  # shared by both builds
 
     def make(_: Any, threads: int) -> tuple[str, dict[str, Any]]:

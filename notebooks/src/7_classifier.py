@@ -138,7 +138,7 @@ results["right"] = right
 
 # %%
 def weights_of(words):
-    """Return the weights (layers, heads, queries, keys) with which the tokens of a review look at each other."""
+    """Return the weights (layers, heads, queries, keys) between the tokens of a review."""
     x = model.words([0, *(number[word] for word in words)]) + model.places(np.arange(len(words) + 1))
     found = []
     for layer in model.encoder.layers:

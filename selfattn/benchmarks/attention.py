@@ -78,7 +78,7 @@ class Case:
         return np.dtype(import_module("ml_dtypes").bfloat16 if self.dtype == "bfloat16" else self.dtype)
 
     def facts(self) -> dict[str, Any]:
-        """Return what is saved: the case, its operations (two products forward, five backward), the bytes of keys and values."""
+        """Return the saved properties: case, operations (two products forward, five backward), the bytes of keys and values."""
         forward = attention_flops(self.batch, self.heads, self.length, self.keys, self.width, self.causal)
         numbers = self.batch * self.kv_heads * self.keys * self.width
         return {

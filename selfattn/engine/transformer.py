@@ -73,7 +73,7 @@ class Layer(NamedTuple):
     norm_first: bool = False
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     causal: bool = False
-    # Keys to the left and to the right that a query sees.
+    # How many keys to the left and to the right a query sees.
     window: tuple[int | None, int | None] = (None, None)
     rotary: Rotary | None = None
     scale: float | None = None  # None: 1/√(width of a head)

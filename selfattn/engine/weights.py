@@ -83,7 +83,7 @@ class Compact(Rounded):
         return to_float32(self.values[rows], None if self.scale is None else self.scale[rows])
 
 
-# The numbers and the bytes of a group that shares scales, by GGUF's name of the kind.
+# For each kind, by GGUF's name: the numbers in a group with common scales, and the bytes of a group.
 QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 
 
@@ -154,7 +154,7 @@ def is_compact(array: Array) -> bool:
 
 
 def float_type(weight: Weight) -> np.dtype[Any]:
-    """Return the dtype of the rows that multiply a weight: float32 if it is rounded, else its own."""
+    """Return the dtype of the rows that multiply a weight: float32 for a rounded weight, else the weight's dtype."""
     return Compact.dtype if isinstance(weight, Rounded) or is_compact(weight) else weight.dtype
 
 

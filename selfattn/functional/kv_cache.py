@@ -205,7 +205,7 @@ class KVCache:
         self._key, self._value = grown  # both or neither, if memory runs out
 
     def truncate(self, lengths: npt.ArrayLike) -> None:
-        """Keep the first ``lengths`` tokens of each sequence, as when a guess is rejected; 0 empties the cache.
+        """Keep the first ``lengths`` tokens of each sequence, as when a drafted token is rejected; 0 empties the cache.
 
         Parameters
         ----------

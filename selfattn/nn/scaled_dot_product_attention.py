@@ -244,7 +244,7 @@ def _pairs(
 
 
 def _kept(mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
-    """Return the mask as booleans: True where it is not zero."""
+    """Return the mask as booleans: True where the mask is not zero."""
     array = np.asarray(mask)
     if array.dtype.kind not in "iub" or isinstance(mask, np.ma.MaskedArray | np.matrix):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The Transformer's decoder: a layer that attends to itself and to a memory, and a stack of such layers."""
+"""The Transformer's decoder: a layer with self-attention and attention to a memory, and a stack of such layers."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_rows_that_attended_to_nothing(merge):
     dead = np.zeros((1, 2)), np.array([-np.inf])
     got = merge([dead[0], dead[0]], [dead[1], dead[1]])
     assert (got[0].tolist(), got[1].tolist()) == ([[0.0, 0.0]], [-np.inf])
-    for garbage in (0.0, np.nan, np.inf):  # a dead part's output is not read
+    for garbage in (0.0, np.nan, np.inf):  # the output of a part without keys is not read
         for order in (1, -1):
             parts = [(out, lse), (np.full((1, 2), garbage), dead[1])][::order]
             got = merge([part[0] for part in parts], [part[1] for part in parts])

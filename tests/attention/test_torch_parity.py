@@ -152,7 +152,7 @@ def test_options_in_operations_of_torch(function, more, options, written, key_he
 @functions
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_rms_norm_default_eps(function, dtype):
-    x = np.full((2, 4), 1e-3, dtype)  # so small that eps shows
+    x = np.full((2, 4), 1e-3, dtype)  # so small that eps changes the result
     got, expected = function.rms_norm(x, 4), F.rms_norm(tensor(x), (4,)).numpy()
     assert got.dtype == expected.dtype
     np.testing.assert_allclose(got, expected, rtol=4 * float(np.finfo(dtype).eps), atol=0)

@@ -182,7 +182,7 @@ def test_a_last_row_without_a_neighbour(dtype, length):
 @floats
 @pytest.mark.parametrize("rows", [1, 5, 16, 17])
 def test_heads_that_share_a_mask_begin_with_the_last_rows(dtype, rows):
-    """The last part of a head's rows is short, and may come first: keys and values are new then, too."""
+    """The last part of a head's rows is short, and may be first: then it also loads new keys and values."""
     arrays = inputs(dtype, 64 + rows, 100, 32, 32)
     mask = normal(np.random.default_rng(2), (64 + rows, 100), np.float32)
     for options in ({"attn_mask": mask}, {"attn_mask": mask, "is_causal": True}):
@@ -199,7 +199,7 @@ def test_block_masks_with_gaps(dtype):
         (short_before_long, (16, 32), (48, 64)),
     ]:
         mask = sa.BlockMask.from_blocks(pattern, sizes)
-        for seed in range(3):  # what an earlier call left in memory is of other values
+        for seed in range(3):  # memory from earlier calls holds other values
             check(inputs(dtype, length, keys, seed=seed), {"block_mask": mask})
 
 
@@ -230,7 +230,7 @@ MAGNITUDES = {
 
 
 def differentiable(magnitude):
-    """Whether products of gradients of this size stay within what float32 holds as normal numbers."""
+    """Return whether products of gradients of this size are normal numbers of float32."""
     return 2.0**-102 < magnitude < 2.0**61
 
 
@@ -343,7 +343,7 @@ def test_weights_too_small_for_three_parts():
 
 @floats
 def test_a_weight_of_one_is_exact(dtype):
-    """A row that attends one key gives that key's value, bit by bit."""
+    """A row that attends to one key gives that key's value, bit by bit."""
     query, key, value = inputs(dtype, 64, 64)
     for options in ({"attn_mask": np.eye(64, dtype=bool)}, {"window": (0, 0)}):
         for isa in ISAS:

@@ -10,7 +10,7 @@ from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.weights import Compact, rounded
 
-LONGEST = 90  # beyond a tile of keys, and beyond the cache's first capacity
+LONGEST = 90  # more than a tile of keys, and than the cache's first capacity
 
 
 def decoder(seed, dtype=np.float32, **sizes):

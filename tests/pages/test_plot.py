@@ -106,7 +106,7 @@ STRANGE = [
 def test_tokens_are_text_whatever_they_hold():
     n = len(STRANGE)
     image = plot_attention(np.eye(n), STRANGE, title="$a")
-    render(image)  # markup that is wrong would raise here
+    render(image)  # wrong markup would raise here
     assert labels(image) == (STRANGE, STRANGE)
     assert not any(label.get_parse_math() or label.get_usetex() for label in image.axes.get_xticklabels())
 

@@ -1,6 +1,6 @@
 /* Preloaded into a Python with PYTHONMALLOC=malloc: has the n-th allocation of a thread fail, and counts what is not freed.
  *
- * Only what Python, NumPy and selfattn allocate fails: libgomp and Rust end the process when they get no memory. */
+ * Only allocations of Python, NumPy and selfattn fail: libgomp and Rust end the process when they get no memory. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,7 +15,7 @@ static void *(*next_malloc)(size_t), *(*next_calloc)(size_t, size_t), *(*next_re
 static void *(*next_aligned)(size_t, size_t);
 static void (*next_free)(void *);
 
-/* What dlsym itself takes before the functions are known; never freed. */
+/* Memory for dlsym itself before the functions are known; it is never freed. */
 static char early[65536];
 static size_t early_used;
 
@@ -25,7 +25,7 @@ static long live;
 
 long allocations(void) { return seen; }
 
-/* Python's os.getppid takes no memory on its way here and back: it switches failing on and off. */
+/* Python's os.getppid, which allocates nothing, switches failing on and off. */
 pid_t getppid(void) {
     armed = !armed;
     return 1;
@@ -99,7 +99,7 @@ static range of_function(const char *name) {
     return (range){function, (const char *)function + symbol->st_size};
 }
 
-/* Libraries may have been loaded since the last time. */
+/* More libraries may have been loaded since the last call. */
 static void look_around(void) {
     endings = 0;
     dl_iterate_phdr(look_at, NULL);
@@ -116,9 +116,9 @@ static bool ends_the_process(void *caller) {
     return false;
 }
 
-/* Whether selfattn's extension allocates, itself or through C functions that it calls: Python code that it calls does not count,
- * since NumPy crashes and leaks when it gets no memory there. Or whether anything does, but for iterators over dictionaries, for
- * which CPython 3.11 crashes. */
+/* Returns whether selfattn's extension allocates, itself or through C functions that it calls; Python code that it calls does not
+ * count, since NumPy crashes and leaks when it gets no memory there. Without this restriction, returns whether anything but an
+ * iterator over a dictionary allocates: CPython 3.11 crashes for these. */
 static bool counts(void) {
     void *frames[64];
     const int n = backtrace(frames, 64);
@@ -136,7 +136,7 @@ static bool counts(void) {
     return !core_alone;
 }
 
-/* The n-th allocation from now on fails, and all behind it or not. Returns whether the core was found. */
+/* The n-th allocation from now on fails, and on request all after it. Returns whether the core was found. */
 int fail_at(long n, int all_from_there, int in_the_core_alone) {
     look_around();
     core_alone = in_the_core_alone;

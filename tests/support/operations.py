@@ -511,7 +511,7 @@ def learning(d, positions):
 
 
 def writing(d, positions, **options):
-    """Generation, with a cache that grows, of prompts that end at different steps."""
+    """Generate from prompts that end at different steps, with a cache that grows."""
     model, prompts = GPT(positions=positions), [d.ids(n, 50) for n in (60, 3)]
     return lambda: model.generate(prompts, 6, **options), [*prompts, *model.parameters().values()]
 

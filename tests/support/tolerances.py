@@ -96,7 +96,7 @@ def with_later_terms(call, products):
 
 @np.errstate(all="ignore")
 def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-    """Reference and bounds for one call. `rng` must be an int when there is dropout."""
+    """Reference and bounds for one call. With dropout `rng` must be an int."""
     query, key, value = without_two_kinds_of_16_bits(query, key, value)
     rounds = rounds_weights(query, key, value, options.get("enable_gqa", False))
     arguments = (query, key, value, attn_mask, dropout_p, is_causal)

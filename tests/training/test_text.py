@@ -142,4 +142,4 @@ def test_a_lone_surrogate_is_no_text(text):
     with pytest.raises(ValueError, match="is not Unicode: it has a lone surrogate"):
         train_sentencepiece([*lines, text], 30)
     with pytest.raises(ValueError, match="is not Unicode: it has a lone surrogate"):
-        WhitespaceTokenizer.train([*lines, text])  # no file of UTF-8 could hold the word
+        WhitespaceTokenizer.train([*lines, text])  # no UTF-8 file could hold the word

@@ -8,7 +8,7 @@ from selfattn import views
 
 NUMBERS = """() => [...document.querySelectorAll(".sa-steps")].flatMap((e) =>
     [...e.querySelectorAll(".sa-strip, .sa-figures, figcaption, .sa-m")].map((part) => part.textContent)).join(" ")"""
-DERIVED = {"Two banks", "Nobody taught it", "Same going in"}  # cosines, three decimals, a linear layer
+DERIVED = {"Two banks", "Nobody taught it", "Same going in"}  # stops with numbers that the page does not show
 
 
 @pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
