@@ -36,12 +36,24 @@ from selfattn.cli.parser import (
     count,
     rate,
 )
+from selfattn.functional._similarity import similarities
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
 CHUNK = 1024  # sentences
+TABLES = (
+    ".csv",
+    ".tsv",
+    ".xlsx",
+    ".parquet",
+    ".npz",
+)  # names of files of other forms than those that are written
+WHERE = (
+    "Get one with: hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2 (pip install huggingface_hub); "
+    "or make one: selfattn train book.txt --out model"
+)
 
 TRAIN_EPILOG = f"""\
 examples:
@@ -128,7 +140,7 @@ def _train(options: argparse.Namespace) -> int:
     else:
         model = _new_model(options, sentences, for_model)
         _begin(options, model, unfinished)
-    empty = _without_tokens("train", model, {sentence for triplet in triplets for sentence in triplet})
+    empty = _left_out("train", model, (sentence for triplet in triplets for sentence in triplet))
     triplets = [triplet for triplet in triplets if empty.isdisjoint(triplet)]
     parameters = sum(array.size for array in model.parameters().values())
     say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
@@ -289,7 +301,8 @@ def _add_embed(parser: Parser) -> None:
     parser.add_argument("sentences", metavar="SENTENCE", nargs="*", type=streams.sentence, help=without)
     parser.add_argument("--file", metavar="FILE", help="use the lines of a file; - is standard input")
     add_dtype(parser, " of a pretrained model")
-    where = "write to a file, as an array if it ends in .npy; - is standard output"
+    _add_prompt(parser, "--prompt", "sentence", "the one that the folder names")
+    where = "write to a file, as an array if it ends in .npy, else as lines of JSON; - is standard output"
     parser.add_argument("--out", metavar="FILE", type=streams.target, help=where)
 
 
@@ -299,31 +312,35 @@ def _embed(options: argparse.Namespace) -> int:
     if options.file is None and not options.sentences and streams.is_terminal(sys.stdin):
         raise UsageError("give a sentence, --file, or lines on standard input")
     out = options.out or streams.DASH
+    if (suffix := Path(out).suffix.lower()) in TABLES:
+        raise ValueError(
+            f"--out {out}: {suffix} is not written; name it .npy for an array, or .jsonl for lines of JSON"
+        )
     streams.check(out)
     if options.file is not None and streams.is_same(out, options.file):
         raise ValueError(f"--out {out} would replace the sentences themselves")
     streams.check_not_of(options.model, options.out)
+    _check_exists(options.model)
+    sentences = options.sentences or _lines(streams.source(options.file or streams.DASH))
     model = _load(options.model, options.dtype)
-    sentences: Sequence[str] = options.sentences
+    empty: set[str] = set()
     if not options.sentences:
-        source = streams.source(options.file or streams.DASH)
-        read = training.read_lines(source)
-        sentences = [line for line in read if line]
-        if len(sentences) < len(read):
-            streams.tell(f"selfattn embed: {len(read) - len(sentences)} empty lines left out")
-        if not sentences:
-            raise ValueError(f"{source} holds no sentence")
-        empty = _without_tokens("embed", model, sentences)
-        sentences = [sentence for sentence in sentences if sentence not in empty]
+        empty = _without_tokens(model, sentences, options.prompt)
+        if number := sum(sentence in empty for sentence in sentences):
+            several = "s" * (number > 1)
+            streams.tell(
+                f"selfattn embed: {number} line{several} without tokens: NaN, in JSON null, in place of embeddings"
+            )
+    more = _prompted(options.model, model, options.prompt)
     if out.lower().endswith(".npy"):
-        if isinstance(model, nn.EmbeddingModel) or _disk.is_special(Path(out)):
+        if isinstance(model, nn.EmbeddingModel) or empty or _disk.is_special(Path(out)):
             file = io.BytesIO()
-            np.save(file, model.encode(sentences), allow_pickle=False)
+            np.save(file, _rows(model, sentences, empty, more), allow_pickle=False)
             streams.write(out, file.getvalue())
         else:
-            model.encode_to(Path(out), sentences, progress=_shows_progress(sentences))
+            model.encode_to(Path(out), sentences, progress=_shows_progress(sentences), **more)
         return 0
-    lines = _json_lines(model, sentences)
+    lines = _json_lines(model, sentences, empty, more)
     if out == streams.DASH:
         for line in lines:
             print(line)
@@ -332,11 +349,29 @@ def _embed(options: argparse.Namespace) -> int:
     return 0
 
 
-def _json_lines(model: Any, sentences: Iterable[str]) -> Iterator[str]:
+def _lines(source: str | streams.Input) -> list[str]:
+    """Read the lines of a source, empty ones too: the embedding n is that of the line n."""
+    lines = training.read_lines(source)
+    if not any(lines):
+        raise ValueError(f"{source} holds no sentence")
+    return lines
+
+
+def _rows(model: Any, sentences: Sequence[str], empty: set[str], more: dict[str, Any]) -> Array:
+    """Compute a row for each sentence, NaN for those that are empty."""
+    kept = np.array([sentence not in empty for sentence in sentences])
+    y: Array = model.encode([sentence for sentence in sentences if sentence not in empty], **more)
+    rows = np.full((len(sentences), y.shape[1]), np.nan, y.dtype)
+    rows[kept] = y
+    return rows
+
+
+def _json_lines(model: Any, sentences: Iterable[str], empty: set[str], more: dict[str, Any]) -> Iterator[str]:
     remaining = iter(sentences)
     while chunk := list(islice(remaining, CHUNK)):
-        for sentence, vector in zip(chunk, model.encode(chunk), strict=True):
-            yield json.dumps({"sentence": sentence, "embedding": _shortest(vector)})
+        for sentence, vector in zip(chunk, _rows(model, chunk, empty, more), strict=True):
+            embedding = None if sentence in empty else _shortest(vector)
+            yield json.dumps({"sentence": sentence, "embedding": embedding})
 
 
 def _shortest(vector: Array) -> list[float | None]:
@@ -356,27 +391,36 @@ def _add_search(parser: Parser) -> None:
     parser.add_argument("queries", metavar="QUERY", nargs="+", type=streams.sentence, help="a sentence")
     _add_split(parser)
     add_dtype(parser, " of a pretrained model")
+    _add_prompt(parser, "--query-prompt", "query", "the one named query")
+    _add_prompt(parser, "--prompt", "line", "the one named document")
     parser.add_argument("-k", type=count, default=10, metavar="N", help="how many to print (10)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
 
 
 def _search(options: argparse.Namespace) -> int:
     streams.results()
-    model = _load(options.model, options.dtype)
+    _check_exists(options.model)
     source = streams.source(options.corpus)
     if options.split == "lines":
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
     else:
         numbered = list(enumerate(training.read_sentences(source, options.split), 1))
-    empty = _without_tokens("search", model, (text for _, text in numbered))
+    model = _load(options.model, options.dtype)
+    empty = _left_out("search", model, (text for _, text in numbered))
     numbered = [(number, text) for number, text in numbered if text not in empty]
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
     texts = [text for _, text in numbered]
-    progress = not isinstance(model, nn.EmbeddingModel) and _shows_progress(texts)
-    vectors = _unit(model.encode(texts, progress=progress))
-    for query in options.queries:
-        scores = vectors @ _unit(model.encode([query]))[0]
+    for_queries, for_texts = (
+        _prompted(options.model, model, own) for own in (options.query_prompt, options.prompt)
+    )
+    if isinstance(model, nn.EmbeddingModel):
+        vectors, wanted = model.encode(texts), model.encode(options.queries)
+    else:
+        vectors = model.encode_document(texts, progress=_shows_progress(texts), **for_texts)
+        wanted = model.encode_query(options.queries, **for_queries)
+    kind = "cosine" if isinstance(model, nn.EmbeddingModel) else model.pipeline.similarity
+    for query, scores in zip(options.queries, similarities(kind, wanted, vectors), strict=True):
         best = np.argsort(-scores, kind="stable")[: options.k]
         if len(options.queries) > 1 and not options.json:
             print(f"{query}:")
@@ -388,16 +432,6 @@ def _search(options: argparse.Namespace) -> int:
             else:
                 print(f"{scores[i]:.3f}\t{number}\t{text}")
     return 0
-
-
-def _unit(vectors: Array) -> Array:
-    """Scale rows to length 1, so that products are cosines."""
-    largest = np.abs(vectors).max(-1, keepdims=True).astype(np.float64)
-    usual = (largest > 0) & (largest < np.inf)
-    scaled = vectors / np.where(usual, largest, 1)  # squares do not overflow
-    lengths = np.sqrt(np.square(scaled).sum(-1, keepdims=True))
-    unit: Array = np.divide(scaled, lengths, where=lengths != 0, out=np.zeros_like(scaled))
-    return unit
 
 
 COMMANDS = {
@@ -414,6 +448,12 @@ COMMANDS = {
 }
 
 
+def _check_exists(folder: Path) -> None:
+    """Refuse the name of a folder that does not exist, before texts are read, and say where models can be had."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a model. {WHERE}")
+
+
 def _load(folder: Path, dtype: str | None) -> Any:
     """Load a model of texts."""
     from selfattn import models  # needs the extra's packages
@@ -424,16 +464,35 @@ def _load(folder: Path, dtype: str | None) -> Any:
     return model
 
 
-def _without_tokens(command: str, model: Any, sentences: Iterable[str]) -> set[str]:
-    """Return the sentences that have no tokens, such as invisible characters, and print their number."""
-    if not isinstance(model, nn.EmbeddingModel):
-        return set()  # they have special tokens
-    tokenize = as_tokenizer(model.tokenizer)
-    empty = [sentence for sentence in sentences if not len(tokenize(sentence))]
-    if empty:
-        several = "s" * (len(empty) > 1)
-        streams.tell(f"selfattn {command}: {len(empty)} sentence{several} without tokens left out")
-    return set(empty)
+def _without_tokens(model: Any, sentences: Iterable[str], prompt: str | None = None) -> set[str]:
+    """Return the sentences that have no tokens, such as invisible characters and empty lines."""
+    if isinstance(model, nn.EmbeddingModel):
+        tokenize = as_tokenizer(model.tokenizer)
+        return {sentence for sentence in set(sentences) if not len(tokenize(sentence))}
+    # A pretrained model mostly has special tokens; else a blank text has none, unless a prompt comes before it.
+    bare = model.tokenizer is not None and not model.tokenizer.encode(model.pipeline.prompt(prompt)).ids
+    return {sentence for sentence in set(sentences) if not sentence} if bare else set()
+
+
+def _left_out(command: str, model: Any, sentences: Iterable[str]) -> set[str]:
+    """Return the sentences that have no tokens, and print their number."""
+    if empty := _without_tokens(model, sentences):
+        streams.tell(
+            f"selfattn {command}: {len(empty)} sentence{'s' * (len(empty) > 1)} without tokens left out"
+        )
+    return empty
+
+
+def _add_prompt(parser: Parser, name: str, of: str, default: str) -> None:
+    what = f"a text before each {of}, or the name of one of the folder's prompts; default: {default}, if there is one"
+    parser.add_argument(name, metavar="TEXT", type=streams.sentence, help=what)
+
+
+def _prompted(folder: Path, model: Any, prompt: str | None) -> dict[str, Any]:
+    """Return a prompt as an argument of ``encode``."""
+    if prompt is not None and isinstance(model, nn.EmbeddingModel):
+        raise ValueError(f"{folder} is from selfattn train, and has no prompts; leave the prompt out")
+    return {} if prompt is None else {"prompt": prompt}
 
 
 def _shows_progress(sentences: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ exit codes:
   0  done      1  a file or a number is wrong; the message says which and why      2  wrong usage
   130  interrupted      141  the output was closed by its reader
 """
-_CHOICE = re.compile(r"invalid choice: '(?P<given>[^']*)'")
+_CHOICE = re.compile(r"argument (?P<name>.*?): invalid choice: '(?P<given>[^']*)'")
 _UNKNOWN, _MISSING = "unrecognized arguments: ", "the following arguments are required: "
 
 
@@ -58,7 +58,10 @@ class Parser(argparse.ArgumentParser):
         choice = _CHOICE.search(message)
         found: list[str] = []
         if choice:
-            choices = [str(each) for action in self._actions for each in action.choices or ()]
+            named = {
+                "/".join(each.option_strings) or each.metavar or each.dest: each for each in self._actions
+            }
+            choices = [str(each) for each in named[choice["name"]].choices or ()]
             found = get_close_matches(choice["given"].lower(), choices, n=1)
         elif message.startswith((_UNKNOWN, _MISSING)):  # a missing one may have been misspelled
             options = self._known()

@@ -15,6 +15,7 @@ import numpy as np
 
 from selfattn import _disk, nn
 from selfattn._check import Array
+from selfattn.functional._similarity import SIMILARITIES
 from selfattn.models._folder import Config, read_weights
 from selfattn.models._table import rows
 
@@ -270,6 +271,7 @@ def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
         pipeline.truncate_dim = config.size("truncate_dim")
     pipeline.prompts = {key: text or "" for key, text in prompts.items()}
     pipeline.default_prompt_name = name
+    config.one_of("similarity_fn_name", *SIMILARITIES)
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
     config.finish()
 

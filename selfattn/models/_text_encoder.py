@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
@@ -19,6 +20,7 @@ from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer, check_ids, pack
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
+from selfattn.functional._similarity import similarities
 from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
@@ -126,9 +128,96 @@ class TextEncoder(Pretrained):
             model = models.load("all-MiniLM-L6-v2")
             found = model.encode(["a storm at sea", "tea with milk"]) @ model.encode("the waves rose")
         """
+        return self._encoded(sentences, batch_size, progress, normalize, prompt)
+
+    def encode_query(
+        self,
+        sentences: Any,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+    ) -> Array:
+        """Compute the embeddings of queries, for :meth:`similarity` to those of :meth:`encode_document`.
+
+        Parameters
+        ----------
+        sentences, batch_size, progress, normalize
+            As for :meth:`encode`, and so are the result, errors and warnings.
+        prompt : str, optional
+            By default the folder's prompt of the name ``"query"``, none without one.
+
+        Returns
+        -------
+        ndarray of float32, shape (d,) or (n, d)
+        """
+        return self._encoded(sentences, batch_size, progress, normalize, self._prompt("query", prompt))
+
+    def encode_document(
+        self,
+        sentences: Any,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+    ) -> Array:
+        """Compute the embeddings of texts that are searched.
+
+        Parameters
+        ----------
+        sentences, batch_size, progress, normalize
+            As for :meth:`encode`, and so are the result, errors and warnings.
+        prompt : str, optional
+            By default the folder's prompt of the name ``"document"``, none without one, as in sentence-transformers: a prompt of
+            another name, such as ``"passage"``, must be given.
+
+        Returns
+        -------
+        ndarray of float32, shape (d,) or (n, d)
+
+        Examples
+        --------
+        ::
+
+            documents = model.encode_document(["a storm at sea", "tea with milk"])
+            scores = model.similarity(model.encode_query("the waves rose"), documents)[0]
+        """
+        return self._encoded(sentences, batch_size, progress, normalize, self._prompt("document", prompt))
+
+    def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
+        """Compute the similarity of each embedding of a with each of b, as the folder means it.
+
+        Parameters
+        ----------
+        a, b : array_like, shape (n, d), (m, d) or (d,)
+
+        Returns
+        -------
+        ndarray, shape (n, m)
+            The cosine, or what ``similarity_fn_name`` of the folder names: ``"dot"``, the product; ``"euclidean"`` or
+            ``"manhattan"``, minus the distance. The most similar have the highest.
+
+        Raises
+        ------
+        ValueError
+            The widths differ.
+        """
+        return similarities(self.pipeline.similarity, a, b)
+
+    def _prompt(self, name: str, given: str | None) -> str:
+        return self.pipeline.prompts.get(name, "") if given is None else given
+
+    def _encoded(
+        self,
+        sentences: Any,
+        batch_size: int | None,
+        progress: bool,
+        normalize: bool | None,
+        prompt: str | None,
+    ) -> Array:
         given = Given(sentences)
         parts = list(self._embeddings(given, batch_size, progress, normalize, prompt))
-        given.warn(self.tokenizer)
+        given.warn(self.tokenizer, depth=4)
         if not parts:
             return np.empty((0, self.pipeline.width(self.hidden_size)), np.float32)
         y = parts[0] if len(parts) == 1 else np.concatenate(parts)

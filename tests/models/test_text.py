@@ -552,7 +552,7 @@ def test_embed_and_search_take_such_a_folder(folder, dtype, capsys, tmp_path):
     text.write_text("the sea was calm\n\na ship\nold stones\n")
     files = ["--file", str(text), "--out", str(tmp_path / "v.NPY")]
     assert cli.main(["embed", str(folder), *files, *given]) == 0
-    expected = model.encode(["the sea was calm", "a ship", "old stones"])
+    expected = model.encode(["the sea was calm", "", "a ship", "old stones"])
     np.testing.assert_array_equal(np.load(tmp_path / "v.NPY"), expected)
     capsys.readouterr()
     assert cli.main(["search", str(folder), str(text), "a ship", "-k", "1", *given]) == 0
@@ -561,6 +561,56 @@ def test_embed_and_search_take_such_a_folder(folder, dtype, capsys, tmp_path):
     found = json.loads(capsys.readouterr().out)
     units = [x / np.linalg.norm(x) for x in model.encode(["dark water", found["text"]])]
     assert abs(found["score"] - units[0] @ units[1]) < 2e-6
+
+
+@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
+def test_search_as_the_folder_means_it(folder, kind, capsys, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    sentence = {
+        "prompts": {"query": "the ", "document": "old ", "short": "a "},
+        "default_prompt_name": "short",
+    }
+    add_pipeline(folder, old_pooling("mean"), sentence=sentence | {"similarity_fn_name": kind})
+    ours, theirs = models.load(folder), library.SentenceTransformer(str(folder), device="cpu")
+    rng, words = (
+        np.random.default_rng(0),
+        ["sea", "calm", "ship", "dark", "water", "near", "stones", "sailed"],
+    )
+    lines = [" ".join(rng.choice(words, n % 7 + 1)) for n in range(12)]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    queries = ["dark water", "ship"]
+    for more in ({}, {"prompt": "a "}):
+        expected = theirs.similarity(
+            theirs.encode_query(queries, **more), theirs.encode_document(lines, **more)
+        ).numpy()
+        got = ours.similarity(ours.encode_query(queries, **more), ours.encode_document(lines, **more))
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        options = ["--query-prompt", "short", "--prompt", "a "] if more else []
+        assert (
+            cli.main(
+                ["search", str(folder), str(tmp_path / "lines.txt"), *queries, "--json", "-k", "4", *options]
+            )
+            == 0
+        )
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        for query, scores in zip(queries, expected, strict=True):
+            best = np.sort(scores)[::-1][:4]
+            np.testing.assert_allclose(
+                [row["score"] for row in found if row["query"] == query], best, rtol=1e-5, atol=1e-5
+            )
+    assert cli.main(["embed", str(folder), "ship", "--prompt", "query"]) == 0
+    expected = theirs.encode("ship", prompt_name="query")
+    np.testing.assert_allclose(json.loads(capsys.readouterr().out)["embedding"], expected, **TOLERANCE)
+
+
+def test_similarities_of_rows_that_do_not_fit(folder):
+    with pytest.raises(ValueError, match=r"rows of one width, .* not \(1, 2\) and \(1, 3\)"):
+        models.load(folder).similarity([1.0, 2.0], [1.0, 2.0, 3.0])
+    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "maxsim"})
+    with pytest.raises(
+        ValueError, match="similarity_fn_name 'maxsim' is not supported; supported are cosine, dot"
+    ):
+        models.load(folder)
 
 
 def test_what_the_command_line_says(folder, capsys, tmp_path):

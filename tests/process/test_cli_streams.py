@@ -368,7 +368,7 @@ def test_a_page_replaces_pages_only(tmp_path, monkeypatch, capsys):
     assert Path(f"{long[:-1]}.html").is_file()
 
 
-@pytest.mark.parametrize("arguments", [["xyzzy"], ["--xyzzy"], ["embed", "m", "--", "--flie"]])
+@pytest.mark.parametrize("arguments", [["xyzzy"], ["--xyzzy"], ["neve"], ["embed", "m", "--", "--flie"]])
 def test_no_suggestion_where_nothing_is_near(arguments, capsys, here):
     cli.main(arguments)
     assert "did you mean" not in capsys.readouterr().err

@@ -168,7 +168,7 @@ def test_a_chat_without_readline(capsys, folder, monkeypatch):
         (("generate", "MODEL", "a", "--stop", ""), 1, "stop must not be empty"),
         (("generate", "MODEL", "a", "--top-k", "0"), 2, "must be at least 1"),
         (("generate", "nothing", "a"), 1, "is not a folder"),
-        (("evaluate", "MODEL", "nothing.txt"), 1, "No such file"),
+        (("evaluate", "MODEL", "nothing.txt"), 1, "there is no file nothing.txt"),
         (("evaluate", "MODEL", "MODEL/model.safetensors"), 1, "is not UTF-8"),
         (("evaluate", "MODEL", "MODEL/config.json", "--window", "99999"), 1, "window must be at most"),
         (("generate", "MODEL", "a", "--dtype", "int4"), 2, "invalid choice"),

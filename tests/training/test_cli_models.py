@@ -15,6 +15,7 @@ from processes import COMMAND, finish, run_command, start
 
 from selfattn import cli, files, training
 from selfattn.cli import models as cli_models
+from selfattn.functional._similarity import similarities
 
 pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
 pytest.importorskip("sentencepiece", reason="the extra 'text' is not installed")
@@ -126,8 +127,9 @@ def test_embed_writes_files(here, tmp_path, run):
 def test_pipes(here):
     done = run_command("embed", "model", "--out", "v.npy", given="the ship\n\n  \nthe rose\n", cwd=here)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "selfattn embed: 2 empty lines left out\n"
-    assert np.load(here / "v.npy").shape == (2, 16)
+    assert done.stderr.startswith("selfattn embed: 2 lines without tokens: NaN")
+    expected = files.load_model(here / "model").encode(["the ship", "the rose"])
+    np.testing.assert_array_equal(np.load(here / "v.npy"), np.insert(expected, [1, 1], np.nan, axis=0))
     arguments = ["search", "model", "-", "the ship", "-k", "1"]
     done = run_command(*arguments, given="the rose\r\nthe ship\r\n", cwd=here)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1.000\t2\tthe ship\n", "")
@@ -252,13 +254,15 @@ def test_arguments_that_are_no_text(here):
         ("train text.txt --out text.txt", 1, "--out must be a folder, and text.txt is not one"),
         ("embed nowhere sentence", 1, "nowhere is not a folder"),
         ("embed . sentence", 1, "config.json"),
-        ("embed model --file nowhere.txt", 1, "nowhere.txt"),
+        ("embed model --file nowhere.txt", 1, "there is no file nowhere.txt; expected a UTF-8 text"),
+        ("embed model sentence --out v.csv", 1, ".csv is not written; name it .npy"),
+        ("embed model sentence --prompt x", 1, "model is from selfattn train, and has no prompts"),
         ("embed model --file model/config.json --out nowhere/v.npy", 1, "nowhere"),
         ("search model nowhere.txt query", 1, "nowhere.txt"),
-        ("search nowhere text.txt query", 1, "nowhere is not a folder"),
+        ("search nowhere text.txt query", 1, "nowhere is not a folder; expected the folder of a model. Get one with: hf download"),
         ("search model /dev/null query", 1, "holds no sentence"),
         ("search model text.txt ''", 1, "no tokens"),
-        ("train gpt nothing.txt --out m", 1, "No such file"),
+        ("train gpt nothing.txt --out m", 1, "there is no file nothing.txt"),
         ("train gpt text.txt --out m --context 5000", 1, "a context of 5000 needs"),
         ("train gpt text.txt --out m --heads 5", 1, "num_heads must divide d_model"),
         ("train gpt text.txt --out m --seed -1", 1, "--seed must not be negative"),
@@ -325,7 +329,7 @@ def test_the_sign_of_standard_output_and_endings_in_capitals(here, tmp_path, run
     assert found.out.startswith("3 triplets, ")
 
 
-def test_lines_without_tokens_are_left_out(here, tmp_path, run):
+def test_lines_without_tokens(here, tmp_path, run):
     """SentencePiece removes invisible characters: a line of them is not a sentence."""
     lines = make_text()
     lines[20:20] = ["\u200b", "\ufeff\u200b"]
@@ -337,8 +341,10 @@ def test_lines_without_tokens_are_left_out(here, tmp_path, run):
     assert found.out == f"1.000\t{lines.index(lines[30]) + 1}\t{lines[30]}\n"
     assert found.err == "selfattn search: 2 sentences without tokens left out\n"
     found = run("embed", "model", "--file", text)
-    assert len(found.out.splitlines()) == 120
-    assert found.err == "selfattn embed: 2 sentences without tokens left out\n"
+    rows = [json.loads(line) for line in found.out.splitlines()]
+    assert [row["sentence"] for row in rows if row["embedding"]] == lines[:20] + lines[22:]
+    assert [row["embedding"] for row in rows[20:22]] == [None, None]
+    assert found.err.startswith("selfattn embed: 2 lines without tokens: ")
 
 
 def everything(folder):
@@ -397,12 +403,12 @@ def test_files_of_others_are_replaced_only_by_force_or_never(here, tmp_path, run
 
 def test_lengths_of_vectors_of_any_size():
     for size in (1e-310, 1e-200, 1.0, 1e200, 1.7e308):
-        vectors = cli_models._unit(np.array([[size, size], [0, size]]))
-        np.testing.assert_allclose(vectors, [[0.5**0.5] * 2, [0, 1]])
-    assert cli_models._unit(np.zeros((1, 2))).tolist() == [[0, 0]]
+        cosines = similarities("cosine", [[size, size], [0, size]], [0, 1])
+        np.testing.assert_allclose(cosines, [[0.5**0.5], [1]])
+    assert similarities("cosine", np.zeros((1, 2)), [0.0, 1.0]) == 0
     for dtype in (np.float16, np.float32):
         most = np.finfo(dtype).max
-        np.testing.assert_allclose(cli_models._unit(np.array([[most, most]])), [[0.5**0.5] * 2])
+        np.testing.assert_allclose(similarities("cosine", np.array([[most, most]]), [[0, 1]]), [[0.5**0.5]])
 
 
 def test_what_json_has_no_number_for(here, tmp_path, run):
