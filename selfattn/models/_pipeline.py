@@ -271,8 +271,10 @@ def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
         pipeline.truncate_dim = config.size("truncate_dim")
     pipeline.prompts = {key: text or "" for key, text in prompts.items()}
     pipeline.default_prompt_name = name
-    config.one_of("similarity_fn_name", *SIMILARITIES)
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
+    if pipeline.similarity not in SIMILARITIES:
+        known = ", ".join(SIMILARITIES)
+        raise config.error(f"similarity_fn_name {pipeline.similarity!r} is not supported; supported are {known}")
     config.finish()
 
 
