@@ -274,7 +274,9 @@ def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
     if pipeline.similarity not in SIMILARITIES:
         known = ", ".join(SIMILARITIES)
-        raise config.error(f"similarity_fn_name {pipeline.similarity!r} is not supported; supported are {known}")
+        raise config.error(
+            f"similarity_fn_name {pipeline.similarity!r} is not supported; supported are {known}"
+        )
     config.finish()
 
 
