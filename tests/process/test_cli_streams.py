@@ -133,7 +133,9 @@ def test_a_remark_that_cannot_be_written_is_no_failure(gone, here):
     os.close(reading)
     with open("/dev/full", "w") if gone == "full" else os.fdopen(writing, "w") as stderr:
         process = start([*COMMAND, "embed", "m"], stdin=-1, stderr=stderr)
-        done = finish(process, "the sea\n\n\na line\n")  # the command reports that empty lines have no embedding
+        done = finish(
+            process, "the sea\n\n\na line\n"
+        )  # the command reports that empty lines have no embedding
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
 
 
