@@ -18,7 +18,7 @@ static ptrdiff_t groups_of(sa_weights kind, ptrdiff_t in) {
     return kind == SA_WEIGHTS_INT8 ? sa_ceil_div(sa_larger(in, 1), SA_GROUP) : 0;
 }
 
-/* Words of a row; at least one, of zeros if there are no numbers. */
+/* Words of a row: at least one, which has zeros if there are no numbers. */
 static ptrdiff_t words_of(sa_weights kind, ptrdiff_t in) { return sa_ceil_div(sa_larger(in, 1), numbers_in_word(kind)); }
 
 static ptrdiff_t panel_bytes(ptrdiff_t words) { return words * SA_PANEL_COLUMNS * SA_WORD; }

@@ -26,7 +26,7 @@
 
 static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return elements * (ptrdiff_t)sa_element_size(l->f64); }
 
-/* True if operands are split for a matrix unit, for sums of n terms, or in matmul_tn rows of n columns. A task then has many
+/* True if a matrix unit splits the operands, with sums of n terms, or in matmul_tn with rows of n columns. A task then has many
  * rows and a share of the columns, to split weights once; otherwise it has one panel of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
@@ -131,7 +131,7 @@ ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut) {
     return shares_of(cut, all_panels(l, cut)) * sa_ceil_div(l->rows, cut->rows);
 }
 
-/* Drops in rows × width elements from (row, column) on; rows are `stride` apart. */
+/* Applies dropout to rows × width elements from (row, column) on; rows are `stride` apart. */
 static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff_t row, ptrdiff_t column, ptrdiff_t stride,
                  ptrdiff_t rows, ptrdiff_t width, const char *residual) {
     sa_dropout own = *dropout;
@@ -140,7 +140,7 @@ static void drop(const sa_linear *l, const sa_dropout *dropout, char *x, ptrdiff
     sa_kernels_for(l->f64)->drop_rows(&own, x, stride, rows, width, residual);
 }
 
-/* Drops in a product, after its activation or before the residual is added. */
+/* Applies dropout to a product, after its activation or before the residual is added. */
 static void drop_columns(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t rows, ptrdiff_t width) {
     const ptrdiff_t at = bytes_of(l, row * l->out[which] + column);
     if (l->dropout.p > 0) {

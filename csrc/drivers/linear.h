@@ -26,7 +26,7 @@ typedef struct {
     sa_watch *watch;    /* for sa_linear_forward and sa_linear_backward; or NULL */
 } sa_linear;
 
-/* How a product is cut: the rows of a task, and how many shares columns have; 0 means a task for each panel of columns. */
+/* How a product is cut: the rows of a task, and the number of shares of the columns; 0: a task for each panel of columns. */
 typedef struct {
     ptrdiff_t rows, shares, panel;
 } sa_cut;

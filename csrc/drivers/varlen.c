@@ -63,7 +63,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_turns = true;
 }
 
-/* Sequences with more turns come first, so that those of each turn are the first ones; then longer tasks. */
+/* Sequences with more turns come first, so that each turn has the first sequences; then longer tasks. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};

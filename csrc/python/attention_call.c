@@ -1,4 +1,4 @@
-/* Owns an attention call: its inputs and their shapes, its options, their table. Nothing is written before all are checked. */
+/* Owns an attention call: its inputs and their shapes, its options, their table. Nothing is written before all is checked. */
 #include "python/attention_call.h"
 
 #include <math.h>

@@ -50,7 +50,7 @@ int sa_team_threads(void) {
 
 /* A thread that helps any thread that computes. Workers do not end; they sleep if there is no work for a while. */
 typedef struct worker {
-    _Alignas(64) _Atomic(sa_team *) team; /* to join; NULL: none, or it has joined; ASLEEP: it must be woken */
+    _Alignas(64) _Atomic(sa_team *) team; /* the team to join; NULL: none, or it has joined; ASLEEP: it must be woken */
     int number;                           /* its number in that team */
     struct worker *next;                  /* the next in a list of workers */
     pthread_mutex_t lock;                 /* protects the change to ASLEEP */

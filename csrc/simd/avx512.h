@@ -144,7 +144,7 @@ SA_VERB void vf32_store_bf16(char *p, vf32 x) {
 SA_VERB vf32 vf32_load_pairs(const char *row, ptrdiff_t n) {
     return _mm512_castsi512_ps(n >= 32 ? _mm512_loadu_si512(row) : _mm512_maskz_loadu_epi16((1u << n) - 1, row));
 }
-/* 16 pairs, each of a number of either row; rows have n and m numbers, then zeros. */
+/* 16 pairs of a number of each row; rows have n and m numbers, then zeros. */
 SA_VERB vf32 vf32_zip_pairs(const char *row, ptrdiff_t n, const char *other, ptrdiff_t m) {
     const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(n >= 16 ? 0xffff : (1 << n) - 1), row));
     const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)(m >= 16 ? 0xffff : (1 << m) - 1), other));

@@ -11,7 +11,7 @@ SA_VERB vf32 vf32_round_pairs(vf32 a, vf32 b) {
                                        8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), (__m512i)_mm512_cvtne2ps_pbh(b, a)));
 }
-/* Pairs of two rows' elements: the first (last) four of each quarter of 32. The quarters verbs restore the order. */
+/* Pairs of two rows' elements: the first (last) four of each quarter of 32. first_quarters, last_quarters restore the order. */
 SA_VERB vf32 vf32_zip_low_pairs(vf32 a, vf32 b) {
     return _mm512_castsi512_ps(_mm512_unpacklo_epi16(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }

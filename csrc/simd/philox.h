@@ -1,4 +1,4 @@
-/* Philox4x32-7 (Salmon et al., SC'11), the counter-based generator for dropout. Lanes are queries, and words are four
+/* Philox4x32-7 (Salmon et al., SC'11), the counter-based generator for dropout. Lanes are queries, and four words are for
  * consecutive keys, as in a tile of scores. */
 
 #define SA_PHILOX_ROUNDS 7 /* the fewest that pass BigCrush */

@@ -116,7 +116,7 @@ static void fill_key_bias(live_case *c, random_source *r) {
     }
 }
 
-/* Replaces half of a row by one of `count` odd numbers. */
+/* Replaces half of a row by one of `count` special numbers. */
 static void poison_row(live_case *c, int which, ptrdiff_t head, ptrdiff_t row, int count, random_source *r) {
     const uint64_t marked = UINT64_C(0x7ff8000020000001); /* a NaN with a payload in the last bits */
     double bad[4] = {(double)NAN, 0, (double)INFINITY, (double)-INFINITY};

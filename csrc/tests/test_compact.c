@@ -196,7 +196,7 @@ static void round_row(const float *x, ptrdiff_t n, uint8_t *q, sa_rounded *group
     }
 }
 
-/* The kinds of rows. From OVERFLOWS on there is an odd number at either end. */
+/* The kinds of rows. From OVERFLOWS on there is a special number at either end. */
 enum { PLAIN_ROW, ZEROS, SIGNED_ZEROS, CONSTANT, LARGE_CONSTANT, HUGE, SMALL, TINY, SUBNORMAL, NARROW, LONE, FINITE_KINDS };
 enum { OVERFLOWS = FINITE_KINDS, SPOILED_BY_SIZE, ONE_NAN, ONE_INFINITY, BOTH_INFINITIES, ALL_KINDS };
 
@@ -604,7 +604,7 @@ static void try_gelu(void) {
     try_ways(&m);
 }
 
-/* Rows of all kinds. Odd numbers must change no other row. */
+/* Rows of all kinds. Special numbers must change no other row. */
 static void try_odd_rows(const product_shape *shape) {
     FREES_AT_END;
     product m;

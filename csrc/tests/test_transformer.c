@@ -16,7 +16,7 @@ static void multiply(int kind, const sa_real_kernels *kernels, const sa_product 
     (kind == NT ? kernels->matmul_nt : kind == NN ? kernels->matmul_nn : kernels->matmul_tn)(p, scratch);
 }
 
-/* Adds an element's terms to `sum`, in double; *terms becomes the sum of their magnitudes. */
+/* Adds an element's terms to `sum`, in double; *size becomes the sum of their magnitudes. */
 static double product_at(int kind, const sa_product *p, bool f64, ptrdiff_t i, ptrdiff_t j, double sum, double *size) {
     *size = 0;
     for (ptrdiff_t k = 0; k < p->n; ++k) {
@@ -81,7 +81,7 @@ static void try_split(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, float
     sa_product p = {m, n, width, a, b, NULL, a_stride, b_stride, width, .adds = false};
     void *scratch = dirty_memory(kernels->matmul_scratch(m, kind == TN ? width : n));
     const ptrdiff_t row = m / 2, column = width / 3, k = n / 2;
-    for (int run = 0; run < 3; ++run) { /* plain; with an operand in scratch; with odd numbers */
+    for (int run = 0; run < 3; ++run) { /* plain; with an operand in scratch; with special numbers */
         if (run == 2) {
             a[kind == TN ? k * m + row : row * n + k] = odd;
             b[kind == NT ? column * n + k : k * width + column] = odd;
@@ -555,7 +555,7 @@ static void try_compact(const model_shape *shape, sa_weights kind, bool alone) {
     }
     difference = sqrt(difference / size);
     CHECK(difference <= bound && difference > 0,
-          "model %d, weights of kind %d, attention alone %d: off by a share of %g, more than %g", shape->kind, kind, alone,
+          "model %d, weights of kind %d, attention alone %d: a relative error of %g, more than %g", shape->kind, kind, alone,
           difference, bound);
     for (int way = 1; way < 4; ++way) {
         float *other = transformer_run(&c.e, way < 2 ? 1 : 3, way % 2 == 0, NULL);

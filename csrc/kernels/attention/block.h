@@ -259,8 +259,8 @@ SA_INLINE ptrdiff_t FN(in_tile)(ptrdiff_t key, ptrdiff_t first, ptrdiff_t n) {
     return key < first ? 0 : key - first > n ? n : key - first;
 }
 
-/* Passes need the tile's first end[v] keys for vector v, a multiple of 4 or n: causal closes later keys to it. Rows are sorted
- * by position, so the ends do not fall. */
+/* Passes over vector v need only the tile's first end[v] keys, a multiple of 4 or n: causal closes the later ones. Rows are
+ * sorted by position, so the ends do not fall. */
 SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, ptrdiff_t *end) {
     if (nv == 1 || !rows->clipped || first + n <= rows->open_to) {
         end[0] = n;

@@ -52,8 +52,8 @@ SA_INLINE void FN(apply_factor)(FN(scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* Turns products into scores, which are still to be multiplied by s->factor, and writes their maxima to s->top. Without
- * want_top there are no maxima, and the factor becomes 1. Sets *masked if a pair is closed. */
+/* Makes scores from products, still to be multiplied by s->factor, and writes their maxima to s->top. Without want_top there
+ * are no maxima, and the factor becomes 1. Sets *masked if a pair is closed. */
 SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
@@ -498,7 +498,7 @@ SA_ONCE void FN(run_wide)(const sa_block *b, FN(scratch) * s, int nv) { FN(run_w
 /* Blocks of one vector are so short that loops over vectors would cost too much. */
 SA_ONCE void FN(run_vector)(const sa_block *b, FN(scratch) * s) { FN(run_wide_any)(b, s, 1, true); }
 
-/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that does. */
+/* Returns the block if it begins at the first key of a cell, otherwise a longer one, in *aligned, that begins there. */
 SA_INLINE const sa_block *FN(on_cells)(const sa_block *b, const FN(wide_state) * s, sa_block *aligned) {
     const ptrdiff_t before = s->terms && b->begin < b->end ? (b->begin - b->copied_from) % SA_KEYS_PER_TILE : 0;
     if (before == 0) {

@@ -67,11 +67,11 @@ SA_ONCE void FN(add_dmask_of_keys)(const sa_backward_block *b, FN(gradient_scrat
 
 SA_ONCE bool FN(rows_share_mask)(const sa_backward_block *b) {
     const int count = b->b.rows->count;
-    bool share = count > 1;
-    for (int r = 1; r < count && share; ++r) {
-        share = b->grads->dmask[r] == b->grads->dmask[0];
+    bool same = count > 1;
+    for (int r = 1; r < count && same; ++r) {
+        same = b->grads->dmask[r] == b->grads->dmask[0];
     }
-    return share;
+    return same;
 }
 
 /* dmask_ij += dS_ij. A row is contiguous, or one element (stride 0). */

@@ -68,7 +68,7 @@ SA_ONCE void FN(amx_start_decode)(const sa_block *b, FN(scratch) * s) {
     }
 }
 
-/* Turns products of 16 keys into scores; *top takes their maxima. */
+/* Makes scores from products of 16 keys; *top takes their maxima. */
 SA_INLINE void FN(decode_scale)(real *P, vec factor, vec *top, const int R) {
     SA_UNROLL
     for (int i = 0; i < R; ++i) {

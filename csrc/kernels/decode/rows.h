@@ -357,7 +357,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* Takes some rows at a time if whole rows are fetched. Their number depends on Dv alone: copied rows yield the same bits. */
+/* Takes some rows at a time if whole rows are fetched. Their number depends on Dv alone, so copied rows yield the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};

@@ -318,7 +318,7 @@ SA_ONCE void FN(amx_values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     for (int v = 0; v < nv; v += 2) { /* this is the outer loop, so that weights stay in L1 */
         const int vectors = v + 1 < nv ? 2 : 1;
         const real *alpha = s->alpha + v * SA_LANES;
-        /* Sums of 64 products that start at zero are more exact, but not when they are rounded to 16 bits. */
+        /* Sums of 64 products are more exact if they start at zero, but results of 16 bits do not show it. */
         const bool adds = s->wide.of_16_bits && FN(all_one)(alpha, vectors);
         for (o.slices = 0; o.slices < all_slices && s->wide.from[o.slices] <= v;) {
             ++o.slices;

@@ -1,4 +1,4 @@
-/* Each number of rows of a tile of compact products has a leaf, because accumulators are registers only if it is a literal. */
+/* A tile of compact products has a leaf for each number of rows: accumulators are registers only if that is a literal. */
 
 /* name(t) calls tile(t, t->rows), with a literal for each number of rows that `each` lists. */
 #define SA_BY_ROWS(name, tile, each)                                                                                           \

@@ -62,7 +62,7 @@ SA_ONCE FN(row_sums) FN(sum_norm)(const real *x, const real *dy, ptrdiff_t n, re
     return FN(sum_row)(x, dy, n, true, hi, lo, scale, weight, dweight, dbias);
 }
 
-/* dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). For ±inf NaN (inf·0), as in PyTorch. */
+/* dy/dx = Φ(x) + x·φ(x), φ(x) = e^(−x²/2)/√(2π). NaN for ±inf (inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu_slope)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
@@ -71,8 +71,8 @@ SA_INLINE vec FN(gelu_slope)(vec x) {
 }
 
 /* y = x·s(z), s(z) = 1/(1 + e^(−z)), z = 2√(2/π)·(x + 0.044715·x³):  dy/dx = s·(1 + x·(1 − s)·dz/dx). With h² = e^(−|z|), s is
- * 1/(1 + h²), or h²/(1 + h²) for negative x. From |x| = 100 on h² is 0, and dz/dx is limited so that it does not overflow. For
- * ±inf NaN. */
+ * 1/(1 + h²), or h²/(1 + h²) for negative x. From |x| = 100 on h² is 0, and dz/dx is limited so that it does not overflow. NaN
+ * for ±inf. */
 SA_INLINE vec FN(gelu_tanh_slope)(vec x) {
     const vec a = V(abs)(x), near = V(min)(SA_C(100), a);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));

@@ -223,7 +223,7 @@ SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     return *bell * (SA_POLYNOMIAL(q, c) * w);
 }
 
-/* x·Φ(x). For −inf NaN (−inf·0), as in PyTorch. */
+/* x·Φ(x). NaN for −inf (−inf·0), as in PyTorch. */
 SA_INLINE vec FN(gelu)(vec x) {
     vec bell;
     const vec tail = FN(normal_tail)(x, &bell);
@@ -231,7 +231,7 @@ SA_INLINE vec FN(gelu)(vec x) {
 }
 
 /* x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³), computed as x/(1 + e^(−2u)), where nothing cancels for negative x. e^(−2|u|),
- * which may underflow, is multiplied as h twice, h = e^(−|u|). */
+ * which may underflow, is applied as two factors h = e^(−|u|). */
 SA_INLINE vec FN(gelu_tanh)(vec x) {
     const vec a = V(abs)(x);
     const vec h = FN(exp)(a * V(fma)(a * a, SA_C(0.044715), SA_C(1)) * SA_C(-0.79788456080286535588));
