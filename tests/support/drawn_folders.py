@@ -340,7 +340,8 @@ class Draw:
             return self.of_language(model, found["ids"])
         with torch.no_grad():
             if self.scores:
-                each = [*((text,) for text in TEXTS), *PAIRS]
+                # In lists, as CrossEncoder gives them: alone, an empty second text is taken for none.
+                each = [*(([text],) for text in TEXTS), *(([first], [second]) for first, second in PAIRS)]
                 made = [tokenizer(*one, return_tensors="pt", truncation=True) for one in each]
                 found["scores"] = np.concatenate(
                     [model(**one, return_dict=True).logits.numpy() for one in made]
