@@ -11,7 +11,7 @@
 
 /* The state of a tile of scores: its mask leaves all pairs open, closes some, adds to scores, or closes all. Another bit says
  * that its keys have a bias. */
-enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_BIASED, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
+enum { SA_TILE_OPEN, SA_TILE_GATED, SA_TILE_ADDS, SA_TILE_CLOSED, SA_TILE_KEYS_BIASED = 4 };
 
 /* The state of a tile copied as bfloat16: unknown, all numbers fit, or some do not. */
 enum { SA_CELL_UNKNOWN, SA_CELL_HOLDS, SA_CELL_BEYOND };

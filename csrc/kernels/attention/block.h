@@ -89,7 +89,7 @@ typedef struct {
     real *O;               /* wide: [Dv][nv·lanes]; decode: [rows][Dv rounded up] */
     real *P;               /* [keys][nv·lanes] */
     FN(copies) key, value;
-    real *bias;                          /* mask rows [W][keys] */
+    real *mask_rows;                     /* [W][keys] */
     real *row;                           /* SA_LANES rows of E, Dv or keys, rounded up */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
     uint32_t *words;                     /* [4][W rounded up to words' lanes] */
@@ -170,7 +170,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
         SA_TAKE(value.filled, unsigned char, kept);
     }
     if (a->mask.m.data) {
-        SA_TAKE(bias, real, keys * W);
+        SA_TAKE(mask_rows, real, keys * W);
     }
     if (a->dropout_p > 0) {
         SA_TAKE(index, uint32_t, words);

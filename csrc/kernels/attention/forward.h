@@ -58,7 +58,7 @@ SA_INLINE void FN(finish_scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t f
                                  bool top_is_right, bool want_top, bool *masked) {
     const sa_attention *a = b->a;
     const sa_rows *rows = b->rows;
-    if (a->softcap > 0 || a->alibi.m.data || mask_state >= SA_TILE_BIASED || !want_top) {
+    if (a->softcap > 0 || a->alibi.m.data || mask_state >= SA_TILE_ADDS || !want_top) {
         FN(apply_factor)(s, n, nv);
     }
     if (a->softcap > 0) {

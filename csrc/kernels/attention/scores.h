@@ -392,7 +392,7 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
         const char *p = row[r] + first * m->col_stride;
         FN(load_row)(buffer, p, m->col_stride, 1, m->dtype, m->swapped);
         if (!(buffer[0] == -(real)INFINITY)) {
-            return SA_TILE_BIASED;
+            return SA_TILE_ADDS;
         }
         const real *x = (const real *)(const void *)p;
         if (!direct || (uintptr_t)p % sizeof(real) != 0) {
@@ -404,7 +404,7 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
             open |= !(x[j] == -(real)INFINITY);
         }
         if (open) {
-            return SA_TILE_BIASED;
+            return SA_TILE_ADDS;
         }
     }
     return SA_TILE_CLOSED;
@@ -416,12 +416,12 @@ SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *
 SA_INLINE int FN(inspect_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
-    const int biased = b->key_bias ? FN(inspect_bias)((const real *)b->key_bias + first, n) : SA_TILE_OPEN;
-    if (biased == SA_TILE_CLOSED || mask->data == NULL) {
-        return biased;
+    const int of_keys = b->key_bias ? FN(inspect_bias)((const real *)b->key_bias + first, n) : SA_TILE_OPEN;
+    if (of_keys == SA_TILE_CLOSED || mask->data == NULL) {
+        return of_keys;
     }
     const int state = FN(inspect_mask)(rows->mask, rows->count, mask, first, n, s->row);
-    return state == SA_TILE_CLOSED ? state : state | biased;
+    return state == SA_TILE_CLOSED ? state : state | of_keys;
 }
 
 /* With `again`, all numbers but −inf become 0. */
@@ -433,7 +433,7 @@ SA_ONCE void FN(load_mask)(real *to, const char *row, const sa_matrix *mask, ptr
 }
 
 /* True if the float mask may close a pair of the tile. */
-SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
+SA_ONCE bool FN(apply_float_mask)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool again) {
     const sa_rows *rows = b->rows;
     const sa_matrix *mask = &b->a->mask.m;
     const ptrdiff_t offset = first * mask->col_stride;
@@ -444,8 +444,8 @@ SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
         bits |= (uintptr_t)rows->mask[r];
     }
     if (shared) {
-        FN(load_mask)(s->bias, rows->mask[0] + offset, mask, n, again);
-        return FN(pass_shared_mask)(s->P, n, nv, s->bias);
+        FN(load_mask)(s->mask_rows, rows->mask[0] + offset, mask, n, again);
+        return FN(pass_shared_mask)(s->P, n, nv, s->mask_rows);
     }
     if (!again && FN(is_direct)(mask) && bits % sizeof(real) == 0 && n % SA_LANES == 0 && rows->count == nv * SA_LANES) {
         return FN(pass_mask)(s->P, n, nv, rows->mask, offset);
@@ -453,7 +453,7 @@ SA_ONCE bool FN(apply_bias)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     const size_t stride = FN(round_up)(n);
     const char *row_of[FN(backward_rows)];
     for (int r = 0; r < nv * SA_LANES; ++r) {
-        real *row = s->bias + (size_t)(r < rows->count ? r : 0) * stride;
+        real *row = s->mask_rows + (size_t)(r < rows->count ? r : 0) * stride;
         if (r < rows->count) {
             FN(load_mask)(row, rows->mask[r] + offset, mask, n, again);
             for (size_t j = (size_t)n; j < stride; ++j) {
@@ -505,16 +505,16 @@ SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;
     const int of_mask = mask_state & ~SA_TILE_KEYS_BIASED;
-    bool biased = false;
+    bool added = false;
     if (of_mask == SA_TILE_GATED) {
         FN(pass_gates)(s->P, rows->mask, rows->count, &b->a->mask.m, first, n, nv);
         *closes = true;
     } else if (of_mask != SA_TILE_OPEN) {
-        biased = true;
-        *closes |= FN(apply_bias)(b, s, first, n, nv, again);
+        added = true;
+        *closes |= FN(apply_float_mask)(b, s, first, n, nv, again);
     }
     if (mask_state & SA_TILE_KEYS_BIASED) {
-        biased = true;
+        added = true;
         *closes |= FN(pass_key_bias)(s->P, n, nv, (const real *)b->key_bias + first, again);
     }
     if (rows->gaps > 0 && FN(pass_gaps)(s->P, first, n, nv, rows)) {
@@ -526,7 +526,7 @@ SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
             FN(close_vector)(rows, s, first, n, nv, v);
         }
     }
-    return biased || *closes;
+    return added || *closes;
 }
 
 SA_INLINE bool FN(apply_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
