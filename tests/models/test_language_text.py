@@ -123,10 +123,25 @@ def test_stops(model, stop, expected):
     assert all(pieces)
 
 
-def test_a_stop_may_be_another_special_token(model):
-    scripted(model, "ab<|user|>c<|end|>")
-    assert model.generate("x") == "abc"
-    assert model.generate("x", stop="<|user|>") == "ab"
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("<|user|>", "ab"),
+        ("<|user|>c", "ab"),
+        ("b<|user|>", "a"),
+        (["<|user|>d", "<|user|><|user|>"], "abcé"),
+        ("é<|user|><|user|>d", "abc"),
+        ("<|user|>x", "abcéd"),
+        ("c<|end|>", "abcéd"),
+    ],
+)
+def test_stops_may_have_special_tokens(model, stop, expected):
+    """They are searched where the tokens are, and never shown."""
+    scripted(model, "ab<|user|>cé<|user|><|user|>d<|end|>")
+    assert model.generate("x") == "abcéd"
+    pieces = list(model.generate("x", stop=stop, stream=True))
+    assert "".join(pieces) == expected
+    assert all(pieces)
 
 
 REFUSED = [
@@ -139,6 +154,30 @@ REFUSED = [
     (lambda m: m.generate(b"a"), TypeError, "sentences must be a str"),
     (lambda m: m.chat("a" * 129), ValueError, "the chat has 132 tokens"),
     (lambda m: m.chat("a", warm=1), TypeError, "unexpected keyword argument 'warm'"),
+    (lambda m: m.chat("a", max_tokens=1), TypeError, "'max_tokens'; its name here is max_new_tokens"),
+    (lambda m: m.generate("a", seed=1), TypeError, "'seed'; its name here is rng"),
+    (lambda m: m.generate("a", no_repeat_ngram=1), TypeError, "its name here is no_repeat_ngram_size"),
+    (lambda m: m.generate("a", sampling="yes"), ValueError, "sampling must be 'folder' or None, not 'yes'"),
+    (
+        lambda m: m.generate("a", bad_words_ids=[7]),
+        TypeError,
+        r"bad_words_ids must be lists of ids, not \[7\]",
+    ),
+    (
+        lambda m: m.generate("a", suppress_tokens=range(999)),
+        ValueError,
+        "all are -inf; .* or do settings forbid every token",
+    ),
+    (
+        lambda m: m.generate("a", forced_eos_token_id=999, max_new_tokens=1),
+        ValueError,
+        "a token beyond the vocabulary",
+    ),
+    (
+        lambda m: m.generate("abc", max_length=3),
+        ValueError,
+        "prompt 0 has 3 tokens: max_length, 3, leaves nothing",
+    ),
 ]
 
 
@@ -191,6 +230,101 @@ def test_a_chat(model):
     scripted(model, ANSWER)
     assert model.chat("hi") == "not the é 😀!"
     assert "".join(model.chat("hi", stream=True, stop="!")) == "not the é 😀"
+
+
+def test_a_chat_without_room_loses_its_oldest_turns(model):
+    said = [{"role": role, "content": f"{n}"} for n in range(500) for role in ("user", "assistant")]
+    messages = [{"role": "system", "content": "be kind"}, *said, {"role": "user", "content": "why?"}]
+    kept = model.chat_prompt([messages[0], *messages[987:]])
+    assert (
+        len(model.tokens(kept)) == 18 + 7 * 10 + 7
+    )  # and 31 of 32 new ones; with one turn more there are 136, above 128
+    seen, honest = [], model._encoded
+    model._encoded = lambda text, **how: seen.append(text) or honest(text, **how)
+    with pytest.warns(UserWarning, match="the chat has 4805 tokens, .* its oldest 986 messages are left out"):
+        model.chat(messages, 32)
+    assert seen[-2] == kept  # the last is the end of a turn
+    with pytest.raises(ValueError, match="the chat has 162 tokens; this model takes 128"):
+        model.chat([*messages[:-1], {"role": "user", "content": "a" * 141}])
+
+
+def test_a_chat_ends_where_its_template_ends_a_turn(model):
+    """The end of Qwen's chats is not that of its texts, and some folders name only the latter."""
+    scripted(model, "not<|user|>the<|end|>")
+    model.chat_template = TEMPLATE.replace("<|end|>", "<|user|>")
+    assert model.chat("hi") == "not"
+    assert model.generate("hi") == "notthe"
+    for template in ("{{ messages[0].content }}", "{{ raise_exception('one at a time') if messages[1] }}a"):
+        model.chat_template = template
+        assert model.chat("hi") == "notthe"
+
+
+def test_roles_and_parts_of_messages(model):
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    assert model.chat_prompt([{"role": "user", "content": parts}]) == model.chat_prompt("a\nb")
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(ValueError, match=r"message 0 has a part .*image_url.*; this model takes text alone"):
+        model.chat([{"role": "user", "content": [*parts, picture]}])
+    narrated = [{"role": "narrator", "content": "x"}]
+    with pytest.raises(
+        ValueError, match="message 0 has the role 'narrator'; usual roles are system, user, assis"
+    ):
+        model.chat(narrated)
+    model.chat_template += "{# 'narrator' #}"
+    assert model.chat_prompt(narrated).startswith("<|narrator|>x")
+
+
+def test_a_text_that_begins_twice_is_a_warning(model):
+    model.special_tokens = {"bos_token": "<|user|>"}
+    with pytest.warns(UserWarning, match=r"text 1 begins with <\|user\|> twice"):
+        model.generate(["a", "<|user|><|user|>a"], 1)
+    model.chat_template = "{{ bos_token }}" + TEMPLATE
+    with pytest.warns(UserWarning, match="the chat begins with"):
+        model.chat("a", 1)
+
+
+def told(path, **settings):
+    """The folder with a file of generation."""
+    (path / "generation_config.json").write_text(json.dumps(settings))
+    return models.load(path)
+
+
+def test_generation_as_the_folder_says(folder, tmp_path):
+    """Transformers' arithmetic is tested with the processors and with drawn folders; here is which setting wins."""
+    usual = models.load(folder)
+    models.save(usual, tmp_path)
+    end, how = sorted(usual.stop_ids), {"temperature": 0.7, "top_p": 0.9}
+    model = told(
+        tmp_path, eos_token_id=end, do_sample=True, top_k=0, max_new_tokens=7, repetition_penalty=1.5, **how
+    )
+    with pytest.warns(UserWarning, match=r"the folder would draw tokens with .*temperature=0.7, .*top_p=0.9"):
+        greedy = model.generate("a")
+    assert greedy == usual.generate("a", 7, repetition_penalty=1.5) == model.generate("a")  # warned of once
+    assert model.generate("a", 9, repetition_penalty=1.0, temperature=0) == usual.generate("a", 9)
+    drawn = model.generate("a", sampling="folder", rng=3)
+    assert drawn == usual.generate("a", 7, repetition_penalty=1.5, rng=3, **how)
+    drawn = model.generate("a", sampling="folder", rng=3, top_p=0.5)
+    assert drawn == usual.generate("a", 7, repetition_penalty=1.5, rng=3, **how | {"top_p": 0.5})
+    model.generation_config["repetition_penalty"] = 1.2
+    models.save(model, tmp_path / "again")
+    again = models.load(tmp_path / "again")
+    assert (again.generation_config, again.stop_ids) == (model.generation_config, model.stop_ids)
+
+    model = told(tmp_path, eos_token_id=end, max_length=5, stop_strings=["zz", "a"])
+    assert model.generate("a", stop="zz") == usual.generate("a", 4)
+    assert model.generate("a") == usual.generate("a", 4, stop="a")
+    with pytest.warns(models.FolderWarning, match=r"num_beams=2, penalty_alpha=0.6 is not done here"):
+        told(tmp_path, eos_token_id=end, num_beams=2, penalty_alpha=0.6, num_return_sequences=1)
+    with pytest.warns(models.FolderWarning, match="has no eos_token_id; answers end at"):
+        assert told(tmp_path, top_k=3).stop_ids == usual.stop_ids
+    for wrong in (
+        {"min_p": 3},
+        {"do_sample": 1},
+        {"stop_strings": [3]},
+        {"exponential_decay_length_penalty": [1]},
+    ):
+        with pytest.raises(ValueError, match=f"generation_config.json.*{next(iter(wrong)).split('_')[0]}"):
+            told(tmp_path, eos_token_id=end, **wrong)
 
 
 def test_a_template_and_ends_that_were_set_are_saved(folder, tmp_path):
@@ -252,6 +386,7 @@ def test_templates_as_models_have_them():
         "{% break %}{% endif %}{% endfor %}{{ ns.found | trim | upper }}",
         "{% macro say(m) -%}{{ m['role'] | title }}: {{ m.content | trim }}{%- endmacro %}{{ messages | map(attribute='role') | join(',') }}"
         "{{ say(messages[0]) }}{% set x %}in {{ messages | length * 2 }}{% endset %}{{ x }}{{ messages[1:] | tojson(indent=2) }}",
+        "{% set x = 1 %}{% for m in messages %}{%- generation -%} {{ m.content }}{% set x = 2 %}\n{% endgeneration %}\n{% endfor %}{{ x }}",
         "{{ messages[-1].get('name', 'none') }}{{ 'b' in messages[1].content }}{% if tools is not none %}tools{% endif %}"
         "{{ messages[0].content.strip().split('a') }}{{ 7 // 2 + 7 % 2 }}{% for k, v in messages[0].items() %}{{ k }}{% endfor %}",
     ):
@@ -259,6 +394,24 @@ def test_templates_as_models_have_them():
             messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
         assert render(template, messages) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if loop.index0 == messages | length - 1 %}.{% endif %}",
+        "{% if m == (messages | last) %}.{% endif %}",
+        "{% set after = messages[loop.index:] | selectattr('role', 'equalto', 'user') | list %}",
+        "{% for x in messages[loop.index:] %}{% endfor %}",
+        "{% macro f(all) %}{{ all | length }}{% endmacro %}{{ f(messages) }}",
+        "{% generation %}{{ m.content }}{% endgeneration %}",
+    ],
+)
+def test_templates_of_a_thousand_messages(body):
+    messages = [{"role": "user", "content": f"ok, and what about number {n:4}?"} for n in range(1000)]
+    assert "number  999?" in render(
+        "{% for m in messages %}{{ m.content }}" + body + "{% endfor %}", messages
+    )
 
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -58,6 +58,11 @@ def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
     first = model.chat("hi", 6)
     said = ("user", "hi"), ("assistant", first), ("user", "and?")
     messages = [{"role": role, "content": content} for role, content in said]
+    whole = model.chat("hi", 30)
+    done = run_command(
+        "chat", folder, "--max-new-tokens", "30", "--stop", whole[5], "--seed", "4", given="hi\n"
+    )
+    assert done.stdout == whole[: whole.index(whole[5])] + "\n"
     done = run_command("chat", folder, "--max-new-tokens", "6", given="hi\n\nand?\n")
     assert (done.returncode, done.stdout) == (0, first + "\n" + model.chat(messages, 6) + "\n")
 
@@ -96,6 +101,16 @@ def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     assert (code, out) == (0, "not the é\nnot the é\n\n")
     assert "the chat has 30" in err  # a message that is too long is reported and left out; the chat continues
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
+    how = []
+    answering.chat = lambda _, **given: how.append(given["sampling"]) or iter(["a"])
+    for terminal in (
+        True,
+        False,
+    ):  # a person gets what the folder says; programs get the same answer each time
+        monkeypatch.setattr(streams, "is_terminal", lambda stream, terminal=terminal: terminal)
+        monkeypatch.setattr(language, "_lines", lambda: iter(["hello"]))
+        assert run(capsys, "chat", folder)[0] == 0
+    assert how == ["folder", None]
 
 
 def test_the_prompt_of_a_chat_is_not_among_the_answers(folder, model, tmp_path):
