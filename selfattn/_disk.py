@@ -45,12 +45,12 @@ def to_safetensors(
     if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
         raise TypeError(f"arrays must be a mapping of names to arrays, not {arrays!r:.80}")
     if "__metadata__" in arrays:
-        raise ValueError("safetensors has a use of its own for the name '__metadata__'")
+        raise ValueError("safetensors reserves the name '__metadata__'")
     native = {}
     for name, value in arrays.items():
         array = np.asarray(as_array(name, value))
         if array.dtype.name not in SAFETENSORS_DTYPES.values():
-            raise TypeError(f"{name} holds {array.dtype}, which safetensors has no name for")
+            raise TypeError(f"{name} holds {array.dtype}, which safetensors cannot store")
         # safetensors ignores strides and byte order
         native[name] = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     content: bytes = safetensors.save(native, metadata)
@@ -101,7 +101,7 @@ def write_file(path: Path, content: bytes) -> None:
     Links are followed and stay; the file keeps its permissions. Pipes and devices are written to, not replaced.
     """
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+        raise IsADirectoryError(errno.EISDIR, "a folder has the name of the file", str(path))
     if is_special(path):
         with _opened(path) as special:
             special.write(content)
@@ -116,7 +116,7 @@ def _place(path: Path) -> Path:
     if place.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if place.is_file() and not os.access(place, os.W_OK):
-        raise PermissionError(errno.EACCES, "the file that is there may not be written", str(path))
+        raise PermissionError(errno.EACCES, "the existing file may not be written", str(path))
     return place
 
 
@@ -161,7 +161,7 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     try:
         for (path, temporary), data in zip(staged.items(), content.values(), strict=True):
             if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+                raise IsADirectoryError(errno.EISDIR, "a folder has the name of the file", str(path))
             if path.exists() and not path.is_file():  # a rename would replace /dev/null
                 raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
             _write_to_disk(temporary, data, path)
@@ -202,7 +202,7 @@ def write_rows(path: Path, arrays: Iterable[Array], width: int, dtype: npt.DType
     The number of rows is known at the end; the header, which has room for any number, is then written again.
     """
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+        raise IsADirectoryError(errno.EISDIR, "a folder has the name of the file", str(path))
     if is_special(path):  # write_rows must return to the header
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
     path = _place(path)

@@ -199,7 +199,7 @@ def check(file: str | os.PathLike[str] | None) -> None:
         return
     path = Path(file)
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder is in the way of the file", str(path))
+        raise IsADirectoryError(errno.EISDIR, "a folder has the name of the file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path.parent))
     place = Path(os.path.realpath(path))  # the target of a link is written

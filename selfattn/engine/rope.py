@@ -169,7 +169,7 @@ def _longrope(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     near, far = own.raw("short_factor"), own.raw("long_factor")
     if near != far:
         raise ValueError(
-            f"{own.where}: longrope is not supported where long_factor differs from short_factor: what is cached would change "
+            f"{own.where}: longrope is not supported if long_factor differs from short_factor: cached keys would change "
             "while a text grows"
         )
     numbers = isinstance(near, list) and all(

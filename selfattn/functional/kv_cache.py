@@ -322,7 +322,7 @@ class KVCache:
         array([4., 5.], dtype=float32)
         """
         if (key is None) != (value is None):
-            raise ValueError("key and value come together: one of them is missing")
+            raise ValueError("key and value must be given together; one of them is missing")
         queries = self._queries(query)
         counts = self._counts(lengths, queries.shape[2])
         before = self._lengths

@@ -254,7 +254,7 @@ class RotaryEmbedding(Module):
         self.scaling = None if scaling is None else dict(scaling)
         given = {} if self.scaling is None else self.scaling
         if "rope_theta" in given:
-            raise ValueError("rope_theta in scaling is the argument theta")
+            raise ValueError("scaling must not have rope_theta: pass it as theta")
         config = Entries({"rope_parameters": {**given, "rope_theta": self.theta}}, "nn.RotaryEmbedding")
         rotary = read_rope(config, self.dim, self.max_len).rotary(self.max_len, layer_dtype(dtype))
         self.cos, self.sin = rotary.cos.copy(), rotary.sin.copy()  # rotary() returns cached arrays

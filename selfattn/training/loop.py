@@ -204,12 +204,12 @@ def objective_of(model: Any, loss: Any) -> Objective:
         _check_task(model)
         return of_triplets(model)
     if not callable(getattr(model, "parameters", None)):
-        raise TypeError(f"model must be a Module, or have parameters(), which {type(model).__name__} has not")
+        raise TypeError(f"model must be a Module, or have parameters(), which {type(model).__name__} lacks")
     if callable(getattr(loss, "vjp", None)):
         if isinstance(loss, type):
             raise TypeError(f"loss is a class; make one: {loss.__name__}()")
         if not callable(getattr(model, "vjp", None)):
-            raise TypeError(f"model must have vjp, which {type(model).__name__} has not")
+            raise TypeError(f"model must have vjp, which {type(model).__name__} lacks")
         return of_output(model, loss)
     if callable(loss):
         return of_function(model, loss)
@@ -222,7 +222,7 @@ def _check_task(task: Any) -> None:
     wants = "without a loss, task must be a ProxyTask, or have its parameters() and vjp(main, similar, non_similar)"
     kind = type(task).__name__
     if not (callable(getattr(task, "parameters", None)) and callable(getattr(task, "vjp", None))):
-        raise TypeError(f"{wants}, which {kind} has not")
+        raise TypeError(f"{wants}, which {kind} lacks")
     try:
         inspect.signature(task.vjp).bind("main", "similar", "non_similar")
     except TypeError:

@@ -92,7 +92,7 @@ def gpt_page(
     model : nn.GPT, optional
         With at most a million parameters, learned positions and norms first. None: the character model of the package.
     alphabet : sequence of str, optional
-        The letter, or the piece of text, of each id. A model of one's own needs it.
+        The letter, or the piece of text, of each id. Your own model needs it.
     prompt : str
         The first text of the page.
 
@@ -117,7 +117,7 @@ def gpt_page(
 
     if model is None:
         if alphabet is not None:
-            raise ValueError("an alphabet goes with a model of one's own")
+            raise ValueError("alphabet needs model: the model that ships has its own")
         model, alphabet = page_gpt()
     if not isinstance(model, GPT):
         raise TypeError(f"model must be an nn.GPT, not {type(model).__name__}")

@@ -243,5 +243,5 @@ def tutorial_page(
         raise ValueError("compare is a second text: it needs text")
     texts = None if text is None else [each.split() for each in (text, compare) if each is not None]
     if texts is not None and not all(texts):
-        raise ValueError("a text needs words")
+        raise ValueError("a text must have at least one word")
     return TUTORIAL_PAGES[name](texts, exercise)

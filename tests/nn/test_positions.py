@@ -85,7 +85,7 @@ test_errors_say_what_was_given = refusals(
     (lambda: nn.RotaryEmbedding(4, scaling={"rope_type": "x"}),
      ValueError, "the type 'x' of rotary positions is not supported"),
     (lambda: nn.RotaryEmbedding(4, scaling={"rope_theta": 3.0}),
-     ValueError, "rope_theta in scaling is the argument theta"),
+     ValueError, "scaling must not have rope_theta: pass it as theta"),
     (lambda: nn.RotaryEmbedding(4)(np.ones(4)), ValueError, r"x must have shape \(..., L, 4\)"),
     (lambda: nn.RotaryEmbedding(4, 3)(np.ones((5, 4))), ValueError, "x has 5 positions, more than max_len=3"),
     (lambda: nn.RotaryEmbedding(4, 3)(np.ones((2, 4)), [1, 3]),

@@ -32,7 +32,7 @@ def gpt(d_model=8, **options):
 
 def test_bad_calls():
     for arguments, error, message in (
-        ((None, "abc"), ValueError, "an alphabet goes with a model of one's own"),
+        ((None, "abc"), ValueError, "alphabet needs model"),
         ((object(), "abc"), TypeError, "model must be an nn.GPT, not object"),
         ((gpt(),), ValueError, "a text for each of the model's 3 ids, not none"),
         ((gpt(), "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),

@@ -343,7 +343,7 @@ def test_a_place_is_checked_before_the_work(arguments, place, here, monkeypatch,
     assert cli.main([*arguments, place]) == 1
     out, error = capsys.readouterr()
     assert out == ""
-    assert ("no such folder" if "/" in place else "a folder is in the way") in error
+    assert ("no such folder" if "/" in place else "a folder has the name of the file") in error
 
 
 def test_the_input_is_not_replaced(here, capsys):

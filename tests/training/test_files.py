@@ -159,7 +159,7 @@ def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
     [
         ({"names": np.array(["tom"])}, TypeError, "names holds <U3"),
         ({"a": np.ma.array([1.0, 2.0], mask=[0, 1])}, TypeError, "a is a MaskedArray; pass a plain array"),
-        ({"__metadata__": np.ones(2)}, ValueError, "safetensors has a use of its own for the name '__metadata__'"),
+        ({"__metadata__": np.ones(2)}, ValueError, "safetensors reserves the name '__metadata__'"),
         ({1: np.ones(2)}, TypeError, "arrays must be a mapping of names to arrays, not {1: "),
         ([("a", np.ones(2))], TypeError, r"arrays must be a mapping of names to arrays, not \[\('a'"),
         (np.ones(2), TypeError, "arrays must be a mapping of names to arrays"),
@@ -451,7 +451,7 @@ def test_files_that_are_not_of_the_model_stay(saved, tmp_path):
 def test_a_folder_is_no_place_for_a_file(name, write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError, match="a folder is in the way"):
+    with pytest.raises(IsADirectoryError, match="a folder has the name of the file"):
         write(name)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 

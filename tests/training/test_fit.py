@@ -498,7 +498,7 @@ BAD = [
     ({"loss": lambda model, batch: (np.nan, {})}, FloatingPointError, "the loss is nan in epoch 1, step 1, with a learning rate of 0.001"),
     ({"loss": lambda model, batch: (1.0, {"0.bias": np.full(8, np.inf)}), "max_norm": 1.0}, FloatingPointError,
      "the norm of the gradients is inf in epoch 1, step 1"),
-    ({"model": 3}, TypeError, r"model must be a Module, or have parameters\(\), which int has not"),
+    ({"model": 3}, TypeError, r"model must be a Module, or have parameters\(\), which int lacks"),
     ({"validate_every": 2}, ValueError, "validate_every needs validation="),
     ({"validation": draw}, TypeError, "validation must be a sequence or an iterable .* not a function"),
     ({"validation": []}, ValueError, "validation is empty"),

@@ -307,7 +307,7 @@ test_what_is_no_task = refusals(
         r"vjp\(main, .*\); that of EmbeddingModel .* wrap .* nn.ProxyTask",
     ),
     (lambda: fit(nn.Linear(3, 3)), TypeError, "that of Linear takes other arguments$"),
-    (lambda: fit(make_task().parameters()), TypeError, "task must be a ProxyTask, .*, which dict has not"),
+    (lambda: fit(make_task().parameters()), TypeError, "task must be a ProxyTask, .*, which dict lacks"),
 )
 
 
