@@ -54,7 +54,7 @@ MOST_NAMED = 20  # differences in a message
 
 
 # Settings that are not known, by file, of the folder that is being read.
-_unknown: ContextVar[dict[str, list[str]] | None] = ContextVar("unknown settings", default=None)
+_unknown: ContextVar[dict[str, set[str]] | None] = ContextVar("unknown settings", default=None)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def one_warning(where: str, depth: int = 4) -> Iterator[None]:
     if _unknown.get() is not None:
         yield
         return
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     token = _unknown.set(found)
     try:
         yield
@@ -118,7 +118,7 @@ class Config(Entries):
                     raise self.error(f"{name}={value!r:.80} is not supported; only {only} is")
             elif not known:
                 with one_warning(self.where, 5):
-                    _unknown.get().setdefault(self.file, []).append(self.before + name)  # type: ignore[union-attr]
+                    _unknown.get().setdefault(self.file, set()).add(self.before + name)  # type: ignore[union-attr]
 
     def error(self, what: str) -> ValueError:
         """Return an error that says where it was found."""

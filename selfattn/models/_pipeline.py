@@ -164,6 +164,10 @@ def _modules(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} must be a list of modules with type and path")
     if not modules or _kind(modules[0]) != "Transformer":
         raise ValueError(f"{path} must begin with a Transformer, not {[each['type'] for each in modules]}")
+    for module in modules:
+        config = Config(module, str(path), rows(MODULES), MODULES)
+        config.read |= {"path", "type"}
+        config.finish()
     return modules
 
 

@@ -47,7 +47,7 @@ TRAINING = "training, and how new parameters are drawn"
 OUTPUTS = "how results are computed, kept and returned"
 TASKS = "other tasks and their heads, and labels"
 SIZES = "sizes and kinds that the weights show"
-TEXT = "the tokenizer's files say it"
+TEXT = "the tokenizer's files or generation_config.json say it; eos_token_id counts where neither does"
 GENERATION = "language models obey it if there is no generation_config.json, as in Transformers"
 UNREAD = "Transformers does not read it"
 

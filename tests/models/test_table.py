@@ -1,10 +1,17 @@
 """Every key that a folder may have is obeyed, of no effect, refused, or in one warning."""
 
+import ast
+import dataclasses
+import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from selfattn import models
+from selfattn.models._pipeline import Pipeline
+from selfattn.models._table import rows
 
 pytest.importorskip("safetensors", reason="weights are safetensors files")
 
@@ -47,3 +54,119 @@ def test_a_model_that_is_made_warns_where_it_is_made():
     ) as found:
         models.LlamaForCausalLM(LLAMA, rng=0)
     assert len(found) == 1 and found[0].filename == __file__
+
+
+@pytest.fixture(scope="module")
+def obeyed():
+    pytest.importorskip("gguf")
+    from folder_table import obeyed
+
+    return obeyed()
+
+
+def test_the_page_of_the_guide_is_what_code_does(obeyed):
+    from folder_table import PAGE, page
+
+    assert PAGE.read_text() == page(obeyed), (
+        "PYTHONPATH=. python tests/support/folder_table.py writes it again"
+    )
+
+
+def parameters(*functions):
+    """Return the names of the arguments of functions, and of those that they take out of ``kwargs``."""
+    named = {name for function in functions for name in inspect.signature(function).parameters}
+    taken = {
+        name
+        for function in functions
+        for name in re.findall(r'kwargs\.(?:pop|get)\(\s*"(\w+)"', inspect.getsource(function))
+    }
+    return (named | taken) - {"self", "args", "kwargs"}
+
+
+def configurations():
+    """Return the keys of Transformers' configurations: fields, attributes, other names."""
+    transformers = pytest.importorskip("transformers")
+    found = {}
+    for kind in models.MODELS:
+        config = transformers.AutoConfig.for_model(kind)
+        fields = {field.name for field in dataclasses.fields(config)}
+        found[f"config.json of {kind}"] = fields | set(config.to_dict()) | set(config.attribute_map)
+    return found
+
+
+def of_transformers():
+    transformers = pytest.importorskip("transformers")
+    base = [transformers.PreTrainedTokenizerBase, transformers.PreTrainedTokenizerFast]
+    names = ("Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "GPT2", "Llama", "Qwen2")
+    classes = [*base, *(getattr(transformers, f"{name}Tokenizer") for name in names)]
+    special = base[0].SPECIAL_TOKENS_ATTRIBUTES
+    return {
+        "generation_config.json": transformers.GenerationConfig().to_dict(),
+        "tokenizer_config.json": parameters(*(each.__init__ for each in classes)) | set(special),
+        "special_tokens_map.json": special,
+    }
+
+
+def of_sentence_transformers():
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import modules
+
+    found = {
+        kind: parameters(getattr(modules, kind).__init__)
+        for kind in ("Pooling", "Dense", "Dropout", "Normalize")
+    }
+    found["sentence_bert_config.json"] = parameters(modules.Transformer.__init__)
+    for argument, name in {"init_weight": "Dense", "init_bias": "Dense"} | dict.fromkeys(
+        ("model_name_or_path", "backend", "revision"), "sentence_bert_config.json"
+    ).items():
+        found[name].remove(argument)  # no settings
+    kinds = (library.SentenceTransformer, library.CrossEncoder)
+    configs = [kind(modules=[modules.Normalize()], device="cpu")._get_model_config() for kind in kinds]
+    found["config_sentence_transformers.json"] = set().union(*configs)
+    return found
+
+
+def of_gguf():
+    gguf = pytest.importorskip("gguf")
+    found = {"GGUF": set(), "GGUF: architecture": set(), "GGUF: tokenizer.ggml": set()}
+    for group in vars(gguf.constants.Keys).values():
+        for key in getattr(group, "__dict__", {}).values():
+            if isinstance(key, str) and "." in key and not key.startswith(("gguf.", "{arch}.{")):
+                begin = next((begin for begin in ("{arch}.", "tokenizer.ggml.") if key.startswith(begin)), "")
+                name = {"": "GGUF", "{arch}.": "GGUF: architecture"}.get(begin, "GGUF: tokenizer.ggml")
+                found[name].add(key.removeprefix(begin))
+    return found
+
+
+@pytest.mark.parametrize("keys", [configurations, of_sentence_transformers, of_gguf])
+def test_every_key_that_libraries_write_has_a_row(keys, obeyed):
+    for name, names in keys().items():
+        file, _, kind = name.partition(" of ")
+        known = rows(file, kind)
+        read = obeyed.get(name, set()) | set(known.refused) | set(known.aliases)
+        missing = [key for key in sorted(names) if key not in read and not known.without_effect(key)]
+        assert not missing, f"{name}: {', '.join(missing)}"
+
+
+def test_nothing_that_is_read_is_left_unused():
+    """Fields that readers set are loaded by the models, and no reader throws away what it has read."""
+    package = Path(models.__file__).parent
+    fields, loaded, thrown = {field.name for field in dataclasses.fields(Pipeline)}, set(), []
+    for path in package.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            nodes = list(ast.walk(function))
+            reads = re.match("_read(_|$)", function.name)
+            for node in nodes:
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and reads:
+                    fields.add(node.attr)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    loaded.add(node.attr)
+                call = node.value if isinstance(node, ast.Expr) else None
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                    thrown += [f"{path.name}:{node.lineno}"] * (
+                        call.func.attr in ("raw", "size", "number", "flag", "object")
+                    )
+    assert sorted(fields - loaded) == []
+    assert thrown == []

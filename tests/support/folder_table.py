@@ -1,0 +1,178 @@
+"""The page of the guide about the settings of folders: what is read, found by reading, and the rows of the table.
+
+PYTHONPATH=. python tests/support/folder_table.py  # writes the page
+"""
+
+import json
+import tempfile
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+from gguf_files import byte_level, write
+from language_folders import SPECIAL, save_language_model
+from text_folders import add_pipeline, random_dense, save_bert, write_json
+
+from selfattn import models
+from selfattn.engine.rope import KINDS
+from selfattn.models import _folder, _table
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/guide/settings.md"
+SIZES = {
+    "vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "hidden_dim": 8, "num_key_value_heads": 2,
+    "image_size": 4, "patch_size": 2,
+}  # fmt: skip
+GGUF = ("GGUF: architecture", "GGUF: tokenizer.ggml")
+TEXT = """# Settings of folders
+
+What `models.load` does with every key that Transformers, sentence-transformers or llama.cpp write into the files of a model. **Obeyed** keys do what
+they do there. Keys **of no effect** change no result here, for the reason that is given. **Refused** keys are a ValueError unless they have the
+value in brackets, or are null. Keys in no row that are not null are named in one `models.FolderWarning` a folder, and change nothing.
+`tests/support/folder_table.py` writes this page, and a test compares it with what the code reads.
+
+`tokenizer.json` is read whole by the library `tokenizers`; its padding and truncation are switched off, as texts are packed and the model's length
+counts. A folder with `adapter_config.json` (PEFT) is refused: merge the adapter into its model. Code in a folder is never run, and pickles are not read.
+A head of a language model that differs from its table is kept, whatever `tie_word_embeddings` says, as in Transformers.
+
+"""
+
+
+@contextmanager
+def reading(found):
+    """Record the keys that are read, by file or by the kind of the settings; of ``config.json`` also by model."""
+    finish = _folder.Config.finish
+
+    def recording(self):
+        name = self.file if self.file.endswith(".json") else GGUF[self.before.startswith("tokenizer")]
+        before = self.before if self.file.endswith(".json") else ""
+        found.setdefault(name, set()).update(before + key for key in self.read)
+        finish(self)
+
+    _folder.Config.finish = recording
+    try:
+        yield
+    finally:
+        _folder.Config.finish = finish
+
+
+def obeyed():
+    """Return the keys that are read, by row of the table."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", models.FolderWarning)
+        for table in (models.MODELS, models.CLASSIFIERS):
+            for kind, model in table.items():
+                own = {}
+                with reading(own):
+                    model(SIZES | {"model_type": kind}, rng=0)
+                found.setdefault(f"config.json of {kind}", set()).update(own["config.json"])
+        with reading(found), tempfile.TemporaryDirectory() as folder:
+            for kind in KINDS:
+                rope = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+                rope |= {"short_factor": [1, 1], "long_factor": [1, 1], "mscale": 1.0, "mscale_all_dim": 1.0}
+                models.LlamaForCausalLM(SIZES | {"rope_parameters": rope}, rng=0)
+            _sample(Path(folder))
+    common = found.pop("config.json")
+    found["rope_parameters"] = {key.split(".", 1)[1] for key in common if key.startswith("rope_parameters.")}
+    return {
+        name.removeprefix("1_").removeprefix("2_").removesuffix("/config.json"): keys
+        for name, keys in found.items()
+    }
+
+
+def sentencepiece(writer):
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["a", "b", "▁"])
+    writer.add_token_scores([0.0, -1.0, -2.0])
+    writer.add_token_types([1, 1, 1])
+
+
+def _sample(folder):
+    """Load a folder of each kind with all files that are read, and a GGUF file."""
+    text, language = folder / "text", folder / "language"
+    more = {"transformer": {"max_seq_length": 9}, "sentence": {"prompts": {}}}
+    add_pipeline(
+        save_bert(text), {"pooling_mode": "mean"}, dense=random_dense(4), normalize=True, new=True, **more
+    )
+    save_language_model(language)
+    for each in (text, language):
+        for name in _table.TABLE:
+            if (
+                name.endswith(".json")
+                and " " not in name
+                and not (each / name).exists()
+                and name != "modules.json"
+            ):
+                write_json(each / name, {})
+        models.load(each)
+    for kind in (models.LlamaForCausalLM, models.GPT2LMHeadModel):
+        config = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8} if "gpt2" in kind.kinds else {}
+        model = kind(SIZES | {"max_position_embeddings": 8} | config, rng=0)
+        write(
+            folder / "a.gguf",
+            model.config,
+            model.state_dict(),
+            tokenizer=sentencepiece if "llama" in kind.kinds else byte_level(SPECIAL),
+        )
+        models.load(folder / "a.gguf")
+
+
+# --------------------------------------------------------------------------------------------------------- the page
+
+
+def code(keys):
+    return ", ".join(f"`{key}`" for key in sorted(keys))
+
+
+def row(name, what, text):
+    return f"| {name} | {what} | {text} |\n" if text else ""
+
+
+def no_effect(rows):
+    return "; ".join(f"*{reason}*: {code(keys.split())}" for reason, keys in rows.no_effect.items())
+
+
+def refused(rows):
+    """List refused keys, those with the same value together."""
+    groups = {}
+    for key, value in rows.refused.items():
+        values = value if isinstance(value, tuple) else (value,)
+        groups.setdefault(" or ".join(json.dumps(each) for each in values), []).append(key)
+    return "; ".join(f"{code(keys)} ({value})" for value, keys in groups.items())
+
+
+def by_model(read):
+    """Return the rows of the keys of ``config.json`` that not all models have; models with the same keys are in one."""
+    kinds = {name: keys for name, keys in read.items() if name.startswith("config.json of ")}
+    common, same = set.intersection(*kinds.values()), {}
+    for name, keys in kinds.items():
+        own = _table.TABLE.get(name, _table.Rows())
+        given = [code({key for key in keys - common if "." not in key})]
+        given += [f"`{alias}` as `{key}`" for alias, key in own.aliases.items()]
+        more = {"; no effect: ": no_effect(own), "; refused: ": refused(own)}
+        text = ", ".join(given) + "".join(begin + end for begin, end in more.items() if end)
+        same.setdefault(text, []).append(name.removeprefix("config.json of "))
+    text = row("`config.json`", "obeyed", code(common))
+    text += "".join(row("", ", ".join(names), given) for given, names in same.items())
+    return text + row("", "`rope_parameters`, `rope_scaling`", code(read["rope_parameters"]))
+
+
+def page(read):
+    """Return the page, for what :func:`obeyed` returns."""
+    text = TEXT + "| file | | keys |\n| --- | --- | --- |\n" + by_model(read)
+    for name, rows in _table.TABLE.items():
+        if not name.startswith("config.json of"):
+            shown = f"`{name}`" if name.endswith(".json") and " " not in name else name
+            parts = {
+                "obeyed": code(read.get(name, ())),
+                "no effect": no_effect(rows),
+                "refused": refused(rows),
+            }
+            for what, keys in parts.items():
+                text += row(shown if name != "config.json" else "", what, keys)
+                shown = "" if keys else shown
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(obeyed()))
