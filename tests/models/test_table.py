@@ -94,17 +94,19 @@ def configurations():
     return found
 
 
-def of_transformers():
+def of_generation():
+    transformers = pytest.importorskip("transformers")
+    return {"generation_config.json": transformers.GenerationConfig().to_dict()}
+
+
+def of_tokenizers():
     transformers = pytest.importorskip("transformers")
     base = [transformers.PreTrainedTokenizerBase, transformers.PreTrainedTokenizerFast]
     names = ("Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "GPT2", "Llama", "Qwen2")
     classes = [*base, *(getattr(transformers, f"{name}Tokenizer") for name in names)]
-    special = base[0].SPECIAL_TOKENS_ATTRIBUTES
-    return {
-        "generation_config.json": transformers.GenerationConfig().to_dict(),
-        # "tokenizer_config.json": parameters(*(each.__init__ for each in classes)) | set(special),
-        # "special_tokens_map.json": special,
-    }
+    special = set(base[0].SPECIAL_TOKENS_ATTRIBUTES)
+    named = parameters(*(each.__init__ for each in classes)) | special
+    return {"tokenizer_config.json": named, "special_tokens_map.json": special}
 
 
 def of_sentence_transformers():
@@ -136,7 +138,7 @@ def of_gguf():
     return found
 
 
-@pytest.mark.parametrize("keys", [configurations, of_transformers, of_sentence_transformers, of_gguf])
+@pytest.mark.parametrize("keys", [configurations, of_generation, of_sentence_transformers, of_gguf])
 def test_every_key_that_libraries_write_has_a_row(keys, obeyed):
     for name, names in keys().items():
         file, _, kind = name.partition(" of ")
