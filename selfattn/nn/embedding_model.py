@@ -18,7 +18,7 @@ from selfattn import _core
 from selfattn._check import Array, check_divisor, check_size, quoted
 from selfattn._extras import progress_bar
 from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
-from selfattn.functional._products import widened
+from selfattn.functional._products import plain, widened, widest
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.layers import Embedding
@@ -175,7 +175,7 @@ class EmbeddingModel(Module):
         alone, given = as_batch(sentence)
         ids, cu_seqlens = self.pack(given)
         computed, saved = _core._transformer_forward(ids, cu_seqlens, self._core_model(), True)
-        dtype = self.embedding_layer.weight.dtype
+        dtype = self._dtype
         rows = computed.astype(dtype, copy=False)
         y = rows[0] if alone else rows
         of_layers = [x for layer in self.attention_layers for x in _parameters(layer)]
@@ -223,7 +223,7 @@ class EmbeddingModel(Module):
             raise TypeError(f"sentences must be a list of sentences, not {quoted(sentences)}")
         batch_size = check_size("batch_size", batch_size)
         given: Any = sentences if isinstance(sentences, list | tuple | np.ndarray) else list(sentences)
-        y = np.empty((len(given), self.embedding_dim), self.embedding_layer.weight.dtype)
+        y = np.empty((len(given), self.embedding_dim), self._dtype)
         starts: Iterable[int] = range(0, len(given), batch_size)
         if progress:
             starts = progress_bar(starts, extra="text", desc="encode", unit="batch")
@@ -340,19 +340,22 @@ class EmbeddingModel(Module):
         return found.astype(np.intp, copy=False)
 
     def _core_model(self) -> tuple[Any, Any, Any]:
-        """Return the core's tuples, with 16-bit parameters as float32."""
-        table, positions = self.embedding_layer.weight, self.positions.table
+        """Return the core's tuples, with parameters of 16 bits, other byte orders or with gaps as plain copies."""
+        dtype = widest(self.embedding_layer.weight)
+        table, positions = plain(self.embedding_layer.weight, dtype), plain(self.positions.table, dtype)
         every: Any = self.attention_layers
-        layers = tuple([attention_layer(_parameters(own), own.num_heads, own.ln.eps) for own in every])
-        if table.dtype.itemsize == 2:
-            table, positions = widened(table), widened(positions)
-            layers = tuple([(tuple([x if x is None else widened(x) for x in own]), n) for own, n in layers])
-        numbers = (self.embedding_dim, table.dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
-        return (table, None, positions, None, None, None, None, None, None), numbers, layers
+        layers = [attention_layer(_parameters(own), own.num_heads, own.ln.eps) for own in every]
+        found = tuple([(tuple([x if x is None else plain(x, dtype) for x in own]), n) for own, n in layers])
+        numbers = (self.embedding_dim, dtype.itemsize == 8, 0.0, 0.0, False, False, MEAN)
+        return (table, None, positions, None, None, None, None, None, None), numbers, found
 
     def _embed(self, ids: Array, cu_seqlens: Array, model: tuple[Any, Any, Any]) -> Array:
         """Compute a row for each packed sentence."""
-        return compute(model, ids, cu_seqlens).astype(self.embedding_layer.weight.dtype, copy=False)
+        return compute(model, ids, cu_seqlens).astype(self._dtype, copy=False)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self.embedding_layer.weight.dtype.newbyteorder("=")
 
 
 def _first(ids: Any, most: int) -> Any:

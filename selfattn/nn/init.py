@@ -73,7 +73,7 @@ def normal_(tensor: Array, mean: float = 0.0, std: float = 1.0, *, rng: Rng = No
     generator, wide = as_generator(rng), _drawn_dtype(tensor)
     mean, std = check_number("mean", mean), check_number("std", std)
     if isinstance(generator, TorchGenerator):
-        tensor[...] = generator.normal(mean, std, tensor.shape, wide)
+        tensor[...] = generator.normal(mean, std, tensor.shape, tensor.dtype.newbyteorder("="))
     else:
         tensor[...] = mean + std * generator.standard_normal(tensor.shape, wide)
     return tensor

@@ -92,7 +92,8 @@ def fit(
     max_norm : float, optional
         Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
     accumulate : int, default 1
-        Make a step along the mean gradient of ``accumulate`` batches.
+        Make a step along the gradient of the mean loss over the items of ``accumulate`` batches. PyTorch's habit, the mean of
+        the batches' gradients, counts the items of a smaller batch more.
     validation : sequence or iterable, optional
         Batches, or examples, for a mean loss during the training, with the model as after ``eval()``.
     validate_every : int, optional

@@ -249,6 +249,10 @@ def gradients_in(result: Any) -> Gradients:
     return {name: x.astype(np.float64) if x.dtype.kind in "iu" else x for name, x in arrays.items()}
 
 
+def _times(grads: Gradients, factor: float) -> Gradients:
+    return {name: np.asarray(x * x.dtype.type(factor)) for name, x in grads.items()}
+
+
 def _tuple(inputs: Any) -> tuple[Any, ...]:
     return inputs if isinstance(inputs, tuple) else (inputs,)
 
@@ -379,21 +383,22 @@ class Training:
         return done
 
     def _gradients(self) -> tuple[float, Gradients, int]:
-        """Take the next batches; return their mean loss, its gradients, and the number of items."""
+        """Take the next batches; return the mean loss over their items, its gradients, and the number of items."""
         batch = self.source.take(self.generator)
         loss, grads = self.objective.gradients(batch.content)
         if self.accumulate > 1:  # a sum of float16 may overflow
             grads = {name: widened(array) for name, array in grads.items()}
-        items, count = batch.items, 1
+        first, items, count = batch.items, batch.items, 1
         total = loss * items
         while count < self.accumulate and not self.source.ended:
             batch = self.source.take(self.generator)
             more, more_grads = self.objective.gradients(batch.content)
+            if batch.items != first:
+                more_grads = _times({name: widened(x) for name, x in more_grads.items()}, batch.items / first)
             add_gradients(grads, more_grads)
             items, count, total = items + batch.items, count + 1, total + more * batch.items
         if count > 1:
-            loss = total / items
-            grads = {name: np.asarray(x * x.dtype.type(1 / count)) for name, x in grads.items()}
+            loss, grads = total / items, _times(grads, first / items)
         elif self.max_norm is not None:  # clipping is in place, and the arrays may be the user's
             grads = {name: array.copy() for name, array in grads.items()}
         return loss, grads, items
