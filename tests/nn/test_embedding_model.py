@@ -400,13 +400,19 @@ def test_ids_come_in_every_form_of_a_sequence(form):
     assert found == expected
 
 
-@pytest.mark.parametrize("change", [np.asfortranarray, lambda a: np.repeat(a, 2, 1)[:, ::2], lambda a: a.astype(">f4")])
+@pytest.mark.parametrize(
+    "change", [np.asfortranarray, lambda a: np.repeat(a, 2, 1)[:, ::2], lambda a: a.astype(">f4")]
+)
 def test_parameters_of_any_layout(change):
     model = nn.EmbeddingModel(lambda sentence: [len(sentence)], 10, 4, max_seq_len=8, rng=0)
     y, pullback = model.vjp("a")
     grads = pullback(y)
     for module in model.modules():
-        for name in [name for name in module.parameters() if "." not in name and np.ndim(module.parameters()[name]) == 2]:
+        for name in [
+            name
+            for name in module.parameters()
+            if "." not in name and np.ndim(module.parameters()[name]) == 2
+        ]:
             module.register_parameter(name, change(module.parameters()[name]))
     again, pullback = model.vjp("a")
     np.testing.assert_array_equal(again, y)

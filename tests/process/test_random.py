@@ -58,7 +58,9 @@ def test_the_same_as_torch(seed):
             np.testing.assert_allclose(got, expected.numpy(), rtol=0, atol=ulps * np.finfo(dtype).eps * 12)
     for n in (3, 15, 16, 17, 31, 32, 1000):  # the values of float32, rounded, but another number of draws
         expected = torch.empty(n, dtype=torch.float16).normal_(0.5, 2.0).numpy()
-        np.testing.assert_allclose(rng.normal(0.5, 2.0, n, np.float16), expected, rtol=0, atol=2 * np.finfo(np.float16).eps * 8)
+        np.testing.assert_allclose(
+            rng.normal(0.5, 2.0, n, np.float16), expected, rtol=0, atol=2 * np.finfo(np.float16).eps * 8
+        )
     equal(rng.randperm(100), torch.randperm(100))
     for bound in (17, 2**28 - 1, 2**28, 2**62 + 1):
         equal(rng.integers(bound, size=20), torch.randint(bound, (20,)))
