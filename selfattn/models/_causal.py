@@ -380,8 +380,8 @@ class CausalModel(Pretrained):
             model.chat("What is the capital of France? Answer in one sentence.")
         """
         how = self._how("chat", 512, sampling, how | {"max_new_tokens": max_new_tokens})
-        room = min(int(how["max_new_tokens"]), self.max_positions // 4) - 1  # the last token needs no place
-        ids = self._fitting(messages, self.max_positions - max(room, 0))
+        room = min(check_size("max_new_tokens", how["max_new_tokens"]), self.max_positions // 4)
+        ids = self._fitting(messages, self.max_positions - max(room - 1, 0))  # the last token needs no place
         self._check_begin(ids, "the chat")
         pieces = self._answers([ids], [True], how, self.stop_ids | self._ends_of_turns(), [[]])
         return streamed(pieces, True, [True]) if stream else collected(pieces, True, [True])
@@ -469,8 +469,8 @@ class CausalModel(Pretrained):
         elif draws and "temperature" not in given and not self._told:
             as_said = ", ".join(f"{name}={value}" for name, value in drawing.items()) or "temperature=1.0"
             so = "this takes the most probable token each time, as temperature=0 says"
-            how = 'sampling="folder" (--sampling folder) draws as the folder says'
-            warnings.warn(f"the folder would draw tokens with {as_said}; {so}; {how}", stacklevel=3)
+            how = 'sampling="folder" (--sampling folder) draws so'
+            warnings.warn(f"the model's settings would draw tokens with {as_said}; {so}; {how}", stacklevel=3)
             self._told = True
         if "max_new_tokens" in said | given and "max_length" not in given:
             said.pop("max_length", None)
@@ -781,16 +781,25 @@ def _generation(model: CausalModel, folder: Path) -> dict[str, Any]:
     ]
     if undone:
         warnings.warn(FolderWarning(f"{read.where}: {', '.join(undone)} is not done here"), stacklevel=6)
-    read.flag("do_sample", False) if found["do_sample"] is not None else None
     if path.exists():
         read.finish()
-    settings = {name: found[name] for name in Sampling._fields if name != "top_k" or found[name] != 0}
+    return checked_settings(found, read.where)
+
+
+def checked_settings(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the settings of generation that are not None; a ValueError says which one is wrong, and where it was found."""
+    said = {name: value for name, value in given.items() if value is not None}
+    own = {
+        name: said[name] for name in Sampling._fields if name in said and (name != "top_k" or said[name] != 0)
+    }
     try:
-        sampling(**(settings | {"temperature": found["temperature"] or 1.0}))
-        stops_of(found["stop_strings"])
+        if not isinstance(said.get("do_sample", False), bool):
+            raise TypeError(f"do_sample must be true or false, not {quoted(said['do_sample'])}")
+        sampling(**own | {"temperature": own.get("temperature") or 1.0})
+        stops_of(said.get("stop_strings"))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{read.where}: {error}") from None
-    return {name: value for name, value in found.items() if value is not None}
+        raise ValueError(f"{where}: {error}") from None
+    return said
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -821,7 +830,8 @@ def text_files(model: CausalModel) -> dict[str, bytes]:
         other = {
             n: x for n, x in json.loads(found.get(GENERATION_CONFIG, b"{}")).items() if n not in SETTINGS
         }
-        ends = {"eos_token_id": sorted(model.stop_ids)} if model.stop_ids != stop_ids else {}
+        new = model.stop_ids != stop_ids or "eos_token_id" not in other
+        ends = {"eos_token_id": sorted(model.stop_ids)} if new else {}
         found[GENERATION_CONFIG] = _disk.to_json(other | dict(model.generation_config) | ends)
     if model.chat_template is not None and model.chat_template != template:
         found[TEMPLATE] = model.chat_template.encode()

@@ -21,6 +21,7 @@ import numpy as np
 from selfattn._check import Array, quoted
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
+from selfattn.models._causal import checked_settings
 from selfattn.models._folder import Config
 from selfattn.models._table import FolderWarning, rows
 from selfattn.models.gpt2 import GPT2LMHeadModel
@@ -290,10 +291,25 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
     attach_tokenizer(model, file)
+    model.generation_config = _sampling(file)
     own = (f"{architecture}.", "tokenizer.ggml.", "general.")
     others = {name: value for name, value in file.metadata.items() if not name.startswith(own)}
     Config(others, str(path), rows("GGUF"), path.name).finish()
     return model
+
+
+def _sampling(file: GGUF) -> dict[str, Any]:
+    """Read how a file says that tokens are drawn; llama.cpp's penalties and other samplers are not done here."""
+    begin = "general.sampling."
+    said = {key.removeprefix(begin): value for key, value in file.metadata.items() if key.startswith(begin)}
+    found = {own: said.pop(name) for name, own in SAMPLING.items() if name in said}
+    undone = [f"{begin}{name}={value!r:.80}" for name, value in said.items() if value not in (0, 1)]
+    if undone:
+        warnings.warn(FolderWarning(f"{file.path}: {', '.join(undone)} is not done here"), stacklevel=5)
+    if not found:
+        return {}
+    found["top_k"] = max(found.get("top_k", 0), 0)  # 0 and less are all tokens
+    return checked_settings(found | {"do_sample": found.get("temperature", 1) > 0}, str(file.path))
 
 
 def _check_whole(file: GGUF) -> None:
@@ -454,6 +470,12 @@ NAMES = {
     "cls": "cls_token", "mask": "mask_token",
 }  # fmt: skip
 ENDS = ("eos", "eot", "eom")
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+}  # names of general.sampling
 
 
 class Vocabulary(Entries):

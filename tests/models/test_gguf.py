@@ -245,6 +245,26 @@ def test_files_that_are_no_whole_models(tmp_path):
             models.load(path)
 
 
+def test_drawing_as_the_file_says(tmp_path):
+    path, state = tmp_path / "model.gguf", make(LLAMA).state_dict()
+    said = {"temp": 0.5, "top_p": 0.75, "top_k": -1, "penalty_repeat": 1.0}  # powers of 2, exact in float32
+
+    def entries(writer):
+        for name, value in said.items():
+            writer.add_key_value(f"general.sampling.{name}", value, gguf.GGUFValueType.get_type(value))
+
+    write(path, LLAMA, state, tokenizer=entries)
+    model = models.load(path)
+    drawn = model.generate(IDS, 9, sampling="folder", rng=1)
+    np.testing.assert_array_equal(drawn, model.generate(IDS, 9, temperature=0.5, top_p=0.75, rng=1))
+    said |= {"mirostat": 2, "penalty_repeat": 1.5}
+    write(path, LLAMA, state, tokenizer=entries)
+    with pytest.warns(
+        models.FolderWarning, match="penalty_repeat=1.5, general.sampling.mirostat=2 is not done"
+    ):
+        models.load(path)
+
+
 def test_sentencepiece_tokenizers(tmp_path):
     """Against SentencePiece itself, trained here, whose model llama.cpp's converter copies into the file."""
     sentencepiece = pytest.importorskip("sentencepiece")

@@ -297,7 +297,9 @@ def test_generation_as_the_folder_says(folder, tmp_path):
     model = told(
         tmp_path, eos_token_id=end, do_sample=True, top_k=0, max_new_tokens=7, repetition_penalty=1.5, **how
     )
-    with pytest.warns(UserWarning, match=r"the folder would draw tokens with .*temperature=0.7, .*top_p=0.9"):
+    with pytest.warns(
+        UserWarning, match=r"the model's settings would draw tokens with .*temperature=0.7, .*top_p=0.9"
+    ):
         greedy = model.generate("a")
     assert greedy == usual.generate("a", 7, repetition_penalty=1.5) == model.generate("a")  # warned of once
     assert model.generate("a", 9, repetition_penalty=1.0, temperature=0) == usual.generate("a", 9)
