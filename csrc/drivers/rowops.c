@@ -9,10 +9,6 @@
 #define SA_ELEMENTS_PER_THREAD 32768
 #define SA_NARROWED_PER_THREAD 65536
 
-static bool is_elementwise(const sa_row_call *c) {
-    return c->kind == SA_GELU || c->kind == SA_GELU_TANH || c->kind == SA_GELU_BACKWARD || c->kind == SA_GELU_TANH_BACKWARD;
-}
-
 static bool sums_parameters(const sa_row_call *c) { return c->dweight.data != NULL || c->dbias.data != NULL; }
 
 /* The most chunks of dweight and dbias. They have many rows, so that their sums take little memory compared with x. */
@@ -54,7 +50,7 @@ static bool is_direct(const sa_row_call *c, const sa_row_plan *plan, int which) 
 }
 
 static void sort_axes(const sa_row_call *c, sa_row_plan *plan) {
-    const bool elements_alone = is_elementwise(c);
+    const bool elements_alone = SA_IS_ELEMENTWISE(c->kind);
     plan->n_lead = plan->n_row = 0;
     plan->by_columns = false;
     for (int axis = 0; axis < (elements_alone ? c->ndim : c->first); ++axis) {
@@ -95,7 +91,7 @@ static void cut_rows(const sa_row_call *c, sa_row_plan *plan) {
         plan->rows *= plan->lead[axis].n;
     }
     const ptrdiff_t whole = plan->by_columns ? plan->column.n : plan->n;
-    const ptrdiff_t most = plan->by_columns ? SA_ROW_COLUMNS : is_elementwise(c) ? SA_TASK_ELEMENTS : whole;
+    const ptrdiff_t most = plan->by_columns ? SA_ROW_COLUMNS : SA_IS_ELEMENTWISE(c->kind) ? SA_TASK_ELEMENTS : whole;
     plan->piece = sa_smaller(whole, most);
     plan->pieces = sa_ceil_div(whole, plan->piece);
     const ptrdiff_t elements = plan->by_columns ? plan->n * plan->piece : plan->piece;
@@ -123,8 +119,7 @@ static bool count_scratch(const sa_row_call *c, sa_row_plan *plan) {
             copied = 2 * n;
         }
     }
-    if (c->kind == SA_SOFTMAX_BACKWARD || c->kind == SA_LOG_SOFTMAX_BACKWARD || c->kind == SA_LAYER_NORM_BACKWARD ||
-        c->kind == SA_RMS_NORM_BACKWARD) {
+    if (c->kind >= SA_SOFTMAX_BACKWARD && !SA_IS_ELEMENTWISE(c->kind)) {
         copied = 2 * n; /* dy may have to be scaled */
     }
     if (sums_parameters(c)) {

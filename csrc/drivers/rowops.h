@@ -23,6 +23,10 @@ typedef enum {
     SA_ROW_KINDS
 } sa_row_kind;
 
+/* A macro: kernels could not inline a function (simd/macros.h). */
+#define SA_IS_ELEMENTWISE(kind)                                                                                                \
+    ((kind) == SA_GELU || (kind) == SA_GELU_TANH || (kind) == SA_GELU_BACKWARD || (kind) == SA_GELU_TANH_BACKWARD)
+
 /* dy and the tables have one index, as no kind has both. */
 enum { SA_ROW_X, SA_ROW_OUT, SA_ROW_COS, SA_ROW_SIN, SA_ROW_WEIGHT, SA_ROW_BIAS, SA_ROW_ARRAYS, SA_ROW_DY = SA_ROW_COS };
 

@@ -125,7 +125,7 @@ static bool can_be(PyObject *object, int ndim, const npy_intp *shape, sa_dtype d
 /* Returns a borrowed reference. `compute` zeroes a caller's array when nothing can fail any more. */
 static PyArrayObject *place(backward_call *b, int which, int ndim, const npy_intp *shape) {
     const sa_dtype dtype = b->c.computes;
-    const bool by_rows = which == D_SLOPES || which == D_SINKS; /* later summed over rows */
+    const bool by_rows = which >= D_SLOPES; /* later summed over rows */
     PyObject *target = b->targets && !by_rows ? PyTuple_GET_ITEM(b->targets, which) : Py_None;
     b->gradients[which] =
         can_be(target, ndim, shape, dtype) ? Py_NewRef(target) : (PyObject *)sa_new_array(ndim, shape, dtype, NULL, true);

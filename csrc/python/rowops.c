@@ -71,7 +71,7 @@ static int read_x(void *call, PyObject *value, const char *name, void *to) {
     if (take(k, to, value, name) < 0) {
         return -1;
     }
-    const bool elementwise = k->c.kind == SA_GELU || k->c.kind == SA_GELU_BACKWARD;
+    const bool elementwise = SA_IS_ELEMENTWISE(k->c.kind);
     const int ndim = k->c.ndim = PyArray_NDIM(k->array[SA_ROW_X]);
     for (int axis = 0; axis < ndim; ++axis) {
         k->c.shape[axis] = PyArray_DIM(k->array[SA_ROW_X], axis);

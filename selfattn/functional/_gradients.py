@@ -38,6 +38,7 @@ class AttentionGradients(NamedTuple):
 Pullback: TypeAlias = Callable[..., AttentionGradients]
 
 _BITS = {name: 1 << n for n, name in enumerate(AttentionGradients._fields)}
+_PER_HEAD = AttentionGradients._fields[4:]
 
 
 def attention_vjp(
@@ -105,9 +106,9 @@ def take_gradients(
     raw = backward(q, k, v, **options, statistics=statistics, grad_lse=grad_lse, wrt=bits)
     found = dict(zip(AttentionGradients._fields, raw, strict=True))
     with np.errstate(all="ignore"):  # as in C, without NumPy's warnings
-        for name in ("alibi_slopes", "sinks"):
+        for name in _PER_HEAD:
             if found[name] is not None:
-                found[name] = np.asarray(row_sums(_row_shares(name, found[name])))
+                found[name] = np.asarray(row_sums(_row_shares(found[name])))
     given, threads = {"query": q, "key": k, "value": v, **options}, options.get("num_threads")
     return AttentionGradients(*[_fitted(each, given.get(name), threads) for name, each in found.items()])
 
@@ -128,10 +129,10 @@ def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
         return rounded(sum_to_shape(raw, given.shape), dtype, num_threads)
 
 
-def _row_shares(name: str, raw: Array) -> Array:
-    """Return each row's term in the gradient of ALiBi's slopes or of sinks (docs/theory/backward.md), in float64."""
+def _row_shares(raw: Array) -> Array:
+    """Return each row's term in the gradient of numbers per head, x or x - y * z (docs/theory/backward.md), in float64."""
     rows = raw.astype(np.float64)
-    shares: Array = rows[..., 0] if name == "sinks" else rows[..., 0] - rows[..., 1] * rows[..., 2]
+    shares: Array = rows[..., 0] if rows.shape[-1] == 1 else rows[..., 0] - rows[..., 1] * rows[..., 2]
     return shares
 
 

@@ -14,6 +14,8 @@ from selfattn.reference.attention import scaled_dot_product_attention
 from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import Array, seed_from_rng
 
+PER_HEAD = AttentionGradients._fields[4:]
+
 
 def varlen_attention(
     query: npt.ArrayLike,
@@ -96,7 +98,7 @@ def varlen_attention_vjp(
             fields[name] = np.concatenate(parts) if parts else np.zeros_like(given)
         if options.get("attn_mask") is not None:
             fields["attn_mask"] = [one.attn_mask for one in found]
-        for name in ("alibi_slopes", "sinks"):
+        for name in PER_HEAD:
             if (scalars := options.get(name)) is not None:
                 each = np.array([getattr(one, name) for one in found]).reshape(-1, d_out.shape[1])
                 fields[name] = sum_to_shape(each, np.shape(scalars))
@@ -122,7 +124,7 @@ def _sequences(
         own = dict(options, rng=seed, first_head=s * heads)
         if own.get("attn_mask") is not None:
             own["attn_mask"] = own["attn_mask"][s]
-        for name in ("alibi_slopes", "sinks"):
+        for name in PER_HEAD:
             if (scalars := options.get(name)) is not None:
                 own[name] = np.broadcast_to(np.asarray(scalars), (len(rows), heads))[s]
         for name, x in (("query", query[rows[s]]), ("key", key[keys[s]]), ("value", value[keys[s]])):

@@ -10,7 +10,7 @@ from operator import and_
 import numpy as np
 import pytest
 from bad_calls import with_tables
-from gradients import assert_gradients, everything
+from gradients import PER_HEAD, assert_gradients, everything
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from inputs import BFLOAT16, BLOCK_MASKS, FLOATS, LAYOUTS, normal, random_mask, unaligned
@@ -100,7 +100,7 @@ def problems(draw):
         options["window"] = draw(st.tuples(side, side) | st.lists(side, min_size=2, max_size=2))
     if draw(st.integers(0, 3)) == 0:
         options["softcap"] = draw(st.sampled_from([1e-3, 0.1, 1.0, 50, 1e6, 1e30]))
-    for name in ("alibi_slopes", "sinks"):
+    for name in PER_HEAD:
         if draw(st.integers(0, 2)) == 0:
             per_head = np.asarray(normal(rng, draw(sub_shapes(lead)), draw(st.sampled_from(FLOATS))))
             options[name] = draw(layouts(np.asarray(per_head / per_head.dtype.type(4))))

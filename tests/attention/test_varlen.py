@@ -7,6 +7,7 @@ import inputs
 import numpy as np
 import pytest
 from bad_calls import BAD_PACKED, PACKED
+from gradients import PER_HEAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, normal, random_mask
@@ -77,7 +78,7 @@ def alone(arguments, options):
         own = dict(options)
         if own.get("attn_mask") is not None:
             own["attn_mask"] = own["attn_mask"][s]
-        for name in ("alibi_slopes", "sinks"):
+        for name in PER_HEAD:
             if name in own:
                 own[name] = np.broadcast_to(own[name], (len(rows) - 1, q.shape[1]))[s]
         yield s, slice(a, b), slice(c, d), tuple(x.swapaxes(0, 1) for x in (q[a:b], k[c:d], v[c:d])), own
@@ -87,7 +88,7 @@ def wrt_of(options):
     names = ["query", "key", "value"]
     if options.get("attn_mask") is not None and options["attn_mask"][0].dtype != np.bool_:
         names.append("attn_mask")
-    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
+    return (*names, *(name for name in PER_HEAD if name in options))
 
 
 def assert_bits_of_own_calls(arguments, options, wrt=None, num_threads=None):
@@ -100,7 +101,7 @@ def assert_bits_of_own_calls(arguments, options, wrt=None, num_threads=None):
         *arguments, **options, wrt=wrt, return_lse=True, num_threads=num_threads
     )
     grads = pullback(out, lse)
-    sums = {name: [] for name in ("alibi_slopes", "sinks") if name in wrt}
+    sums = {name: [] for name in PER_HEAD if name in wrt}
     for s, rows, keys, one, own in alone(arguments, options):
         expected, expected_lse = sa.scaled_dot_product_attention(*one, **own, return_lse=True)
         assert_array_equal(out[rows].swapaxes(0, 1), expected)

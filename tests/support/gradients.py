@@ -29,7 +29,8 @@ from tolerances import (
 import selfattn as sa
 from selfattn import reference
 
-FIELDS = sa.AttentionGradients._fields
+FIELDS = reference.AttentionGradients._fields
+PER_HEAD = FIELDS[4:]
 DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False}
 
 
@@ -39,7 +40,7 @@ def everything(options):
     mask = options.get("attn_mask")
     if mask is not None and mask.dtype != np.bool_:
         names.append("attn_mask")
-    return (*names, *(name for name in ("alibi_slopes", "sinks") if name in options))
+    return (*names, *(name for name in PER_HEAD if name in options))
 
 
 @np.errstate(all="ignore")

@@ -21,6 +21,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 100
 KEYS = (1, 2, 3, 4, 5, 63, 64, 65, 128, 200, 1030)
 WIDTHS = (1, 3, 16, 20, 32, 33, 64, 80, 128)
 HEADS = ((1, 1), (2, 2), (3, 3), (4, 1), (6, 2), (8, 2))  # heads of queries and of keys
+PER_HEAD = sa.AttentionGradients._fields[4:]
 SMALL = 65  # the longest sequence of a named operation
 
 
@@ -243,7 +244,7 @@ def attention_of(d, lead, n, s, width, value_width):
     wrt = ["query", "key", "value"]
     if mask is not None and not boolean and d.chance(0.5, "d mask"):
         wrt.append("attn_mask")
-    wrt += [name for name in ("alibi_slopes", "sinks") if name in options and d.chance(0.7, f"d {name}")]
+    wrt += [name for name in PER_HEAD if name in options and d.chance(0.7, f"d {name}")]
     if d.chance(0.2):
         wrt = [d.one_of(wrt)]
         d.words.append(f"d {wrt[0]} alone")
@@ -275,7 +276,7 @@ def varlen(d):
     options = {"num_threads": d.one_of([1, 2]), "enable_gqa": heads != key_heads, "return_lse": True}
     positions(d, options)
     of_heads(d, options, heads)
-    wrt = ["query", "key", "value", *({"alibi_slopes", "sinks"} & options.keys())]
+    wrt = ["query", "key", "value", *(name for name in PER_HEAD if name in options)]
     if d.chance(0.3, "masks"):
         options["attn_mask"] = [d.normal(*pair) for pair in zip(*lengths, strict=True)]
         wrt += ["attn_mask"] * d.chance(0.6, "d masks")

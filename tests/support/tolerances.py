@@ -120,16 +120,10 @@ def truth(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **o
     error = u * ((width if alike else np.sqrt(width)) * products + FEW * (later + 1))
 
     # weight and denominator: exp(score + error - lse) against exp(score - lse)
-    scores = reference.attention.scaled_scores(
-        reference.attention.dot_products(call.query, call.key), call.scale, call.softcap
-    )
-    scores = reference.attention.masked_scores(
-        scores, call.allowed, call.bias, call.alibi_slopes, call.offset
-    )
-    clean, _ = reference.attention.attention_weights(scores, call.allowed, call.sinks)
+    found = reference.attention.attend(call, reference.attention.dot_products(call.query, call.key))
     keep = 1.0 / (1.0 - call.dropout_p) if call.dropout_p < 1 else 1.0
-    exact = np.where(np.isfinite(clean), clean, 0)
-    up = np.where(exact > 0, np.exp(scores - lse[..., None] + error), 0)
+    exact = np.where(np.isfinite(found.weights), found.weights, 0)
+    up = np.where(exact > 0, np.exp(found.scores - lse[..., None] + error), 0)
     d_weights = np.where(np.isfinite(up), up - exact, np.inf) + np.where(call.allowed, least, 0)
     d_sum = d_weights.sum(-1, keepdims=True) + u * (np.sqrt(n_keys) + FEW)
     if call.sinks is not None:

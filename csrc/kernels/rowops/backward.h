@@ -195,7 +195,7 @@ SA_INLINE void FN(each_row_backward)(const sa_row_task *b, real *scratch, const 
         } else {
             FN(gather)(scratch + n, b->dy[r], &c->array[SA_ROW_DY], SA_ROW_DY, p->row, p->n_row, n);
         }
-        if (kind == SA_GELU_BACKWARD || kind == SA_GELU_TANH_BACKWARD) {
+        if (SA_IS_ELEMENTWISE(kind)) {
             FN(map_backward)(x, dy, dx, n, kind, 0, 0, 0, NULL, 0, 0);
         } else {
             FN(row_backward)(x, dy, dx, scratch + n, n, kind, c->eps, p->weight, dweight, dbias);

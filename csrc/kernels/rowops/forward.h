@@ -354,7 +354,7 @@ SA_INLINE void FN(each_row)(const sa_row_task *b, real *scratch, const sa_row_ki
             FN(statistics) m;
             x = FN(norm_statistics)(x, y, n, b->call->eps, true, &m);
             FN(map)(x, y, n, kind, 0, 0, m.scale, weight, NULL);
-        } else if (kind == SA_GELU || kind == SA_GELU_TANH) {
+        } else if (SA_IS_ELEMENTWISE(kind)) {
             FN(map)(x, y, n, kind, 0, 0, 0, NULL, NULL);
         } else {
             const real *table[2];
