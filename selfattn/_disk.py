@@ -155,6 +155,8 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     All are first written under temporary names, so a full disk changes nothing. The last file is the first to be removed and
     the last to be added: while it is there, the files belong together. Files keep their permissions.
     """
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
     suffix = secrets.token_hex(8)
     paths = [folder / name for name in content]
     staged = {path: _hidden(path, suffix, "new") for path in paths}

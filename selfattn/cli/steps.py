@@ -21,7 +21,7 @@ from selfattn.cli.parser import Command, Parser, UsageError
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.page import Page, steps_page
-from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
+from selfattn.views.tutorial_pages import NUMBERED, TUTORIAL_PAGES, tutorial_page
 
 __all__ = ["COMMANDS", "page_of_arrays"]
 
@@ -46,7 +46,7 @@ MOST_UNICODE = 0x10FFFF
 
 _EPILOG = f"""\
 tutorials, by number or name:
-{"".join(f"  {n}  {name}{chr(10)}" for n, name in enumerate(TUTORIAL_PAGES, 1))}
+{"".join(f"  {n}  {name}{chr(10)}" for n, name in NUMBERED.items())}
 arrays of a file, as numpy.savez(file, name=array, ...) writes them:
   attention    {", ".join(ATTENTION)}
   or a layer   {", ".join(LAYER)};
@@ -78,7 +78,7 @@ def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exerc
     --------
     >>> x = np.eye(2)
     >>> page = page_of_arrays({"query": x, "key": x, "value": x, "tokens": np.array(["river", "bank"])})
-    >>> "river" in str(page)
+    >>> "river" in page.html
     True
     """
     for name in TOKENS:
@@ -175,8 +175,7 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
     if options.text is not None and options.tokens is not None:
         raise UsageError("--text and --tokens are the same; give one of them")
     text = options.tokens if options.text is None else options.text
-    numbers = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
-    name = numbers.get(options.source, options.source)
+    name = NUMBERED.get(options.source, options.source)
     if name in TUTORIAL_PAGES:
         if options.compare is not None and text is None:
             raise UsageError("--compare is a second text: it needs --text")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from selfattn._check import Array
 from selfattn._extras import import_extra
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._causal import CausalModel
@@ -110,17 +111,43 @@ def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:
         "activation_function": "gelu" if first is None else first.activation, "layer_norm_epsilon": gpt.norm.eps,
         "tie_word_embeddings": gpt.head.weight is gpt.token_embedding.weight, "bos_token_id": None, "eos_token_id": None,
     }  # fmt: skip
-    arrays = {f"transformer.{new}": state[old] for old, new in OWN_NAMES.items()}
-    if not config["tie_word_embeddings"]:
-        arrays["lm_head.weight"] = state["head.weight"]
-    for n in range(len(layers)):
-        for old, new in OWN_LAYER_NAMES.items():
-            for kind in ("weight", "bias"):
-                array = state[f"layers.{n}.{old}{kind}"]  # GPT-2 has matrices transposed
-                arrays[f"transformer.h.{n}.{new}{kind}"] = array.T if array.ndim == 2 else array
-    model = GPT2LMHeadModel(config, arrays)
+    names = _names(len(layers), bool(config["tie_word_embeddings"]))
+    model = GPT2LMHeadModel(config, {new: _turned(old, state[old]) for old, new in names.items()})
     model.tokenizer = tokenizer
     return model
+
+
+def as_gpt(model: GPT2LMHeadModel) -> GPT:
+    """Return a GPT that computes what a GPT-2 computes, with copies of its parameters as float32; the inverse of :func:`as_gpt2`."""
+    config, state = model.config, model.state_dict()
+    if not model.scaled or model.scaled_by_layer or model.dtype not in ("float32", "float64"):
+        raise ValueError("only a GPT-2 with the usual scale of scores and weights of float32 is a GPT")
+    names = _names(model.num_layers, model.tied)
+    gpt = GPT(
+        model.vocab_size, model.hidden_size, model.num_layers, model.num_heads, model.max_positions,
+        dim_feedforward=config.get("n_inner"), activation=model.activation, tie_word_embeddings=model.tied, layer_norm_eps=model.eps,
+        rng=0,
+    )  # fmt: skip
+    gpt.load_state_dict({old: np.float32(_turned(old, state[new])) for old, new in names.items()})
+    return gpt
+
+
+def _names(layers: int, tied: bool) -> dict[str, str]:
+    """Return the names of a GPT's parameters, each with GPT-2's."""
+    names = {old: f"transformer.{new}" for old, new in OWN_NAMES.items()} | (
+        {} if tied else {"head.weight": "lm_head.weight"}
+    )
+    for n in range(layers):
+        for old, new in OWN_LAYER_NAMES.items():
+            names |= {
+                f"layers.{n}.{old}{kind}": f"transformer.h.{n}.{new}{kind}" for kind in ("weight", "bias")
+            }
+    return names
+
+
+def _turned(name: str, array: Array) -> Array:
+    """Transpose the matrices of layers, which GPT-2 has as (in, out)."""
+    return array.T if name.startswith("layers.") and array.ndim == 2 else array
 
 
 def character_tokenizer(characters: str) -> Any:

@@ -226,7 +226,11 @@ def _check_task(task: Any) -> None:
     try:
         inspect.signature(task.vjp).bind("main", "similar", "non_similar")
     except TypeError:
-        hint = "; wrap the model: nn.ProxyTask(model)" if isinstance(task, EmbeddingModel) else ""
+        hint = (
+            "; wrap the model: nn.ProxyTask(model), and train on triplets"
+            if isinstance(task, EmbeddingModel)
+            else ""
+        )
         raise TypeError(f"{wants}; that of {kind} takes other arguments{hint}") from None
 
 

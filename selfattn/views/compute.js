@@ -45,7 +45,7 @@ function filled(sentence, values) {
 
 /** @type {(text: string) => number | null} the number that was typed; null for other text and for a number that is too large */
 function read(text) {
-  const plain = text.trim().toLowerCase().replace("−", "-");
+  const plain = text.trim().toLowerCase().replace("−", "-").replace(/^([^.,]*),([^.,]*)$/, "$1.$2");  // 0,84 in many languages
   /** @type {Record<string, number>} */
   const named = { inf: Infinity, "-inf": -Infinity, nan: NaN };
   if (Object.hasOwn(named, plain)) return named[plain];

@@ -67,7 +67,7 @@ class Document:
     fragment : str
         What notebooks show: body, style and script.
     html : str
-        A whole document, which needs no network. ``str(document)`` is the same.
+        A whole document, which needs no network.
     below : tuple of Document
         What follows in a document of its own: a second half.
     """
@@ -114,9 +114,6 @@ class Document:
             f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style(*styles)}\n</head>\n'
             f'<body class="sa-page">\n{bodies}\n{script(*scripts)}\n</body>\n</html>\n'
         )
-
-    def __str__(self) -> str:
-        return self.html
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.title!r}, {len(self.html.encode()) / 1000:.0f} kB>"

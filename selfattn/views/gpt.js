@@ -95,7 +95,8 @@ class GPTView {
     const { alphabet, context } = this.data, order = range(alphabet.length).sort((a, b) => alphabet[b].length - alphabet[a].length);
     const prompt = this.field.value, /** @type {number[]} */ ids = [], unknown = new Set();
     for (let at = 0; at < prompt.length; ) {
-      const found = order.find((id) => prompt.startsWith(alphabet[id], at));
+      const longest = (/** @type {string} */ text) => order.find((id) => text.startsWith(alphabet[id], at));
+      const found = longest(prompt) ?? longest(prompt.toLowerCase());  // an alphabet may have no capitals
       if (found === undefined) unknown.add(prompt[at]);
       else ids.push(found);
       at += found === undefined ? 1 : alphabet[found].length;

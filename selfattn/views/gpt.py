@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -80,7 +81,9 @@ def page_gpt() -> tuple[GPT, str]:
 
 
 def gpt_page(
-    model: GPT | None = None, alphabet: Sequence[str] | None = None, prompt: str = PROMPT
+    model: GPT | str | os.PathLike[str] | None = None,
+    alphabet: Sequence[str] | None = None,
+    prompt: str = PROMPT,
 ) -> GPTPage:
     """Run a GPT inside a page: type a prompt, see what every layer does and which letter comes next, and change the model.
 
@@ -89,10 +92,11 @@ def gpt_page(
 
     Parameters
     ----------
-    model : nn.GPT, optional
-        With at most a million parameters, learned positions and norms first. None: the character model of the package.
+    model : nn.GPT or path, optional
+        With at most a million parameters, learned positions and norms first; or the folder that ``selfattn train gpt`` wrote.
+        None: the character model of the package.
     alphabet : sequence of str, optional
-        The letter, or the piece of text, of each id. Your own model needs it.
+        The letter, or the piece of text, of each id. A model that is not in a folder needs it.
     prompt : str
         The first text of the page.
 
@@ -119,8 +123,10 @@ def gpt_page(
         if alphabet is not None:
             raise ValueError("alphabet needs model: the model that ships has its own")
         model, alphabet = page_gpt()
+    if isinstance(model, str | os.PathLike):
+        model, alphabet = _of_folder(model, alphabet)
     if not isinstance(model, GPT):
-        raise TypeError(f"model must be an nn.GPT, not {type(model).__name__}")
+        raise TypeError(f"model must be an nn.GPT or the folder of one, not {type(model).__name__}")
     if not isinstance(prompt, str):
         raise TypeError(f"prompt must be a str, not {type(prompt).__name__}")
     alphabet = [] if alphabet is None else list(alphabet)
@@ -151,6 +157,20 @@ def gpt_page(
     return GPTPage(title, body, _picture(model, ids, alphabet, title))
 
 
+def _of_folder(path: str | os.PathLike[str], alphabet: Sequence[str] | None) -> tuple[GPT, Sequence[str]]:
+    from selfattn import models
+    from selfattn.models.gpt2 import as_gpt
+
+    found = models.load(path)
+    if not isinstance(found, models.GPT2LMHeadModel):
+        raise TypeError(f"{path} holds a {type(found).__name__}; views.explorer(model, text) shows it")
+    if alphabet is None:
+        alphabet = (
+            [found.tokenizer.id_to_token(n) for n in range(found.vocab_size)] if found.tokenizer else []
+        )
+    return as_gpt(found), alphabet
+
+
 def _check(model: GPT) -> None:
     count = sum(array.size for array in model.parameters().values())
     wide = any(array.dtype != np.float32 for array in model.state_dict().values())
@@ -170,7 +190,8 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
     order = sorted(range(len(alphabet)), key=lambda n: -len(alphabet[n]))
     ids, at = [], 0
     while at < len(prompt):
-        found = next((n for n in order if prompt.startswith(alphabet[n], at)), None)
+        here = (text.startswith(alphabet[n], at) for text in (prompt, prompt.lower()) for n in order)
+        found = next((n for n, fits in zip(order * 2, here, strict=True) if fits), None)
         if found is None:
             raise ValueError(
                 f"the prompt has {prompt[at]!r}, which the model does not know; it knows {''.join(alphabet)!r}"

@@ -33,7 +33,7 @@ class Page(Document):
     fragment : str
         What notebooks show: static tables, style and script, without ids.
     html : str
-        A whole document, which needs no network. ``str(page)`` is the same.
+        A whole document, which needs no network.
     svg : str
         The weights as a picture, for where HTML is not shown.
     """
@@ -126,7 +126,7 @@ def steps_page(
     >>> import selfattn as sa
     >>> x = [[1.0, 0.0], [0.0, 1.0]]
     >>> page = steps_page(sa.attention_steps(x, x, x), ["river", "bank"])
-    >>> "bank" in str(page)
+    >>> "bank" in page.html
     True
     """
     texts = merged(captions)
@@ -172,7 +172,8 @@ def check_tokens(
 
     if not isinstance(steps, AttentionSteps | ModelSteps):
         raise TypeError(
-            f"{where}steps is a {type(steps).__name__}; pass what attention_steps or layer.steps returned"
+            f"{where}steps is a {type(steps).__name__}; pass what attention_steps or layer.steps returned; "
+            "views.explorer(model, text) shows a whole model"
         )
     n_queries, n_keys = (
         steps.scores.shape[-2:] if isinstance(steps, AttentionSteps) else (len(steps.inputs),) * 2

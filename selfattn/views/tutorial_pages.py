@@ -203,16 +203,18 @@ TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool], Page]] = {
     "illustrated": _illustrated,
     "attention_module": _attention_module,
 }
+NUMBERED = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
 
 
 def tutorial_page(
-    name: str, *, exercise: bool = False, text: str | None = None, compare: str | None = None
+    name: str | int, *, exercise: bool = False, text: str | None = None, compare: str | None = None
 ) -> Page:
     """Show a tutorial step by step, from its own inputs.
 
     Parameters
     ----------
     name : {"first_principles", "sentence_embeddings", "basics_notebook", "illustrated", "attention_module"}
+        Or its number, 1 to 5.
     exercise : bool, default False
         Leave one number of each row blank, as :func:`steps_page` does; such a page has no tour.
     text : str, optional
@@ -237,8 +239,10 @@ def tutorial_page(
     'Illustrated: Self-Attention'
     >>> page = tutorial_page("first_principles", text="money bank mud")
     """
-    if name not in TUTORIAL_PAGES:
-        raise ValueError(f"there is no tutorial {name!r}; there are {', '.join(TUTORIAL_PAGES)}")
+    if str(name) in NUMBERED:
+        name = NUMBERED[str(name)]
+    if not isinstance(name, str) or name not in TUTORIAL_PAGES:
+        raise ValueError(f"there is no tutorial {name!r}; there are 1 to 5, or {', '.join(TUTORIAL_PAGES)}")
     if text is None and compare is not None:
         raise ValueError("compare is a second text: it needs text")
     texts = None if text is None else [each.split() for each in (text, compare) if each is not None]

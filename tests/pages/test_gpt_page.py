@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from selfattn import nn, views
+from selfattn import models, nn, views
 
 
 def test_the_model_that_ships_spells_words():
@@ -26,6 +26,23 @@ def test_the_page_holds_the_weights():
     assert "what follows “the ”" in page.svg
 
 
+def test_the_folder_of_a_gpt(tmp_path):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("safetensors")
+    from selfattn.models.gpt2 import as_gpt2, character_tokenizer
+
+    own = nn.GPT(5, 8, 2, 2, 16, rng=0, tie_word_embeddings=False)
+    models.save(as_gpt2(own, character_tokenizer("abc ")), tmp_path)
+    page = views.gpt_page(tmp_path, prompt="AB c")  # small letters, as the alphabet has them
+    assert page.svg == views.gpt_page(own, "\ufffdabc ", "ab c").svg
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 4)
+    models.save(
+        models.LlamaForCausalLM(sizes | {"num_hidden_layers": 1, "num_attention_heads": 2}, rng=0), tmp_path
+    )
+    with pytest.raises(TypeError, match=r"LlamaForCausalLM; views\.explorer"):
+        views.gpt_page(tmp_path)
+
+
 def gpt(d_model=8, **options):
     return nn.GPT(3, d_model, 1, 2, 8, rng=0, **options)
 
@@ -33,7 +50,7 @@ def gpt(d_model=8, **options):
 def test_bad_calls():
     for arguments, error, message in (
         ((None, "abc"), ValueError, "alphabet needs model"),
-        ((object(), "abc"), TypeError, "model must be an nn.GPT, not object"),
+        ((object(), "abc"), TypeError, "model must be an nn.GPT or the folder of one, not object"),
         ((gpt(),), ValueError, "a text for each of the model's 3 ids, not none"),
         ((gpt(), "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),
         ((gpt(), ["a", "b", ""]), ValueError, "a text for each of the model's 3 ids"),

@@ -74,7 +74,7 @@ def test_the_scale_moves_with_its_slider(small):
 
 
 def test_text_that_is_not_a_number(small):
-    for typed in ("abc", "1e999", "", " ", "0x10", "1,5", "1 2", "--1", "infinity"):
+    for typed in ("abc", "1e999", "", " ", "0x10", "1,000.5", "1,2,3", "1 2", "--1", "infinity"):
         cell(small, "inputs", "inputs", 0, 0).dblclick()
         small.keyboard.press("Delete")
         small.keyboard.type(typed)
@@ -87,12 +87,12 @@ def test_text_that_is_not_a_number(small):
 def test_typed_numbers(small):
     steps, p = illustrated()[0], illustrated()[0].parameters
     for typed, shown in (
-        ("nan", "nan"), ("-inf", "-inf"), ("−2", "-2"), (" 1e-3 ", "0.001"), (".5", "0.5"), ("1e200", "1.000e+200"),
+        ("nan", "nan"), ("0,84", "0.84"), ("-inf", "-inf"), ("−2", "-2"), (" 1e-3 ", "0.001"), (".5", "0.5"), ("1e200", "1.000e+200"),
     ):  # fmt: skip
         change(small, "inputs", "inputs", 0, 0, typed)
         assert cell(small, "inputs", "inputs", 0, 0).inner_text() == shown
         x = steps.inputs.copy()
-        x[0, 0] = float(typed.replace("−", "-"))
+        x[0, 0] = float(typed.replace("−", "-").replace(",", "."))
         with np.errstate(all="ignore"):
             expected = layer_steps(x, p.W_query, p.W_key, p.W_value, scale=1.0)
         for name in ("query", "scores", "weights", "output"):
