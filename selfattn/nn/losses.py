@@ -228,7 +228,7 @@ class CrossEntropyLoss(Loss):
         logs = sa.log_softmax(scores)
         kind, smoothing = logs.dtype, self.label_smoothing
         weight = None if self.weight is None else self.weight.astype(kind, copy=False)
-        # The target probabilities are `spread` (C,), plus `sure` at the target class.
+        # A class has the target probability `spread` (C,); the target class has `sure` more.
         sure: Array = np.full(classes.shape, 1 - smoothing, kind)
         if weight is not None:
             sure = (1 - smoothing) * weight[index[..., 0]]

@@ -334,5 +334,5 @@ def _checked_scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | No
         wants = "scheduler must be one of selfattn.optim.lr_scheduler, or a function that makes one"
         raise TypeError(f"{wants}, not {type(made).__name__}")
     if made.optimizer is not optimizer:
-        raise ValueError("scheduler belongs to another optimizer than the given one")
+        raise ValueError("scheduler is of another optimizer than the given one")
     return made

@@ -20,7 +20,7 @@ LEVELS = 8  # shades of each sign
 
 
 class Drawing:
-    """One view: a graph and how to show it."""
+    """One view: a graph, and the settings with which it is drawn."""
 
     def __init__(
         self,

@@ -143,7 +143,7 @@ def _forward(steps: AttentionSteps, head: int, has_inputs: bool) -> Arrays:
     for name, there in (
         ("a softcap", call.softcap not in (None, 0)),
         ("sinks", call.sinks is not None),
-        ("dropout, or weights that are given", given),
+        ("dropout, or given weights", given),
     ):
         if there:
             raise ValueError(f"the way back is not shown with {name}")

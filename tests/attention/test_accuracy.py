@@ -133,7 +133,7 @@ def test_float64_within_a_few_eps():
 @functools.cache
 def long_gradients(is_causal):
     """Gradients in long double, line by line as in docs/theory/backward.md; and for each the sum of its terms' absolute values."""
-    n = 300  # blocks and tiles that are not whole
+    n = 300  # so that blocks and tiles are not full
     query, key, value, d_out = (x[0, :2, :n].astype(np.longdouble) for x in (*normal(), grad_out()))
     scale = 1 / np.sqrt(np.longdouble(D))
     weights = np.exp(np.einsum("hid,hjd->hij", query, key) * scale)  # scores are small enough for a plain exp
@@ -278,7 +278,7 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
 
 @functools.cache
 def sixteen_bit_rms(name, shape, keys, is_causal):
-    """Arrays, the truth, and PyTorch's errors."""
+    """Return arrays, the exact results, and PyTorch's errors."""
     rng = np.random.default_rng(8)
     shapes = shape, (*shape[:-2], keys, shape[-1]), (*shape[:-2], keys, shape[-1]), shape
     *arrays, d_out = (rng.standard_normal(x, dtype=np.float32).astype(KINDS[name]) for x in shapes)

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, continuing; clipping; warnings."""
+"""Schedules of the learning rate: PyTorch's numbers to the bit, closed forms, saved states; clipping; warnings."""
 
 import copy
 import decimal

@@ -1,4 +1,4 @@
-"""The steps page in Chromium: numbers that are changed, two sentences, exercises."""
+"""The steps page in Chromium: changed numbers, two sentences, exercises."""
 
 import re
 
