@@ -265,11 +265,8 @@ class CausalModel(Pretrained):
         sampling : {"folder"}, optional
             Draw as the folder says: its ``do_sample``, ``temperature``, ``top_k`` and so on, unless the call has others.
         **more
-            Other settings of Transformers' ``GenerationConfig``: ``min_p``, ``top_h``, ``typical_p``, ``epsilon_cutoff``,
-            ``eta_cutoff``, ``no_repeat_ngram_size``, ``encoder_repetition_penalty``, ``encoder_no_repeat_ngram_size``,
-            ``bad_words_ids``, ``sequence_bias``, ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``,
-            ``forced_eos_token_id``, ``min_length``, ``min_new_tokens``, ``max_length``, ``remove_invalid_values`` and
-            ``exponential_decay_length_penalty``. By default they are what the folder says.
+            Other settings of Transformers' ``GenerationConfig`` about lengths, penalties, and tokens that are forbidden, forced or
+            drawn, such as ``min_new_tokens``, ``bad_words_ids`` or ``min_p``. By default what the folder says.
 
         Returns
         -------
@@ -391,26 +388,26 @@ class CausalModel(Pretrained):
         ids = self._encoded(self.chat_prompt(messages), special=False, depth=4)
         if ids.size <= most:
             return ids
-        turns = (
-            [] if isinstance(messages, str) else [n for n, m in enumerate(messages) if m["role"] == "user"]
-        )
+        chat = [{"role": "user"}] if isinstance(messages, str) else messages
+        turns = [n for n, message in enumerate(chat) if message["role"] == "user"]
 
         def without(turn: int) -> Array:
             kept = [*messages[: turns[0]], *messages[turns[turn] :]]
             return self._encoded(self.chat_prompt(kept), special=False, depth=6)
 
-        first = bisect_left(range(len(turns)), True, key=lambda turn: bool(without(turn).size <= most))
-        first = min(first, len(turns) - 1)
-        if first > 0:
-            left_out = turns[first] - turns[0]
-            what = f"the chat has {ids.size} tokens, and the context {self.max_positions}"
-            ids = without(first)
-            if ids.size <= self.max_positions:
-                warnings.warn(f"{what}: its oldest {left_out} messages are left out", stacklevel=3)
-        if ids.size > self.max_positions:
+        first = 0
+        if len(turns) > 1:  # the last one stays
+            first = 1 + bisect_left(
+                range(1, len(turns) - 1), True, key=lambda turn: bool(without(turn).size <= most)
+            )
+        kept = without(first) if first else ids
+        if kept.size > self.max_positions:
             limit = f"{self.max_positions} at most, the answer included"
-            raise ValueError(f"the chat has {ids.size} tokens; this model takes {limit}")
-        return ids
+            raise ValueError(f"the chat has {kept.size} tokens; this model takes {limit}")
+        if first:
+            what = f"the chat has {ids.size} tokens, and the context {self.max_positions}"
+            warnings.warn(f"{what}: its oldest {turns[first] - turns[0]} messages are left out", stacklevel=3)
+        return kept
 
     def _ends_of_turns(self) -> set[int]:
         """Return the special token that the template writes after what the model says, which may not be among `stop_ids`."""
@@ -421,7 +418,7 @@ class CausalModel(Pretrained):
             text = rendered(self.chat_template, chat, self.special_tokens, answer=False)
         except ValueError:  # it has other rules
             return set()
-        after = self._encoded(text[text.rindex(said) + len(said) :] if said in text else "", special=False)
+        after = self._encoded(text.rpartition(said)[2].lstrip() if said in text else "", special=False)
         added = self.tokenizer.get_added_tokens_decoder()
         return {n for n in after[:1].tolist() if n in added}
 
@@ -429,8 +426,8 @@ class CausalModel(Pretrained):
         """Warn of a text whose bos token comes twice."""
         bos = self.special_tokens.get("bos_token")
         if bos is not None and ids.size > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(bos):
-            twice = f"{what} begins with {bos} twice; the tokenizer puts one before a text of generate()"
-            warnings.warn(f"{twice}, and a chat template usually has its own: leave one out", stacklevel=3)
+            why = "the tokenizer, or the chat template, may put one before the text that is given"
+            warnings.warn(f"{what} begins with {bos} twice; {why}: leave one out", stacklevel=3)
 
     def chat_prompt(self, messages: Any) -> str:
         """Return the text that :meth:`chat` continues.
@@ -472,10 +469,10 @@ class CausalModel(Pretrained):
             how = 'sampling="folder" (--sampling folder) draws so'
             warnings.warn(f"the model's settings would draw tokens with {as_said}; {so}; {how}", stacklevel=3)
             self._told = True
-        if "max_new_tokens" in said | given and "max_length" not in given:
-            said.pop("max_length", None)
-        stop = said.pop("stop_strings", None)
-        return {"max_new_tokens": most, "stop": stop} | said | given
+        found = {"max_new_tokens": most, "stop": said.pop("stop_strings", None)} | said | given
+        if "max_new_tokens" in given or ("max_new_tokens" in said and "max_length" not in given):
+            found.pop("max_length", None)
+        return found
 
     def _answers(
         self,
@@ -493,20 +490,18 @@ class CausalModel(Pretrained):
         if stops and self.tokenizer is None:
             raise ValueError(f"stop needs text: {_tokenizer.missing(self._folder)}")
         stops, marks = self._marked(stops)
-        streams = [
-            TextStream(self.tokenizer, own) if text or stops else None
+        answers = [
+            Answer(TextStream(self.tokenizer, own) if text or stops else None, stops, marks)
             for own, text in zip(before, texts, strict=True)
         ]
-        answers = [Answer(stream, stops, marks) for stream in streams]
         stop_ids = frozenset(ends)
 
         def ended(i: int, new: int) -> bool:
             return answers[i].add(new, new in stop_ids)
 
-        new, whole = how["max_new_tokens"], how.get("max_length")
-        longest = max(map(len, ids)) + max(new, 0) if isinstance(new, int) else 1
-        longest = whole if isinstance(whole, int) else longest
-        decoder = self._decoder(min(max(longest, 1), self.max_positions))
+        new, whole = (check_size(name, how.get(name, 1)) for name in ("max_new_tokens", "max_length"))
+        longest = whole if "max_length" in how else max(map(len, ids)) + new
+        decoder = self._decoder(min(longest, self.max_positions))
         steps = generate(decoder, ids, **how, context=self.max_positions, ends=ended, stop_ids=stop_ids)
 
         def taken() -> list[Any]:

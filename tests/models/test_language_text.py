@@ -254,6 +254,8 @@ def test_a_chat_ends_where_its_template_ends_a_turn(model):
     model.chat_template = TEMPLATE.replace("<|end|>", "<|user|>")
     assert model.chat("hi") == "not"
     assert model.generate("hi") == "notthe"
+    model.chat_template = model.chat_template.replace("'<|user|>' }}{% endfor", "' <|user|>' }}{% endfor")
+    assert model.chat("hi") == "not"
     for template in ("{{ messages[0].content }}", "{{ raise_exception('one at a time') if messages[1] }}a"):
         model.chat_template = template
         assert model.chat("hi") == "notthe"
