@@ -114,7 +114,7 @@ class Config(Entries):
                 off = refused.get(name, refused.get("*"))
                 off = off if isinstance(off, tuple) else (off,)
                 if value not in off:
-                    only = " or ".join(map(repr, off))
+                    only = "a model without it" if off == (None,) else " or ".join(map(repr, off))
                     raise self.error(f"{name}={value!r:.80} is not supported; only {only} is")
             elif not known:
                 with one_warning(self.where, 5):

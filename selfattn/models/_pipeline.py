@@ -125,13 +125,16 @@ def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence
 def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Path]:
     """Read the files of sentence-transformers in a folder; return also the transformer's folder: the same, or one inside.
 
-    A folder of Transformers alone gets the mean, as in sentence-transformers. A model that classifies need not pool.
+    A folder without ``modules.json`` gets the mean, whatever the other files say, as in sentence-transformers. A model that classifies
+    need not pool.
     """
     pipeline = Pipeline()
     modules = folder / MODULES
-    transformer = _read_modules(pipeline, folder, modules, classifies) if modules.exists() else folder
+    if not modules.exists():
+        return pipeline, folder
+    transformer = _read_modules(pipeline, folder, modules, classifies)
     for name in (TRANSFORMER_CONFIG, *OLD_TRANSFORMER_CONFIGS):
-        if (transformer / name).exists():
+        if _disk.read_object(transformer / name, required=False):
             _read_transformer(pipeline, _settings(pipeline, transformer, name, to=TRANSFORMER_CONFIG))
             break
     if (folder / SENTENCE_CONFIG).exists():
@@ -201,8 +204,11 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
             pipeline.after.append(
                 (module["path"], _read_dense(place, _settings(pipeline, folder, name, kind=kind)))
             )
-        elif kind != "Dropout":  # which does nothing to embeddings
-            known = kind in ("Transformer", "Pooling", "Normalize", "Dense")
+        elif kind == "Dropout" and pooled:  # does nothing to embeddings
+            if (place / "config.json").exists():
+                _settings(pipeline, folder, name, kind=kind).finish()
+        else:
+            known = kind in ("Transformer", "Pooling", "Normalize", "Dense", "Dropout")
             what = f"{module['type']} {'is out of order' if known else 'is not supported'}"
             raise ValueError(f"{path}: {what}; expected are Transformer, Pooling, then Dense and Normalize")
     if not pooled and not classifies:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -208,9 +210,8 @@ class Pretrained(Module):
         self.config = {"model_type": next(iter(self.kinds))} | copy.deepcopy(dict(config))
         if arrays is not None and self._has_own_head(arrays):  # as Transformers has it
             self.config["tie_word_embeddings"] = False
-        read = Config(
-            self.config, where or "the configuration", rows("config.json", self.config["model_type"])
-        )
+        file = str(Path(where, "config.json")) if os.path.isdir(where) else where or "the configuration"
+        read = Config(self.config, file, rows("config.json", self.config["model_type"]))
         self.config.pop("quantization_config", None)  # dtype says it; save() writes it
         self.blocks: dict[str, Quants] = {}
         self._prepared: dict[Any, Any] = {}

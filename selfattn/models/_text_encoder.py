@@ -655,7 +655,7 @@ class TextEncoder(Pretrained):
         labels = config.raw("id2label")
         if labels is not None and not isinstance(labels, dict):
             raise config.error(f"id2label must be names by number, not {labels!r:.80}")
-        self.num_labels = len(labels) if labels else config.size("num_labels", 2)
+        self.num_labels = config.size("num_labels", len(labels) if labels else 2)
 
     def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
         if self.head is None:

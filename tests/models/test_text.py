@@ -23,7 +23,7 @@ from text_folders import (
     write_json,
 )
 
-from selfattn import _core, cli, models
+from selfattn import _core, _disk, cli, models
 from selfattn.models import _tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -382,6 +382,12 @@ BAD_FOLDERS = {
     "a default prompt that there is not": (
         mean(sentence=PROMPT | {"prompts": {}}), "default_prompt_name 'q' is none of the prompts",
     ),
+    "a model of several vectors": (mean(sentence={"model_type": "MultiVectorEncoder"}), "model_type='MultiVectorEncoder'"),
+    "texts as messages": (
+        mean(transformer={"modality_config": {"message": {"method": "forward", "method_output_name": "last_hidden_state"}}}),
+        "modality_config of message",
+    ),
+    "a length for queries": (mean(transformer={"query_length": 9}), "query_length=9 is not supported; only a model without it is"),
     "outside of the folder": (modules(OURS + "Transformer", path="../other"), "not inside the folder"),
     "no list of modules": (lambda f: write_json(f / "modules.json", {"a": 1}), "must be a list of modules"),
     "a damaged tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "is not a tokenizer of Hugging Face's"),
@@ -603,10 +609,29 @@ def test_search_as_the_folder_means_it(folder, kind, capsys, tmp_path):
     np.testing.assert_allclose(json.loads(capsys.readouterr().out)["embedding"], expected, **TOLERANCE)
 
 
+def test_a_dense_layer_in_bfloat16_needs_no_other_package(folder):
+    activation, weight, bias = random_dense(5)
+    bits = {"linear.weight": weight.view(np.uint32) >> 16, "linear.bias": bias.view(np.uint32) >> 16}
+    kept = {name: (array << 16).view(np.float32) for name, array in bits.items()}
+    add_pipeline(folder, old_pooling("mean"), dense=(activation, kept["linear.weight"], kept["linear.bias"]))
+    expected = models.load(folder).encode(SENTENCES)
+    halves = {name: array.astype(np.uint16) for name, array in bits.items()}
+    (folder / "2_Dense/model.safetensors").write_bytes(_disk.to_safetensors(halves, None, list(halves)))
+    np.testing.assert_array_equal(models.load(folder).encode(SENTENCES), expected)
+
+
+def test_files_of_sentence_transformers_without_modules_change_nothing(folder):
+    """As in sentence-transformers, which reads none of them."""
+    expected = models.load(folder).encode(SENTENCES)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 3})
+    write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 4})
+    np.testing.assert_array_equal(models.load(folder).encode(SENTENCES), expected)
+
+
 def test_similarities_of_rows_that_do_not_fit(folder):
     with pytest.raises(ValueError, match=r"rows of one width, .* not \(1, 2\) and \(1, 3\)"):
         models.load(folder).similarity([1.0, 2.0], [1.0, 2.0, 3.0])
-    write_json(folder / "config_sentence_transformers.json", {"similarity_fn_name": "maxsim"})
+    add_pipeline(folder, old_pooling("mean"), sentence={"similarity_fn_name": "maxsim"})
     with pytest.raises(
         ValueError, match="similarity_fn_name 'maxsim' is not supported; supported are cosine, dot"
     ):
