@@ -458,7 +458,7 @@ def stage_of(graph: Graph, node: str) -> str:
 
 
 def results(terms: Sequence[Term]) -> list[str]:
-    """Return the ids that an equation computes: all after the last sign, or, without a sign, all."""
+    """Return the ids that an equation computes: the terms after the last sign, or all terms if there is no sign."""
     return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
 
 

@@ -114,7 +114,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
     steps = {
         name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
     }
-    made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; this is the clearest of forty such models."
+    made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; chosen from forty trained models, because bank takes from the word that shows the topic."
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
         _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers.",

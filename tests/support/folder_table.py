@@ -25,14 +25,14 @@ SIZES = {
 GGUF = ("GGUF: architecture", "GGUF: tokenizer.ggml")
 TEXT = """# Settings of folders
 
-What `models.load` does with every key that Transformers, sentence-transformers or llama.cpp write into the files of a model. **Obeyed** keys do what
-they do there. Keys **of no effect** change no result here, for the reason that is given. **Refused** keys are a ValueError unless they have the
-value in brackets, or are null. Keys in no row that are not null are named in one `models.FolderWarning` a folder, and change nothing.
+This page lists every key that Transformers, sentence-transformers or llama.cpp write into a model's files, and what `models.load` does with it.
+**Obeyed** keys mean the same as there. Keys **of no effect** change no result here, for the given reason. **Refused** keys are a ValueError unless they
+are null or have the value in brackets. Other keys that are not null change nothing; one `models.FolderWarning` for each folder names them.
 `tests/support/folder_table.py` writes this page, and a test compares it with what the code reads.
 
-`tokenizer.json` is read whole by the library `tokenizers`; its padding and truncation are switched off, as texts are packed and the model's length
-counts. A folder with `adapter_config.json` (PEFT) is refused: merge the adapter into its model. Code in a folder is never run, and pickles are not read.
-A head of a language model that differs from its table is kept, whatever `tie_word_embeddings` says, as in Transformers.
+The library `tokenizers` reads all of `tokenizer.json`; its padding and truncation are switched off, since texts are packed and the model's length
+is the limit. A folder with `adapter_config.json` (PEFT) is refused: merge the adapter into its model. Code in a folder is never run, and pickles are not
+read. If the head of a language model differs from its embedding table, the head is kept for any `tie_word_embeddings`, as in Transformers.
 
 """
 
