@@ -51,6 +51,14 @@ def threads_restored():
 
 
 @pytest.fixture
+def openmp_restored():
+    """PyTorch's number of threads is OpenMP's, which limits ours."""
+    threadpoolctl = pytest.importorskip("threadpoolctl")
+    with threadpoolctl.threadpool_limits():
+        yield
+
+
+@pytest.fixture
 def one_thread():
     """Use one thread: tests make many small calls, for which starting threads takes longer than the calls."""
     _core.set_num_threads(1)

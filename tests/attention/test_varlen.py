@@ -142,8 +142,8 @@ def test_keys_in_chunks():
 def test_rows_of_gradients_that_lie_far_apart():
     """Rows more than 1 KiB apart are gathered; 1040 rows and keys are computed in four parts."""
     arguments = packed([1040, 500, 0, 3], [1040, 510, 5, 0], heads=5, width=64, v_width=60)
-    for options in ({}, {"window": (40, 0)}, {"is_causal": True}):
-        for wrt in (("query", "key", "value"), ("key",), ("value",), ("query",)):
+    for n, options in enumerate(({}, {"window": (40, 0)}, {"is_causal": True})):
+        for wrt in (("query", "key", "value"), ("key",), ("value",), ("query",))[n % 2 :: 2]:
             assert_bits_of_own_calls(arguments, options, wrt)
 
 
@@ -153,7 +153,7 @@ def test_masks_of_heads_that_follow_one_another(heads, lengths):
     rng = np.random.default_rng(3)
     mask = [rng.standard_normal((n, n), dtype=np.float32) for n in lengths]
     arguments = packed(lengths, lengths, heads=heads, key_heads=8, width=100, v_width=124)
-    for threads in (1, 2, 7):
+    for threads in (1, 7):
         assert_bits_of_own_calls(arguments, {"attn_mask": mask, "enable_gqa": True}, num_threads=threads)
 
 

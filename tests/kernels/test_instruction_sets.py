@@ -92,7 +92,7 @@ def test_few_queries_of_many_keys(dtype):
         check(arrays, case["options"] | {"enable_gqa": True}, backward=False)
 
 
-SLIDING = {"causal": "lower_right", "window": (4390, 0)}  # the first key is inside of a tile
+SLIDING = {"causal": "lower_right", "window": (2190, 0)}  # the first key is inside of a tile
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ SLIDING = {"causal": "lower_right", "window": (4390, 0)}  # the first key is ins
     [
         (np.float32, 40, 12_000, 100, {}),
         (BFLOAT16, 2, 4200, 512, {}),
-        (np.float32, 20, 4500, 1024, {"attn_mask": "shared", "dropout_p": 0.2, "rng": 3}),
-        (BFLOAT16, 20, 4500, 1024, {"attn_mask": "shared"} | SLIDING),
-        (np.float64, 20, 4500, 500, {"attn_mask": "shared", "softcap": 3.0}),
+        (np.float32, 20, 2300, 1024, {"attn_mask": "shared", "dropout_p": 0.2, "rng": 3}),
+        (BFLOAT16, 20, 2300, 1024, {"attn_mask": "shared"} | SLIDING),
+        (np.float64, 12, 4400, 500, {"attn_mask": "shared", "softcap": 3.0}),
     ],
     ids=str,
 )
@@ -129,7 +129,7 @@ def test_rows_and_keys_of_one_head_in_parts(dtype, options):
 @floats
 def test_options_alone_and_together(dtype):
     for n, names in enumerate(SETS_OF_OPTIONS):
-        for length, keys in [(1 + n % 4, 170), (4 + n % 5, 97), (70, 170), (130, 67)]:
+        for length, keys in [(1 + n % 4, 170), (4 + n % 5, 97), (70, 170), (130, 67)][n % 2 :: 2]:
             rng = np.random.default_rng(n)
             options = options_together(names, (4,), length, keys, rng)
             arrays = inputs(dtype, length, keys, 41, 33, heads=4, key_heads=2)

@@ -19,6 +19,7 @@ from selfattn.benchmarks import app, report
 from selfattn.benchmarks.attention import BACKWARD, BOTH, ENGINES, SUITES, Case, Choice, open_engine, rows_of
 from selfattn.benchmarks.turns import Contestant, Library, Row, Turns, Worker, compare
 
+pytestmark = pytest.mark.usefixtures("openmp_restored")
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
 
 

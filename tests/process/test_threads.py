@@ -261,8 +261,8 @@ def test_a_helper_without_work_sleeps():
         return found
     for _ in range(5): attend()
     before = naps()
-    time.sleep(1)
-    print(naps() - before < 100)
+    time.sleep(0.4)
+    print(naps() - before < 40)
     """
     assert run(script) == "True"
 
@@ -277,7 +277,7 @@ def test_on_one_cpu_calls_with_eight_threads_have_the_same_bits():
     sa.set_num_threads(1)
     expected = [call() for call in calls]
     sa.set_num_threads(8)
-    for turn in range(100):
+    for turn in range(30):
         for call, right in zip(calls, expected):
             assert np.array_equal(call(), right)
     assert np.array_equal(attend(num_threads=1024), expected[0])
@@ -339,7 +339,7 @@ def test_fork_while_other_threads_compute():
     threads = [threading.Thread(target=compute) for _ in range(4)]
     for thread in threads: thread.start()
     longest = 0
-    for turn in range(50):
+    for turn in range(25):
         start = time.perf_counter()
         pid = child(work)
         longest = max(longest, time.perf_counter() - start)
@@ -359,7 +359,7 @@ def test_fork_while_other_threads_compute():
 def test_fork_while_a_long_call_looks_for_signals(turns):
     """Checking for signals needs the GIL, which the forking thread holds while it waits for the call."""
     script = f"""
-    y = np.random.default_rng(0).standard_normal((8, 6000, 64), dtype=np.float32)
+    y = np.random.default_rng(0).standard_normal((8, 4000, 64), dtype=np.float32)
     out, pullback = sa.scaled_dot_product_attention_vjp(y, y, y, num_threads=2)
     expected = pullback(out).query
     begun, done, amid = threading.Event(), threading.Event(), [0]

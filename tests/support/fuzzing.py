@@ -11,6 +11,7 @@ import contextlib
 import functools
 import io
 import json
+import os
 import random
 import tempfile
 import warnings
@@ -52,6 +53,7 @@ from selfattn import _disk, files, models, nn, training
 from selfattn.cli.app import main as command
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk takes longer than what is tested
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 
 
@@ -65,7 +67,7 @@ class Target(NamedTuple):
 
 def check(target: Target, content: bytes) -> None:
     """Read a content. An error that selfattn does not raise on purpose passes through with its traceback."""
-    with tempfile.TemporaryDirectory(prefix="fuzz") as name, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(prefix="fuzz", dir=IN_MEMORY) as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name)
         try:

@@ -52,13 +52,14 @@ def bounds(arrays, options, grad_out, grad_lse, dtype, rounds):
     info = np.finfo(np.float64 if dtype == np.float64 else np.float32)
     u, least = float(info.eps), float(info.tiny)
     call = reference.arguments.prepare(*arrays, **(DEFAULTS | options), compute_dtype=np.float64)
-    out, lse = reference.scaled_dot_product_attention(
-        *arrays, **options, return_lse=True, compute_dtype=np.float64
+    out, lse, P = reference.scaled_dot_product_attention(
+        *arrays, **options, return_lse=True, return_weights=True, compute_dtype=np.float64
     )
-    clean = {name: x for name, x in options.items() if name != "dropout_p"}
-    _, P = reference.scaled_dot_product_attention(
-        *arrays, **clean, return_weights=True, compute_dtype=np.float64
-    )
+    if options.get("dropout_p"):
+        clean = {name: x for name, x in options.items() if name != "dropout_p"}
+        _, P = reference.scaled_dot_product_attention(
+            *arrays, **clean, return_weights=True, compute_dtype=np.float64
+        )
     q, k, v, d_out = np.abs(call.query), np.abs(call.key), np.abs(call.value), np.abs(grad_out)
     S = call.allowed.shape[-1]
     E, Ev, scale = q.shape[-1], v.shape[-1], abs(call.scale)
@@ -150,8 +151,8 @@ def assert_true_gradients(got, expected, what="", wrt=FIELDS):
         )
 
 
-def assert_gradients(arrays, options, *, what="", num_threads=None, grad_out=None, grad_lse=None, wrt=None):
-    """Call vjp and the reference with the same arguments; compare all gradients; return them."""
+def gradients(arrays, options, *, num_threads=None, grad_out=None, grad_lse=None, wrt=None):
+    """Return all gradients of a call, or those that `wrt` names, and the gradient of the output, if none is given a drawn one."""
     wrt = everything(options) if wrt is None else wrt
     out, pullback = sa.scaled_dot_product_attention_vjp(
         *arrays, **options, wrt=wrt, num_threads=num_threads, return_lse=grad_lse is not None
@@ -159,7 +160,13 @@ def assert_gradients(arrays, options, *, what="", num_threads=None, grad_out=Non
     out = out[0] if grad_lse is not None else out
     if grad_out is None:
         grad_out = np.random.default_rng(5).standard_normal(out.shape).astype(out.dtype)
-    got = pullback(grad_out) if grad_lse is None else pullback(grad_out, grad_lse)
+    return pullback(grad_out) if grad_lse is None else pullback(grad_out, grad_lse), grad_out
+
+
+def assert_gradients(arrays, options, *, what="", grad_lse=None, wrt=None, **call):
+    """Call vjp and the reference with the same arguments; compare all gradients; return them."""
+    got, grad_out = gradients(arrays, options, grad_lse=grad_lse, wrt=wrt, **call)
+    wrt = everything(options) if wrt is None else wrt
     assert_true_gradients(got, true_gradients(arrays, options, grad_out, grad_lse), what, wrt)
     return got
 

@@ -82,11 +82,11 @@ def fails(*arguments, function=attend, **options):
 
 
 def assert_nothing_stays(call, arguments):
-    """A leak shows in every round, once a call; what a cache or another thread keeps, it keeps once."""
+    """A leak grows with every call in every round; a cache or another thread keeps memory once."""
     for _ in range(5):  # caches fill
         call()
     things = watched(arguments)
     gc.collect()
-    gc.freeze()  # what there is now need not be looked at again, also by the next operation
+    gc.freeze()  # existing objects need not be visited again, also by the next operation
     assert any(counts_changed(call, things) < TIMES // 5 for _ in range(5)), "references or objects stay"
     assert memory_settles(call), "memory stays: the least object has 16 bytes"
