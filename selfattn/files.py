@@ -1,6 +1,6 @@
 """Models as files: a folder with safetensors weights, a ``config.json`` and the tokenizer.
 
-Nothing is unpickled or executed; a file that is cut off, contradicts itself or claims absurd sizes is a ValueError. A file
+Nothing is unpickled or executed; a file that is truncated, contradicts itself or claims absurd sizes is a ValueError. A file
 that is written appears whole or not at all.
 
 >>> import tempfile
@@ -66,7 +66,7 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
     Raises
     ------
     OSError
-        It could not be written; the folder is as it was before.
+        The folder could not be written, and is unchanged.
     ValueError
         The model could not be loaded again: the tokenizer has more tokens than ``vocab_size``, parameters are not those of
         ``num_layers`` layers, or there are too many positions.
@@ -305,7 +305,7 @@ def save_arrays(path: _disk.PathLike, arrays: Mapping[str, npt.ArrayLike]) -> No
     Raises
     ------
     OSError
-        It could not be written; the old file is as it was before.
+        The file could not be written, and an old file is unchanged.
     TypeError
         An array has a dtype that safetensors does not have.
     ImportError
@@ -334,7 +334,7 @@ def load_arrays(path: _disk.PathLike) -> dict[str, Array]:
     FileNotFoundError
         There is no such file.
     ValueError
-        The file is cut off or damaged, or holds a dtype that NumPy does not have.
+        The file is truncated or damaged, or holds a dtype that NumPy does not have.
     ImportError
         ``safetensors`` is missing; or ``ml_dtypes`` has not been imported, and the file holds bfloat16.
     """

@@ -1,7 +1,7 @@
 """PyTorch's CPU random stream: a seed gives the same numbers as in PyTorch.
 
-It is the stream of PyTorch 2.13: MT19937's words, which each kind of draw turns into numbers in its own way. What is drawn,
-and in which order, the layers decide.
+It is the stream of PyTorch 2.13: MT19937's words, which each kind of draw turns into numbers in its own way. The layers
+decide what is drawn, and in which order.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class TorchGenerator:
         """Draw from the normal distribution, as ``tensor.normal_(mean, std)``.
 
         Fewer than 16 numbers are PyTorch's to the bit; more agree to 3 ulp in float32 and 2 ulp in float64. Numbers of 16 bits
-        are float32 ones, rounded; PyTorch draws them in another way, so the stream goes on from another place.
+        are float32 ones, rounded; PyTorch draws them in another way, so the stream then continues from another position.
         """
         mean, std = check_number("mean", mean), check_number("std", std)
         if not (math.isfinite(mean) and math.isfinite(std) and std >= 0):

@@ -74,7 +74,7 @@ class Decoder:
     """A language model: it takes ids, and returns the logits of the next id.
 
     ``model`` has a table, causal layers with the same number and width of heads, and a final norm; it has no pooling. ``head`` is
-    (vocabulary, d); a tied one is the table. Arrays are not copied: a change of them counts from the next call on.
+    (vocabulary, d); a tied one is the table. Arrays are not copied: a change of them takes effect at the next call.
 
     Ids are vectors of integers. A sequence that is empty, or with the tokens in the cache longer than ``max_seq_len``, is a
     ValueError that leaves the cache unchanged.

@@ -1,6 +1,6 @@
 """Rotary positions as configurations describe them: frequencies, and tables of their angles.
 
-Everything is computed in float32 in the order of Transformers, so that the angles of far positions are equal.
+Everything is computed in float32 in the order of Transformers, so that the angles of far positions equal those of Transformers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     """Read rotary positions for heads of a width; ``longest`` is the number max_position_embeddings.
 
     The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another type or key is a
-    ValueError. dynamic differs from default only beyond max_position_embeddings, and so never here.
+    ValueError. dynamic differs from default only beyond max_position_embeddings, which is never used here.
     """
     new, old, before = config.raw(NEW), config.raw(OLD), config.raw("original_max_position_embeddings")
     found: Any = old or new or {}  # in Transformers' order

@@ -10,7 +10,7 @@ A layer computes, with d the width of the model::
     y = s + down(activation(gate(m)) * up(m))                      m = feed_forward_norm(s) if norm_first, else s
 
 Without ``norm_first`` the norms come after the sums instead: ``s = attention_norm(x + …)``, ``y =
-feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``down(activation(up(m)))``. What is None is left out.
+feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``down(activation(up(m)))``. Parts that are None are left out.
 """
 
 from __future__ import annotations

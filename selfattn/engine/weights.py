@@ -62,7 +62,7 @@ class Compact(Rounded):
     """Weights of 8 or 16 bits.
 
     ``values``, int8 or uint16, (out, in), are contiguous and must not change, since ``packed`` is a copy. int8 has a ``scale``, float32
-    (out, groups). ``source`` is the array whose rows the values are.
+    (out, groups). ``source`` is the array of which the values are rows.
     """
 
     def __init__(self, values: Array, scale: Array | None = None, source: Array | None = None) -> None:
@@ -240,7 +240,7 @@ def good_scale(scale: Array) -> bool:
 def multiply(x: Array, weight: Weight, bias: Array | None, *, decoding: bool = False) -> Array:
     """Compute ``x @ weight.T + bias``, x (..., in); the weight may be Rounded if x is not float64.
 
-    With ``decoding`` each row is of a sequence's new token, and the core reads Quants without expanding them. The bits of a row depend
+    With ``decoding`` each row belongs to a sequence's new token, and the core reads Quants without expanding them. The bits of a row depend
     on ``decoding``, but not on the other rows.
     """
     if not isinstance(weight, Rounded):

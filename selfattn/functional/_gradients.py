@@ -178,7 +178,7 @@ def _settled(dropout_p: Any, rng: Any) -> tuple[Any, Any]:
 def apart(x: Array, axes: slice) -> Array:
     """Copy keys or values that are broadcast along one of the axes, so that each head has its own gradient.
 
-    The core would add up the gradients of heads that share keys and values in memory, as along axes of length 1 it should.
+    The core would add up the gradients of heads that share keys and values in memory, which is right only along axes of length 1.
     """
     steps = x.strides[axes]
     if 0 not in steps:

@@ -96,8 +96,8 @@ _DESCRIPTIONS = _descriptions()
 def takes(options: type[Any]) -> Callable[[Function], Function]:
     """Add the options of a class above to the signature and docstring of a function, which then refuses others.
 
-    In the docstring they replace ``**options``, after masks and dropout where these are positional. The check is here because the
-    functions below may take more options, and their errors would have their names.
+    In the docstring they replace ``**options``, after masks and dropout where these are positional. The check is here because
+    the called functions may take more options, and their errors would name them instead.
     """
     types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -72,9 +72,8 @@ def scaled_dot_product_attention_vjp(
         ``pullback(grad_out)`` returns :class:`AttentionGradients`, a named tuple; with ``return_lse`` it is
         ``pullback(grad_out, grad_lse)``, of shapes (..., L, Ev) and (..., L). Each gradient has the shape and
         dtype of its input (float64 for integers), summed over broadcast axes. It may be called again. It
-        holds references to the arguments and to ``out``: a change of them in place makes later gradients
-        meaningless, never unsafe. The notes say which it copies. An ``out`` of 16 bits is held in
-        float32, before rounding.
+        holds references to the arguments and to ``out``: changing them in place makes later gradients wrong, but never
+        unsafe. The notes say which arguments it copies. An ``out`` of 16 bits is held in float32, before rounding.
 
     Raises
     ------

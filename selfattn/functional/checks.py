@@ -43,7 +43,7 @@ def check_vjp(
         Chooses ``dy`` and the directions.
     eps : float, optional
         The step along the direction, whose elements are standard normal. By default 6.1e-6, the cube root of
-        float64's machine epsilon, which suits functions that bend over distances of about 1.
+        float64's machine epsilon, which suits functions that curve on a scale of about 1.
     rtol : float, optional
         How far the two numbers may differ, relative to the norm of ``gradient * direction``; 1e-6 by default.
         A difference that rounding in ``f`` explains is also allowed.

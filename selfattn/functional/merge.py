@@ -52,7 +52,7 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
     out : ndarray, shape (..., L, Ev)
         In the dtype to which ``outs`` promote. Zeros where the lse of every part is -inf.
     lse : ndarray, shape (..., L)
-        float64 if ``out`` is float64, else float32; it can be merged further. -inf where that of every part is.
+        float64 if ``out`` is float64, else float32; it can be merged further. -inf if every part has -inf.
 
     Raises
     ------

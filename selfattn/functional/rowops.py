@@ -2,7 +2,7 @@
 
 The docstrings have the formulas. A pullback keeps only references to the inputs: it computes again the values of the forward
 pass that it needs, in float64 if an input is float64, else in float32. The gradients of softmax, norms
-and gelu are in C. The forward function of rotary embeddings also turns gradients back; NumPy computes those of its tables.
+and gelu are in C. The forward function of rotary embeddings also rotates gradients back; NumPy computes the tables' gradients.
 """
 
 from __future__ import annotations

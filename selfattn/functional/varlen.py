@@ -49,7 +49,7 @@ def varlen_attention(
     value : array_like, shape (total_k, H, Ev)
         With `enable_gqa` they may have fewer heads.
     cu_seqlens_q, cu_seqlens_k : array_like of int, shape (n + 1,)
-        Offsets from 0 to total_q and total_k, which may not fall. Sequence s has the queries from
+        Offsets from 0 to total_q and total_k, which must not decrease. Sequence s has the queries from
         ``cu_seqlens_q[s]`` to ``cu_seqlens_q[s + 1] - 1``, and the same for keys; it may have no queries or no keys.
     attn_mask : list of (array_like or None), optional
         One for each sequence, since their shapes differ: each broadcastable to (H, L, S) of its sequence,
@@ -70,7 +70,7 @@ def varlen_attention(
     Raises
     ------
     TypeError, ValueError, MemoryError, KeyboardInterrupt
-        As :func:`scaled_dot_product_attention`; offsets that do not begin with 0, that fall, or that do not
+        As :func:`scaled_dot_product_attention`; offsets that do not begin with 0, that decrease, or that do not
         end with the number of rows.
 
     Notes

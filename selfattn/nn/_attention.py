@@ -37,8 +37,8 @@ def project(x: Array, weight: Weight, bias: Array | None) -> Array:
 def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, Array]:
     """Return the gradients of :func:`project`; a token whose ``dy`` is zero contributes nothing, even if it is NaN.
 
-    Masked tokens have zero gradients, but 0 · NaN is NaN. If the gradient of the weight is not finite, it is computed
-    again without them.
+    Masked tokens have zero gradients, but 0 · NaN is NaN. If the gradient of the weight is not finite, it is computed again
+    without masked tokens.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         dx, d_weight, d_bias = linear_backward(dy, x, weight)
@@ -51,7 +51,7 @@ def project_backward(dy: Array, x: Array, weight: Array) -> tuple[Array, Array, 
 def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
     """Compute ``weights @ value``, (..., L, Ev); a pair that is not ``allowed`` contributes nothing at all.
 
-    Its weight is 0, but 0 · NaN is NaN. So NaN and infinite values are replaced by 0, and then added key by key for the
+    Such a pair has weight 0, but 0 · NaN is NaN. So NaN and infinite values are replaced by 0, and then added key by key for the
     queries that may see them.
     """
     finite, zero = np.isfinite(value), value.dtype.type(0)

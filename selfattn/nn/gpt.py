@@ -32,9 +32,9 @@ STD = 0.02  # standard deviation of new weights
 class GPT(Module):
     """Token and position embeddings, causal layers, a norm, and a head: logits of the next token.
 
-    ``x = token_embedding(ids) + position_embedding(0 … L−1)``, then ``num_layers`` layers in which a token sees itself and those
-    before it, then ``logits = head(norm(x))``. A layer is a :class:`TransformerEncoderLayer`, by default with the norms first, as
-    in GPT-2. With ``positions="rotary"`` there is no sum; queries and keys are turned by angles instead.
+    ``x = token_embedding(ids) + position_embedding(0 … L−1)``, then ``num_layers`` layers in which a token sees itself and
+    the tokens before it, then ``logits = head(norm(x))``. A layer is a :class:`TransformerEncoderLayer`, by default with the
+    norms first, as in GPT-2. With ``positions="rotary"`` no embedding is added; queries and keys are rotated instead.
 
     Parameters
     ----------
@@ -327,7 +327,7 @@ class GPT(Module):
         max_new_tokens : int, default 100
             A sequence also ends, with a UserWarning, when the context of ``max_seq_len`` tokens is full.
         temperature : float, default 0.0
-            0 takes the likeliest token. Else logits are divided by it, and a token is drawn.
+            0 takes the likeliest token. Otherwise logits are divided by the temperature, and a token is drawn.
         top_k : int, optional
             Draw from the k likeliest tokens only.
         top_p : float, optional

@@ -287,7 +287,7 @@ class Dropout(Module):
     dtype : dtype, default float32
         The dtype of lists and integers.
     rng : int, Generator or torch_rng, optional
-        Every call draws from it. The zeros are not in PyTorch's places.
+        Every call draws from it. The zeros are at other places than PyTorch's.
 
     References
     ----------

@@ -67,7 +67,7 @@ class Module:
     and dtype of ``x``; ``grads`` has the names of :meth:`parameters`, and new arrays in each parameter's dtype. A pullback may be
     called again; until its last call, arguments must not change. A ``dy`` of another shape than ``y`` is a ValueError; one that
     holds neither floats nor integers is a TypeError. After a change of a parameter on which the gradients depend, a pullback
-    raises a RuntimeError, because it has kept values of the old one.
+    raises a RuntimeError, because it has kept values that the old parameter gave.
 
     Examples
     --------

@@ -186,8 +186,8 @@ class LearnedPositions(AddedPositions):
 class RotaryEmbedding(Module):
     """Rotates pairs of columns of row t by angles that grow with t, so that products of queries and keys depend on distances.
 
-    Pair n of a row at position t is turned by t·theta^(−2n/dim). There are no parameters. Queries and keys of each head are
-    turned after their projection and before attention.
+    Pair n of a row at position t is rotated by t·theta^(−2n/dim). There are no parameters. Queries and keys of each head are
+    rotated after their projection and before attention.
 
     Parameters
     ----------

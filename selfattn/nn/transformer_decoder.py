@@ -106,7 +106,7 @@ class TransformerDecoderLayer(ResidualLayer):
         Returns
         -------
         ndarray, in the shape of ``tgt``
-            The values in the places of ignored tokens have no meaning.
+            The values of ignored tokens are undefined.
         """
         own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
         cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths

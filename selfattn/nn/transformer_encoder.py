@@ -170,7 +170,7 @@ class TransformerEncoderLayer(ResidualLayer):
         Returns
         -------
         ndarray, in the shape of ``src``
-            The values in the places of ignored tokens have no meaning.
+            The values of ignored tokens are undefined.
         """
         masks = src_mask, src_key_padding_mask, is_causal, key_lengths
         return _Call(self, [self], None, src, *masks).run(False)[0]
@@ -250,8 +250,8 @@ class TransformerEncoder(Stack):
     """Encoder layers one after the other, and an optional norm at the end.
 
     Constructor, call and parameters are those of ``torch.nn.TransformerEncoder``. As there, the layers are
-    copies of the given one, so all of them start with the same weights, and a new encoder is in training mode. The values
-    in the places of ignored tokens have no meaning (in PyTorch they depend on the mode).
+    copies of the given one, so all of them start with the same weights, and a new encoder is in training mode. The values of
+    ignored tokens are undefined (in PyTorch they depend on the mode).
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ class LRScheduler:
         Raises
         ------
         ValueError
-            It is the state of another kind of scheduler, or of one of other schedulers. Nothing has changed then.
+            It is the state of another kind of scheduler, or of one with other schedulers. Nothing is changed then.
         """
         self._check(state_dict)
         for name in self._saved:
@@ -218,7 +218,7 @@ class LinearLR(LRScheduler):
 
     Notes
     -----
-    Each learning rate is computed from the one before, so changes from outside stay, as in PyTorch.
+    Each learning rate is computed from the previous one, so a change from outside persists, as in PyTorch.
 
     Examples
     --------
@@ -279,7 +279,7 @@ class CosineAnnealingLR(LRScheduler):
 
     Notes
     -----
-    Each learning rate is computed from the one before, so changes from outside stay, as in PyTorch.
+    Each learning rate is computed from the previous one, so a change from outside persists, as in PyTorch.
 
     References
     ----------

@@ -310,7 +310,7 @@ class Adam(Optimizer):
         The shares of the mean of the gradient, and of its square, that each step keeps.
     eps : float, default 1e-8
     weight_decay : float, default 0
-        Adds weight_decay·parameter to the gradient; in :class:`AdamW` the means are without it.
+        Adds weight_decay·parameter to the gradient; :class:`AdamW` leaves it out of the means.
 
     References
     ----------

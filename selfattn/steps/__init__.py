@@ -1,6 +1,6 @@
 """Every intermediate value of attention, to look at.
 
-`attention` has those of one call, `layers` those of layers of attention and models of sentences, `transformer` those of
+`attention` has the steps of one call, `layers` of attention layers and sentence-embedding models, `transformer` of
 transformers.
 """
 

@@ -61,7 +61,7 @@ class LayerParameters:
 class LayerSteps(AttentionSteps):
     """The intermediate results of a layer with projections, as :func:`layer_steps` returns them.
 
-    Those of :class:`AttentionSteps` and, in the order of the computation:
+    The attributes of :class:`AttentionSteps` and, in the order of the computation:
 
     Attributes
     ----------
@@ -340,8 +340,8 @@ def model_steps(
     ----------
     embeddings, positions : array_like, shape (L, d)
     blocks : sequence of LayerSteps
-        The input of the first must be the sum of embeddings and positions, that of each other one the result of the one
-        before.
+        The input of the first must be the sum of embeddings and positions, the input of each other block the result of the
+        block before it.
     tokens : sequence of str, optional
         One for each row.
 

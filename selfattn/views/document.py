@@ -69,7 +69,7 @@ class Document:
     html : str
         A whole document, which needs no network.
     below : tuple of Document
-        What follows in a document of its own: a second half.
+        Views that follow in the whole document, such as a second half.
     """
 
     title: str

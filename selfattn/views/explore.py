@@ -1,6 +1,6 @@
 """The explorer of a real model: all heads as small maps with their habits, one head as a large map, a word's rollout through all layers.
 
-What is shown is in `heads`; `explorer.js` draws it.
+`heads` computes what the page shows; `explorer.js` draws it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def explorer(
 ) -> Explorer:
     """Show what every head of a model does with a text.
 
-    Small maps of all heads, each with its habit; one head large, as ribbons or as a map; a word's attention through all layers;
+    Small maps of all heads, each with its habit; one head large, as ribbons or as a map; a word's rollout through all layers;
     for language models what they expect next, place by place.
 
     Parameters
@@ -87,7 +87,7 @@ def explorer(
 
     References
     ----------
-    The way through all layers is attention rollout: Abnar and Zuidema (2020), "Quantifying attention flow in transformers",
+    The rollout is attention rollout: Abnar and Zuidema (2020), "Quantifying attention flow in transformers",
     equation 1; a word's row of a layer is half its own, and half the mean of the layer's heads.
 
     Examples

@@ -35,7 +35,7 @@ class Page(Document):
     html : str
         A whole document, which needs no network.
     svg : str
-        The weights as a picture, for where HTML is not shown.
+        The weights as a picture, for programs that do not show HTML.
     """
 
     views: tuple[str, ...] = ()  # HTML of each view, with ids
