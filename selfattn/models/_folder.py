@@ -70,7 +70,10 @@ def one_warning(where: str, depth: int = 4) -> Iterator[None]:
     finally:
         _unknown.reset(token)
     if found:
-        named = "; ".join(f"{file}: {', '.join(sorted(keys))}" for file, keys in sorted(found.items()))
+        listed = {
+            "" if where.endswith(file) else f"{file}: ": sorted(keys) for file, keys in sorted(found.items())
+        }
+        named = "; ".join(file + ", ".join(keys) for file, keys in listed.items())
         what = "settings that are not known here change nothing, and may change results elsewhere"
         warnings.warn(FolderWarning(f"{where}: {what}: {named}"), stacklevel=depth)
 

@@ -190,6 +190,7 @@ TABLE: dict[str, Rows] = {
     "GGUF: tokenizer.ggml": Rows(
         {
             "marks for filling in a middle, which a prompt may hold": "fim_*_token_id middle_token_id prefix_token_id suffix_token_id",
+            "byte-level tokenizers do not read it": "add_space_prefix scores",
             "of tokenizers that are not supported": "precompiled_charsmap remove_extra_whitespaces token_type_count",
         },
         {"add_sep_token": False},

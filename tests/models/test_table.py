@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_a_model_that_is_made_warns_where_it_is_made():
     ) as found:
         models.LlamaForCausalLM(LLAMA, rng=0)
     assert len(found) == 1 and found[0].filename == __file__
+
+
+# What released models say and Transformers' classes do not have: SmolLM2, Qwen2.5, a cross-encoder, GTE, DistilBERT, XLM-R, one of 2020.
+RELEASED = {
+    "llama": {"is_llama_config": True, "pretraining_tp": 1, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+    "qwen2": {"max_window_layers": 21, "rope_theta": 1e6, "sliding_window": 32768, "torch_dtype": "bfloat16", "use_mrope": False},
+    "bert": {"gradient_checkpointing": False, "pruned_heads": {}, "sbert_ce_default_activation_function": "torch.nn.Identity", "top_k": 50},
+    "modernbert": {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "reference_compile": False},
+    "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "output_past": True, "tie_weights_": True},
+    "xlm-roberta": {"output_past": True, "position_embedding_type": "absolute", "tie_encoder_decoder": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RELEASED)
+def test_released_models_are_loaded_without_a_warning(kind):
+    sizes = {"vocab_size": 11} if kind == "distilbert" else BERT
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        models.MODELS[kind](sizes | RELEASED[kind] | {"model_type": kind}, rng=0)
 
 
 @pytest.fixture(scope="module")
