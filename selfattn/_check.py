@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, MappingView, Set
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,6 +28,17 @@ def as_array(name: str, x: npt.ArrayLike) -> Array:
         return np.asarray(x)
     except ValueError as error:  # lists of different lengths
         raise ValueError(f"{name} cannot become an array: {error}") from None
+    except (RuntimeError, TypeError) as error:
+        tensor: Any = x  # of PyTorch, with gradients, of bfloat16 or on another device
+        if not hasattr(tensor, "requires_grad"):
+            raise
+        ways = {
+            ".detach()": tensor.requires_grad,
+            ".cpu()": tensor.device.type != "cpu",
+            ".float()": "bfloat16" in str(tensor.dtype),
+        }
+        way = name + "".join(each for each, needed in ways.items() if needed)
+        raise type(error)(f"NumPy cannot read {name}, a tensor of {tensor.dtype}; give {way}") from None
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -175,6 +186,29 @@ def quoted(value: Any) -> str:
     long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
     text = repr(value[:50] if long else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_rows(name: str, given: Any, wanted: str = 'one column, such as df["text"]') -> None:
+    """Refuse what is not gone through text by text: a mapping and a table give names, and a set has no order."""
+    if isinstance(given, list | tuple):
+        return
+    way = ""
+    if isinstance(given, Mapping):
+        way = "whose keys would be read; its values are list(….values())"
+    elif isinstance(given, Set) and not isinstance(given, MappingView):
+        way = "which has no order; give a list"
+    elif any(hasattr(given, each) for each in ("columns", "column_names")) or getattr(
+        getattr(given, "dtype", None), "names", None
+    ):
+        way = f"a table, whose columns would be read; give {wanted}"
+    if way:
+        raise TypeError(f"{name} is a {type(given).__name__}, {way}")
+
+
+def if_missing(value: Any) -> str:
+    """Return what to do about a missing text of a table, for the end of a message; nothing for any other value."""
+    missing = value is None or (not isinstance(value, str) and str(value) in ("nan", "<NA>", "NaT"))
+    return '; a text is missing: fillna("") puts an empty one in its place' if missing else ""
 
 
 class Entries:

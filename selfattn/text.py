@@ -13,10 +13,10 @@ import io
 import operator
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
-from selfattn._check import check_size
+from selfattn._check import check_rows, check_size, if_missing
 from selfattn._extras import import_extra
 
 __all__ = ["Tokenize", "WhitespaceTokenizer", "as_tokenizer", "train_sentencepiece"]
@@ -197,6 +197,8 @@ class WhitespaceTokenizer:
     """
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
+        if not isinstance(vocabulary, Mapping):  # whose keys are in order
+            check_rows("vocabulary", vocabulary)
         words = list(vocabulary) if isinstance(vocabulary, Iterable) else [vocabulary]
         if isinstance(vocabulary, str) or not all(isinstance(word, str) for word in words):
             raise TypeError(f"vocabulary must be a sequence of words, not {vocabulary!r:.80}")
@@ -357,12 +359,14 @@ def _cut(sentence: str) -> list[str]:
 
 def _sentences(sentences: Iterable[str]) -> list[str]:
     """Return the sentences that are not blank, and refuse a text without any."""
+    check_rows("sentences", sentences)
     if isinstance(sentences, str) or not isinstance(sentences, Iterable):
         raise TypeError(f"sentences must be a list of str, or a file, not {sentences!r:.80}")
     kept = []
     for sentence in sentences:
         if not isinstance(sentence, str):
-            raise TypeError(f"sentences must be str, not {type(sentence).__name__}: {sentence!r:.80}")
+            what = f"{type(sentence).__name__}: {sentence!r:.80}{if_missing(sentence)}"
+            raise TypeError(f"sentences must be str, not {what}")
         if sentence.strip():
             kept.append(sentence)
     if not kept:

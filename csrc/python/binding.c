@@ -274,7 +274,15 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
                      "numpy.asarray for the data)",
                      name, sa_type_name(x));
         }
-        if (refused != 0 || (x = PyArray_FromAny(x, NULL, 0, 0, 0, NULL)) == NULL) {
+        if (refused != 0) {
+            return NULL;
+        }
+        const bool is_tensor = PyObject_HasAttrString(x, "requires_grad"); /* PyTorch's */
+        if ((x = PyArray_FromAny(x, NULL, 0, 0, 0, NULL)) == NULL) {
+            if (is_tensor) { /* with gradients, of bfloat16 or on another device; the error is of NumPy's kind */
+                sa_error(PyErr_Occurred(), "NumPy cannot read %s, a tensor; give %s.detach().cpu(), or .float() of bfloat16",
+                         name, name);
+            }
             return NULL;
         }
     }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import quoted
+from selfattn._check import as_array, check_rows, if_missing, quoted
 from selfattn._extras import import_extra, progress_bar
 from selfattn.engine.transformer import check_ids
 from selfattn.text import without_pads
@@ -79,6 +79,7 @@ class Given:
         self.alone, self.sentences = True, iter([sentences])
         if isinstance(sentences, str):
             return
+        check_rows("sentences", sentences)
         if isinstance(sentences, bytes | bytearray | memoryview) or not isinstance(sentences, Iterable):
             raise TypeError(f"sentences must be a str or an iterable of str, not {quoted(sentences)}")
         try:
@@ -303,13 +304,14 @@ def checked_ids(
     A TypeError if they are no sequence of integers; a ValueError if there are none, more than the model has positions, or one that
     is not in 0 … vocab_size − 1.
     """
+    way = if_missing(ids)
     try:
         plain = not isinstance(ids, np.ma.MaskedArray | bytes | bytearray | memoryview)
-        found = np.asarray(ids) if plain else np.empty((), object)
-    except (TypeError, ValueError):
-        found = np.empty((), object)
+        found = as_array("ids", ids) if plain else np.empty((), object)
+    except (TypeError, ValueError, RuntimeError) as error:
+        found, way = np.empty((), object), f"; {error}" if hasattr(ids, "requires_grad") else way
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise TypeError(f"{what} {number} must be a str or a sequence of ids, not {quoted(ids)}")
+        raise TypeError(f"{what} {number} must be a str or a sequence of ids, not {quoted(ids)}{way}")
     if not found.size:
         raise ValueError(f"{what} {number} has no ids")
     if longest is not None and found.size > longest:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, check_divisor, check_size, quoted
+from selfattn._check import Array, check_divisor, check_rows, check_size, if_missing, quoted
 from selfattn._extras import progress_bar
 from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
 from selfattn.functional._products import plain, widened, widest
@@ -219,6 +219,7 @@ class EmbeddingModel(Module):
         >>> model.encode(["tom", "chase", "jerry"]).shape
         (3, 4)
         """
+        check_rows("sentences", sentences)
         if isinstance(sentences, str) or not isinstance(sentences, Iterable):
             raise TypeError(f"sentences must be a list of sentences, not {quoted(sentences)}")
         batch_size = check_size("batch_size", batch_size)
@@ -327,13 +328,22 @@ class EmbeddingModel(Module):
             found = np.asarray(_first(ids, self.max_seq_len))
             if found.dtype == object and found.size:
                 found = np.array([operator.index(n) for n in found], np.int64)
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError):  # not a sequence of numbers
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            RuntimeError,
+        ):  # not a sequence of numbers
             found = np.empty(0, object)
         if found.ndim != 1 or (
             found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
         ):
             what = "not " if ids is sentence else f"the tokenizer returned {quoted(ids)} for "
-            raise TypeError(f"expected a str or a sequence of integers, {what}{name}{quoted(sentence)}")
+            raise TypeError(
+                f"expected a str or a sequence of integers, {what}{name}{quoted(sentence)}{if_missing(sentence)}"
+            )
         if found.size == 0:
             raise ValueError(f"{name}{quoted(sentence)} has no tokens")
         check_ids(found, self.vocab_size, f"as vocab_size is {self.vocab_size}; {name}{quoted(sentence)} has")
@@ -386,11 +396,12 @@ def as_batch(sentences: Any) -> tuple[bool, Sequence[Any]]:
     """Return whether there is one sentence (a text or a list of ids), and the list of sentences."""
     if isinstance(sentences, str):
         return True, [sentences]
+    check_rows("sentences", sentences)
     ndim = getattr(sentences, "ndim", None)  # arrays, tensors, series
     if ndim == 0 and isinstance(sentences, np.ndarray) and sentences.dtype.kind in "OTU":
         return True, [sentences.item()]
     if ndim is None and not isinstance(sentences, list | Sequence):  # the check of list is fast
-        if isinstance(sentences, Mapping) or not isinstance(sentences, Iterable):
+        if not isinstance(sentences, Iterable):
             return True, [sentences]
         sentences = list(sentences)  # a generator, a view of a dict
     if ndim is None and not sentences:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from selfattn._check import check_number, check_size
+from selfattn._check import check_number, check_rows, check_size
 from selfattn._extras import import_extra
 from selfattn.nn import init
 from selfattn.nn.proxy_task import ProxyTask
@@ -289,6 +289,7 @@ def _validation(batches: Any, batch_size: int | None) -> Source:
 
 
 def _triplets(task: Any, name: str, triplets: Any, batch_size: int, shuffle: bool) -> Items:
+    check_rows(name, triplets, "its rows, df.values.tolist()")
     if isinstance(triplets, str) or not isinstance(triplets, Iterable):
         kind = type(triplets).__name__
         raise TypeError(f"{name} must be an iterable of (main, similar, non_similar), not a {kind}")

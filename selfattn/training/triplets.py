@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from selfattn._check import check_size
+from selfattn._check import check_rows, check_size, if_missing
 from selfattn.nn import init
 
 Triplet: TypeAlias = tuple[str, str, str]
@@ -172,9 +172,13 @@ def make_triplets(
     ('one', 'two', 'six')
     ('two', 'three', 'five')
     """
+    check_rows("sentences", sentences)
     if isinstance(sentences, str):
         raise TypeError("sentences must be an iterable of str, not one str; see split_sentences")
     sentences = list(sentences)
+    for number, sentence in enumerate(sentences):
+        if way := if_missing(sentence):
+            raise TypeError(f"sentence {number} is {sentence!r}{way}")
     near, per_sentence = check_size("near", near), check_size("per_sentence", per_sentence)
     n = len(sentences)
     far = max(near, min(FAR, n // 4)) if far is None else check_size("far", far, near)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import check_rows
 from selfattn._extras import import_extra
 from selfattn.views.writing import as_whole, letters, said, short, visible
 from selfattn.views.writing import number as written
@@ -172,6 +173,7 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
         return [str(n) for n in range(count)]
     if isinstance(tokens, str | bytes):
         raise TypeError(f"{name} is one string, {tokens!r:.40}; pass one string for each, such as .split()")
+    check_rows(name, tokens)
     if not isinstance(tokens, Iterable):
         raise TypeError(f"{name} must be a list of strings, not {tokens!r:.40}")
     given = list(tokens)

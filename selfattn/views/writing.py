@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import check_rows
+
 Array: TypeAlias = npt.NDArray[Any]
 
 WHOLE = 2.0**53  # from here on a float64 has no digits after the point
@@ -89,6 +91,7 @@ def visible(token: str) -> str:
 
 def token_list(name: str, tokens: Any) -> list[str]:
     """Return a sequence of tokens as they are shown; anything else is a TypeError."""
+    check_rows(name, tokens)
     several = isinstance(tokens, Iterable) and not isinstance(tokens, str | bytes)
     each = list(tokens) if several else []
     if not several or not all(isinstance(token, str) for token in each):

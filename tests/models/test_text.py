@@ -4,6 +4,7 @@ import collections
 import copy
 import json
 import pickle
+import re
 import shutil
 import warnings
 
@@ -23,7 +24,8 @@ from text_folders import (
     write_json,
 )
 
-from selfattn import _core, _disk, cli, models
+import selfattn as sa
+from selfattn import _core, _disk, cli, models, nn, text, training, views
 from selfattn.models import _tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -314,6 +316,63 @@ BAD_INPUT = {
 def test_bad_input(model, call, error, message):
     with pytest.raises(error, match=message):
         call(model)
+
+
+class Table:
+    """What DataFrames of pandas and Polars and tables of Arrow have."""
+
+    columns = column_names = ("text",)
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+@pytest.mark.parametrize(
+    "given", [{"sea": "ship"}, {"sea"}, frozenset(["sea"]), Table(), np.zeros(1, [("sea", "U3")])], ids=type
+)
+def test_what_is_no_list_of_texts(given, model, tmp_path):
+    words = text.WhitespaceTokenizer(["sea", "ship"])
+    embedding = nn.EmbeddingModel(words, 2, 4, max_seq_len=4, rng=0)
+    for call in (
+        model.encode, model.encode_query, model.encode_document, model.vjp, lambda x: model.encode_to(tmp_path / "v.npy", x),
+        embedding.encode, embedding, embedding.vjp, text.WhitespaceTokenizer.train,
+        lambda x: text.train_sentencepiece(x, 9), lambda x: training.make_triplets(x, 0),
+        lambda x: training.fit(nn.ProxyTask(embedding), x),
+        lambda x: views.explorer(sa.attention_steps(*np.ones((3, 1, 2))), x),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"whose keys would be read|has no order|a table, whose columns"):
+            call(given)
+    assert model.encode({"a": "sea"}.values()).shape == model.encode({"sea": 0}.keys()).shape == (1, D)
+
+
+def test_missing_texts(model):
+    column = ["sea"] * 9 + [np.nan]
+    for call in (
+        model.encode,
+        nn.EmbeddingModel(lambda x: [0], 2, 4, max_seq_len=4, rng=0).encode,
+        text.WhitespaceTokenizer.train,
+        lambda x: training.make_triplets(x, 0),
+    ):
+        with pytest.raises(TypeError, match=r'nan; a text is missing: fillna\(""\)'):
+            call(column)
+
+
+def test_tensors_that_numpy_cannot_read(model):
+    torch = pytest.importorskip("torch")
+    for x, way in (
+        (torch.ones(2, 3, requires_grad=True), ".detach()"),
+        (torch.ones(2, 3).bfloat16(), ".float()"),
+    ):
+        for call in (
+            lambda x: model.similarity(x, x),
+            model.encode,
+            nn.Linear(3, 2),
+            lambda x: sa.scaled_dot_product_attention(x, x, x),
+        ):
+            with pytest.raises(
+                (TypeError, RuntimeError), match=r"NumPy cannot read .*, a tensor.*" + re.escape(way)
+            ):
+                call(x)
 
 
 def test_a_tokenizer_that_gets_no_threads_works_in_one(model):
