@@ -331,11 +331,12 @@ def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
 
 
 @contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError."""
+def library_errors(what: str, *but: type[BaseException]) -> Iterator[None]:
+    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError, but not all."""
+    kept = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, *but)
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+    except kept:
         raise
     except BaseException as error:
         raise ValueError(f"{what}: {error}") from None

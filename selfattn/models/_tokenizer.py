@@ -20,6 +20,8 @@ from selfattn import _disk
 from selfattn._check import as_array, check_rows, if_missing, quoted
 from selfattn._extras import import_extra, progress_bar
 from selfattn.engine.transformer import check_ids
+from selfattn.models import _tokenizer_class
+from selfattn.models._folder import read_settings
 from selfattn.text import without_pads
 
 P = TypeVar("P")
@@ -30,16 +32,10 @@ FIRST_CHUNK, CHUNK = 256, 2048
 MOST_CHARACTERS = 2**18  # of them together
 TOKENS = 16_384  # in a call of the core, or one text
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER, TOKENIZER_CONFIG = _tokenizer_class.TOKENIZER, _tokenizer_class.TOKENIZER_CONFIG
 OTHER_FORMS = (
     "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "merges.txt",
 )  # fmt: skip
-# What Transformers sets in the normalizer of BERT from tokenizer_config.json, by its names and the library's.
-BERT_NORMALIZER = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
 # Transformers' classes that have token_type_ids among their model_input_names.
 TYPED = {
     "BertTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer", "ElectraTokenizer", "FNetTokenizer", "CanineTokenizer",
@@ -188,30 +184,25 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
 
     ``lowercase`` is ``do_lower_case`` of sentence-transformers: small letters whatever the tokenizer does.
     """
-    config = _disk.read_object(folder / TOKENIZER_CONFIG, required=False)
+    config = read_settings(folder / TOKENIZER_CONFIG)
     path = folder / TOKENIZER
     if not path.exists():
-        return None, config
+        return None, config.values
     library = import_extra("tokenizers", "models")
-    tokenizer = _disk.parse_tokenizer(path, path.read_bytes(), "models")
-    side = config.get("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
-    where = folder / TOKENIZER_CONFIG
-    if side not in ("left", "right"):
-        raise ValueError(f"{where}: truncation_side must be 'left' or 'right', not {side!r:.80}")
+    raw = path.read_bytes()
+    tokenizer = _disk.parse_tokenizer(path, raw, "models")
+    with _disk.library_errors(f"{config.where} does not fit {TOKENIZER}", ValueError, Warning):
+        side = config.raw("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
+        if side not in ("left", "right"):
+            raise config.error(f"truncation_side must be 'left' or 'right', not {side!r:.80}")
+        tokenizer, named = _tokenizer_class.as_its_class(tokenizer, folder, raw, config)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    normalizer = tokenizer.normalizer
-    if isinstance(normalizer, library.normalizers.BertNormalizer):
-        for name, own in BERT_NORMALIZER.items():
-            if name in config and getattr(normalizer, own) != config[name]:
-                if not isinstance(config[name], bool) and (config[name], name) != (None, "strip_accents"):
-                    raise ValueError(f"{where}: {name} must be true or false, not {config[name]!r:.80}")
-                setattr(normalizer, own, config[name])
-        tokenizer.normalizer = normalizer
     if lowercase:
+        normalizer = tokenizer.normalizer
         before = [library.normalizers.Lowercase()]
         tokenizer.normalizer = library.normalizers.Sequence(before + ([normalizer] if normalizer else []))
-    return tokenizer, config | {"truncation_side": side}
+    return tokenizer, config.values | named | {"truncation_side": side}
 
 
 def gives_types(config: Mapping[str, Any], of_model: Mapping[str, Any]) -> bool:

@@ -1,0 +1,330 @@
+"""What Transformers' tokenizer classes make of a folder: tokens that are added beside tokenizer.json, and steps that settings replace.
+
+Most classes take ``tokenizer.json`` as it is. Those of ``CLASSES`` take only its vocabulary, its merges and, where they make none
+themselves, its post-processor; the other steps are always theirs, with the settings of ``tokenizer_config.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfattn import _disk
+from selfattn._extras import import_extra
+from selfattn.models._folder import Config, read_settings
+from selfattn.models._table import FolderWarning
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+EXTRA, OLD = "extra_special_tokens", "additional_special_tokens"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+BERT = {f"{name.lower()}_token": f"[{name}]" for name in ("UNK", "SEP", "PAD", "CLS", "MASK")}
+ROBERTA = {
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>", "cls_token": "<s>",
+    "mask_token": "<mask>",
+}  # fmt: skip
+# Each class that makes the steps itself: its kind of model, and its special tokens.
+CLASSES: dict[str, tuple[str, dict[str, str]]] = {
+    "BertTokenizer": ("WordPiece", BERT),
+    "CamembertTokenizer": ("Unigram", ROBERTA),
+    "GPT2Tokenizer": ("BPE", dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
+    "LlamaTokenizer": ("BPE", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
+    "MPNetTokenizer": ("WordPiece", ROBERTA | {"unk_token": "[UNK]"}),
+    "Qwen2Tokenizer": ("BPE", dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")),
+    "RobertaTokenizer": ("BPE", ROBERTA),
+    "XLMRobertaTokenizer": ("Unigram", ROBERTA),
+}
+OTHER_NAMES = {
+    "BartTokenizer": "RobertaTokenizer",
+    "DistilBertTokenizer": "BertTokenizer",
+    "MobileBertTokenizer": "BertTokenizer",
+    "SqueezeBertTokenizer": "BertTokenizer",
+}
+AS_IT_IS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
+# Transformers' class of a model whose folder names none.
+BY_MODEL = {
+    "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gpt2": "GPT2Tokenizer",
+    "mpnet": "MPNetTokenizer", "qwen2": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+}  # fmt: skip
+NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
+QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return the class that Transformers takes for a folder, by its own name; "" for one that takes the file as it is."""
+    kind = of_model.get("model_type")
+    named = config.get("tokenizer_class") or of_model.get("tokenizer_class") or BY_MODEL.get(str(kind), "")
+    name = str(named).removesuffix("Fast")
+    name = OTHER_NAMES.get(name, name)
+    if kind in ("mistral", "modernbert") or (name == "LlamaTokenizer" and _is_byte_level(content)):
+        return ""
+    return "Qwen2Tokenizer" if kind == "qwen2" else name
+
+
+def _names_a_token(key: str, value: Any) -> bool:
+    """Tell whether a setting is a special token; beyond the usual ones, Transformers takes texts and its own objects."""
+    written = isinstance(value, str) or (isinstance(value, dict) and "__type" in value)
+    return key in SPECIAL_TOKENS or (key.endswith("_token") and written)
+
+
+def _is_byte_level(content: Mapping[str, Any]) -> bool:
+    return any('"ByteLevel"' in json.dumps(content.get(step)) for step in ("pre_tokenizer", "decoder"))
+
+
+class Tokens:
+    """The tokens that a folder adds: ``named`` special ones, ``extra`` ones without a name, and all others ``by_id``.
+
+    Which file counts where several name tokens is what Transformers has grown into: with ``added_tokens_decoder``, no other file
+    is read; without it, ``special_tokens_map.json`` comes before ``tokenizer_config.json``.
+    """
+
+    def __init__(
+        self, folder: Path, config: Config, content: Mapping[str, Any], name: str, rows: Any
+    ) -> None:
+        self.library, self.where = import_extra("tokenizers", "models"), config.where
+        self.rows = rows if isinstance(rows, int) else 0
+        self.by_id: dict[int, Any] = {}
+        self.declared: dict[str, int] = {}  # ids that files beside tokenizer.json give
+        settings = {key: config.raw(key) for key in config.values if _names_a_token(key, config.values[key])}
+        lists = {key: config.raw(key) for key in (EXTRA, OLD) if key in config.values}
+        if OLD in lists and not lists.get(EXTRA):
+            lists[EXTRA] = lists.pop(OLD)
+        # Texts and objects of names come after tokens that are objects themselves.
+        last = {
+            key: settings.pop(key)
+            for key in [*settings]
+            if key not in SPECIAL_TOKENS and isinstance(settings[key], str)
+        }
+        last |= lists.pop(EXTRA) if isinstance(lists.get(EXTRA), dict) else {}
+        listed = config.values.get("added_tokens_decoder")
+        if listed is None:
+            self._read_map(read_settings(folder / SPECIAL_TOKENS_MAP), settings, lists, last)
+        for n, value in (config.object("added_tokens_decoder") or {}).items():
+            self._declare(n, self._token(f"added_tokens_decoder[{n}]", value))
+        defaults = CLASSES[name][1] if name in CLASSES else {}
+        self.own = {text for key, text in defaults.items() if settings.get(key) is None}
+        special = {*map(str, lists.get(EXTRA) or ())} if isinstance(lists.get(EXTRA), list) else set[str]()
+        special |= {
+            getattr(settings[key], "content", str(settings[key]))
+            for key in SPECIAL_TOKENS
+            if settings.get(key)
+        }
+        settings = dict.fromkeys(SPECIAL_TOKENS) | defaults | settings | last
+        self.named = {key: self._token(key, value) for key, value in settings.items() if value is not None}
+        extra = lists.get(EXTRA, lists.get(OLD))
+        if name == "CamembertTokenizer" and not lists:
+            extra, self.own = NOT_USED, self.own | set(NOT_USED)
+        if not isinstance(extra, list | tuple | None):
+            raise config.error(f"{EXTRA} must be a list of tokens, or an object, not {extra!r:.80}")
+        self.extra = [self._token(EXTRA, value) for value in extra or ()]
+        if listed is None:
+            for text, n in _disk.read_object(folder / ADDED_TOKENS, required=False).items():
+                marks = text in special
+                self._declare(n, self.library.AddedToken(text, normalized=not marks, special=marks))
+            for value in content.get("added_tokens", []):
+                fields = {key: each for key, each in value.items() if key != "id"}
+                self.by_id[value["id"]] = self.library.AddedToken(**fields)
+        known = {token.content: token for token in self.by_id.values()}
+        self.named = {key: known.get(token.content, token) for key, token in self.named.items()}
+
+    def _read_map(
+        self, found: Config, settings: dict[str, Any], lists: dict[str, Any], last: dict[str, Any]
+    ) -> None:
+        """Read special_tokens_map.json into the settings and lists of tokens that tokenizer_config.json has."""
+        for key in found.values:
+            if key.endswith("_token"):
+                value = found.raw(key)
+                settings[key] = self._token(
+                    key, {**value, "special": True} if isinstance(value, dict) else value
+                )
+        more = found.raw(EXTRA)
+        if isinstance(more, dict):
+            last |= more
+        elif more is not None:
+            dicts = ({**value, "special": True} if isinstance(value, dict) else value for value in more)
+            lists[EXTRA] = [*(lists.get(EXTRA) or []), *dicts]
+        if OLD in found.values:
+            lists[OLD] = found.raw(OLD)
+        found.finish()
+
+    def _token(self, name: str, value: Any) -> Any:
+        """Return a token that a file writes as a text, or as an object with the token's properties."""
+        if isinstance(value, self.library.AddedToken):
+            return value
+        fields = dict(value) if isinstance(value, dict) else {"content": value, "special": True}
+        fields.pop("__type", None)
+        if isinstance(fields.get("content"), str):
+            try:
+                return self.library.AddedToken(**fields)
+            except TypeError:
+                pass
+        raise ValueError(
+            f"{self.where}: {name} must be a text or an object with a content, not {value!r:.80}"
+        )
+
+    def _declare(self, n: Any, token: Any) -> None:
+        try:
+            number = int(n)
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.where}: the id of the token {token.content!r} is {n!r:.80}") from None
+        self.by_id[number] = token
+        self.declared[token.content] = number
+
+    def add_to(self, tokenizer: Any, needed: tuple[str, ...] = ()) -> None:
+        """Add all to a tokenizer as Transformers does, without a class's own tokens if the model has no rows for them."""
+        names = {token.content for token in self.named.values()}
+        tokens = [token for _, token in sorted(self.by_id.items())]
+        known = {token.content for token in (*tokens, *tokenizer.get_added_tokens_decoder().values())}
+        tokens += [token for token in (*self.named.values(), *self.extra) if token.content not in known]
+        new = {token.content for token in tokens if tokenizer.token_to_id(token.content) is None}
+        if tokenizer.get_vocab_size() + len(new) > self.rows:
+            left_out = new & self.own - {self.named[key].content for key in needed}
+            tokens = [token for token in tokens if token.content not in left_out]
+        for token in tokens:
+            token.special = token.special or token.content in names
+        tokenizer.add_tokens(tokens)
+        for text, n in self.declared.items():
+            found = tokenizer.token_to_id(text)
+            if found != n:
+                raise ValueError(
+                    f"{self.where}: the token {text!r} has the id {n} in the files beside {TOKENIZER}, and {found} after "
+                    "those that come before it"
+                )
+
+
+def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tuple[Any, dict[str, str]]:
+    """Return the tokenizer that Transformers makes of a folder's files, and its special tokens by name."""
+    content = json.loads(raw)
+    of_model = _disk.read_object(folder / "config.json", required=False)
+    config.raw("tokenizer_class")
+    name = class_name(config.values, of_model, content)
+    model = CLASSES[name][0] if name in CLASSES else ""
+    if not model and name and name not in AS_IT_IS:
+        said = (
+            f"{config.where}: tokenizer_class {name!r:.80} is not known here; {TOKENIZER} is taken as it is"
+        )
+        warnings.warn(FolderWarning(said), stacklevel=6)
+    tokens = Tokens(folder, config, content, name, of_model.get("vocab_size"))
+    if model:
+        kind = content["model"].get("type") or model
+        if kind != model and (kind, model) != ("WordLevel", "WordPiece"):
+            raise ValueError(
+                f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {model} model; for a tokenizer as the file "
+                f"says, set tokenizer_class in {TOKENIZER_CONFIG} to 'PreTrainedTokenizerFast'"
+            )
+        written = {token["id"]: token for token in content.get("added_tokens", [])}
+        wanted = {n: {"id": n, **token.__getstate__()} for n, token in tokens.by_id.items()}
+        made = _model(name, content["model"], tokens)
+        if made != content["model"] or written != wanted:
+            fresh = json.dumps(content | {"added_tokens": [], "model": made}).encode()
+            tokenizer = _disk.parse_tokenizer(folder / TOKENIZER, fresh, "models")
+        _make(name, tokenizer, config, content, tokens)
+    else:
+        tokens.add_to(tokenizer)
+    tokenizer.encode_special_tokens = config.flag("split_special_tokens", False)
+    return tokenizer, {name: token.content for name, token in tokens.named.items()}
+
+
+def _model(name: str, model: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
+    """Return the model that a class makes of a file's."""
+    if CLASSES[name][0] == "Unigram":
+        pieces = [piece for piece, _ in model["vocab"]]
+        unknown = tokens.named["unk_token"].content
+        n = 3 if name == "XLMRobertaTokenizer" else pieces.index(unknown) if unknown in pieces else 0
+        return model | {"unk_id": n, "byte_fallback": False}
+    if model.get("type") == "WordLevel":
+        more = {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+        return model | more
+    return model
+
+
+def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any], tokens: Tokens) -> None:
+    """Replace the steps of a tokenizer by those of a class."""
+    library = tokens.library
+    steps, before, after, ends = (
+        library.normalizers,
+        library.pre_tokenizers,
+        library.decoders,
+        library.processors,
+    )
+    named = {key: token.content for key, token in tokens.named.items()}
+    model = tokenizer.model
+    needed: tuple[str, ...] = ()
+    if CLASSES[name][0] == "WordPiece":
+        accents = config.raw("strip_accents")
+        if not isinstance(accents, bool | None):
+            raise config.error(f"strip_accents must be true or false, not {accents!r:.80}")
+        model.unk_token, model.continuing_subword_prefix, model.max_input_chars_per_word = (
+            named["unk_token"],
+            "##",
+            100,
+        )
+        tokenizer.normalizer = steps.BertNormalizer(
+            clean_text=True, handle_chinese_chars=config.flag("tokenize_chinese_chars", True), strip_accents=accents,
+            lowercase=config.flag("do_lower_case", True),
+        )  # fmt: skip
+        tokenizer.pre_tokenizer, tokenizer.decoder = before.BertPreTokenizer(), after.WordPiece(prefix="##")
+        needed = ("cls_token", "sep_token")
+    elif CLASSES[name][0] == "Unigram":
+        prefix = "always" if _prefix_space(config, False, True) else "never"
+        charsmap = _charsmap(content.get("normalizer"))
+        tokenizer.normalizer = steps.Precompiled(charsmap) if charsmap else None
+        metaspace = before.Metaspace(replacement="▁", prepend_scheme=prefix)
+        tokenizer.pre_tokenizer = before.Sequence([before.WhitespaceSplit(), metaspace])
+        tokenizer.decoder = after.Metaspace(replacement="▁", prepend_scheme=prefix)
+        needed = ("bos_token", "eos_token")
+    else:
+        llama = name == "LlamaTokenizer"
+        model.dropout, model.unk_token, model.ignore_merges = None, None, False
+        model.continuing_subword_prefix = model.end_of_word_suffix = None
+        model.fuse_unk = model.byte_fallback = llama
+        prefix_space = _prefix_space(config, llama, llama)
+        tokenizer.normalizer, tokenizer.decoder = None, after.ByteLevel()
+        if llama:
+            prefix = ("always" if config.raw("legacy") else "first") if prefix_space else "never"
+            tokenizer.pre_tokenizer = before.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
+            strip = [after.Strip(content=" ", left=1)] if prefix_space else []
+            tokenizer.decoder = after.Sequence(
+                [after.Replace("▁", " "), after.ByteFallback(), after.Fuse(), *strip]
+            )
+        elif name == "Qwen2Tokenizer":
+            tokenizer.normalizer = steps.NFC()
+            split = before.Split(library.Regex(QWEN2), behavior="isolated", invert=False)
+            bytewise = before.ByteLevel(add_prefix_space=prefix_space, use_regex=False)
+            tokenizer.pre_tokenizer = before.Sequence([split, bytewise])
+        else:
+            tokenizer.pre_tokenizer = before.ByteLevel(add_prefix_space=prefix_space)
+            needed = ("cls_token", "sep_token") if name == "RobertaTokenizer" else ()
+    tokens.add_to(tokenizer, needed)
+    if name == "Qwen2Tokenizer":  # once more, without their properties
+        again = [*tokens.named.values(), *tokens.extra]
+        tokenizer.add_special_tokens(
+            [token.content for token in again if tokenizer.token_to_id(token.content) is not None]
+        )
+    if needed:
+        first, last = ((named[key], tokenizer.token_to_id(named[key])) for key in needed)
+        if name in ("MPNetTokenizer", "RobertaTokenizer"):
+            tokenizer.post_processor = ends.RobertaProcessing(last, first)
+        else:
+            one = f"{first[0]} $A {last[0]}"
+            pair = f"{one} $B:1 {last[0]}:1" if name == "BertTokenizer" else f"{one} {last[0]} $B {last[0]}"
+            tokenizer.post_processor = ends.TemplateProcessing(one, pair, [first, last])
+
+
+def _prefix_space(config: Config, llama: bool, default: bool) -> bool:
+    given = config.raw("add_prefix_space", default)
+    return llama if given is None else config.flag("add_prefix_space", default)
+
+
+def _charsmap(normalizer: Any) -> bytes | None:
+    """Return SentencePiece's map of characters among the normalizers of a tokenizer.json."""
+    import base64
+
+    for each in (normalizer or {}).get("normalizers", [normalizer]):
+        if each and each.get("type") == "Precompiled" and "precompiled_charsmap" in each:
+            return base64.b64decode(each["precompiled_charsmap"])
+    return None
