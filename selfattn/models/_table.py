@@ -147,7 +147,21 @@ TABLE: dict[str, Rows] = {
             "it is not done, and a warning says so": " ".join(NOT_DONE),
         }
     ),
-    "tokenizer_config.json": Rows(),
+    "tokenizer_config.json": Rows(
+        {
+            NOTES: "_* auto_map backend device_map files_loaded is_local language local_files_only name_or_path processor_class "
+            "special_tokens_map_file tokenizer_file tokenizer_type transformers_version use_fast verbose",
+            "texts are packed, not padded": "max_length pad_to_multiple_of pad_token_type_id padding padding_side",
+            "texts are cut at model_max_length only": "stride truncation truncation_strategy",
+            "Transformers leaves it out, as tokenizer.json says it": "add_bos_token add_eos_token sp_model_kwargs trim_offsets",
+            "of tokenizers in Python, before tokenizer.json": "do_basic_tokenize errors keep_accents never_split remove_space split_by_punct "
+            "tokenize_chinese_chars_ use_default_system_prompt use_legacy vocab_file merges_file vocab_type wordpieces_prefix",
+            "another class's setting": "add_prefix_space do_lower_case legacy strip_accents tokenize_chinese_chars",
+            "of chats that call tools": "response_schema response_template",
+        },
+        {"fast_tokenizer_files": [], "fix_mistral_regex": False, "init_inputs": []},
+        {"max_len": "model_max_length"},
+    ),
     "special_tokens_map.json": Rows(),
     "modules.json": Rows({NOTES: "idx name", OUTPUTS: "kwargs"}),
     "sentence_bert_config.json": Rows(

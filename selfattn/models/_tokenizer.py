@@ -195,7 +195,9 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
         side = config.raw("truncation_side") or (tokenizer.truncation or {}).get("direction", "right")
         if side not in ("left", "right"):
             raise config.error(f"truncation_side must be 'left' or 'right', not {side!r:.80}")
+        config.read |= {"chat_template", "model_input_names", "model_max_length"}  # others use them
         tokenizer, named = _tokenizer_class.as_its_class(tokenizer, folder, raw, config)
+        config.finish()
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if lowercase:

@@ -7,7 +7,6 @@ themselves, its post-processor; the other steps are always theirs, with the sett
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from selfattn import _disk
 from selfattn._extras import import_extra
 from selfattn.models._folder import Config, read_settings
-from selfattn.models._table import FolderWarning
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
@@ -50,6 +48,7 @@ BY_MODEL = {
     "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gpt2": "GPT2Tokenizer",
     "mpnet": "MPNetTokenizer", "qwen2": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
 }  # fmt: skip
+LANGUAGE = ("gpt2", "llama", "mistral", "qwen2")  # models whose tokens become text
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -200,14 +199,10 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
     """Return the tokenizer that Transformers makes of a folder's files, and its special tokens by name."""
     content = json.loads(raw)
     of_model = _disk.read_object(folder / "config.json", required=False)
-    config.raw("tokenizer_class")
     name = class_name(config.values, of_model, content)
+    if name in ("", *AS_IT_IS, *CLASSES):
+        config.read.add("tokenizer_class")  # another one is in the warning: tokenizer.json is taken as it is
     model = CLASSES[name][0] if name in CLASSES else ""
-    if not model and name and name not in AS_IT_IS:
-        said = (
-            f"{config.where}: tokenizer_class {name!r:.80} is not known here; {TOKENIZER} is taken as it is"
-        )
-        warnings.warn(FolderWarning(said), stacklevel=6)
     tokens = Tokens(folder, config, content, name, of_model.get("vocab_size"))
     if model:
         kind = content["model"].get("type") or model
@@ -225,6 +220,14 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
         _make(name, tokenizer, config, content, tokens)
     else:
         tokens.add_to(tokenizer)
+    cleans = "clean_up_tokenization_spaces"
+    forced = config.raw(f"{cleans}_for_bpe_even_though_it_will_corrupt_output")
+    if (
+        config.raw(cleans)
+        and of_model.get("model_type") in LANGUAGE
+        and (forced or content["model"].get("type") != "BPE")
+    ):
+        raise config.error(f"{cleans}=true would change answers; it is not supported, so set it to false")
     tokenizer.encode_special_tokens = config.flag("split_special_tokens", False)
     return tokenizer, {name: token.content for name, token in tokens.named.items()}
 

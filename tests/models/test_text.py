@@ -554,7 +554,7 @@ NAMES = "input_ids", "token_type_ids"
     params=[
         {},
         {"tokenizer_class": "PreTrainedTokenizerFast"},
-        {"tokenizer_class": "x", "model_input_names": NAMES},
+        {"tokenizer_class": "TokenizersBackend", "model_input_names": NAMES},
     ]
 )
 def classifier(request, tmp_path):

@@ -1,11 +1,13 @@
-"""Tokenizers: text of ids that come one by one."""
+"""Tokenizers: the ids that Transformers gets of the same folder; text of ids that come one by one."""
 
 import itertools
+import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from selfattn.models._tokenizer import load_tokenizer
 from selfattn.text import TextStream
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -48,3 +50,96 @@ def test_texts_of_a_stream_join_to_the_text_of_all_ids(kind, data):
     assert not any(piece.endswith("\ufffd") for piece in pieces)
     if whole.startswith(first) and not first.endswith("\ufffd"):  # no character is half in the prompt
         assert first + "".join(pieces) + stream.finish() == whole
+
+
+YES_NO = [True, False]
+MARKS = ["<s>", "</s>", "<pad>", "<unk>", "<mask>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+LETTERS = ["the", "sea", "Sea", "é", "e", "a", "s", "t", "h", "日"]
+VALUE = ["<x>", "sea", {"content": "<y>", "lstrip": True, "__type": "AddedToken"}]
+SETTINGS = {
+    "add_prefix_space": YES_NO, "do_lower_case": YES_NO, "strip_accents": [*YES_NO, None], "tokenize_chinese_chars": YES_NO,
+    "split_special_tokens": YES_NO, "legacy": YES_NO, "add_bos_token": YES_NO, "pad_token": VALUE, "sep_token": VALUE, "image_token": VALUE,
+    "additional_special_tokens": [["<x>", "sea"], []], "extra_special_tokens": [["<y>"], {"video_token": "<x>"}],
+    "added_tokens_decoder": [{"2": {"content": "<pad>", "special": True}}, {}],
+}  # fmt: skip
+BESIDE = {
+    "added_tokens.json": lambda size: {"<z>": size},
+    "special_tokens_map.json": lambda size: {"sep_token": "<x>", "additional_special_tokens": ["<y>"]},
+}
+# By tokenizer class: a model that has it, and the kind of its tokenizer.json.
+KINDS = {
+    "BertTokenizer": ("bert", "pieces"), "DistilBertTokenizer": ("distilbert", "pieces"), "MPNetTokenizer": ("mpnet", "pieces"),
+    "RobertaTokenizer": ("roberta", "bytes"), "GPT2Tokenizer": ("gpt2", "bytes"), "Qwen2Tokenizer": ("qwen2", "bytes"),
+    "LlamaTokenizer": ("llama", "spaces"), "XLMRobertaTokenizer": ("xlm-roberta", "unigram"),
+    "CamembertTokenizer": ("camembert", "unigram"), "PreTrainedTokenizerFast": ("llama", "bytes"), "": ("bert", "pieces"),
+}  # fmt: skip
+
+
+def make(kind):
+    kinds, steps = tokenizers.models, tokenizers.pre_tokenizers
+    words = (
+        MARKS
+        + LETTERS
+        + ["▁"]
+        + [f"{'▁' if kind in ('spaces', 'unigram') else '##'}{word}" for word in LETTERS]
+    )
+    if kind == "bytes":
+        words = MARKS + sorted(steps.ByteLevel.alphabet()) + ["Ġs"]
+    ids = {word: n for n, word in enumerate(words)}
+    if kind == "unigram":
+        tokenizer = tokenizers.Tokenizer(kinds.Unigram([(w, -1.0 - 1 / len(w)) for w in words], 3, False))
+    elif kind == "pieces":
+        tokenizer = tokenizers.Tokenizer(kinds.WordPiece(ids, unk_token="[UNK]"))
+        tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
+    else:
+        pair = ("Ġ", "s") if kind == "bytes" else ("s", "▁s")
+        tokenizer = tokenizers.Tokenizer(kinds.BPE(ids | {"s▁s": len(ids)}, [pair], unk_token=None))
+    tokenizer.pre_tokenizer = {"pieces": steps.BertPreTokenizer(), "bytes": steps.ByteLevel()}.get(
+        kind, steps.Metaspace()
+    )
+    tokenizer.add_special_tokens(MARKS[:4])
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+def test_ids_are_those_of_transformers_for_each_class_and_setting(name, data, tmp_path_factory):
+    transformers = pytest.importorskip("transformers", minversion="5")
+    folder, (model, kind) = tmp_path_factory.mktemp("tokenizer"), KINDS[name]
+    tokenizer = make(kind)
+    size = tokenizer.get_vocab_size()
+    written = {
+        key: data.draw(st.sampled_from(SETTINGS[key]), key)
+        for key in data.draw(st.sets(st.sampled_from([*SETTINGS]), max_size=4))
+    }
+    beside = {file: BESIDE[file](size) for file in data.draw(st.sets(st.sampled_from([*BESIDE])))}
+    tokenizer.save(str(folder / "tokenizer.json"))
+    files = {"config.json": {"model_type": model, "vocab_size": size + 20}, **beside}
+    files["tokenizer_config.json"] = written | ({"tokenizer_class": name} if name else {})
+    for file, content in files.items():
+        (folder / file).write_text(json.dumps(content))
+    texts = ["the  Sea, é <x>sea<y>the\u0301<z> </s>[SEP] 日日 s sea", " sea", "<pad> <mask>"]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours, _ = load_tokenizer(folder)
+    for text in texts:
+        assert ours.encode(text).ids == theirs(text)["input_ids"], text
+    assert ours.encode(*texts[:2]).ids == theirs(*texts[:2])["input_ids"]
+
+
+def test_a_token_that_has_another_id_beside_the_tokenizer_is_an_error(tmp_path):
+    tokenizer = make("bytes")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<z>": size + 1}))
+    with pytest.raises(ValueError, match=f"the token '<z>' has the id {size + 1} .* and {size} after"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_class_that_makes_another_kind_of_model_is_an_error(tmp_path):
+    make("pieces").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    with pytest.raises(
+        ValueError, match=r"has a WordPiece model, of which GPT2Tokenizer makes a BPE model; .* 'PreTrained"
+    ):
+        load_tokenizer(tmp_path)
