@@ -103,7 +103,7 @@ def make(kind):
 
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 def test_ids_are_those_of_transformers_for_each_class_and_setting(name, data, tmp_path_factory):
     transformers = pytest.importorskip("transformers", minversion="5")
     folder, (model, kind) = tmp_path_factory.mktemp("tokenizer"), KINDS[name]
