@@ -195,6 +195,7 @@ TABLE: dict[str, Rows] = {
     "GGUF": Rows(  # entries that belong to neither of the next two
         {
             NOTES: "general.* imatrix.* quantize.* split.*",
+            'sampling="folder" obeys temp, top_k, top_p and min_p; a warning names others': "general.sampling.*",
             "one template is used, tokenizer.chat_template": "tokenizer.chat_template tokenizer.chat_template.* tokenizer.chat_templates",
             "the tokens and merges say the same": "tokenizer.huggingface.json tokenizer.rwkv.world",
             "of models of images and of other architectures": "clip.* xielu.* diffusion.*",
