@@ -188,9 +188,7 @@ def in_children(names, **settings):
     return found
 
 
-BACKWARD = [
-    f"backward of {name}" for name in ("causal", "dropout", "d_v_differs_from_d_k", "float_mask_of_b11s")
-]
+BACKWARD = [f"backward of {x}" for x in ("causal", "dropout", "d_v_differs_from_d_k", "float_mask_of_b11s")]
 SHORTER = [*(name for name in CASES if name not in VERY_LONG), *BACKWARD]
 
 

@@ -4,7 +4,7 @@ It runs with failing_malloc.c preloaded. An operation either succeeds with the s
 arrays and objects are unchanged, and nothing stays allocated. Operations are those of the catalogue (`operations.py`); together they must
 call every function of the extension.
 
-Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. Half of the operations are drawn, and of each an allocation; with --all each
+Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. A third of the operations is drawn, and of each an allocation; with --all each
 one of each operation fails:
 
     gcc -O1 -shared -fPIC tests/support/failing_malloc.c -o failing.so -ldl
@@ -184,7 +184,7 @@ def main():
         begin = time.perf_counter()
         try:
             functions -= called(OPERATIONS[name])
-            if draws is not None and arguments.operations == list(OPERATIONS) and draws.random() < 0.5:
+            if draws is not None and arguments.operations == list(OPERATIONS) and draws.random() < 2 / 3:
                 print("not drawn")
                 continue
             count = check(name, OPERATIONS[name], draws)
