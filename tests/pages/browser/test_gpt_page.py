@@ -45,8 +45,8 @@ def test_the_model_that_ships(opened):
     assert_next(page, model, alphabet, ids[:5])
     page.keyboard.press("ArrowRight")
     assert_next(page, model, alphabet, ids[:6])
-    page.get_by_label("Prompt").fill("Q: jerusalem")
-    assert "Unknown: Q." in page.locator("[role=status]").inner_text()
+    page.get_by_label("Prompt").fill("ω: jerusalem")
+    assert "Unknown: ω." in page.locator("[role=status]").inner_text()
     assert_next(page, model, alphabet, [alphabet.index(letter) for letter in ": jerusalem"])
 
 
