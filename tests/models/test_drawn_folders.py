@@ -3,7 +3,7 @@
 import collections
 
 import pytest
-from drawn_folders import DrawGGUF, verdict
+from drawn_folders import Draw, DrawGGUF, verdict
 
 pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
 pytest.importorskip("transformers", reason="the expected values come from Transformers")
@@ -21,6 +21,12 @@ def check(kind, first, count, tmp_path):
         found[word].append(about)
     assert not found["DIFFERENT"], "\n".join(found["DIFFERENT"])
     assert len(found["equal"]) > count / 3, {word: len(each) for word, each in found.items()}
+
+
+@pytest.mark.parametrize("first", range(0, 300, 30))
+def test_folders(first, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    check(Draw, first, 30, tmp_path)
 
 
 @pytest.mark.parametrize("first", range(0, 120, 30))

@@ -327,10 +327,7 @@ class Draw:
                 "encode_document": model.encode_document(TEXTS),
             }
             a, b = found["encode"][:3], found["encode"][3:]
-            return found | {
-                "similarity": model.similarity(a, b).numpy(),
-                "pairwise": model.similarity_pairwise(a, b[:3]).numpy(),
-            }
+            return found | {"similarity": model.similarity(a, b).numpy()}
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
         suffix = "ForSequenceClassification" if self.scores else "ForCausalLM" if self.language else ""
         auto = getattr(transformers, f"AutoModel{suffix}")
@@ -392,10 +389,7 @@ class Draw:
                 "encode_document": model.encode_document(TEXTS),
             }
             a, b = found["encode"][:3], found["encode"][3:]
-            return found | {
-                "similarity": model.similarity(a, b),
-                "pairwise": model.similarity_pairwise(a, b[:3]),
-            }
+            return found | {"similarity": model.similarity(a, b)}
         found = {"ids": [list(map(int, model._ids(text))) for text in TEXTS]}
         if self.scores:
             found["scores"] = model.predict([*TEXTS, *PAIRS])
