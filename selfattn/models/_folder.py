@@ -160,11 +160,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         base = f"{adapter.get('peft_type')} for {adapter.get('base_model_name_or_path')!r}"
         merge = "peft's AutoPeftModel.from_pretrained(folder).merge_and_unload().save_pretrained(other)"
         raise ValueError(f"{folder} holds an adapter, {base}, and not a model; merge them with {merge}")
-    files = [found.name for found in sorted(folder.glob("*.gguf"))]
-    if files and not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no config.json; to load {files[0]}, give the path of that file"
-        )
+    if not path.exists():
+        ways = [
+            f"to load {found.name}, give the path of that file" for found in sorted(folder.glob("*.gguf"))
+        ]
+        ways += ["expected a folder that save_pretrained or sentence-transformers wrote"]
+        raise FileNotFoundError(f"{folder} has no config.json; {ways[0]}")
     config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{path} does not describe a model: it has no model_type")
@@ -242,7 +243,9 @@ def read_weights(folder: Path, keep_bfloat16: bool = False) -> dict[str, Array]:
             f"{folder} has no {WEIGHTS}, only {pickled[0]}, a pickle, which can run any code when it is loaded. If you trust it, "
             "convert it: transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)"
         )
-    raise FileNotFoundError(f"{folder} has no {WEIGHTS}; expected a folder that save_pretrained wrote")
+    parts = [f"it has {path.name}, but no {INDEX}" for path in sorted(folder.glob("*.safetensors"))]
+    expected = [*parts, "expected a folder that save_pretrained wrote"][0]
+    raise FileNotFoundError(f"{folder} has no {WEIGHTS}; {expected}")
 
 
 def _map_shards(folder: Path, keep_bfloat16: bool) -> dict[str, Array]:

@@ -102,6 +102,11 @@ DAMAGED = [
         FileNotFoundError,
         r"pytorch_model\.bin.*save_pretrained",
     ),
+    (
+        lambda f: (f / WEIGHTS).rename(f / "model-00001-of-00002.safetensors"),
+        FileNotFoundError,
+        r"it has model-00001-of-00002\.safetensors, but no model\.safetensors\.index\.json",
+    ),
     *(
         (lambda f, text=text: (f / "config.json").write_text(text), ValueError, r"config\.json|vocab_size")
         for text in ("", "{", "[]", "3", '{"model_type": "bert"}', "\x00")

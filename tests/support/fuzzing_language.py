@@ -60,7 +60,7 @@ def use_language_model(folder: Path, name: str = "") -> None:
     model, again = models.load(folder / name), folder / "again"
     use(model.tokens, SENTENCE)
     use(model.logits, [0, 1, 2])
-    use(model.generate, SENTENCE, 4)
+    use(lambda: model.generate(SENTENCE, 4, sampling="folder", rng=0))
     use(lambda: model.generate([[1], [2, 3]], 4, temperature=0.7, stop=None, rng=0))
     if model.chat_template is not None:
         use(model.chat_prompt, SENTENCE)
