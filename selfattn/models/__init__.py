@@ -28,7 +28,7 @@ from selfattn.models._pipeline import MODULES, OLD_TRANSFORMER_CONFIGS, pools, t
 from selfattn.models._pretrained import Pretrained
 from selfattn.models._table import FolderWarning
 from selfattn.models._text_encoder import TextEncoder
-from selfattn.models._tokenizer import check_vocabulary
+from selfattn.models._tokenizer import check_vocabulary, readable
 from selfattn.models.bert import (
     BertForSequenceClassification,
     BertModel,
@@ -208,6 +208,10 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     elif isinstance(model, CausalModel):
         content |= _causal.text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
+    if isinstance(model, TextEncoder) and model.tokenizer is not None:
+        content = readable(content, model.pipeline.lowercase, model._knows_types)
+    elif "tokenizer.json" in content:
+        content = readable(content)
     places = dict.fromkeys((folder / name).parent for name in content)
     made = [place for place in places if not place.exists()]
     replaced = _holds_model(folder)

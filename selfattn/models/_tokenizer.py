@@ -7,7 +7,9 @@ always off. The library cuts texts itself, and so keeps the special tokens; text
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -242,6 +244,24 @@ def without_cutting(tokenizer: Any) -> str:
     other.no_truncation()
     content: str = other.to_str()
     return content
+
+
+def readable(content: dict[str, bytes], lowercase: bool = False, types: bool = False) -> dict[str, bytes]:
+    """Return a folder's files so that its tokenizer is read as it was written, also where its class would make another of it."""
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in {TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "config.json"} & content.keys():
+            Path(place, name).write_bytes(content[name])
+        try:
+            found, _ = load_tokenizer(Path(place), lowercase)
+            if json.loads(found.to_str()) == json.loads(content[TOKENIZER]):
+                return content
+        except ValueError:
+            pass
+    names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    settings = {"model_input_names": names} | json.loads(content.get(TOKENIZER_CONFIG, b"{}"))
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", _tokenizer_class.AS_WRITTEN: True}
+    return content | {TOKENIZER_CONFIG: _disk.to_json(settings)}
 
 
 # --------------------------------------------------------------------------------------------------------------- ids

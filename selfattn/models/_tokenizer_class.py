@@ -42,6 +42,10 @@ OTHER_NAMES = {
     "MobileBertTokenizer": "BertTokenizer",
     "SqueezeBertTokenizer": "BertTokenizer",
 }
+WORDS = dict.fromkeys(
+    ("BertTokenizer", "MPNetTokenizer"), "WordLevel"
+)  # another kind of model that these classes take
+AS_WRITTEN = "_selfattn_as_written"  # true: the file as it is, also where Transformers would not take it so
 AS_IT_IS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 # Transformers' class of a model whose folder names none.
 BY_MODEL = {
@@ -56,6 +60,8 @@ QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L
 def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     """Return the class that Transformers takes for a folder, by its own name; "" for one that takes the file as it is."""
     kind = of_model.get("model_type")
+    if config.get(AS_WRITTEN) is True:
+        return ""
     named = config.get("tokenizer_class") or of_model.get("tokenizer_class") or BY_MODEL.get(str(kind), "")
     name = str(named).removesuffix("Fast")
     name = OTHER_NAMES.get(name, name)
@@ -200,17 +206,22 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
     content = json.loads(raw)
     of_model = _disk.read_object(folder / "config.json", required=False)
     name = class_name(config.values, of_model, content)
+    kind = content["model"].get("type")
+    if name in CLASSES and kind not in (None, CLASSES[name][0], WORDS.get(name)):
+        if (
+            config.values.get("tokenizer_class")
+            or of_model.get("tokenizer_class")
+            or name == "Qwen2Tokenizer"
+        ):
+            raise ValueError(
+                f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {CLASSES[name][0]} model; for a tokenizer as the "
+                f"file says, set tokenizer_class in {TOKENIZER_CONFIG} to 'PreTrainedTokenizerFast'"
+            )
+        name = ""  # nobody names the class
     if name in ("", *AS_IT_IS, *CLASSES):
         config.read.add("tokenizer_class")  # another one is in the warning: tokenizer.json is taken as it is
-    model = CLASSES[name][0] if name in CLASSES else ""
     tokens = Tokens(folder, config, content, name, of_model.get("vocab_size"))
-    if model:
-        kind = content["model"].get("type") or model
-        if kind != model and (kind, model) != ("WordLevel", "WordPiece"):
-            raise ValueError(
-                f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {model} model; for a tokenizer as the file "
-                f"says, set tokenizer_class in {TOKENIZER_CONFIG} to 'PreTrainedTokenizerFast'"
-            )
+    if name in CLASSES:
         written = {token["id"]: token for token in content.get("added_tokens", [])}
         wanted = {n: {"id": n, **token.__getstate__()} for n, token in tokens.by_id.items()}
         made = _model(name, content["model"], tokens)
@@ -222,11 +233,7 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
         tokens.add_to(tokenizer)
     cleans = "clean_up_tokenization_spaces"
     forced = config.raw(f"{cleans}_for_bpe_even_though_it_will_corrupt_output")
-    if (
-        config.raw(cleans)
-        and of_model.get("model_type") in LANGUAGE
-        and (forced or content["model"].get("type") != "BPE")
-    ):
+    if config.raw(cleans) and of_model.get("model_type") in LANGUAGE and (forced or kind != "BPE"):
         raise config.error(f"{cleans}=true would change answers; it is not supported, so set it to false")
     tokenizer.encode_special_tokens = config.flag("split_special_tokens", False)
     return tokenizer, {name: token.content for name, token in tokens.named.items()}

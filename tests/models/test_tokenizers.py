@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from selfattn import models
 from selfattn.models._tokenizer import load_tokenizer
 from selfattn.text import TextStream
 
@@ -143,3 +144,21 @@ def test_a_class_that_makes_another_kind_of_model_is_an_error(tmp_path):
         ValueError, match=r"has a WordPiece model, of which GPT2Tokenizer makes a BPE model; .* 'PreTrained"
     ):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen2", "roberta"])
+def test_a_tokenizer_that_its_class_would_change_is_saved_as_it_is(name, tmp_path):
+    tokenizer = make("pieces")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 8,
+    }
+    made = {"bert": models.BertModel, "qwen2": models.LlamaForCausalLM, "roberta": models.RobertaModel}[name]
+    model = made(sizes | {"model_type": name}, rng=0)
+    model.tokenizer = tokenizer
+    models.save(model, tmp_path)
+    assert models.load(tmp_path).tokens("the Sea") == ["the", "Sea"]
