@@ -150,10 +150,6 @@ def additive_attention_vjp(
         As :func:`additive_attention`; in the pullback, a ``grad_out`` of another shape, or float64 where the output
         has fewer bits.
 
-    References
-    ----------
-    Bahdanau et al., 2015, appendix A.1.2, differentiated: `selfattn/reference/additive.py`.
-
     Examples
     --------
     >>> import numpy as np

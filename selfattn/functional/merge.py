@@ -130,8 +130,7 @@ def merge_attention_vjp(
 
     Parameters
     ----------
-    outs, lses
-        As :func:`merge_attention` takes them.
+    outs, lses : as :func:`merge_attention` takes them
 
     Returns
     -------
@@ -145,10 +144,6 @@ def merge_attention_vjp(
     ------
     TypeError, ValueError
         As :func:`merge_attention`; in the pullback as :func:`softmax_vjp`.
-
-    References
-    ----------
-    Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021, section 2, differentiated.
 
     Examples
     --------

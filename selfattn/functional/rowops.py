@@ -72,13 +72,11 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
 
     Parameters
     ----------
-    x, axis
-        As :func:`softmax` takes them.
+    x, axis : as :func:`softmax` takes them
 
     Returns
     -------
-    y : ndarray
-        As :func:`softmax` returns it.
+    y : ndarray, as :func:`softmax` returns it
     pullback : callable
         ``dx = pullback(dy)``, in the shape and dtype of x (float64 for integers). It may be called again; until the last call
         x must not change.
@@ -109,15 +107,12 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
 
     Parameters
     ----------
-    x, axis
-        As :func:`log_softmax` takes them.
+    x, axis : as :func:`log_softmax` takes them
 
     Returns
     -------
-    y : ndarray
-        As :func:`log_softmax` returns it.
-    pullback : callable
-        As that of :func:`softmax_vjp`.
+    y : ndarray, as :func:`log_softmax` returns it
+    pullback : callable, as that of :func:`softmax_vjp`
 
     Raises
     ------
@@ -155,13 +150,11 @@ def layer_norm_vjp(
 
     Parameters
     ----------
-    x, normalized_shape, weight, bias, eps
-        As :func:`layer_norm` takes them.
+    x, normalized_shape, weight, bias, eps : as :func:`layer_norm` takes them
 
     Returns
     -------
-    y : ndarray
-        As :func:`layer_norm` returns it.
+    y : ndarray, as :func:`layer_norm` returns it
     pullback : callable
         ``pullback(dy)`` returns :class:`LayerNormGradients` ``(x, weight, bias)``, None for a parameter that was not given, in
         the shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must
@@ -171,10 +164,6 @@ def layer_norm_vjp(
     ------
     TypeError, ValueError
         As :func:`layer_norm`; in the pullback as :func:`softmax_vjp`.
-
-    References
-    ----------
-    Ba, Kiros and Hinton, "Layer Normalization", 2016, equations 3 and 4, differentiated.
 
     Examples
     --------
@@ -209,24 +198,17 @@ def rms_norm_vjp(
 
     Parameters
     ----------
-    x, normalized_shape, weight, eps
-        As :func:`rms_norm` takes them.
+    x, normalized_shape, weight, eps : as :func:`rms_norm` takes them
 
     Returns
     -------
-    y : ndarray
-        As :func:`rms_norm` returns it.
-    pullback : callable
-        As that of :func:`layer_norm_vjp`; it returns :class:`RMSNormGradients` ``(x, weight)``.
+    y : ndarray, as :func:`rms_norm` returns it
+    pullback : callable, as that of :func:`layer_norm_vjp`; it returns :class:`RMSNormGradients` ``(x, weight)``
 
     Raises
     ------
     TypeError, ValueError
         As :func:`rms_norm`; in the pullback as :func:`softmax_vjp`.
-
-    References
-    ----------
-    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, equations 4 and 9.
 
     Examples
     --------
@@ -254,24 +236,17 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
 
     Parameters
     ----------
-    x, approximate
-        As :func:`gelu` takes them.
+    x, approximate : as :func:`gelu` takes them
 
     Returns
     -------
-    y : ndarray
-        As :func:`gelu` returns it.
-    pullback : callable
-        As that of :func:`softmax_vjp`.
+    y : ndarray, as :func:`gelu` returns it
+    pullback : callable, as that of :func:`softmax_vjp`
 
     Raises
     ------
     TypeError, ValueError
         As :func:`gelu`; in the pullback as :func:`softmax_vjp`.
-
-    References
-    ----------
-    Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2, differentiated.
 
     Examples
     --------
@@ -300,15 +275,13 @@ def apply_rotary_emb_vjp(
 
     Parameters
     ----------
-    x, cos, sin, interleaved
-        As :func:`apply_rotary_emb` takes them.
+    x, cos, sin, interleaved : as :func:`apply_rotary_emb` takes them
     wrt : str or sequence of str
         The inputs to differentiate with respect to. ``wrt="x"`` saves the gradients of tables that are not trained.
 
     Returns
     -------
-    y : ndarray
-        As :func:`apply_rotary_emb` returns it.
+    y : ndarray, as :func:`apply_rotary_emb` returns it
     pullback : callable
         ``pullback(dy)`` returns :class:`RotaryGradients` ``(x, cos, sin)``, None for those that ``wrt`` does not name, in the
         shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must
@@ -318,11 +291,6 @@ def apply_rotary_emb_vjp(
     ------
     TypeError, ValueError
         As :func:`apply_rotary_emb`; another name in ``wrt``; in the pullback as :func:`softmax_vjp`.
-
-    References
-    ----------
-    Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34,
-    differentiated.
 
     Examples
     --------

@@ -123,8 +123,7 @@ def varlen_attention_vjp(
 
     Parameters
     ----------
-    query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask, out
-        As :func:`varlen_attention` takes them.
+    query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask, out : as :func:`varlen_attention` takes them
     **options
     return_lse, wrt
         See :func:`scaled_dot_product_attention_vjp`.

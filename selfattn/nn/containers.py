@@ -133,8 +133,7 @@ class Sequential(ModuleList):
 
         Parameters
         ----------
-        x, **options
-            As :meth:`forward` takes them.
+        x, **options : as :meth:`forward` takes them
 
         Returns
         -------

@@ -270,8 +270,7 @@ class GPT(Module):
 
         Parameters
         ----------
-        ids, targets
-            As :meth:`loss` takes them.
+        ids, targets : as :meth:`loss` takes them
 
         Returns
         -------

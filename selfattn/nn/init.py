@@ -116,12 +116,7 @@ def xavier_normal_(tensor: Array, gain: float = 1.0, *, rng: Rng = None) -> Arra
 
 
 def kaiming_uniform_(
-    tensor: Array,
-    a: float = 0.0,
-    mode: Fan = "fan_in",
-    nonlinearity: str = "leaky_relu",
-    *,
-    rng: Rng = None,
+    tensor: Array, a: float = 0.0, mode: Fan = "fan_in", nonlinearity: str = "leaky_relu", *, rng: Rng = None
 ) -> Array:
     """Fill from U(−bound, bound), bound = gain · √(3 / fan).
 
@@ -136,12 +131,7 @@ def kaiming_uniform_(
 
 
 def kaiming_normal_(
-    tensor: Array,
-    a: float = 0.0,
-    mode: Fan = "fan_in",
-    nonlinearity: str = "leaky_relu",
-    *,
-    rng: Rng = None,
+    tensor: Array, a: float = 0.0, mode: Fan = "fan_in", nonlinearity: str = "leaky_relu", *, rng: Rng = None
 ) -> Array:
     """Fill from N(0, std²), std = gain / √fan; He et al., 2015, equation 14."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), rng=rng)

@@ -117,8 +117,7 @@ class Linear(Module):
         Returns
         -------
         y : ndarray, shape (..., out_features)
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         refuse_gradients(self.weight)
         x = as_features(x, self.in_features, self.weight.dtype)
@@ -284,8 +283,7 @@ class Dropout(Module):
     ----------
     p : float, default 0.5
         Between 0 and 1, both included.
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
     rng : int, Generator or torch_rng, optional
         Every call draws from it. The zeros are at other places than PyTorch's.
 
@@ -337,8 +335,7 @@ class Dropout(Module):
         Returns
         -------
         y : ndarray, in the shape and dtype of ``x``
-        pullback : callable
-            ``dx, {} = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, {} = pullback(dy)``, as :class:`Module` says
         """
         x = as_input(x, self.dtype)
         factors = self._factors(x)

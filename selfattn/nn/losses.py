@@ -127,8 +127,7 @@ class CrossEntropyLoss(Loss):
         elements, N·d1·…. Without an element it is NaN, as in PyTorch.
     label_smoothing : float, default 0.0
         From 0 to 1: this share of each target's probability is spread evenly over all classes.
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     References
     ----------
@@ -282,8 +281,7 @@ class MSELoss(Loss):
     Parameters
     ----------
     reduction : {"mean", "sum", "none"}, default "mean"
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     Examples
     --------
@@ -319,8 +317,7 @@ class BCEWithLogitsLoss(Loss):
     reduction : {"mean", "sum", "none"}, default "mean"
     pos_weight : array_like, optional
         A factor of the first term, that of t, broadcastable to the shape of ``x``.
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     Examples
     --------

@@ -131,8 +131,7 @@ class Module:
 
         Parameters
         ----------
-        *args, **kwargs
-            As ``forward`` of the subclass takes them.
+        *args, **kwargs : as ``forward`` of the subclass takes them
 
         Returns
         -------

@@ -221,8 +221,7 @@ class MultiheadAttention(Module):
         Returns
         -------
         result : tuple, (output, weights)
-        pullback : callable
-            ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says.
+        pullback : callable, ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says
         """
         refuse_gradients(self.out_proj.weight)
         masks = key_padding_mask, attn_mask, is_causal, key_lengths
@@ -269,8 +268,7 @@ class MultiheadAttention(Module):
 
         Parameters
         ----------
-        query, key, value, key_padding_mask, attn_mask, is_causal, key_lengths
-            As :meth:`forward` takes them.
+        query, key, value, key_padding_mask, attn_mask, is_causal, key_lengths : as :meth:`forward` takes them
 
         Returns
         -------

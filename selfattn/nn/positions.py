@@ -72,8 +72,7 @@ class AddedPositions(Module):
         Returns
         -------
         y : ndarray, shape (..., L, d_model)
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         x = as_sequence(x, self.d_model, self._rows().dtype)
         y, kind, parameters = self(x), x.dtype, self.parameters()
@@ -306,14 +305,12 @@ class RotaryEmbedding(Module):
 
         Parameters
         ----------
-        x, positions
-            As :meth:`forward` takes them.
+        x, positions : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, in the shape of ``x``
-        pullback : callable
-            ``dx, {} = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, {} = pullback(dy)``, as :class:`Module` says
         """
         x = as_sequence(x, self.dim, self.cos.dtype)
         y, rotary_pullback = sa.apply_rotary_emb_vjp(

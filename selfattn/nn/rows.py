@@ -79,8 +79,7 @@ class Norm(Module):
         Returns
         -------
         y : ndarray, in the shape of ``x``
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         y, norm_pullback = self._function_vjp(*self._arguments(x))
 
@@ -223,8 +222,7 @@ class Activation(Module):
         Returns
         -------
         y : ndarray, in the shape and dtype of ``x``
-        pullback : callable
-            ``dx, {} = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, {} = pullback(dy)``, as :class:`Module` says
         """
         array = as_input(x, self.dtype)
         y = self.forward(array)
@@ -242,8 +240,7 @@ class ReLU(Activation):
 
     Parameters
     ----------
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     Examples
     --------
@@ -265,8 +262,7 @@ class Tanh(Activation):
 
     Parameters
     ----------
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     Examples
     --------
@@ -288,8 +284,7 @@ class SiLU(Activation):
 
     Parameters
     ----------
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     References
     ----------
@@ -319,8 +314,7 @@ class GELU(Activation):
     ----------
     approximate : {"none", "tanh"}, default "none"
         "tanh" takes Φ(x) ≈ (1 + tanh(√(2/π)·(x + 0.044715·x³))) / 2, as GPT-2 does.
-    dtype : dtype, default float32
-        The dtype of lists and integers.
+    dtype : dtype of lists and integers, default float32
 
     See Also
     --------

@@ -119,8 +119,7 @@ class ScaledDotProductAttention(Module):
 
         Parameters
         ----------
-        query, key, value, mask, attn_mask, key_lengths
-            As :meth:`forward` takes them.
+        query, key, value, mask, attn_mask, key_lengths : as :meth:`forward` takes them
         dropout : Module, optional
             One with a ``vjp``.
 

@@ -228,14 +228,12 @@ class SelfAttention(Module):
 
         Parameters
         ----------
-        x, attn_mask, **options
-            As :meth:`forward` takes them.
+        x, attn_mask, **options : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, shape (..., L, d_v)
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         x = array = self._checked(x, options)
         attention_pullback: Any
@@ -298,12 +296,7 @@ class SelfAttentionBlock(Module):
     _call_options = OPTIONS
 
     def __init__(
-        self,
-        d_model: int,
-        num_heads: int = 1,
-        *,
-        dtype: npt.DTypeLike = np.float32,
-        rng: init.Rng = None,
+        self, d_model: int, num_heads: int = 1, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None
     ) -> None:
         self.d_model = d_model = check_size("d_model", d_model)
         self.num_heads = check_divisor("num_heads", num_heads, "d_model", d_model)
@@ -391,14 +384,12 @@ class SelfAttentionBlock(Module):
 
         Parameters
         ----------
-        x, attn_mask, key_lengths, **options
-            As :meth:`forward` takes them.
+        x, attn_mask, key_lengths, **options : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, shape (..., L, d_model)
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         return self._run(True, x, attn_mask, key_lengths, options)
 

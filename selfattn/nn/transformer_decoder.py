@@ -131,14 +131,12 @@ class TransformerDecoderLayer(ResidualLayer):
         Parameters
         ----------
         tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
-        key_lengths, memory_key_lengths
-            As :meth:`forward` takes them.
+        key_lengths, memory_key_lengths : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, in the shape of ``tgt``
-        pullback : callable
-            ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says
         """
         own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
         cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
@@ -245,8 +243,7 @@ class TransformerDecoder(Stack):
     ----------
     decoder_layer : TransformerDecoderLayer, or another Module with the same call
         The layers are ``num_layers`` copies of it. Their dropout draws from its generator.
-    num_layers, norm
-        As for :class:`TransformerEncoder`.
+    num_layers, norm : as for :class:`TransformerEncoder`
 
     Attributes
     ----------
@@ -256,10 +253,6 @@ class TransformerDecoder(Stack):
     See Also
     --------
     TransformerDecoderLayer
-
-    References
-    ----------
-    Vaswani et al., "Attention Is All You Need", 2017, section 3.1.
 
     Examples
     --------
@@ -294,8 +287,7 @@ class TransformerDecoder(Stack):
         Parameters
         ----------
         tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, memory_is_causal, key_lengths,
-        memory_key_lengths
-            As :meth:`TransformerDecoderLayer.forward` takes them; every layer gets them.
+        memory_key_lengths : as :meth:`TransformerDecoderLayer.forward` takes them; every layer gets them
         tgt_is_causal : bool, optional
             None is False. (PyTorch then checks whether ``tgt_mask`` is causal, which does not change the result.)
 
@@ -327,14 +319,12 @@ class TransformerDecoder(Stack):
         Parameters
         ----------
         tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
-        key_lengths, memory_key_lengths
-            As :meth:`forward` takes them.
+        key_lengths, memory_key_lengths : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, in the shape of ``tgt``
-        pullback : callable
-            ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says
         """
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal

@@ -188,14 +188,12 @@ class TransformerEncoderLayer(ResidualLayer):
 
         Parameters
         ----------
-        src, src_mask, src_key_padding_mask, is_causal, key_lengths
-            As :meth:`forward` takes them.
+        src, src_mask, src_key_padding_mask, is_causal, key_lengths : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, in the shape of ``src``
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         masks = src_mask, src_key_padding_mask, is_causal, key_lengths
         return _Call(self, [self], None, src, *masks).run(True)
@@ -271,10 +269,6 @@ class TransformerEncoder(Stack):
     See Also
     --------
     TransformerEncoderLayer
-
-    References
-    ----------
-    Vaswani et al., "Attention Is All You Need", 2017, section 3.1.
 
     Examples
     --------
@@ -357,14 +351,12 @@ class TransformerEncoder(Stack):
 
         Parameters
         ----------
-        src, mask, src_key_padding_mask, is_causal, key_lengths
-            As :meth:`forward` takes them.
+        src, mask, src_key_padding_mask, is_causal, key_lengths : as :meth:`forward` takes them
 
         Returns
         -------
         y : ndarray, in the shape of ``src``
-        pullback : callable
-            ``dx, grads = pullback(dy)``, as :class:`Module` says.
+        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
         """
         return self._encode(True, src, mask, src_key_padding_mask, is_causal, key_lengths)
 

@@ -163,8 +163,7 @@ class LambdaLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer, last_epoch
-        As for :class:`LRScheduler`.
+    optimizer, last_epoch : as for :class:`LRScheduler`
     lr_lambda : callable, or list of one
         ``lr_lambda(step)`` is the factor, of the steps 0, 1, 2 …
 
@@ -208,8 +207,7 @@ class LinearLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer, last_epoch
-        As for :class:`LRScheduler`.
+    optimizer, last_epoch : as for :class:`LRScheduler`
     start_factor : float, default 1/3
         The factor of the learning rate at first, above 0 and at most 1.
     end_factor : float, default 1.0
@@ -270,8 +268,7 @@ class CosineAnnealingLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer, last_epoch
-        As for :class:`LRScheduler`.
+    optimizer, last_epoch : as for :class:`LRScheduler`
     T_max : int
         The number of steps to the lowest learning rate.
     eta_min : float, default 0.0
@@ -325,8 +322,7 @@ class OneCycleLR(LRScheduler):
 
     Parameters
     ----------
-    optimizer, last_epoch
-        As for :class:`LRScheduler`.
+    optimizer, last_epoch : as for :class:`LRScheduler`
     max_lr : float
     total_steps : int, optional
         The number of steps; a further step is an error.

@@ -364,8 +364,7 @@ class AdamW(Adam):
 
     Parameters
     ----------
-    params, lr, betas, eps
-        As for :class:`Adam`.
+    params, lr, betas, eps : as for :class:`Adam`
     weight_decay : float, default 0.01
 
     References

@@ -33,14 +33,7 @@ from selfattn.reference.additive import AdditiveGradients, additive_attention, a
 from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
 from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import dropout_keep_mask, philox4x32
-from selfattn.reference.rows import (
-    apply_rotary_emb,
-    gelu,
-    layer_norm,
-    log_softmax,
-    rms_norm,
-    softmax,
-)
+from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
 from selfattn.reference.rows_vjp import (
     LayerNormGradients,
     MergeGradients,

@@ -83,10 +83,6 @@ def additive_attention_vjp(
         dQ_i  = sum_j dS_ij * v * (1 - T_ij**2)          dK_j = sum_i the same
         dw_query = query.T @ dQ                          dquery = dQ @ w_query.T
 
-    References
-    ----------
-    Bahdanau, Cho and Bengio, 2015, appendix A.1.2, differentiated.
-
     Examples
     --------
     >>> import numpy as np

@@ -227,8 +227,7 @@ def attention_steps(
 
     Parameters
     ----------
-    query, key, value
-        As :func:`scaled_dot_product_attention` takes them.
+    query, key, value : as :func:`scaled_dot_product_attention` takes them
     **options
 
     Returns

@@ -169,10 +169,7 @@ CAPTIONS: dict[str, str] = {
     "terms": "{n} terms",
 }
 
-TOOLS: dict[str, str] = {
-    "theme": "light or dark",
-    "projector": "larger type, for a projector",
-}
+TOOLS: dict[str, str] = {"theme": "light or dark", "projector": "larger type, for a projector"}
 
 # The explorer and the page of a GPT share these.
 MODELS: dict[str, str] = {
