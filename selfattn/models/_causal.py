@@ -813,21 +813,20 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
 
 
 def text_files(model: CausalModel) -> dict[str, bytes]:
-    """Return the files of a model's tokenizer and template by name: those that were read, with changes, or new ones."""
-    if model.tokenizer is None:
-        return {}
+    """Return the files of generation, tokenizer and template by name: those that were read, with changes, or new ones."""
     found = dict(model.kept)
     if not found:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", **model.special_tokens}
         found[_tokenizer.TOKENIZER_CONFIG] = _disk.to_json(settings)
     template, stop_ids, generation = model._as_read
     if model.stop_ids != stop_ids or model.generation_config != generation:
-        other = {
-            n: x for n, x in json.loads(found.get(GENERATION_CONFIG, b"{}")).items() if n not in SETTINGS
-        }
+        before = json.loads(found.get(GENERATION_CONFIG, b"{}"))
+        other = {name: value for name, value in before.items() if name not in SETTINGS}
         new = model.stop_ids != stop_ids or "eos_token_id" not in other
         ends = {"eos_token_id": sorted(model.stop_ids)} if new else {}
         found[GENERATION_CONFIG] = _disk.to_json(other | dict(model.generation_config) | ends)
+    if model.tokenizer is None:
+        return {name: content for name, content in found.items() if name == GENERATION_CONFIG}
     if model.chat_template is not None and model.chat_template != template:
         found[TEMPLATE] = model.chat_template.encode()
     elif model.chat_template is None and template is not None:

@@ -313,6 +313,9 @@ def test_generation_as_the_folder_says(folder, tmp_path):
     models.save(model, tmp_path / "again")
     again = models.load(tmp_path / "again")
     assert (again.generation_config, again.stop_ids) == (model.generation_config, model.stop_ids)
+    again.tokenizer = None
+    models.save(again, tmp_path / "ids")
+    assert models.load(tmp_path / "ids").generation_config == model.generation_config
 
     model = told(tmp_path, eos_token_id=end, max_length=5, stop_strings=["zz", "a"])
     assert model.generate("a", stop="zz") == usual.generate("a", 4)
