@@ -39,7 +39,7 @@ class Rows(NamedTuple):
             reason: f"{self.no_effect.get(reason, '')} {other.no_effect.get(reason, '')}"
             for reason in reasons
         }
-        return Rows(both, {**self.refused, **other.refused}, other.aliases)
+        return Rows(both, {**self.refused, **other.refused}, {**self.aliases, **other.aliases})
 
 
 NOTES = "names, versions and notes"
@@ -157,9 +157,11 @@ TABLE: dict[str, Rows] = {
             "of tokenizers in Python, before tokenizer.json": "do_basic_tokenize errors keep_accents never_split remove_space split_by_punct "
             "tokenize_chinese_chars_ use_default_system_prompt use_legacy vocab_file merges_file vocab_type wordpieces_prefix",
             "another class's setting": "add_prefix_space do_lower_case legacy strip_accents tokenize_chinese_chars",
-            "of chats that call tools": "response_schema response_template",
+            "of chats that call tools": "chat_control_tokens response_schema response_template",
+            "tokenizer.json says it": "gguf_file merges post_processor tokenizer tokenizer_object tokenizer_padding tokenizer_truncation "
+            "unk_id vocab",
         },
-        {"fast_tokenizer_files": [], "fix_mistral_regex": False, "init_inputs": []},
+        {"fast_tokenizer_files": [], "fix_mistral_regex": False, "init_inputs": [], "model_specific_special_tokens": {}},
         {"max_len": "model_max_length"},
     ),
     "special_tokens_map.json": Rows(),

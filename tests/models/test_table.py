@@ -158,7 +158,9 @@ def of_gguf():
     return found
 
 
-@pytest.mark.parametrize("keys", [configurations, of_generation, of_sentence_transformers, of_gguf])
+@pytest.mark.parametrize(
+    "keys", [configurations, of_generation, of_tokenizers, of_sentence_transformers, of_gguf]
+)
 def test_every_key_that_libraries_write_has_a_row(keys, obeyed):
     for name, names in keys().items():
         file, _, kind = name.partition(" of ")

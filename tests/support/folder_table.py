@@ -105,6 +105,14 @@ def _sample(folder):
             ):
                 write_json(each / name, {})
         models.load(each)
+    special = dict.fromkeys(
+        [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")], SPECIAL[0]
+    )
+    special |= {"additional_special_tokens": [], "legacy": False}
+    for name in ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"):
+        write_json(language / "tokenizer_config.json", special | {"tokenizer_class": name})
+        write_json(language / "special_tokens_map.json", special)
+        models.load(language)
     for kind in (models.LlamaForCausalLM, models.GPT2LMHeadModel):
         config = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8} if "gpt2" in kind.kinds else {}
         model = kind(SIZES | {"max_position_embeddings": 8} | config, rng=0)
@@ -128,6 +136,10 @@ def row(name, what, text):
     return f"| {name} | {what} | {text} |\n" if text else ""
 
 
+def as_read(keys, rows):
+    return ", ".join([code(keys), *(f"`{alias}` as `{key}`" for alias, key in rows.aliases.items())])
+
+
 def no_effect(rows):
     return "; ".join(f"*{reason}*: {code(keys.split())}" for reason, keys in rows.no_effect.items())
 
@@ -147,10 +159,9 @@ def by_model(read):
     common, same = set.intersection(*kinds.values()), {}
     for name, keys in kinds.items():
         own = _table.TABLE.get(name, _table.Rows())
-        given = [code({key for key in keys - common if "." not in key})]
-        given += [f"`{alias}` as `{key}`" for alias, key in own.aliases.items()]
+        given = as_read({key for key in keys - common if "." not in key}, own)
         more = {"; no effect: ": no_effect(own), "; refused: ": refused(own)}
-        text = ", ".join(given) + "".join(begin + end for begin, end in more.items() if end)
+        text = given + "".join(begin + end for begin, end in more.items() if end)
         same.setdefault(text, []).append(name.removeprefix("config.json of "))
     text = row("`config.json`", "obeyed", code(common))
     text += "".join(row("", ", ".join(names), given) for given, names in same.items())
@@ -164,7 +175,7 @@ def page(read):
         if not name.startswith("config.json of"):
             shown = f"`{name}`" if name.endswith(".json") and " " not in name else name
             parts = {
-                "obeyed": code(read.get(name, ())),
+                "obeyed": as_read(read.get(name, ()), rows),
                 "no effect": no_effect(rows),
                 "refused": refused(rows),
             }
