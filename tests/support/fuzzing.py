@@ -362,7 +362,7 @@ TARGETS: dict[str, Target] = {
         reads("config.json", use_model, lambda content: saved(closest(content, CONFIGS, "architectures"))), change_json,
     ),
     "pipeline": Target(a_pipeline, read_pipeline, change_json),
-    "tokenizer": Target(tokenizers_of_all_kinds, reads("tokenizer.json", use_model, lambda content: saved() | {"tokenizer_config.json": b"{}"}), change_json),
+    "tokenizer": Target(tokenizers_of_all_kinds, reads("tokenizer.json", use_model, lambda content: saved() | {"tokenizer_config.json": dumps({"tokenizer_class": "PreTrainedTokenizerFast"})}), change_json),
     "own_config": Target(lambda: [own()["config.json"]], read_own("config.json"), change_json),
     "own_vocabulary": Target(lambda: [own()["vocabulary.json"]], read_own("vocabulary.json"), change_json),
     "sentencepiece": Target(
