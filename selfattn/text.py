@@ -102,6 +102,34 @@ def _ids(tokenizer: Any, sentence: str) -> list[int]:
     return without_pads(tokenizer, encoding, encoding.ids)
 
 
+def spelled(tokenizer: Any, ids: Iterable[SupportsIndex]) -> list[str]:
+    """Return each token as it reads in a text, with the space before a word; bytes of an unfinished character as <0x…>."""
+    steps = [tokenizer.decoder, tokenizer.pre_tokenizer]
+    by_bytes = any(step is not None and b'"ByteLevel"' in step.__getstate__() for step in steps)
+    added = tokenizer.get_added_tokens_decoder()
+    # A byte-level tokenizer names each byte by a letter: itself where it can be seen, the others from U+0100 on.
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {chr(n): n for n in seen} if by_bytes else {}
+    letters |= {chr(256 + k): n for k, n in enumerate(sorted({*range(256)} - {*seen}))} if by_bytes else {}
+
+    def one(n: int) -> str:
+        name = str(tokenizer.id_to_token(n))
+        if n in added:
+            return name
+        if name in BYTES:
+            found = bytes([BYTES.index(name)])
+        elif letters.keys() >= {*name}:
+            found = bytes(letters[letter] for letter in name)
+        else:
+            return name.replace("▁", " ")
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "".join(BYTES[byte] for byte in found)
+
+    return [one(operator.index(n)) for n in ids]
+
+
 class TextStream:
     """Text of ids that come one by one: the texts that it returns join to what decoding all ids together gives.
 

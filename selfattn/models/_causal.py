@@ -28,7 +28,7 @@ from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
 from selfattn.models._pretrained import Parameters, Pretrained, states
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
-from selfattn.text import TextStream, without_pads
+from selfattn.text import TextStream, spelled, without_pads
 
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
@@ -175,7 +175,7 @@ class CausalModel(Pretrained):
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
         ids = self._ids(text)
-        tokens = None if self.tokenizer is None else self.tokens(ids.tolist())
+        tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
         return transformer_steps(self._built(len(ids))[0], ids, tokens)
 
     # -------------------------------------------------------------------------------------------------------- ids

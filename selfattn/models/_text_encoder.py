@@ -37,7 +37,7 @@ from selfattn.models._tokenizer import (
     is_text_or_pair,
 )
 from selfattn.nn.module import Gradients, checked_pullback
-from selfattn.text import without_pads
+from selfattn.text import spelled, without_pads
 
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
@@ -477,7 +477,8 @@ class TextEncoder(Pretrained):
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
         ids, types = self._ids_and_types(sentence)
-        return transformer_steps(*self._one(ids, types), tokens=self._tokens(ids))
+        tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
+        return transformer_steps(*self._one(ids, types), tokens=tokens)
 
     def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer, of one sentence.

@@ -25,7 +25,7 @@ from selfattn.nn.layers import Embedding
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
 from selfattn.nn.positions import SinusoidalPositions
 from selfattn.nn.self_attention import SelfAttentionBlock
-from selfattn.text import as_tokenizer
+from selfattn.text import as_tokenizer, spelled
 
 if TYPE_CHECKING:
     from selfattn.steps.layers import ModelSteps
@@ -269,9 +269,10 @@ class EmbeddingModel(Module):
 
     def _pieces(self, sentence: Sentence, ids: npt.NDArray[np.intp]) -> list[str] | None:
         """Return the word or piece of each id of a sentence, or None if the tokenizer does not know them."""
-        for name in ("id_to_piece", "id_to_token"):  # SentencePiece; tokenizers
-            if callable(piece := getattr(self.tokenizer, name, None)):
-                return [str(piece(int(n))) for n in ids]
+        if hasattr(self.tokenizer, "get_added_tokens_decoder"):  # tokenizers
+            return spelled(self.tokenizer, ids)
+        if callable(piece := getattr(self.tokenizer, "id_to_piece", None)):  # SentencePiece
+            return [str(piece(int(n))).replace("▁", " ") for n in ids]
         words = sentence.split() if isinstance(sentence, str) else []
         return words if len(words) == len(ids) else None
 

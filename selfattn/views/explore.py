@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from selfattn.text import spelled
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.heads import (
     HABITS,
@@ -150,7 +151,12 @@ def _read(
     if not hasattr(source, "logits"):
         if new_tokens:
             raise ValueError(f"new_tokens is for language models; {type(source).__name__} is not one")
-        tokens = _shown(_pieces(source, text))
+        known = hasattr(getattr(source, "tokenizer", None), "get_added_tokens_decoder")
+        tokens = (
+            _spelled(source, getattr(source, "_ids", source.tokens)(text))
+            if known
+            else _shown(_pieces(source, text))
+        )
         return read_steps(source.steps(text), tokens, tokens)
     ids = np.asarray(source._ids(text))
     prompt = len(ids)
@@ -175,16 +181,11 @@ def _pieces(source: Any, text: Text) -> Sequence[Any]:
 
 
 def _spelled(source: Any, ids: Any) -> list[str]:
-    """Return tokens of a language model as text; a token with only a part of a character stays as it is stored."""
-    stored = source.tokens(ids)
-    decode = getattr(getattr(source, "tokenizer", None), "decode", None)
-    if decode is None:
-        return _shown(stored)
-    read = [decode([int(n)], skip_special_tokens=False) for n in ids]
-    whole = [
-        token if token and "\ufffd" not in token else piece for token, piece in zip(read, stored, strict=True)
-    ]
-    return [visible(token) for token in whole]
+    """Return tokens as they read in a text, if the tokenizer can say it."""
+    tokenizer = getattr(source, "tokenizer", None)
+    if hasattr(tokenizer, "get_added_tokens_decoder"):
+        return [visible(token) for token in spelled(tokenizer, ids)]
+    return _shown(source.tokens(ids))
 
 
 def _shown(tokens: Sequence[Any]) -> list[str]:

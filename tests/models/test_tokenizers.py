@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from selfattn import models
+from selfattn import models, views
 from selfattn.models._tokenizer import load_tokenizer
-from selfattn.text import TextStream
+from selfattn.text import TextStream, spelled
 
 tokenizers = pytest.importorskip("tokenizers")
 decoders = tokenizers.decoders
@@ -74,6 +74,15 @@ KINDS = {
     "LlamaTokenizer": ("llama", "spaces"), "XLMRobertaTokenizer": ("xlm-roberta", "unigram"),
     "CamembertTokenizer": ("camembert", "unigram"), "PreTrainedTokenizerFast": ("llama", "bytes"), "": ("bert", "pieces"),
 }  # fmt: skip
+
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
 
 
 def make(kind):
@@ -150,15 +159,20 @@ def test_a_class_that_makes_another_kind_of_model_is_an_error(tmp_path):
 def test_a_tokenizer_that_its_class_would_change_is_saved_as_it_is(name, tmp_path):
     tokenizer = make("pieces")
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    sizes = {
-        "vocab_size": 40,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 8,
-    }
     made = {"bert": models.BertModel, "qwen2": models.LlamaForCausalLM, "roberta": models.RobertaModel}[name]
-    model = made(sizes | {"model_type": name}, rng=0)
+    model = made(SIZES | {"model_type": name}, rng=0)
     model.tokenizer = tokenizer
     models.save(model, tmp_path)
     assert models.load(tmp_path).tokens("the Sea") == ["the", "Sea"]
+
+
+def test_steps_and_pages_show_characters():
+    model = models.RobertaModel(SIZES | {"vocab_size": 300}, rng=0)
+    model.tokenizer = make("bytes")
+    tokens = [" s", "e", "<0xC3>", "<0xA9>", "<s>"]
+    assert model.tokens("seé<s>") == ["Ġs", "e", "Ã", "©", "<s>"]
+    assert list(model.steps("seé<s>").tokens) == tokens
+    page = views.explorer(model, "seé<s>", word="<0xA9>").html
+    assert "␣s" in page and "Ã" not in page
+    assert spelled(make("pieces"), [10, 11 + len(LETTERS)]) == ["the", "##the"]
+    assert spelled(make("spaces"), [10, 11 + len(LETTERS), 0]) == ["the", " the", "<s>"]
