@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -15,6 +16,7 @@ from selfattn.text import spelled
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.heads import (
     HABITS,
+    SMALL,
     Habit,
     Store,
     TextHeads,
@@ -23,6 +25,7 @@ from selfattn.views.heads import (
     is_special,
     next_tokens,
     read_steps,
+    shared_by,
     stored,
 )
 from selfattn.views.texts import EXPLORER, fill
@@ -32,7 +35,12 @@ from selfattn.views.writing import token_list, visible
 __all__ = ["Explorer", "explorer"]
 
 Text: TypeAlias = Any
-MOST_BYTES = 12_000_000  # a larger page is an error
+_Layer: TypeAlias = tuple[
+    int, int, int | None
+]  # heads; heads of keys; width of a head, None if products do not give its weights
+MOST_BYTES = (
+    17_000_000  # of a page's numbers before they are compressed; more are an error, before they are computed
+)
 MOST_RIBBONS = 40  # tokens whose ribbons are drawn
 MOST_NEW = 256
 
@@ -83,8 +91,8 @@ def explorer(
     TypeError
         A model without steps; tokens that are not strings.
     ValueError
-        Tokens that do not fit the steps, a word that is not in the text, texts with different numbers of layers or heads, or a page
-        that would need more than 12 MB.
+        Tokens that do not fit the steps, a word that is not in the text, texts with different numbers of layers or heads, or more
+        tokens than a page can show: its numbers may have 17 MB. The message says how many fit; nothing has been computed then.
 
     References
     ----------
@@ -102,14 +110,22 @@ def explorer(
     if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 0 <= new_tokens <= MOST_NEW:
         raise ValueError(f"new_tokens is an integer from 0 to {MOST_NEW}, not {new_tokens!r}")
     store = Store()
-    texts = [_read(model_or_steps, text, key_tokens, new_tokens, store)]
-    if compare is not None:
-        if hasattr(model_or_steps, "steps"):
-            texts.append(_read(model_or_steps, compare, None, new_tokens, store))
-        elif isinstance(compare, tuple) and len(compare) == 2:
-            texts.append(_read(*compare, None, 0, store))
-        else:
+    if hasattr(model_or_steps, "steps"):
+        given = [text] if compare is None else [text, compare]
+        both = [_taken(model_or_steps, each, new_tokens) for each in given]
+        layers = _layers_of(model_or_steps)
+        _check_fits(layers, [(len(ids) + new_tokens,) * 2 for ids, _ in both])
+        texts = [_read_model(model_or_steps, *each, new_tokens, store) for each in both]
+    else:
+        texts = [_read(model_or_steps, text, key_tokens)]
+        if isinstance(compare, tuple) and len(compare) == 2:
+            texts.append(_read(*compare, None))
+        elif compare is not None:
             raise TypeError(f"with steps, compare is (steps, tokens), not {type(compare).__name__}")
+        _check_fits(
+            [_stored_as(*each) for each in zip(texts[0].layers, texts[0].made_of, strict=True)],
+            [(len(each.queries), len(each.keys)) for each in texts],
+        )
     shapes = [[len(layer) for layer in each.layers] for each in texts]
     if shapes[0] != shapes[-1]:
         raise ValueError(
@@ -131,40 +147,86 @@ def explorer(
         EXPLORER["title" if heads != 1 else "title of one"], heads=heads, word=named.strip("␣ ") or named
     )
     body = _body(title, data, found, texts, store)
-    page = Explorer(title, body, _picture(texts, found, chosen[0], title, captions))
-    size = len(page.html.encode())
+    return Explorer(title, body, _picture(texts, found, chosen[0], title, captions))
+
+
+def _layers_of(model: Any) -> list[_Layer]:
+    """Return the layers of a model; none of a model of another package."""
+    if hasattr(model, "_built"):
+        settings, found = model._built(1)[0], []
+        for each in settings.layers:
+            key_heads = each.num_key_heads or each.num_heads
+            stacked = each.num_heads + (2 * key_heads if each.key is None else 0)
+            plain = settings.mask is None and not each.softcap
+            found.append(
+                (each.num_heads, key_heads, each.query.weight.shape[0] // stacked if plain else None)
+            )
+        return found
+    own = getattr(model, "attention_layers", [])
+    return [(each.num_heads, each.num_heads, model.embedding_dim // each.num_heads) for each in own]
+
+
+def _stored_as(weights: Any, made_of: Any) -> _Layer:
+    """Return a layer of steps."""
+    if made_of is None:
+        return len(weights), len(weights), None
+    query, key = made_of
+    return len(query), len(key) // shared_by(key), query.shape[-1]
+
+
+def _size(layers: list[_Layer], lengths: list[tuple[int, int]]) -> int:
+    """Return the bytes of the numbers of a page, for the numbers of queries and keys of each text; see :func:`heads.stored`."""
+    size = 0
+    for length, width in lengths:
+        for heads, key_heads, d in layers:
+            pairs, rows = heads * length * width, heads * length + key_heads * width
+            size += 2 * pairs if d is None or rows * d >= pairs else rows * (2 * d + 4)
+            size += (
+                heads * min(length, SMALL) * min(width, SMALL) + 2 * length * width
+            )  # small maps and means
+    return size
+
+
+def _check_fits(layers: list[_Layer], lengths: list[tuple[int, int]]) -> None:
+    """Refuse texts whose page would be too large."""
+    size, longest = _size(layers, lengths), max(map(max, lengths))
     if size > MOST_BYTES:
-        longest = max(len(each.queries) for each in texts)
-        raise ValueError(
-            f"the page would have {size / 1e6:.1f} MB; the limit is {MOST_BYTES / 1e6:.0f}: give fewer than {longest} tokens"
+        most = (
+            bisect_right(range(longest), MOST_BYTES, key=lambda n: _size(layers, [(n, n)] * len(lengths))) - 1
         )
-    return page
+        each, limit = " of each text" if len(lengths) > 1 else "", f"{MOST_BYTES / 1e6:.0f} MB"
+        made = f"{longest} tokens{each} make a page with {size / 1e6:.1f} MB of numbers; the limit is {limit}"
+        raise ValueError(f"{made}: give at most {most} tokens{each}, new ones included")
 
 
-def _read(
-    source: Any, text: Text, key_tokens: Sequence[str] | None, new_tokens: int, store: Store
-) -> TextHeads:
-    if not hasattr(source, "steps"):
-        tokens = token_list("text", text)
-        keys = tokens if key_tokens is None else token_list("key_tokens", key_tokens)
-        return read_steps(source, tokens, keys)
-    if not hasattr(source, "logits"):
-        if new_tokens:
-            raise ValueError(f"new_tokens is for language models; {type(source).__name__} is not one")
-        known = hasattr(getattr(source, "tokenizer", None), "get_added_tokens_decoder")
-        tokens = (
-            _spelled(source, getattr(source, "_ids", source.tokens)(text))
-            if known
-            else _shown(_pieces(source, text))
-        )
-        return read_steps(source.steps(text), tokens, tokens)
-    ids = np.asarray(source._ids(text))
-    prompt = len(ids)
+def _read(steps: Any, text: Text, key_tokens: Sequence[str] | None) -> TextHeads:
+    tokens = token_list("text", text)
+    return read_steps(steps, tokens, tokens if key_tokens is None else token_list("key_tokens", key_tokens))
+
+
+def _taken(model: Any, text: Text, new_tokens: int) -> tuple[Any, Any]:
+    """Return a text's tokens and what ``steps`` takes: ids for a language model."""
+    if hasattr(model, "logits"):
+        ids = np.asarray(model._ids(text))
+        return ids, ids
     if new_tokens:
-        ids = np.concatenate([ids, source.generate(ids, new_tokens)])
-    tokens = _spelled(source, ids)
-    expected = next_tokens(np.asarray(source.logits(ids)), lambda some: _spelled(source, some), store)
-    return read_steps(source.steps(ids), tokens, tokens, prompt=prompt, next=expected)
+        raise ValueError(f"new_tokens is for language models; {type(model).__name__} is not one")
+    known = hasattr(getattr(model, "tokenizer", None), "get_added_tokens_decoder")
+    spelled = (
+        _spelled(model, getattr(model, "_ids", model.tokens)(text)) if known else _shown(_pieces(model, text))
+    )
+    return spelled, text
+
+
+def _read_model(model: Any, tokens: Any, given: Any, new_tokens: int, store: Store) -> TextHeads:
+    if not hasattr(model, "logits"):
+        return read_steps(model.steps(given), tokens, tokens)
+    ids, prompt = given, len(given)
+    if new_tokens:
+        ids = np.concatenate([ids, model.generate(ids, new_tokens)])
+    tokens = _spelled(model, ids)
+    expected = next_tokens(np.asarray(model.logits(ids)), lambda some: _spelled(model, some), store)
+    return read_steps(model.steps(ids), tokens, tokens, prompt=prompt, next=expected)
 
 
 def _pieces(source: Any, text: Text) -> Sequence[Any]:

@@ -227,14 +227,14 @@ def _layer(text: TextHeads, n: int, store: Store) -> dict[str, Any]:
     weights, made_of = text.layers[n], text.made_of[n]
     if made_of is not None:
         query, key = made_of
-        groups, band = _key_heads(key), _band(text.closed[n])
+        groups, band = shared_by(key), _band(text.closed[n])
         if band is not None and query.size + key[::groups].size < weights.size:
             rows = {"query": _stored_rows(query, store), "key": _stored_rows(key[::groups], store)}
             return rows | {"band": band}
     return {"weights": store.add(_shares(weights, 65535), "u2")}
 
 
-def _key_heads(key: Array) -> int:
+def shared_by(key: Array) -> int:
     """Return how many heads share each key."""
     for groups in range(len(key), 1, -1):
         if len(key) % groups == 0:

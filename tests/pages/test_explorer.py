@@ -209,7 +209,29 @@ def test_bad_calls():
             views.explorer(*arguments, **options)
 
 
-def test_a_page_beyond_the_limit_is_an_error(monkeypatch):
+@pytest.mark.parametrize("compare", [False, True])
+def test_a_page_beyond_the_limit_is_an_error_before_the_work(compare, monkeypatch):
+    model = nn.EmbeddingModel(
+        WhitespaceTokenizer(["he"]), 2, 8, num_layers=2, num_heads=2, max_seq_len=64, rng=0
+    )
     monkeypatch.setattr("selfattn.views.explore.MOST_BYTES", 10_000)
-    with pytest.raises(ValueError, match=r"MB; the limit is 0: give fewer than 40 tokens"):
-        views.explorer(steps_of(40), [str(n) for n in range(40)])
+
+    def page_of(count):
+        return views.explorer(model, "he " * count, compare="he " * count if compare else None)
+
+    computed = []
+    model.steps = computed.append
+    with pytest.raises(
+        ValueError, match=r"64 tokens.* make a page with .* MB of numbers; the limit is 0 MB: give"
+    ) as caught:
+        page_of(64)
+    assert not computed
+    most = int(re.search(r"at most (\d+) tokens", str(caught.value))[1])
+    del model.steps
+    found = re.search(r'class="sa-bytes">(.*?)</script>', page_of(most).html)[1]
+    # parts of the numbers are aligned to eight bytes
+    assert 8_500 < len(zlib.decompress(base64.b64decode(found))) < 10_000 + 200
+    with pytest.raises(ValueError, match=f"at most {most} tokens"):
+        page_of(most + 1)
+    with pytest.raises(ValueError, match=r"40 tokens make a page .* give at most 3\d tokens"):
+        views.explorer(steps_of(40, heads=3), [str(n) for n in range(40)])
