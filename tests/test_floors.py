@@ -7,14 +7,9 @@ import selfattn
 
 FLOORS = (
     ("_check", "_disk", "_extras", "_interrupt", "_timing", "config", "reference", "_core"),
-    ("functional", "text", "random"),
-    ("engine",),
-    ("steps",),
-    ("nn", "optim", "files"),
-    ("models", "training", "tutorials"),
-    ("views", "interop", "search"),
-    ("cli", "benchmarks", "__main__"),
-)
+    ("functional", "text", "random"), ("engine",), ("steps",), ("nn", "optim", "files"),
+    ("models", "training", "tutorials"), ("views", "interop", "search"), ("cli", "benchmarks", "__main__"),
+)  # fmt: skip
 HEIGHTS = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 PACKAGE = Path(selfattn.__file__).parent
 # The package's `__init__` imports from all floors; through its `_render`, `steps` use `views` in a notebook.

@@ -102,11 +102,7 @@ def test_what_is_returned_and_in_which_order():
 
 def test_outputs_without_elements_take_no_time():
     """The call has 2**40 queries whose outputs have no columns: its arrays have a few bytes."""
-    query, key, value = (
-        np.broadcast_to(np.float32(1), (2**40, 1)),
-        np.ones((3, 1), "f4"),
-        np.ones((3, 0), "f4"),
-    )
+    query, key, value = (np.broadcast_to(np.float32(1), (2**40, 1)), np.ones((3, 1), "f4"), np.ones((3, 0), "f4"))  # fmt: skip
     assert attend(query, key, value).shape == (2**40, 0)
     assert attend(query, key[:0], value[:0], return_weights=True)[1].shape == (2**40, 0)
 

@@ -164,13 +164,9 @@ def test_gradients_agree_with_the_reference(problem, isa, num_threads, data):
 NUMBERS = st.one_of(
     st.integers(-3, 9),
     st.sampled_from([2**31, 2**63, -(2**63), 2**64, 10**400, 1e308, 5e-324]),
-    st.floats(),
-    st.complex_numbers(),
-    st.booleans(),
-    st.sampled_from(
-        [np.float32(0.5), np.int8(2), np.True_, np.array(3.0), np.array([1.0]), np.datetime64("nat")]
-    ),
-)
+    st.floats(), st.complex_numbers(), st.booleans(),
+    st.sampled_from([np.float32(0.5), np.int8(2), np.True_, np.array(3.0), np.array([1.0]), np.datetime64("nat")]),
+)  # fmt: skip
 DTYPES = [
     *["f2", "f4", "f8", "i1", "u8", "?", "c8", "O", "U2", "S3", "M8[s]", "m8[s]", "g", "V4", ">f4", ">i2"],
     BFLOAT16,
@@ -244,19 +240,11 @@ def table_of_runs(rng):
 FAR = [-(2**63), -1, 0, 1, S + 1, 2**40, 2**60, 2**60 + 1, 2**62, 2**63 - 1]
 WRONG = [np.nan, -0.1, 1.1, np.inf, None, (), [3], "x", 2**63, np.int64(1), np.zeros(3, np.int64)]
 OTHERWISE = [
-    lambda x: x[..., :-1],
-    lambda x: x[:-1],
-    lambda x: x[::-1],
-    lambda x: x[None],
-    lambda x: np.concatenate([x, x], axis=-1),
-    lambda x: np.concatenate([x, x], axis=0),
-    lambda x: np.broadcast_to(x, (2, *x.shape)),
-    lambda x: x.astype(np.int32),
-    lambda x: x.astype(">i8"),
-    lambda x: x.astype("M8[s]"),
-    unaligned,
-    np.ndarray.tolist,
-]
+    lambda x: x[..., :-1], lambda x: x[:-1], lambda x: x[::-1], lambda x: x[None],
+    lambda x: np.concatenate([x, x], axis=-1), lambda x: np.concatenate([x, x], axis=0),
+    lambda x: np.broadcast_to(x, (2, *x.shape)), lambda x: x.astype(np.int32), lambda x: x.astype(">i8"),
+    lambda x: x.astype("M8[s]"), unaligned, np.ndarray.tolist,
+]  # fmt: skip
 
 
 def spoil(draw, table):

@@ -21,14 +21,9 @@ functions = pytest.mark.parametrize("function", [reference, sa], ids=["reference
 
 # Operators, and the module of onnx.backend.test.case.node that makes the cases of each.
 MODULES = {
-    "Attention": "attention",
-    "Gelu": "gelu",
-    "LayerNormalization": "layernormalization",
-    "LogSoftmax": "logsoftmax",
-    "RMSNormalization": "rmsnormalization",
-    "RotaryEmbedding": "rotaryembedding",
-    "Softmax": "softmax",
-}
+    "Attention": "attention", "Gelu": "gelu", "LayerNormalization": "layernormalization", "LogSoftmax": "logsoftmax",
+    "RMSNormalization": "rmsnormalization", "RotaryEmbedding": "rotaryembedding", "Softmax": "softmax",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,15 +61,11 @@ def collect():
         opset = next(entry.version for entry in made.model.opset_import if entry.domain == "")
         schema = onnx.defs.get_schema(node.op_type, opset)
         yield Case(
-            name=made.name,
-            operator=node.op_type,
-            opset=opset,
-            inputs=named(schema.inputs, node.input, given),
+            name=made.name, operator=node.op_type, opset=opset, inputs=named(schema.inputs, node.input, given),
             outputs=named(schema.outputs, node.output, expected),
             attributes={a.name: onnx.helper.get_attribute_value(a) for a in node.attribute},
-            rtol=made.rtol,
-            atol=made.atol,
-        )
+            rtol=made.rtol, atol=made.atol,
+        )  # fmt: skip
 
 
 def named(formal, actual, arrays):
@@ -277,13 +268,9 @@ def rotary_node(function, case):
 
 
 NODES = {
-    "Gelu": gelu_node,
-    "LayerNormalization": norm_node,
-    "LogSoftmax": softmax_node,
-    "RMSNormalization": norm_node,
-    "RotaryEmbedding": rotary_node,
-    "Softmax": softmax_node,
-}
+    "Gelu": gelu_node, "LayerNormalization": norm_node, "LogSoftmax": softmax_node, "RMSNormalization": norm_node,
+    "RotaryEmbedding": rotary_node, "Softmax": softmax_node,
+}  # fmt: skip
 
 
 @functions

@@ -75,16 +75,10 @@ def test_sizes_at_which_kernels_change_their_way(dtype):
 def test_few_queries_of_many_keys(dtype):
     """Keys are split into chunks; on the matrix unit, bfloat16 also in steps of 16, 32 and 256."""
     cases = covering(
-        heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)],
-        keys=[255, 256, 257, 320, 575, 2055, 4100],
+        heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)], keys=[255, 256, 257, 320, 575, 2055, 4100],
         widths=[(32, 160), (64, 64), (96, 128), (128, 32), (40, 24), (288, 288)],
-        options=[
-            {},
-            {},
-            {"dropout_p": 0.5, "rng": 7},
-            {"dropout_p": 0.1, "rng": 2**64 + 5, "window": (3000, 2)},
-        ],
-    )
+        options=[{}, {}, {"dropout_p": 0.5, "rng": 7}, {"dropout_p": 0.1, "rng": 2**64 + 5, "window": (3000, 2)}],
+    )  # fmt: skip
     for case in cases:
         heads, key_heads = case["heads"]
         width, value_width = case["widths"]
@@ -324,12 +318,7 @@ def test_maxima_that_grow_from_tile_to_tile(dtype, span, large):
                 value[:, large], {"float16": 2.0**13, "bfloat16": 2.0**118}.get(dtype.name, 2.0**60)
             )
         for options in ({}, {"is_causal": True}, {"sinks": np.zeros(2, np.float32)}):
-            check(
-                [query, key, value],
-                options,
-                backward=large is None or dtype.name != "bfloat16",
-                what=f"{options}",
-            )
+            check([query, key, value], options, backward=large is None or dtype.name != "bfloat16", what=f"{options}")  # fmt: skip
 
 
 def test_weights_too_small_for_three_parts():
@@ -352,13 +341,9 @@ def test_a_weight_of_one_is_exact(dtype):
 
 
 SEEN_BY_SOME = [
-    {},
-    {"is_causal": True},
-    {"window": (2, 2), "causal": "lower_right"},
-    {"softcap": 3.0},
-    {"dropout_p": 0.5, "rng": 3},
+    {}, {"is_causal": True}, {"window": (2, 2), "causal": "lower_right"}, {"softcap": 3.0}, {"dropout_p": 0.5, "rng": 3},
     {"sinks": np.ones(2), "attn_mask": np.arange(100) % 3 > 0},
-]
+]  # fmt: skip
 
 
 @floats
@@ -412,11 +397,7 @@ def test_numbers_of_closed_keys_do_not_count(dtype, length):
         closed = np.zeros(100, bool)
         closed[at] = True
         options = closing(length, closed)[name]
-        hidden = (
-            np.arange(100) >= np.array([[90], [33]])
-            if "lengths" in name
-            else np.broadcast_to(closed, (2, 100))
-        )
+        hidden = (np.arange(100) >= np.array([[90], [33]]) if "lengths" in name else np.broadcast_to(closed, (2, 100)))  # fmt: skip
         clean = inputs(dtype, length)
         arrays = [x.copy() for x in clean]
         with np.errstate(over="ignore"):

@@ -3,13 +3,11 @@
 import collections
 
 import pytest
-from drawn_folders import Draw, DrawGGUF, verdict
 
-pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
-pytest.importorskip("transformers", reason="the expected values come from Transformers")
+drawn_folders = pytest.importorskip(
+    "drawn_folders", reason="expected values come from PyTorch, Transformers and sentence-transformers"
+)
 pytest.importorskip("accelerate", reason="Transformers needs it to read GGUF files")
-pytest.importorskip("gguf")
-pytest.importorskip("tokenizers")
 
 
 def check(kind, first, count, tmp_path):
@@ -17,7 +15,7 @@ def check(kind, first, count, tmp_path):
     for seed in range(first, first + count):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        word, about = verdict(seed, folder, kind)
+        word, about = drawn_folders.verdict(seed, folder, kind)
         found[word].append(about)
     assert not found["DIFFERENT"], "\n".join(found["DIFFERENT"])
     assert len(found["equal"]) > count / 3, {word: len(each) for word, each in found.items()}
@@ -25,10 +23,9 @@ def check(kind, first, count, tmp_path):
 
 @pytest.mark.parametrize("first", range(0, 300, 30))
 def test_folders(first, tmp_path):
-    pytest.importorskip("sentence_transformers")
-    check(Draw, first, 30, tmp_path)
+    check(drawn_folders.Draw, first, 30, tmp_path)
 
 
 @pytest.mark.parametrize("first", range(0, 120, 30))
 def test_gguf_files(first, tmp_path):
-    check(DrawGGUF, first, 30, tmp_path)
+    check(drawn_folders.DrawGGUF, first, 30, tmp_path)

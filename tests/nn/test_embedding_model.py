@@ -342,18 +342,13 @@ class Sequence(collections.abc.Sequence):
 
 
 FORMS = {
-    "tuple": tuple,
-    "deque": collections.deque,
-    "user's sequence": Sequence,
-    "user's list": collections.UserList,
-    "generator": lambda items: (item for item in items),
-    "map": lambda items: map(str, items),
-    "keys": lambda items: dict.fromkeys(items).keys(),
-    "values": lambda items: dict(enumerate(items)).values(),
+    "tuple": tuple, "deque": collections.deque, "user's sequence": Sequence, "user's list": collections.UserList,
+    "generator": lambda items: (item for item in items), "map": lambda items: map(str, items),
+    "keys": lambda items: dict.fromkeys(items).keys(), "values": lambda items: dict(enumerate(items)).values(),
     "array": np.array,
     "array of StringDType": lambda items: np.array(items, np.dtypes.StringDType()),
     "array of objects": lambda items: np.array(items, object),
-}
+}  # fmt: skip
 TEXTS = ["a", "bb", "ccc", "bbbb"]
 
 
@@ -376,15 +371,11 @@ def test_sentences_come_in_every_form_of_an_iterable(form):
 
 
 IDS = {
-    "deque": collections.deque,
-    "user's sequence": Sequence,
-    "generator": lambda ids: (n for n in ids),
-    "range": lambda ids: range(ids[0], ids[0] + len(ids)),
-    "array.array": lambda ids: python_array("h", ids),
-    "NumPy's integers": lambda ids: [np.int8(n) for n in ids],
-    "array of objects": lambda ids: np.array(ids, object),
+    "deque": collections.deque, "user's sequence": Sequence, "generator": lambda ids: (n for n in ids),
+    "range": lambda ids: range(ids[0], ids[0] + len(ids)), "array.array": lambda ids: python_array("h", ids),
+    "NumPy's integers": lambda ids: [np.int8(n) for n in ids], "array of objects": lambda ids: np.array(ids, object),
     "big-endian array": lambda ids: np.array(ids, ">u2"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", IDS)

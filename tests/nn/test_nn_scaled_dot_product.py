@@ -16,13 +16,7 @@ Q, K, V = (RNG.standard_normal(shape) for shape in ((B, H, L, D), (B, H, S, D), 
 PADDING = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])[:, None, None, :]  # (batch, 1, 1, len)
 NOTHING = np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])[:, None, None, :]  # a sentence without words
 PER_QUERY = (RNG.random((L, S)) < 0.5) & (np.arange(L) != 1)[:, None]
-MASKS = {
-    "none": None,
-    "padding": PADDING,
-    "booleans": PADDING == 1,
-    "nothing": NOTHING,
-    "per query": PER_QUERY,
-}
+MASKS = {"none": None, "padding": PADDING, "booleans": PADDING == 1, "nothing": NOTHING, "per query": PER_QUERY}  # fmt: skip
 
 attention = nn.ScaledDotProductAttention()
 

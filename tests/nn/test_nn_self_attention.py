@@ -12,14 +12,10 @@ F64 = {"dtype": np.float64}
 X = np.random.default_rng(5).standard_normal((2, 5, 6))
 LENGTHS = [5, 3]
 KINDS = {
-    "plain": {},
-    "other width of values": {"d_v": 3},
-    "other width of values, bias": {"d_v": 7, "bias": True},
-    "dot": {"score": "dot"},
-    "unscaled": {"scale": False, "d_v": 2},
-    "additive": {"score": "additive", "d_v": 3},
+    "plain": {}, "other width of values": {"d_v": 3}, "other width of values, bias": {"d_v": 7, "bias": True},
+    "dot": {"score": "dot"}, "unscaled": {"scale": False, "d_v": 2}, "additive": {"score": "additive", "d_v": 3},
     "additive, bias": {"score": "additive", "bias": True},
-}
+}  # fmt: skip
 
 
 def layer_of(kind, **more):

@@ -107,16 +107,12 @@ def habit_of(weights):
 @pytest.mark.parametrize(
     ("rule", "kind"),
     [
-        (lambda i, j: j == i, "itself"),
-        (lambda i, j: j == max(i - 1, 0), "before"),
-        (lambda i, j: j == min(i + 1, 7), "after"),
-        (lambda i, j: j == 0, "first"),
-        (lambda i, j: j == 7, "separators"),
-        (lambda i, j: j == 6, "marks"),
-        (lambda i, j: j == (i + 2 if i < 4 else i - 2), "words"),
+        (lambda i, j: j == i, "itself"), (lambda i, j: j == max(i - 1, 0), "before"),
+        (lambda i, j: j == min(i + 1, 7), "after"), (lambda i, j: j == 0, "first"), (lambda i, j: j == 7, "separators"),
+        (lambda i, j: j == 6, "marks"), (lambda i, j: j == (i + 2 if i < 4 else i - 2), "words"),
         (lambda i, j: 1 / 8, "broad"),
     ],
-)
+)  # fmt: skip
 def test_habits(rule, kind):
     head = habit_of(weights_where(rule))
     assert head.kind == kind and head.clear

@@ -116,13 +116,10 @@ def test_bad_arrays(arrays, message, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("source", "text", "compare", "wrong"),
     [
-        ("1", "money bank mud", "loan bank", "water"),
-        ("2", "we saw the boat", "a loan at the bank", "sea"),
-        ("3", "blue is sky", None, "green"),
-        ("4", "my river bank", None, "river"),
-        ("5", "I love you", None, "hate"),
+        ("1", "money bank mud", "loan bank", "water"), ("2", "we saw the boat", "a loan at the bank", "sea"),
+        ("3", "blue is sky", None, "green"), ("4", "my river bank", None, "river"), ("5", "I love you", None, "hate"),
     ],
-)
+)  # fmt: skip
 def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, wrong, capsys):
     more = [] if compare is None else ["--compare", compare]
     assert run(source, "--text", text, *more, "--exercise", "--out", "page.html") == 0

@@ -8,18 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages import (
-    NASTY,
-    Reader,
-    additive,
-    bank,
-    dead_row,
-    everything,
-    illustrated,
-    large,
-    model,
-    numbers_by_node,
-)
+from pages import (NASTY, Reader, additive, bank, dead_row, everything, illustrated, large, model, numbers_by_node)  # fmt: skip
 
 import selfattn as sa
 from selfattn import nn, views

@@ -61,15 +61,12 @@ def test_suites() -> None:
 def test_labels() -> None:
     cases = {
         "128 x 64": Case(128, 64),
-        "bfloat16, backward, causal 128 x 64": Case(
-            128, 64, dtype="bfloat16", gradients=BACKWARD, causal=True
-        ),
-        "float mask per head 8 x 4": Case(8, 4, mask="float per head"),
-        "one head 8 x 4": Case(8, 4, heads=1),
+        "bfloat16, backward, causal 128 x 64": Case(128, 64, dtype="bfloat16", gradients=BACKWARD, causal=True),
+        "float mask per head 8 x 4": Case(8, 4, mask="float per head"), "one head 8 x 4": Case(8, 4, heads=1),
         "(B, L, H, D) 8 x 4": Case(8, 4, layout="BLHD"),
         "1 query, 9 keys, 4/2 heads, float16": Case(1, 8, keys=9, heads=4, kv_heads=2, dtype="float16"),
         "2-D call 3 x 4, float32": Case(3, 4, heads=1, layout="LD"),
-    }
+    }  # fmt: skip
     assert list(cases) == [case.label for case in cases.values()]
     assert [case.limit for case in cases.values()] == ["flops"] * 5 + ["bytes", ""]
 

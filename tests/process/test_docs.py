@@ -155,16 +155,13 @@ def test_options_that_a_function_does_not_show_are_refused():
     """Unknown options are refused even by functions that pass all options to a function that has more."""
     x, y, at = np.ones((2, 3, 4)), np.ones((1, 2, 3, 4)), [0, 2]
     calls = {
-        sa.scaled_dot_product_attention_vjp: (x, x, x),
-        sa.scaled_dot_product_attention_forward: (x, x, x),
+        sa.scaled_dot_product_attention_vjp: (x, x, x), sa.scaled_dot_product_attention_forward: (x, x, x),
         sa.scaled_dot_product_attention_backward: (x, x, np.ones((2, 3, 2)), x, x, x),
-        sa.varlen_attention: (x, x, x, at, at),
-        sa.varlen_attention_vjp: (x, x, x, at, at),
+        sa.varlen_attention: (x, x, x, at, at), sa.varlen_attention_vjp: (x, x, x, at, at),
         sa.additive_attention: (x, x, x, np.eye(4), np.eye(4), np.ones(4)),
         sa.additive_attention_vjp: (x, x, x, np.eye(4), np.eye(4), np.ones(4)),
-        sa.attention_steps: (x, x, x),
-        sa.KVCache(1, 2, 4, dtype=np.float64).attend: (y, y, y),
-    }
+        sa.attention_steps: (x, x, x), sa.KVCache(1, 2, 4, dtype=np.float64).attend: (y, y, y),
+    }  # fmt: skip
     known = {"rng", "dropout_p", "block_mask", "key_lengths", "out", "return_weights"}
     known |= {"unrounded", "first_head"}
     for function, arguments in calls.items():

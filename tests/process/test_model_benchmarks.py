@@ -169,25 +169,17 @@ def test_a_run_of_an_encoder(dtype: str, tmp_path: Path, capfd: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nothing", "invalid choice: 'nothing'"),
-        ("layers --kinds x", "no kind 'x'"),
-        ("layers --sizes 33x4x2", "multiples of 32"),
-        ("layers --sizes 32x4", "must be WIDTHxTOKENSxBATCH"),
-        ("layers --threads 0", "at least 1"),
-        ("long --kinds nonsense", "no kind 'nonsense'"),
-        ("long --lengths 0", "at least 1"),
-        ("gpt --sizes 9x4x2", "multiples of 4"),
-        ("gpt --peers x", "no peer 'x'"),
-        ("gpt --rounds 0", "at least 1"),
-        ("encoder . --cases x", "no case 'x'"),
-        ("encoder . --peers x", "no peer 'x'"),
+        ("nothing", "invalid choice: 'nothing'"), ("layers --kinds x", "no kind 'x'"),
+        ("layers --sizes 33x4x2", "multiples of 32"), ("layers --sizes 32x4", "must be WIDTHxTOKENSxBATCH"),
+        ("layers --threads 0", "at least 1"), ("long --kinds nonsense", "no kind 'nonsense'"),
+        ("long --lengths 0", "at least 1"), ("gpt --sizes 9x4x2", "multiples of 4"), ("gpt --peers x", "no peer 'x'"),
+        ("gpt --rounds 0", "at least 1"), ("encoder . --cases x", "no case 'x'"), ("encoder . --peers x", "no peer 'x'"),
         ("encoder . --peers none", "has no config.json"),
         ("generation nothing --peers none", "there is no file nothing"),
-        ("generation . --cases x", "no case 'x'"),
-        ("weights --kinds Q2_K", "no kind 'Q2_K'"),
+        ("generation . --cases x", "no case 'x'"), ("weights --kinds Q2_K", "no kind 'Q2_K'"),
         ("weights --columns 100", "multiple of 256"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments.split())

@@ -92,11 +92,7 @@ def make_hostile(place, marker):
     (place / "pickled arrays.npz").write_bytes(buffer.getvalue())
     (place / "pickled.safetensors").write_bytes(payload)
     (place / "a pickle for llama.gguf").write_bytes(payload)
-    return expected | {
-        "pickled arrays": "exit code 1",
-        "pickled": "ValueError",
-        "a pickle for llama": "ValueError",
-    }
+    return expected | {"pickled arrays": "exit code 1", "pickled": "ValueError", "a pickle for llama": "ValueError"}  # fmt: skip
 
 
 def test_no_code_runs_from_a_file(tmp_path):

@@ -433,12 +433,8 @@ test_bad_calls = refusals(
     (lambda: reference.gelu(X, approximate="yes"), ValueError, "approximate"),
     (lambda: reference.apply_rotary_emb(X[..., :7], np.ones((5, 3)), np.ones((5, 3))), ValueError, "even"),
     (lambda: reference.apply_rotary_emb(X, np.ones((5, 4)), np.ones((5, 3))), ValueError, "sin"),
-    (
-        lambda: reference.scaled_dot_product_attention(X, X, X, compute_dtype=np.float16),
-        TypeError,
-        "compute_dtype",
-    ),
-)
+    (lambda: reference.scaled_dot_product_attention(X, X, X, compute_dtype=np.float16), TypeError, "compute_dtype"),
+)  # fmt: skip
 
 
 def test_gelu_by_hand():

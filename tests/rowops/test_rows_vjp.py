@@ -45,17 +45,13 @@ def every_vjp(module, x, weight, cos, sin):
     """Return each function's result and pullback, by the name of the pullback's argument."""
     n = x.shape[-1]
     of_dy = [
-        *(module.softmax_vjp(x, axis) for axis in (-1, 0, 1)),
-        module.log_softmax_vjp(x),
-        module.log_softmax_vjp(x, -2),
+        *(module.softmax_vjp(x, axis) for axis in (-1, 0, 1)), module.log_softmax_vjp(x), module.log_softmax_vjp(x, -2),
         module.layer_norm_vjp(x, n, weight, weight),
         module.layer_norm_vjp(x, x.shape[-2:], x.reshape(-1, *x.shape[-2:])[0]),
-        module.rms_norm_vjp(x, n, weight),
-        module.rms_norm_vjp(x, x.shape, x),
-        module.gelu_vjp(x),
+        module.rms_norm_vjp(x, n, weight), module.rms_norm_vjp(x, x.shape, x), module.gelu_vjp(x),
         module.gelu_vjp(x, "tanh"),
         *(module.apply_rotary_emb_vjp(x, cos, sin, interleaved) for interleaved in (False, True)),
-    ]
+    ]  # fmt: skip
     merged = module.merge_attention_vjp([x, x], [x[..., 0], x[..., 1]])
     return [*(("dy", *found) for found in of_dy), ("dout", *merged)]
 

@@ -29,11 +29,7 @@ def read(path):
     )
     found["embeddings.position_embeddings"] = np.concatenate([first, side], axis=1)
     del model.graph.output[:]
-    last = next(
-        node.output[0]
-        for node in model.graph.node
-        if node.op_type == "Slice" and "layernorm" in node.input[0]
-    )
+    last = next(node.output[0] for node in model.graph.node if node.op_type == "Slice" and "layernorm" in node.input[0])  # fmt: skip
     producer = next(node for node in model.graph.node if node.output[0] == last)
     model.graph.output.append(
         onnx.helper.make_tensor_value_info(producer.input[0], onnx.TensorProto.FLOAT, None)

@@ -4,13 +4,27 @@
 """
 
 import collections
+import contextlib
 import json
+import logging
 import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import ClassVar
 
+import gguf
+import gguf_files
 import numpy as np
+import sentence_transformers
+import tokenizers
+import torch
+import transformers
+from safetensors.numpy import load_file
+from sentence_transformers import models as modules
+from text_folders import with_drawn_parameters
+
+from selfattn import models
 
 LETTERS = "abcdefghilmnoprstuvwyTSEAé"
 WORDS = ["the", "sea", "was", "calm", "ship", "tea", "don", "stop", "hello", "world", "query"]
@@ -21,20 +35,8 @@ TEXTS = [
 PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert"]
 LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2"]
-BRACKETS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
-MARKS = {
-    "bos_token": "<s>",
-    "pad_token": "<pad>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-    "mask_token": "<mask>",
-}
+BRACKETS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}  # fmt: skip
 
 YES_NO = [True, False]
 TOKENIZER_SETTINGS = {
@@ -74,46 +76,38 @@ SENTENCE_SETTINGS = {
     "2_Dense/config.json": {"activation_function": ["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.ReLU"]},
 }  # fmt: skip
 SIZES = {
-    "model_type": "", "architectures": None, "hidden_size": 32, "dim": 32, "n_embd": 32, "num_attention_heads": 4, "n_heads": 4, "n_head": 4,
+    "hidden_size": 32, "dim": 32, "n_embd": 32, "num_attention_heads": 4, "n_heads": 4, "n_head": 4,
     "num_hidden_layers": 2, "n_layers": 2, "n_layer": 2, "intermediate_size": 32, "hidden_dim": 32, "max_position_embeddings": 64,
     "n_positions": 64, "vocab_size": 0,
 }  # fmt: skip
 # Settings that make Transformers return something else, or not make the model.
-LEFT_OUT = (
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "add_cross_attention",
-    "is_encoder_decoder",
-    "problem_type",
-)
-NAMED = {
-    "activation": ["relu", "gelu_new", "silu", "tanh"],
-    "act": ["relu", "gelu_pytorch_tanh", "swish", "quick_gelu"],
-}
+LEFT_OUT = ("output_attentions", "output_hidden_states", "return_dict", "add_cross_attention", "is_encoder_decoder", "problem_type")  # fmt: skip
+NAMED = {"activation": ["relu", "gelu_new", "silu", "tanh"], "act": ["relu", "gelu_pytorch_tanh", "swish", "quick_gelu"]}  # fmt: skip
 
 
 class Draw:
     """One folder: its family, what was changed after it was written, and how to compare it."""
 
+    number = 47
     spare = 3  # rows of the table without a token, less one
     heads = (4, 8, 10)  # widths
     often = 0.12  # how often a setting of the model has another value
+    own: ClassVar = {"MPNet": {"max_position_embeddings": 70}, "ModernBert": {"layer_types": ["full_attention", "sliding_attention"]}}  # fmt: skip
 
     def __init__(self, seed, folder):
-        self.rng = np.random.default_rng([47, seed])
+        self.rng = np.random.default_rng([self.number, seed])
         self.folder, self.changes = Path(folder), []
+        self.choose()
+        self.tokenizer = self.make_tokenizer()
+        self.make_model()
+        self.write()
+
+    def choose(self):
         self.language = self.chance(0.45)
         self.family = self.one(LANGUAGE if self.language else ENCODERS)
         scored = ["Bert", "Roberta", "XLMRoberta", "DistilBert"]
         self.scores = not self.language and self.family in scored and self.chance(0.3)
         self.pools = not self.language and not self.scores and self.chance(0.6)
-        self.tokenizer = self.make_tokenizer()
-        self.tokenizer.save_pretrained(self.folder)
-        self.make_model()
-        if self.pools:
-            self.add_pipeline()
-        self.change()
 
     def chance(self, p):
         return self.rng.random() < p
@@ -121,59 +115,35 @@ class Draw:
     def one(self, values):
         return values[self.rng.integers(len(values))]
 
+    def some(self, p, settings):
+        return {name: self.one(values) for name, values in settings.items() if self.chance(p)}
+
     # ---------------------------------------------------------------------------------------------- what is written
 
     def make_tokenizer(self):
-        import tokenizers
-        import transformers
-
-        rng, kind = self.rng, self.family
+        kind, make = self.family, getattr(transformers, f"{self.family}Tokenizer", None)
         words = [*LETTERS, *WORDS, *".,:'"]
         if kind in ("Bert", "DistilBert", "MPNet"):
             special = MARKS | {"unk_token": "[UNK]"} if kind == "MPNet" else BRACKETS
-            vocabulary = [*dict.fromkeys(special.values()), *words, *(f"##{c}" for c in LETTERS), "##s", "日"]
-            vocabulary = {word: n for n, word in enumerate(dict.fromkeys(vocabulary))}
-            options = {
-                "do_lower_case": YES_NO,
-                "strip_accents": [None, True, False],
-                "tokenize_chinese_chars": YES_NO,
-            }
-            options = {name: self.one(values) for name, values in options.items() if self.chance(0.5)}
-            made = getattr(transformers, f"{kind}Tokenizer")(vocab=vocabulary, **options)
+            vocabulary = numbered([*special.values(), *words, *(f"##{c}" for c in LETTERS), "##s", "日"])
+            steps = {"do_lower_case": YES_NO, "strip_accents": [None, True, False], "tokenize_chinese_chars": YES_NO}  # fmt: skip
+            made = make(vocab=vocabulary, **self.some(0.5, steps))
         elif kind in ("XLMRoberta", "Camembert"):
             pieces = ["▁", *words, *(f"▁{word}" for word in words)]
-            special = ["<s>", "<pad>", "</s>", "<unk>"]
-            scored = [(piece, 0.0) for piece in special] + [(p, -1.0 - 9 / len(p)) for p in pieces]
-            made = getattr(transformers, f"{kind}Tokenizer")(vocab=[*scored, ("<mask>", 0.0)])
+            scored = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
+            made = make(vocab=[*scored, *((p, -1.0 - 9 / len(p)) for p in pieces), ("<mask>", 0.0)])
         elif kind in ("Llama", "Mistral"):
             merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "a"), ("s", "ea"), ("▁", "sea")]
-            parts = [
-                "<unk>",
-                "<s>",
-                "</s>",
-                *(f"<0x{n:02X}>" for n in range(256)),
-                "▁",
-                *LETTERS,
-                *map("".join, merges),
-            ]
-            vocabulary = {part: n for n, part in enumerate(dict.fromkeys(parts))}
-            options = {
-                "add_prefix_space": YES_NO,
-                "add_bos_token": YES_NO,
-                "add_eos_token": YES_NO,
-                "legacy": YES_NO,
-            }
-            options = {name: self.one(values) for name, values in options.items() if self.chance(0.4)}
+            pieces = [*(f"<0x{n:02X}>" for n in range(256)), "▁", *LETTERS, *map("".join, merges)]
+            vocabulary = numbered(["<unk>", "<s>", "</s>", *pieces])
+            names = ("add_prefix_space", "add_bos_token", "add_eos_token", "legacy")
+            options = self.some(0.4, dict.fromkeys(names, YES_NO))
             made = transformers.LlamaTokenizer(vocab=vocabulary, merges=merges, **options)
         else:
             merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("e", "a"), ("s", "ea"), ("Ã", "©")]
-            parts = [
-                *MARKS.values(),
-                *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-                *map("".join, merges),
-            ]
-            vocabulary = {part: n for n, part in enumerate(parts)}
-            options = {"add_prefix_space": self.one(YES_NO)} if self.chance(0.5) else {}
+            letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+            vocabulary = numbered([*MARKS.values(), *letters, *map("".join, merges)])
+            options = self.some(0.5, {"add_prefix_space": YES_NO})
             if kind == "ModernBert":
                 bare = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges))
                 bare.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -181,93 +151,72 @@ class Draw:
                 bare.post_processor = tokenizers.processors.TemplateProcessing(
                     "<s> $A </s>", "<s> $A </s> $B </s>", [("<s>", 0), ("</s>", 2)]
                 )
-                made = transformers.PreTrainedTokenizerFast(
-                    tokenizer_object=bare, cls_token="<s>", sep_token="</s>", pad_token="<pad>"
-                )
+                marks = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>"}
+                made = transformers.PreTrainedTokenizerFast(tokenizer_object=bare, **marks)
             else:
                 marks = (
                     {}
                     if kind == "Roberta"
-                    else {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+                    else {f"{n}_token": MARKS[f"{n}_token"] for n in ("bos", "eos", "unk")}
                 )
-                made = getattr(transformers, f"{kind}Tokenizer")(
-                    vocab=vocabulary, merges=merges, **marks, **options
-                )
+                made = make(vocab=vocabulary, merges=merges, **marks, **options)
         if self.chance(0.6):
-            how = {
-                name: bool(rng.integers(2))
-                for name in ("lstrip", "rstrip", "single_word", "normalized", "special")
-            }
+            names = ("lstrip", "rstrip", "single_word", "normalized", "special")
+            how = {name: bool(self.rng.integers(2)) for name in names}
             made.add_tokens([transformers.AddedToken("<x>", **how)], special_tokens=how["special"])
         return made
 
     def make_model(self):
-        import transformers
-        from text_folders import with_drawn_parameters
-
         kind, tokens = self.family, len(self.tokenizer) + int(self.rng.integers(self.spare))
-        kept = ("pad", "bos", "eos", "cls", "sep")
-        ids = {f"{name}_token_id": getattr(self.tokenizer, f"{name}_token_id") for name in kept}
-        config = getattr(transformers, f"{kind}Config")()
+        configuration = getattr(transformers, f"{kind}Config")
+        usual = configuration().to_dict()
+        ids = {f"{n}_token_id": getattr(self.tokenizer, f"{n}_token_id") for n in ("pad", "bos", "eos", "cls", "sep")}  # fmt: skip
         sizes = SIZES | {
             "num_key_value_heads": int(self.one([1, 2, 4])), "head_dim": int(self.one(self.heads)), "vocab_size": tokens,
             "local_attention": 6, "sliding_window": 5 if self.chance(0.5) else None, "relative_attention_num_buckets": 32,
         }  # fmt: skip
-        fields = {
-            name: value for name, value in (sizes | ids).items() if name in config.to_dict() and value != ""
-        }
-        fields.pop("architectures")
-        if kind == "GPT2" and isinstance(
-            self, DrawGGUF
-        ):  # Transformers does not read another number from a file
-            fields["n_positions"] = 1024
-        if kind == "MPNet":
-            fields["max_position_embeddings"] = 70
-        if kind == "ModernBert":
-            fields["layer_types"] = ["full_attention", "sliding_attention"]
-        if "tie_word_embeddings" in config.to_dict() and self.language:
+        fields = {name: value for name, value in (sizes | ids).items() if name in usual}
+        fields |= self.own.get(kind, {})
+        if "tie_word_embeddings" in usual and self.language:
             fields["tie_word_embeddings"] = self.chance(0.5)
-        for name, value in config.to_dict().items():  # every other setting, now and then
+        for name, value in usual.items():  # every other setting, now and then
             if name not in (*fields, *LEFT_OUT) and self.chance(self.often):
                 fields[name] = self.other(name, value)
         if self.scores:
             fields["num_labels"] = int(self.rng.integers(1, 4))
+        suffix = "ForSequenceClassification" if self.scores else "Model"
+        suffix = ("LMHeadModel" if kind == "GPT2" else "ForCausalLM") if self.language else suffix
         try:
-            config = getattr(transformers, f"{kind}Config")(**fields)
-            suffix = "ForSequenceClassification" if self.scores else "Model"
-            suffix = ("LMHeadModel" if kind == "GPT2" else "ForCausalLM") if self.language else suffix
-            model = with_drawn_parameters(getattr(transformers, kind + suffix)(config))
+            model = with_drawn_parameters(getattr(transformers, kind + suffix)(configuration(**fields)))
             model.save_pretrained(self.folder)
         except Exception as error:
             raise NotWrittenError(f"{kind} {fields}: {error!r:.200}") from None
-        usual = getattr(transformers, f"{kind}Config")().to_dict()
-        self.changes += [
-            f"{name}={v!r}"
-            for name, v in fields.items()
-            if name not in {**sizes, **ids} and v != usual.get(name)
-        ]
+        changed = {n: v for n, v in fields.items() if n not in sizes | ids and v != usual.get(n)}
+        self.changes += [f"{name}={value!r}" for name, value in changed.items()]
 
     def other(self, name, value):
         """Another value of a setting, of its type, or the same."""
         if isinstance(value, bool):
             return not value
         if isinstance(value, int):
-            return (
-                value if name == "chunk_size_feed_forward" else max(1, value + int(self.rng.integers(-1, 3)))
-            )
+            chunks = name == "chunk_size_feed_forward"
+            return value if chunks else max(1, value + int(self.rng.integers(-1, 3)))
         if isinstance(value, float):
             return value * self.one([0.5, 2.0])
         choices = [names for end, names in NAMED.items() if end in name and isinstance(value, str)]
         return self.one(choices[0]) if choices else value
 
-    def add_pipeline(self):
-        import torch
-        from sentence_transformers import SentenceTransformer
-        from sentence_transformers import models as modules
+    def write(self):
+        self.tokenizer.save_pretrained(self.folder)
+        if self.pools:
+            self.add_pipeline()
+        self.change()
 
-        options = {"tokenizer_args": {}, "max_seq_length": self.one([None, 8, 20])}
+    def add_pipeline(self):
         with quiet():
-            first = modules.Transformer(str(self.folder), **options)
+            first = modules.Transformer(
+                str(self.folder), tokenizer_args={}, max_seq_length=self.one([None, 8, 20])
+            )
         chain = [first, modules.Pooling(32, pooling_mode=self.one(["mean", "cls", "max", "lasttoken"]))]
         if self.chance(0.4):
             activation = torch.nn.Tanh() if self.chance(0.5) else torch.nn.Identity()
@@ -276,7 +225,9 @@ class Draw:
             chain.append(modules.Normalize())
         prompts = {"query": "query: ", "document": ""} if self.chance(0.5) else None
         name = "query" if prompts and self.chance(0.5) else None
-        model = SentenceTransformer(modules=chain, prompts=prompts, default_prompt_name=name)
+        model = sentence_transformers.SentenceTransformer(
+            modules=chain, prompts=prompts, default_prompt_name=name
+        )
         if self.chance(0.4):
             model.similarity_fn_name = self.one(["cosine", "dot", "euclidean", "manhattan"])
         with quiet():
@@ -303,7 +254,7 @@ class Draw:
         path = self.folder / "config.json"
         values = json.loads(path.read_text())
         for key in sorted(values):
-            if self.chance(0.04) and key not in SIZES:
+            if self.chance(0.04) and key not in (*SIZES, "model_type", "architectures"):
                 self.changes.append(f"config.json: without {key}")
                 del values[key]
         if self.chance(0.05):
@@ -313,91 +264,73 @@ class Draw:
 
     # -------------------------------------------------------------------------------------------------- both results
 
+    @torch.no_grad()
     def theirs(self):
-        import torch
-        import transformers
-
         if self.pools:
-            from sentence_transformers import SentenceTransformer
-
-            model = SentenceTransformer(str(self.folder), device="cpu", model_kwargs={"dtype": torch.float32})
-            found = {"encode": model.encode(TEXTS)}
-            found |= {
-                "encode_query": model.encode_query(TEXTS),
-                "encode_document": model.encode_document(TEXTS),
-            }
-            a, b = found["encode"][:3], found["encode"][3:]
-            return found | {"similarity": model.similarity(a, b).numpy()}
+            how = {"device": "cpu", "model_kwargs": {"dtype": torch.float32}}
+            return of_pipeline(sentence_transformers.SentenceTransformer(str(self.folder), **how))
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder)
         suffix = "ForSequenceClassification" if self.scores else "ForCausalLM" if self.language else ""
         auto = getattr(transformers, f"AutoModel{suffix}")
         model = auto.from_pretrained(self.folder, dtype=torch.float32).eval()
-        found = {"ids": [tokenizer(text, truncation=not self.language)["input_ids"] for text in TEXTS]}
+        ids = [tokenizer(text, truncation=not self.language)["input_ids"] for text in TEXTS]
         if self.language:
-            return self.of_language(model, found["ids"])
-        with torch.no_grad():
-            if self.scores:
-                # In lists, as CrossEncoder gives them: alone, an empty second text is taken for none.
-                each = [*(([text],) for text in TEXTS), *(([first], [second]) for first, second in PAIRS)]
-                made = [tokenizer(*one, return_tensors="pt", truncation=True) for one in each]
-                found["scores"] = np.concatenate(
-                    [model(**one, return_dict=True).logits.numpy() for one in made]
-                )
-            else:
-                for n, text in enumerate(TEXTS):
-                    inputs = tokenizer(text, return_tensors="pt", truncation=True)
-                    found[f"states {n}"] = model(**inputs, return_dict=True).last_hidden_state[0].numpy()
-        return found
+            return self.of_language_there(model, ids)
+        # In lists, as CrossEncoder gives them: alone, an empty second text is taken for none.
+        each = [[[text]] for text in TEXTS]
+        each += [[[first], [second]] for first, second in PAIRS] if self.scores else []
+        made = [
+            model(**tokenizer(*one, return_tensors="pt", truncation=True), return_dict=True) for one in each
+        ]
+        if self.scores:
+            return {"ids": ids, "scores": np.concatenate([one.logits.numpy() for one in made])}
+        return {"ids": ids} | {f"states {n}": one.last_hidden_state[0].numpy() for n, one in enumerate(made)}
 
-    def of_language(self, model, listed):
-        import torch
+    def of_language_there(self, model, listed):
+        def logits(ids):
+            return model(torch.tensor([ids]), return_dict=True).logits[0].numpy()
 
-        found = {"ids": listed}
-        limit = {} if self.has_limit() else {"max_new_tokens": 10}
-        with torch.no_grad():
-            for n, ids in enumerate(listed):
-                found[f"logits {n}"] = model(torch.tensor([ids]), return_dict=True).logits[0].numpy()
-            inputs = [torch.tensor([ids]) for ids in listed[:4]]
+        def generate(ids, **limit):
             how = {"do_sample": False, "return_dict_in_generate": False} | limit
-            made = [model.generate(one, attention_mask=torch.ones_like(one), **how)[0] for one in inputs]
-        return found | {
-            "answers": [new[one.shape[1] :].tolist() for new, one in zip(made, inputs, strict=True)]
-        }
+            given = torch.tensor([ids])
+            return model.generate(given, attention_mask=torch.ones_like(given), **how)[0, len(ids) :]
 
-    def of_language_here(self, model, listed):
-        limit = {} if self.has_limit() else {"max_new_tokens": 10}
-        answers = [model.generate(ids, **limit).tolist() for ids in listed[:4]]
+        return self.of_language(listed, logits, generate)
+
+    def of_language(self, listed, logits, generate):
+        path = self.folder / "generation_config.json"
+        values = json.loads(path.read_text()) if path.exists() else {}
+        has_limit = any(values.get(name) is not None for name in ("max_length", "max_new_tokens"))
+        answers = [
+            generate(ids, **({} if has_limit else {"max_new_tokens": 10})).tolist() for ids in listed[:4]
+        ]
         return (
             {"ids": listed}
-            | {f"logits {n}": model.logits(ids) for n, ids in enumerate(listed)}
+            | {f"logits {n}": logits(ids) for n, ids in enumerate(listed)}
             | {"answers": answers}
         )
 
-    def has_limit(self):
-        path = self.folder / "generation_config.json"
-        values = json.loads(path.read_text()) if path.exists() else {}
-        return any(values.get(name) is not None for name in ("max_length", "max_new_tokens"))
-
     def ours(self):
-        from selfattn import models
-
         model = models.load(self.folder)
         if self.pools:
-            found = {"encode": model.encode(TEXTS)}
-            found |= {
-                "encode_query": model.encode_query(TEXTS),
-                "encode_document": model.encode_document(TEXTS),
-            }
-            a, b = found["encode"][:3], found["encode"][3:]
-            return found | {"similarity": model.similarity(a, b)}
+            return of_pipeline(model)
         found = {"ids": [list(map(int, model._ids(text))) for text in TEXTS]}
         if self.scores:
-            found["scores"] = model.predict([*TEXTS, *PAIRS])
-        elif self.language:
-            return self.of_language_here(model, found["ids"])
-        else:
-            found |= {f"states {n}": model.hidden_states(text)[-1] for n, text in enumerate(TEXTS)}
-        return found
+            return found | {"scores": model.predict([*TEXTS, *PAIRS])}
+        if self.language:
+            return self.of_language(found["ids"], model.logits, model.generate)
+        return found | {f"states {n}": model.hidden_states(text)[-1] for n, text in enumerate(TEXTS)}
+
+
+def numbered(words):
+    return {word: n for n, word in enumerate(dict.fromkeys(words))}
+
+
+def of_pipeline(model):
+    """The names are the same in sentence-transformers and here."""
+    y = model.encode(TEXTS)
+    asked = {"encode_query": model.encode_query(TEXTS), "encode_document": model.encode_document(TEXTS)}
+    return {"encode": y} | asked | {"similarity": np.asarray(model.similarity(y[:3], y[3:]))}
 
 
 ENTRIES = {  # of the architecture
@@ -419,69 +352,39 @@ OTHER_ENTRIES = {
 class DrawGGUF(Draw):
     """A GGUF file of such a model."""
 
+    number = 48
     spare, heads = 1, [8]
     often = 0.0  # a file cannot say most of them
+    own: ClassVar = {"GPT2": {"n_positions": 1024}}  # Transformers does not read another number from a file
+    language, scores, pools = True, False, False
 
-    def __init__(self, seed, folder):
-        self.rng = np.random.default_rng([48, seed])
-        self.folder, self.changes, self.language, self.scores, self.pools = (
-            Path(folder),
-            [],
-            True,
-            False,
-            False,
-        )
+    def choose(self):
         self.family = self.one(["GPT2", "Llama", "Qwen2"])
-        self.tokenizer = self.make_tokenizer()
-        self.make_model()
-        self.write()
 
     def write(self):
-        import gguf_files
-        from safetensors.numpy import load_file
-
         config = json.loads((self.folder / "config.json").read_text())
-        if (
-            not {"rope_parameters", "n_embd"} & set(config)
-            or config.get("rope_parameters", {}).get("rope_type", "default") != "default"
-        ):
+        rope = config.get("rope_parameters", {})
+        if not {"rope_parameters", "n_embd"} & set(config) or rope.get("rope_type", "default") != "default":
             raise NotWrittenError("rotary positions that a file has no entry for")
         state = load_file(self.folder / "model.safetensors")
         if self.family == "GPT2":
-            state = {
-                name if name.startswith(("transformer.", "lm_head")) else f"transformer.{name}": x
-                for name, x in state.items()
-            }
-        chosen = {name: self.one(values) for name, values in ENTRIES.items() if self.chance(0.02)}
-        others = {name: self.one(values) for name, values in OTHER_ENTRIES.items() if self.chance(0.06)}
-        self.others = others
-        self.pre = (
-            None if self.family == "Llama" else self.one(["gpt-2", "qwen2", "llama-bpe", "tekken", None])
-        )
+            begins = ("transformer.", "lm_head")
+            state = {n if n.startswith(begins) else f"transformer.{n}": x for n, x in state.items()}
+        chosen, self.others = self.some(0.02, ENTRIES), self.some(0.06, OTHER_ENTRIES)
+        pre = ["gpt-2", "qwen2", "llama-bpe", "tekken", None]
+        self.pre = None if self.family == "Llama" else self.one(pre)
         self.typed = self.chance(0.85)
         kind = self.one(["F32", "F16", "Q8_0", "Q4_1"])
-        self.changes += [chosen, others, self.pre, kind, *([] if self.typed else ["no types"])]
+        self.changes += [chosen, self.others, self.pre, kind, *([] if self.typed else ["no types"])]
         usual = {
-            "attention.layer_norm_epsilon": config.get("layer_norm_epsilon"),
-            "rope.freq_base": config.get("rope_parameters", {}).get("rope_theta"),
-        }
-        sizes = {
-            "attention.key_length": config.get("head_dim"),
-            "attention.value_length": config.get("head_dim"),
-        }
-        more = {name: value for name, value in (usual | sizes | chosen).items() if value is not None}
-        gguf_files.write(
-            self.folder / "model.gguf",
-            config,
-            state,
-            kind,
-            lambda writer: self.add_tokens(writer, others),
-            more,
-        )
+            "attention.layer_norm_epsilon": config.get("layer_norm_epsilon"), "rope.freq_base": rope.get("rope_theta"),
+            "attention.key_length": config.get("head_dim"), "attention.value_length": config.get("head_dim"),
+        }  # fmt: skip
+        more = {name: value for name, value in (usual | chosen).items() if value is not None}
+        gguf_files.write(self.folder / "model.gguf", config, state, kind, self.add_tokens, more)
 
-    def add_tokens(self, writer, others):
-        import gguf
-
+    def add_tokens(self, writer):
+        others = self.others
         tokenizer, added = self.tokenizer, self.tokenizer.added_tokens_decoder
         tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         kinds = [(3 if added[n].special else 4) if n in added else 1 for n in range(len(tokens))]
@@ -506,53 +409,41 @@ class DrawGGUF(Draw):
         for name, value in others.items():
             writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
 
+    @torch.no_grad()
     def theirs(self):
-        import torch
-        import transformers
-
         # SentencePiece and llama.cpp put a space after each mark, where Transformers does not.
         self.texts = [text.strip() for text in TEXTS if self.family != "Llama" or "<" not in text]
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, gguf_file="model.gguf")
+        file = {"gguf_file": "model.gguf"}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **file)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            self.folder, gguf_file="model.gguf", dtype=torch.float32
+            self.folder, **file, dtype=torch.float32
         ).eval()
         # llama.cpp ends an answer at these, too.
-        ends = [
-            model.config.eos_token_id,
-            tokenizer.get_vocab().get("<|endoftext|>"),
-            self.others.get("tokenizer.ggml.eot_token_id"),
-        ]
-        model.generation_config = transformers.GenerationConfig(
-            eos_token_id=[n for n in ends if n is not None] or None
-        )
-        return self.of_language(model, [tokenizer(text)["input_ids"] for text in self.texts])
+        more = [tokenizer.get_vocab().get("<|endoftext|>"), self.others.get("tokenizer.ggml.eot_token_id")]
+        ends = [n for n in (model.config.eos_token_id, *more) if n is not None]
+        model.generation_config = transformers.GenerationConfig(eos_token_id=ends or None)
+        return self.of_language_there(model, [tokenizer(text)["input_ids"] for text in self.texts])
 
     def ours(self):
-        from selfattn import models
-
         model = models.load(self.folder / "model.gguf")
-        return self.of_language_here(model, [model._ids(text).tolist() for text in self.texts])
+        return self.of_language(
+            [model._ids(text).tolist() for text in self.texts], model.logits, model.generate
+        )
 
 
 class NotWrittenError(Exception):
     """Transformers does not make a model of these settings."""
 
 
-class quiet:  # noqa: N801
+@contextlib.contextmanager
+def quiet():
     """Without the warnings and lines of other libraries."""
-
-    def __enter__(self):
-        import logging
-
-        logging.disable(logging.ERROR)
-        self.filters = warnings.catch_warnings()
-        self.filters.__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, *args):
-        import logging
-
-        self.filters.__exit__(*args)
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
         logging.disable(logging.NOTSET)
 
 
@@ -576,8 +467,6 @@ def difference(truth, got):
 
 def verdict(seed, folder, kind=Draw):
     """What becomes of a drawn folder: a word, and what it is about."""
-    from selfattn import models
-
     with quiet():
         try:
             draw = kind(seed, folder)
@@ -605,9 +494,7 @@ def verdict(seed, folder, kind=Draw):
 
 
 def main(count, first=0, verbose=False, kind=Draw):
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     found = collections.Counter()
     for seed in range(first, first + count):
         with tempfile.TemporaryDirectory() as folder:

@@ -66,15 +66,11 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
     if mask is not None and mask.dtype == bool:
         mask |= np.eye(longest, dtype=bool)
     model = Transformer(
-        tuple(layers),
-        table=array(vocabulary, d) if takes_ids else None,
-        always=array(d) if takes_ids and flip() else None,
-        positions=array(longest, d) if takes_ids and flip() else None,
-        embedding_norm=norm("layer") if flip() else None,
-        final_norm=norm("rms") if flip() else None,
-        mask=mask,
+        tuple(layers), table=array(vocabulary, d) if takes_ids else None,
+        always=array(d) if takes_ids and flip() else None, positions=array(longest, d) if takes_ids and flip() else None,
+        embedding_norm=norm("layer") if flip() else None, final_norm=norm("rms") if flip() else None, mask=mask,
         pooling=(None, "mean", "first", "last")[rng.integers(4)],
-    )
+    )  # fmt: skip
     inputs = rng.integers(0, vocabulary, ends[-1]) if takes_ids else array(ends[-1], d)
     if flip():  # with some keys closed
         bias = array(int(rng.choice([1, len(lengths)])), longest)

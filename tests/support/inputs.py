@@ -157,16 +157,12 @@ def laid_out():
     unaligned = np.zeros(4 * 30 + 1, np.uint8)[1:].view(np.float32)
     unaligned[:] = whole[0, 0, :30]
     return {
-        "float16": whole[0].astype(np.float16),
-        "bfloat16": whole[1].astype(BFLOAT16),
+        "float16": whole[0].astype(np.float16), "bfloat16": whole[1].astype(BFLOAT16),
         "float16, strided": whole[2].astype(np.float16)[::-2, 5::3],
-        "bfloat16, turned": whole.astype(BFLOAT16).transpose(2, 0, 1),
-        "turned": whole.transpose(1, 2, 0),
+        "bfloat16, turned": whole.astype(BFLOAT16).transpose(2, 0, 1), "turned": whole.transpose(1, 2, 0),
         "float64, strided": whole[3].astype(np.float64)[:, ::-1],
         "swapped": whole[4].astype(np.dtype(np.float32).newbyteorder()),
         "float16, swapped": whole[5].astype(np.dtype(np.float16).newbyteorder())[::2],
-        "unaligned": unaligned,
-        "one number": np.array(0.5, np.float16),
-        "none": np.zeros((3, 0, 2), np.float16),
+        "unaligned": unaligned, "one number": np.array(0.5, np.float16), "none": np.zeros((3, 0, 2), np.float16),
         "every second": np.arange(2000, dtype=np.float32)[::2],
-    }
+    }  # fmt: skip

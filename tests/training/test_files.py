@@ -137,14 +137,10 @@ def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 6))
     arrays = {
-        "transposed": x.T,
-        "strided": x[::-2, ::3],
-        "swapped": x.astype(">f8"),
-        "zero-dimensional": np.array(3.5, np.float16),
-        "empty": np.zeros((0, 3), np.int8),
-        "bool": x > 0,
+        "transposed": x.T, "strided": x[::-2, ::3], "swapped": x.astype(">f8"),
+        "zero-dimensional": np.array(3.5, np.float16), "empty": np.zeros((0, 3), np.int8), "bool": x > 0,
         "uint64": np.array([2**64 - 1], np.uint64),
-    }
+    }  # fmt: skip
     files.save_arrays(tmp_path / "arrays.safetensors", arrays)
     back = files.load_arrays(tmp_path / "arrays.safetensors")
     assert set(back) == set(arrays)
@@ -199,21 +195,18 @@ def test_all_that_differs_is_said(saved):
     ("changes", "message"),
     [
         ({"format": "other"}, "format is not 'selfattn.EmbeddingModel'"),
-        ({"version": 2}, "version 2; this selfattn reads version 1"),
-        ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
+        ({"version": 2}, "version 2; this selfattn reads version 1"), ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
         ({"tokenizer": "../../etc/passwd"}, "tokenizer must be one of sentencepiece, tokenizers, whitespace"),
         ({"dtype": "object"}, "dtype must be one of float16"),
         ({"vocab_size": 2**60}, "vocab_size must be an int of at least 1"),
         ({"vocab_size": 2**31 - 1}, r"has shape \(9, 8\), config.json says \(2147483647, 8\)"),
-        ({"vocab_size": True}, "vocab_size must be an int"),
-        ({"embedding_dim": 7}, "embedding_dim must be even"),
+        ({"vocab_size": True}, "vocab_size must be an int"), ({"embedding_dim": 7}, "embedding_dim must be even"),
         ({"embedding_dim": 10}, r"embedding_layer.weight has shape \(9, 8\), config.json says \(9, 10\)"),
-        ({"num_heads": 3}, "multiple of num_heads"),
-        ({"num_layers": 2**30}, "names 1073741824 layers"),
+        ({"num_heads": 3}, "multiple of num_heads"), ({"num_layers": 2**30}, "names 1073741824 layers"),
         ({"num_layers": 2}, "missing: attention_layers.1.query.weight"),
         ({"max_seq_len": 2**30}, "max_seq_len 1073741824 times embedding_dim 8"),
     ],
-)
+)  # fmt: skip
 def test_hostile_configs(saved, changes, message):
     edit_config(saved, **changes)
     with pytest.raises(ValueError, match=message):
@@ -223,12 +216,9 @@ def test_hostile_configs(saved, changes, message):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", b"", "is not JSON"),
-        ("config.json", b'{"format": ', "is not JSON"),
-        ("config.json", b"\xff\xfe\x00", "is not JSON"),
-        ("config.json", b"[" * 10**5, "is not JSON"),
-        ("config.json", b"[]", "does not describe"),
-        ("config.json", b"null", "does not describe"),
+        ("config.json", b"", "is not JSON"), ("config.json", b'{"format": ', "is not JSON"),
+        ("config.json", b"\xff\xfe\x00", "is not JSON"), ("config.json", b"[" * 10**5, "is not JSON"),
+        ("config.json", b"[]", "does not describe"), ("config.json", b"null", "does not describe"),
         ("config.json", b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
         ("config.json", b" " * 2**21, "more than 1048576 bytes"),
         ("vocabulary.json", b"{", "vocabulary.json is not JSON"),
@@ -240,7 +230,7 @@ def test_hostile_configs(saved, changes, message):
         ("model.safetensors", hostile({"x": entry(0, 0, (2**62, 4))}, b""), r"model\.safetensors"),
         ("model.safetensors", hostile({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8), r"model\.safetensors"),
     ],
-)
+)  # fmt: skip
 def test_hostile_files(saved, name, content, message):
     (saved / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -324,13 +314,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 @pytest.mark.parametrize(
     ("function", "n", "error"),
-    [
-        ("fsync", 0, FULL),
-        ("fsync", 2, KeyboardInterrupt()),
-        ("replace", 1, KeyboardInterrupt()),
-        ("replace", 2, FULL),
-    ],
-)
+    [("fsync", 0, FULL), ("fsync", 2, KeyboardInterrupt()), ("replace", 1, KeyboardInterrupt()), ("replace", 2, FULL)],
+)  # fmt: skip
 def test_a_failure_leaves_what_was_there(saved, tmp_path, monkeypatch, function, n, error):
     """After a failure, the folder holds the old model or does not exist."""
     before = everything_in(saved)

@@ -160,18 +160,13 @@ def test_a_function_draws_batches_with_the_generator():
 @pytest.mark.parametrize(
     ("source", "options", "steps", "epochs"),
     [
-        (BATCHES, {}, 6, 1),
-        (BATCHES, {"epochs": 3}, 18, 3),
-        (BATCHES, {"steps": 8}, 8, 1),
-        (BATCHES, {"steps": 12}, 12, 2),
-        (BATCHES, {"steps": 8, "epochs": 1}, 6, 1),
-        (Unknown(), {"steps": 8}, 8, 1),
-        (BATCHES, {"epochs": 0}, 0, 0),
-        (BATCHES, {"epochs": 2, "accumulate": 4}, 4, 2),
+        (BATCHES, {}, 6, 1), (BATCHES, {"epochs": 3}, 18, 3), (BATCHES, {"steps": 8}, 8, 1),
+        (BATCHES, {"steps": 12}, 12, 2), (BATCHES, {"steps": 8, "epochs": 1}, 6, 1), (Unknown(), {"steps": 8}, 8, 1),
+        (BATCHES, {"epochs": 0}, 0, 0), (BATCHES, {"epochs": 2, "accumulate": 4}, 4, 2),
         (EXAMPLES, {"epochs": 2, "accumulate": 2, "batch_size": 5}, 6, 2),
         (draw, {"steps": 3, "accumulate": 2}, 3, 0),
     ],
-)
+)  # fmt: skip
 def test_when_it_ends(source, options, steps, epochs):
     told = []
     history = fit(make_model(), source, callbacks=[told.append], **options)

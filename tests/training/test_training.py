@@ -301,14 +301,10 @@ def test_wrong_calls_change_nothing(options, error, message):
 
 
 test_what_is_no_task = refusals(
-    (
-        lambda: fit(make_task().model),
-        TypeError,
-        r"vjp\(main, .*\); that of EmbeddingModel .* wrap .* nn.ProxyTask",
-    ),
+    (lambda: fit(make_task().model), TypeError, r"vjp\(main, .*\); that of EmbeddingModel .* wrap .* nn.ProxyTask"),
     (lambda: fit(nn.Linear(3, 3)), TypeError, "that of Linear takes other arguments$"),
     (lambda: fit(make_task().parameters()), TypeError, "task must be a ProxyTask, .*, which dict lacks"),
-)
+)  # fmt: skip
 
 
 def test_an_lr_and_an_optimizer_that_has_another():

@@ -12,13 +12,9 @@ from selfattn import training
 
 
 @given(
-    n=st.integers(4, 60),
-    near=st.integers(1, 4),
-    far=st.none() | st.integers(1, 30),
-    per_sentence=st.integers(1, 3),
-    seed=st.integers(0, 2**32),
-    torch=st.booleans(),
-)
+    n=st.integers(4, 60), near=st.integers(1, 4), far=st.none() | st.integers(1, 30), per_sentence=st.integers(1, 3),
+    seed=st.integers(0, 2**32), torch=st.booleans(),
+)  # fmt: skip
 def test_neighbours_are_near_and_the_others_are_far(n, near, far, per_sentence, seed, torch):
     sentences = [str(i) for i in range(n)]
     least = max(near, min(10, n // 4)) if far is None else far

@@ -115,14 +115,9 @@ def all_numbers(page):
 
 @pytest.mark.parametrize(
     ("make", "eps"),
-    [
-        (everything, 1e-9),
-        (model, 1e-9),
-        (additive, 1e-9),
-        (lambda **add: everything(np.float32, **add), 1e-4),
-    ],
+    [(everything, 1e-9), (model, 1e-9), (additive, 1e-9), (lambda **add: everything(np.float32, **add), 1e-4)],
     ids=["everything", "model", "additive", "float32"],
-)
+)  # fmt: skip
 def test_the_browser_computes_what_python_computes(visit, make, eps):
     """Change an input in the browser and in Python: every number of every step agrees. Reset undoes it.
 
