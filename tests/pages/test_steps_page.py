@@ -8,7 +8,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages import (NASTY, Reader, additive, bank, dead_row, everything, illustrated, large, model, numbers_by_node)  # fmt: skip
+from pages import (  # fmt: skip
+    NASTY,
+    Reader,
+    additive,
+    bank,
+    dead_row,
+    everything,
+    illustrated,
+    large,
+    model,
+    numbers_by_node,
+)
 
 import selfattn as sa
 from selfattn import nn, views

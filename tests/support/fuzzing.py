@@ -23,11 +23,31 @@ import fuzzing_language as language
 import ml_dtypes  # noqa: F401 registers "bfloat16"
 import numpy as np
 from hostile import (
-    SENTENCE, Read, change_bytes, change_json, change_safetensors, change_tree, change_zip, closest, contents, dumps, put,
-    put_parts, reads, use,
+    SENTENCE,
+    Read,
+    change_bytes,
+    change_json,
+    change_safetensors,
+    change_tree,
+    change_zip,
+    closest,
+    contents,
+    dumps,
+    put,
+    put_parts,
+    reads,
+    use,
 )  # fmt: skip
 from hostile_gguf import change_gguf
-from text_folders import (VOCABULARY, WORDS, add_pipeline, make_tokenizer, old_pooling, random_dense, write_json)  # fmt: skip
+from text_folders import (  # fmt: skip
+    VOCABULARY,
+    WORDS,
+    add_pipeline,
+    make_tokenizer,
+    old_pooling,
+    random_dense,
+    write_json,
+)
 
 from selfattn import _disk, files, models, nn, training
 from selfattn.cli.app import main as command

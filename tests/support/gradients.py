@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 from ml_dtypes import finfo
 from tolerances import (
-    FEW, assert_within, rounded_sum, rounding, rounds_weights, with_later_terms, without_two_kinds_of_16_bits,
+    FEW,
+    assert_within,
+    rounded_sum,
+    rounding,
+    rounds_weights,
+    with_later_terms,
+    without_two_kinds_of_16_bits,
 )  # fmt: skip
 
 import selfattn as sa
