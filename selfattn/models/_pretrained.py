@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -246,7 +246,15 @@ class Pretrained(Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is prepared: in a copy, views of parameters would not be views any more."""
-        return vars(self) | {"_prepared": {}, "_made": {}}
+        # A tokenizer's copy would forget that marks within a text are cut as all else.
+        cuts = getattr(getattr(self, "tokenizer", None), "encode_special_tokens", False)
+        return vars(self) | {"_prepared": {}, "_made": {}, "_cuts_marks": cuts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        cuts = state.pop("_cuts_marks")
+        self.__dict__.update(state)
+        if cuts:
+            cast(Any, self).tokenizer.encode_special_tokens = True
 
     @property
     def dtype(self) -> str:

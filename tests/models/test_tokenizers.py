@@ -1,5 +1,6 @@
 """Tokenizers: the ids that Transformers gets of the same folder; text of ids that come one by one."""
 
+import copy
 import itertools
 import json
 
@@ -176,3 +177,13 @@ def test_steps_and_pages_show_characters():
     assert "␣s" in page and "Ã" not in page
     assert spelled(make("pieces"), [10, 11 + len(LETTERS)]) == ["the", "##the"]
     assert spelled(make("spaces"), [10, 11 + len(LETTERS), 0]) == ["the", " the", "<s>"]
+
+
+def test_marks_that_are_cut_are_cut_in_copies_too(tmp_path):
+    models.save(models.BertModel(SIZES, rng=0), tmp_path)
+    make("pieces").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    model = models.load(tmp_path)
+    models.save(copy.deepcopy(model), tmp_path / "again")
+    for each in (model, copy.deepcopy(model), models.load(tmp_path / "again")):
+        assert "</s>" not in each.tokens("</s>")
