@@ -1,4 +1,4 @@
-"""Block masks and a window, compared with "dense", the same call without them, by the time of one open operation."""
+"""Times of calls with a block mask or a window, divided by their open operations, and of the same calls without ("dense")."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from selfattn.cli.parser import count
 
 from . import shared
 
-TOLERANCE = 2.0  # of logits; llama.cpp rounds inputs to 8 bits, and wrong results differ more
+TOLERANCE = 2.0  # between logits; llama.cpp rounds inputs to 8 bits, and wrong results differ more
 BEFORE = 16  # tokens before an answer
 CASES = ("prompt", "answer")
 

@@ -173,7 +173,7 @@ def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = Non
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether :func:`save_model` wrote a folder, whole or damaged; not so for a pretrained model's folder."""
+    """Return whether :func:`save_model` wrote the folder, even if it is damaged now; False for a pretrained model's."""
     config = _disk.read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     return isinstance(config, dict) and "format" in config and "model_type" not in config
 
@@ -254,7 +254,7 @@ def _tokenizer_bytes(tokenizer: Any) -> tuple[str | None, bytes]:
 
 
 def _tokens(kind: str | None, tokenizer: Any) -> int:
-    """Return how many tokens a tokenizer of a kind that files can hold has."""
+    """Return the number of tokens of a tokenizer of this kind; 0 if no file can hold the kind."""
     if kind == "whitespace":
         return int(tokenizer.vocab_size)
     if kind == "sentencepiece":

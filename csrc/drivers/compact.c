@@ -144,7 +144,6 @@ static void activate(const sa_linear *l, ptrdiff_t at, ptrdiff_t rows, ptrdiff_t
     sa_kernels_active()->f32.activate(&active, l->active + bytes);
 }
 
-/* Multiplies a row that cannot be rounded. */
 static void unrounded_row(const sa_linear *l, int which, ptrdiff_t row, ptrdiff_t column, ptrdiff_t width) {
     const sa_compact *w = (const sa_compact *)(const void *)l->weight[which];
     const ptrdiff_t at = row * w->out + column;

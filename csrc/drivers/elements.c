@@ -7,7 +7,6 @@
 
 #define SA_WALKED 512 /* elements of a piece, which stays in L1 */
 
-/* A piece in the type that computes. */
 typedef union {
     float f32[SA_WALKED];
     double f64[SA_WALKED];

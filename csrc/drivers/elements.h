@@ -5,7 +5,6 @@
 
 #include "drivers/rowops.h"
 
-/* An array of floats. */
 typedef struct {
     sa_strided array;
     int ndim;

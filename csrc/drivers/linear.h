@@ -63,7 +63,6 @@ typedef struct {
 ptrdiff_t sa_linear_input_tasks(const sa_linear_gradients *g, const sa_cut *cut);
 void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdiff_t t, void *scratch);
 
-/* For the gradients of weights and biases. */
 ptrdiff_t sa_linear_parameter_tasks(const sa_linear_gradients *g, int threads);
 void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff_t t, void *scratch);
 

@@ -221,7 +221,6 @@ static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
-/* Computes a layer's norm, y = norm(x + added). */
 static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, const char *x, const char *added, int scaled, char *y) {
     const sa_layer *l = sa_layer_of(p);
     const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;

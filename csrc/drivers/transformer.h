@@ -246,7 +246,6 @@ bool sa_needs_detour(const sa_pass *p);
 /* The dropout of one kind, for rows from row `row` of the frame on. */
 sa_dropout sa_dropout_of(const sa_pass *p, int kind, ptrdiff_t row);
 
-/* True if the layer has more than attention. */
 static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0; }
 
 /* Describes one head's attention in the sequence at row `row` of the frame. */

@@ -250,14 +250,14 @@ typedef struct {
     sa_quant_type type;
     ptrdiff_t rows, pieces; /* a piece has SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); meanwhile the bytes after them are fetched */
+    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); the leaf also fetches the bytes after them */
     ptrdiff_t row_bytes;
     float *sums; /* (rows, SA_GEMV_COLUMNS) */
 } sa_gemv_tile;
 
 typedef void sa_gemv_leaf(const sa_gemv_tile *t);
 
-/* How an instruction set multiplies quants in decoding, all kinds of 4 to 8 bits. All leaves compute the same bits. */
+/* How an instruction set multiplies quants in decoding. All leaves compute the same bits. */
 typedef struct {
     const char *name; /* the instructions that the CPU must have */
     sa_gemv_leaf *leaf;

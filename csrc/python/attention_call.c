@@ -439,7 +439,6 @@ static int read_one_mask(sa_call *c, PyObject *value, const char *name) {
     return 0;
 }
 
-/* Reads the mask of sequence s alone. */
 static int read_mask_of(sa_call *c, ptrdiff_t s, PyObject *value) {
     char name[40];
     PyOS_snprintf(name, sizeof name, "attn_mask[%zd]", (Py_ssize_t)s);
@@ -519,7 +518,6 @@ static int read_per_head(void *call, PyObject *value, const char *name, void *to
     return read_numbers(call, value, name, false, to);
 }
 
-/* Reads the lengths of keys or of queries. */
 static int read_lengths(void *call, PyObject *value, const char *name, void *to) {
     sa_call *c = call;
     const bool of_keys = to == &c->a.key_lengths;

@@ -14,7 +14,6 @@ typedef struct {
     int threads;
 } linear_call;
 
-/* Takes weights that are panels or quants. */
 static int take_compact(linear_call *c, PyObject *x, const sa_compact *weight) {
     if (!sa_is_plain(x, NPY_FLOAT, 2) || sa_dim(x, 1) != weight->in) {
         return sa_error(PyExc_TypeError, "x must be a contiguous 2-D array of float32 with %zd columns", weight->in);

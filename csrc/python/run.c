@@ -104,7 +104,7 @@ void sa_arena_give(void *piece) {
         for (int i = 0; i < own.n && h != NULL; ++i) {
             h = put(&own.slot[i], h) ? NULL : h;
         }
-        if (h != NULL) { /* all slots are full: replaces one slot after the other */
+        if (h != NULL) { /* all slots are full: replaces the piece of the next slot */
             h = atomic_exchange(&own.slot[atomic_fetch_add(&state->next_slot, 1) % (unsigned)own.n], h);
         }
     }

@@ -21,8 +21,8 @@ typedef struct {
 /* Fails before it computes, or because a signal handler raised an exception. */
 int sa_run_job(PyObject *module, const sa_job *job);
 
-/* Returns 64-byte aligned memory. Calls reuse memory, since fresh pages take time (docs/decisions/0003-fused-training.md). A
- * piece holds a reference to the module. */
+/* Returns a piece of memory, 64-byte aligned, which holds a reference to the module. Calls reuse pieces, since fresh pages take
+ * time (docs/decisions/0003-fused-training.md). */
 void *sa_arena_take(PyObject *module, size_t bytes);
 
 /* Accepts NULL. Needs the GIL. */

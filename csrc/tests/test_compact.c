@@ -387,7 +387,8 @@ static void run_rows(const sa_linear *l, ptrdiff_t row, ptrdiff_t rows, int thre
     sa_linear_forward(&some, threads, scratch);
 }
 
-/* Runs `piece` rows at a time; 0: by share. Returns the results of all weights. Checks that nothing is written after them. */
+/* Computes `piece` rows at a time; if piece is 0, run_by_share computes all rows. Returns the results for every weight. Checks
+ * that nothing is written after them. */
 static float *product_run(const product *m, ptrdiff_t piece, int threads) {
     static const unsigned char untouched[LINE] = {[0 ... LINE - 1] = 0xFF};
     const size_t bytes = (size_t)m->results * sizeof(float);
@@ -426,7 +427,6 @@ static double active_of(sa_activation kind, double x) {
     }
 }
 
-/* A weight as float32. */
 static float weight_at(const product *m, int which, ptrdiff_t c, ptrdiff_t k) {
     const ptrdiff_t at = c * m->shape.in + k;
     const ptrdiff_t group = c * groups_of(m->shape.in) + k / SA_GROUP;

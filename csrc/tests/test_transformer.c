@@ -524,7 +524,6 @@ static void compact_make(compact_model *c, model *m, sa_weights kind, bool alone
     }
 }
 
-/* Runs one sequence alone. */
 static float *run_alone(const sa_transformer *e, ptrdiff_t sequence) {
     const int64_t start = e->starts[sequence], starts[2] = {0, e->starts[sequence + 1] - start};
     sa_transformer one = *e;

@@ -16,7 +16,7 @@ from svg import picture
 from selfattn import models
 
 SENTENCES = ("the boat drifted to the bank of the river", "she went to the bank and borrowed money")
-LAYER, HEAD = 0, 4  # of all 72 heads, the one with most weight on the word that says which bank it is
+LAYER, HEAD = 0, 4  # the one of 72 heads with most weight on the word that says which bank it is
 LETTER, GAP, LEFT, ROW, TOP = 9.0, 26, 20, 128, 40  # pixels; the letters' width is that of a typical font
 STYLE = """\
 .token { font-size: 16px; text-anchor: middle } .share { text-anchor: middle }

@@ -220,7 +220,7 @@ def _remove(unfinished: Path) -> None:
     """Remove the files of an unfinished training, and the folder if nothing else is in it."""
     for name in OURS:
         (unfinished / name).unlink(missing_ok=True)
-    for path in unfinished.glob(".*"):  # of a training that was killed while it wrote
+    for path in unfinished.glob(".*"):  # files of a training that was killed while it wrote
         if _LEFT.fullmatch(path.name):
             path.unlink()
     with contextlib.suppress(OSError):  # it has files of the user's

@@ -14,7 +14,7 @@ import numpy as np
 from selfattn._check import Entries
 from selfattn.engine.transformer import Rotary
 
-MOST_WIDTH = 2**16  # of a head, so that a short file cannot fill memory
+MOST_WIDTH = 2**16  # the largest width of a head, so that a short file cannot fill memory
 NEW, OLD = "rope_parameters", "rope_scaling"  # in configurations of Transformers 5, and before
 
 
@@ -22,7 +22,7 @@ class Rope(NamedTuple):
     """The frequency of each pair of elements of a head."""
 
     frequencies: tuple[float, ...]  # radians per position, float32
-    factor: float = 1.0  # of cosines and sines
+    factor: float = 1.0  # multiplies cosines and sines
 
     def rotary(self, longest: int, dtype: Any, interleaved: bool = False) -> Rotary:
         """Return the angles of the positions 0 … longest − 1."""

@@ -46,10 +46,10 @@ class Sampling(NamedTuple):
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None
     sequence_bias: Words = ()
-    encoder_repetition_penalty: float = 1.0  # of the prompt's tokens, which it makes more probable
+    encoder_repetition_penalty: float = 1.0  # makes the prompt's tokens more probable
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0  # of the prompt
+    encoder_no_repeat_ngram_size: int = 0  # length of the prompt's n-grams
     bad_words_ids: Words = ()
     min_length: int = 0
     min_new_tokens: int | None = None

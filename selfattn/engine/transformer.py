@@ -80,7 +80,7 @@ class Layer(NamedTuple):
     softcap: float = 0.0
     # The probabilities of dropout: attention weights, output projection, input of `down`, output of `down`.
     dropout: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    seed: int = 0  # of dropout, 64 bits
+    seed: int = 0  # the seed of dropout, 64 bits
 
 
 class Transformer(NamedTuple):

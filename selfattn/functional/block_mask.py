@@ -314,7 +314,7 @@ class _Runs(NamedTuple):
     rows: int  # per class
     starts: Array  # (classes + 1,)
     runs: Array  # (runs, 2)
-    share: float  # of open pairs
+    share: float  # the share of open pairs
 
 
 class _InRuns:

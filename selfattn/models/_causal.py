@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
 
 LEAST = 256  # positions that are made ready
-ROWS = 256  # of logits that are computed at once, where they are only summed up
+ROWS = 256  # the most rows of logits at once, where they are only summed up
 
 GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
@@ -93,12 +93,9 @@ class CausalModel(Pretrained):
     generation_config: Mapping[str, Any] = MappingProxyType({})
     kept: Mapping[str, bytes] = MappingProxyType({})  # small files of the folder
     _folder: Path | None = None
-    _as_read: tuple[Any, ...] = (
-        None,
-        frozenset(),
-        {},
-    )  # chat_template, stop_ids, generation_config of those files
-    _told = False  # what the folder would draw
+    # chat_template, stop_ids and generation_config, as the folder has them.
+    _as_read: tuple[Any, ...] = (None, frozenset(), {})
+    _warned = False  # True after the warning that the folder's settings would draw
 
     # --------------------------------------------------------------------------------------------------- the core
 
@@ -463,12 +460,12 @@ class CausalModel(Pretrained):
             drawing = {"temperature": 1.0, "top_k": 50} | drawing | given  # Transformers' defaults
             if drawing["temperature"] != 0:
                 said |= {name: x for name, x in drawing.items() if name != "top_k" or x != 0}
-        elif draws and "temperature" not in given and not self._told:
+        elif draws and "temperature" not in given and not self._warned:
             as_said = ", ".join(f"{name}={value}" for name, value in drawing.items()) or "temperature=1.0"
             so = "this takes the most probable token each time, as temperature=0 says"
             how = 'sampling="folder" (--sampling folder) draws so'
             warnings.warn(f"the model's settings would draw tokens with {as_said}; {so}; {how}", stacklevel=3)
-            self._told = True
+            self._warned = True
         found = {"max_new_tokens": most, "stop": said.pop("stop_strings", None)} | said | given
         if "max_new_tokens" in given or ("max_new_tokens" in said and "max_length" not in given):
             found.pop("max_length", None)

@@ -16,10 +16,10 @@ from typing import Any
 from selfattn._extras import import_extra
 
 MOST_STEPS, STEPS_OF_MESSAGE = 250_000, 1000
-LETTERS = 64  # of a text that cost a step
+LETTERS = 64  # letters of a text that cost one step
 LONGEST = 10_000_000  # characters of a text, or elements of a list
-LARGEST = 10_000  # number in an argument, such as a width
-# Filters that look at no more than the elements of a list; others may make a text of all that is in these.
+LARGEST = 10_000  # the largest number in an argument, such as a width
+# Filters that look only at the elements of a list. Other filters may make a text of all that the elements contain.
 SHALLOW = {
     "length", "count", "first", "last", "list", "select", "selectattr", "reject", "rejectattr", "map", "reverse", "default", "d", "items",
 }  # fmt: skip

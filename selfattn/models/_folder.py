@@ -41,7 +41,7 @@ QUANTIZATION_KEYS = {
     "config_groups", "ignore", "version", "global_compression_ratio", "observer", "observer_kwargs", "scale_dtype", "zp_dtype",
 }  # fmt: skip
 
-MOST_LAYERS = 10_000  # of models that list something for each layer
+MOST_LAYERS = 10_000  # the most layers of a model that lists something for each
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 
 ADAPTER = "adapter_config.json"

@@ -464,7 +464,7 @@ ENDS_OF_TURN = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|end_of_turn|>",
     "<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-MOST_LETTERS = 1000  # of a token that is cut at each place
+MOST_LETTERS = 1000  # the longest token that is cut at each place
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
     "cls": "cls_token", "mask": "mask_token",

@@ -186,7 +186,7 @@ class Pretrained(Module):
     # model_type of configurations, and the beginning of the names of Transformers' classes, whose end is the suffix.
     kinds: ClassVar[dict[str, str]]
     suffix: ClassVar[str] = "Model"
-    prefix: ClassVar[str]  # of the bare model's names within one with a head
+    prefix: ClassVar[str]  # what the bare model's names begin with in a model with a head
     buffers: ClassVar[tuple[str, ...]] = ()  # ends of the names of stored arrays that are not parameters
     # Ends of the names of weights that Transformers has as (in, out). They are held as (out, in), and shown transposed.
     transposed: ClassVar[tuple[str, ...]] = ()

@@ -71,7 +71,7 @@ class TextEncoder(Pretrained):
     types = 1  # how many texts a sequence has token types for
     _knows_types = True  # the folder's tokenizer tells the texts of a pair apart
     has_fixed_settings = True  # for sequences of any lengths and any values of parameters, so made once
-    # Of a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
+    # In a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
     num_labels: int
 

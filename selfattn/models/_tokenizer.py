@@ -31,7 +31,7 @@ Q = TypeVar("Q")
 
 # Texts that are tokenised at once; few at first, so that the core soon has work.
 FIRST_CHUNK, CHUNK = 256, 2048
-MOST_CHARACTERS = 2**18  # of them together
+MOST_CHARACTERS = 2**18  # the most characters of these texts together
 TOKENS = 16_384  # in a call of the core, or one text
 
 TOKENIZER, TOKENIZER_CONFIG = _tokenizer_class.TOKENIZER, _tokenizer_class.TOKENIZER_CONFIG

@@ -15,7 +15,7 @@ from selfattn.models._pretrained import Parameters, Shapes, norm
 from selfattn.nn.gpt import GPT
 
 PRODUCTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-OWN_NAMES = {  # of the arrays of nn.GPT, and below of its layers
+OWN_NAMES = {  # the names of arrays of nn.GPT, and below of its layers
     "token_embedding.weight": "wte.weight", "position_embedding.weight": "wpe.weight", "norm.weight": "ln_f.weight",
     "norm.bias": "ln_f.bias",
 }  # fmt: skip

@@ -25,7 +25,7 @@ class Elements(NamedTuple):
     losses: Array  # float32 or float64
     divisor: float  # what the mean divides by
     slope: Callable[[Array], Array]  # from the gradients of the losses to the gradient of x
-    dtype: np.dtype[Any]  # of the result
+    dtype: np.dtype[Any]  # the dtype of the result
 
 
 class Loss(Module):
@@ -227,7 +227,7 @@ class CrossEntropyLoss(Loss):
         logs = sa.log_softmax(scores)
         kind, smoothing = logs.dtype, self.label_smoothing
         weight = None if self.weight is None else self.weight.astype(kind, copy=False)
-        # A class has the target probability `spread` (C,); the target class has `sure` more.
+        # `spread` (C,) has the target probability of every class, and `sure` is added to that of the target class.
         sure: Array = np.full(classes.shape, 1 - smoothing, kind)
         if weight is not None:
             sure = (1 - smoothing) * weight[index[..., 0]]

@@ -24,7 +24,7 @@ Place: TypeAlias = tuple[int, ...]
 PARTS = ("query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm")
 MASK = len(PARTS)  # the place of the mask's gradient
 WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
-GOLDEN = 0x9E3779B97F4A7C15  # the difference of the seeds of these four
+GOLDEN = 0x9E3779B97F4A7C15  # the seeds of these four kinds of dropout are this far apart
 
 
 class Tape:

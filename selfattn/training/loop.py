@@ -317,7 +317,7 @@ class Training:
         default_factory=dict
     )  # the properties that a checkpoint must share with the training
     epoch: int = 0
-    total_loss: float = 0.0  # of the epoch so far, summed over items
+    total_loss: float = 0.0  # the loss of the epoch so far, summed over items
     history: History = field(default_factory=History)
 
     @property

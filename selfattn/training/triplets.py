@@ -23,7 +23,7 @@ class BinaryFile(Protocol):
 
 
 SPLITS = ("lines", "sentences")
-# White space between sentences, with quotes and brackets.
+# White space between the end of a sentence and a capital or digit; quotes and brackets may be between them too.
 BOUNDARY = re.compile(r"""(?:(?<=[.!?…])|(?<=[.!?…]["'”’»)\]]))\s+(?=["'“‘«(\[]*[A-ZÀ-ÖØ-Þ0-9])""")
 FAR = 10
 TRIES = 100

@@ -89,7 +89,7 @@ class TextData {
   }
 
   /**
-   * Attention rollout of a word: row l says how much of it comes from each token after l layers, row 0 from each input.
+   * Attention rollout of word i. Row l: the share of each token, as it is after l layers, in the word's output. Row 0: of each input.
    * @type {(i: number) => Matrix | null}
    */
   way(i) {

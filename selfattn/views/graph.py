@@ -171,7 +171,7 @@ class Graph:
 
 
 def build(steps: Steps, tokens: list[str], key_tokens: list[str], graph: Graph | None = None) -> Graph:
-    """Return a new graph of steps, or ``graph`` with the steps as its second side."""
+    """Return a new graph of steps, or add the steps to ``graph``, as the second side of its equations."""
     graph = _next_side(graph)
     side = graph.side
     graph.labels[f"t{side}"] = tokens
@@ -458,12 +458,12 @@ def stage_of(graph: Graph, node: str) -> str:
 
 
 def results(terms: Sequence[Term]) -> list[str]:
-    """Return the ids that an equation computes: the terms after the last sign, or all terms if there is no sign."""
+    """Return the ids that an equation computes: the terms after the last ``=`` or ``→``, or all if there is neither."""
     return [t for t in terms[start_of_results(terms) :] if t and t not in OPERATORS]
 
 
 def start_of_results(terms: Sequence[Term]) -> int:
-    """Return where the terms after the last sign start."""
+    """Return the index after the last ``=`` or ``→``; 0 if there is neither."""
     return max((n + 1 for n, term in enumerate(terms) if term in ("=", "→")), default=0)
 
 

@@ -21,7 +21,7 @@ Array: TypeAlias = npt.NDArray[Any]
 #: The kinds of keys that a word may attend to; a key belongs to the first kind that fits.
 HABITS = ("itself", "first", "separators", "marks", "before", "after", "words")
 
-BROAD = 0.85  # of the largest entropy, which equal weights have
+BROAD = 0.85  # the least entropy of "broad"; 1 is that of equal weights
 MOST, SOME = 0.5, 0.35  # the least share of a habit, and of a weak habit
 SMALL = 48  # pixels of a side of a small map, at most
 CLOSE = 5e-4  # the largest error of weights that the page computes

@@ -172,7 +172,7 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
     if tokens is None:
         return [str(n) for n in range(count)]
     if isinstance(tokens, str | bytes):
-        raise TypeError(f"{name} is one string, {tokens!r:.40}; pass one string for each, such as .split()")
+        raise TypeError(f"{name} is one string, {tokens!r:.40}; pass a list with a string for each token")
     check_rows(name, tokens)
     if not isinstance(tokens, Iterable):
         raise TypeError(f"{name} must be a list of strings, not {tokens!r:.40}")

@@ -1,7 +1,7 @@
 /*
  * Enhances the static tables of a view: shows how a number is computed, steps through the stages, computes again in float64
- * when a number is changed. The page holds its data: the numbers to the last bit, and how they are computed (see graph.py). It
- * changes nothing outside its root, so that a notebook can hold several. first_screen.js shows the same numbers; lesson.js puts
+ * when a number is changed. The page holds its data: the numbers to the last bit, and how they are computed (see graph.py). A
+ * view changes nothing outside its root, so that a notebook can hold several. first_screen.js shows the same numbers; lesson.js puts
  * views together.
  */
 

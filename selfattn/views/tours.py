@@ -76,7 +76,7 @@ def first_principles(
              tuple("bank itself" if word == "bank" else word for word in river), order,
              f"From itself, {said(kept)}. But {taken['stream']} of its output is *stream* and {taken['mud']} is *mud*.",
              view=1, word=bank, hide="weights"),
-        Stop("Two banks", "In finance the neighbours are *money* and *loan*, which are large in number 1. Which number of *bank* grows from river to finance?",
+        Stop("Two banks", "In finance the neighbours are *money* and *loan*, whose number 1 is large. Which number in the output of *bank* is larger in finance than by the river?",
              ("number 0", "number 1", "number 2"), largest,
              f"Number {largest}: {said(a.output[bank][largest])} became {said(b.output[bank][largest])}, while number 0 fell from {said(a.output[bank][0])} to {said(b.output[bank][0])}. The same input has two outputs.",
              view=1, word=bank, hide="output"),
@@ -111,7 +111,7 @@ def sentence_embeddings(
         cosine(trained[0].inputs[bank], trained[1].inputs[bank]),
         cosine(trained[0].result[bank], trained[1].result[bank]),
     )
-    heads = [b.weights[:, bank] for b in block["two_heads"]]  # of both texts: (heads, words)
+    heads = [b.weights[:, bank] for b in block["two_heads"]]  # for each text (heads, words)
     parked = most(heads[0][0])
     return [
         Stop("Before training", f"All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
@@ -130,7 +130,7 @@ def sentence_embeddings(
              ("the same", "a little different", "in opposite ways"), 2 if apart < -0.3 else 1,
              f"Their cosine similarity was {said(same)} at the input; it is {said(apart)} at the output: roughly opposite. See the last matrix of the strip.",
              view=1, word=bank, hide="output"),
-        Stop("Pick the best", f"The tutorial's designer picks the best match; attention takes a weighted mean. A scale of 8 comes near a pick. How much will *bank* take from *{water}* then?",
+        Stop("Pick the best", f"The interior designer in the tutorial takes only the best match; attention takes a weighted mean of all. With a larger scale attention does almost the same. How much will *bank* take from *{water}* with a scale of 8?",
              (f"{said(after[0])} as before", "nearly all", "nothing"), 1 if steep[tell] > 0.9 else 0,
              f"Nearly all: {said(steep[tell])}. But these weights hardly change if a score changes a little, so the gradient is nearly 0. That is why attention takes a weighted mean.",
              view=1, word=bank, after=(("scale", 0, 0, STEEP),)),

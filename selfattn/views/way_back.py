@@ -24,7 +24,7 @@ from selfattn.views.writing import Array, number, said, text
 __all__ = ["WayBack", "way_back_page"]
 
 Arrays: TypeAlias = dict[str, Array]
-MOST_ROWS, MOST_COLUMNS = 12, 12  # of a shown matrix
+MOST_ROWS, MOST_COLUMNS = 12, 12  # the largest matrix that is shown
 
 
 @dataclass(frozen=True, repr=False)

@@ -74,7 +74,7 @@ def test_shards_in_processes_make_the_whole(method):
     d_lse, sinks = rng.standard_normal((2, 96)), rng.standard_normal(2)
     mask = np.tri(96, dtype=bool)  # the first rows see no key of the later shards
     mask[[5, 70]] = False  # two rows see no key at all, only the sink
-    cuts = [0, 10, 11, 11, 60, 96]  # of very different sizes, and one without keys
+    cuts = [0, 10, 11, 11, 60, 96]  # shards of very different sizes, and one without keys
     # the parent has used its threads before it forks
     sa.scaled_dot_product_attention(query, key, value, num_threads=2)
 

@@ -295,7 +295,7 @@ def test_a_sum_that_leaves_float32_without_its_scale(dtype, length):
         query[...], key[...] = 1, 0
         key[:, 0, [0, 1]] = -2e38 * sign
         key[:, 0, [2, 4, 6]] = 1e38 * sign
-        key[:, 0, [8, 10, 12, 14]] = 0.7e38 * sign  # their sum is 1.8e38 / 8
+        key[:, 0, [8, 10, 12, 14]] = 0.7e38 * sign  # now the score of key 0 is sign * 1.8e38 / 8
         with using(isa):
             out = attend(query, key, value, **options).astype(np.float64)
         rest = value[:, 1:].astype(np.float64).mean(axis=1, keepdims=True)

@@ -49,7 +49,7 @@ needs_bfloat16 = pytest.mark.skipif(
     not HAS_BFLOAT16, reason="this CPU, or this build, multiplies no bfloat16"
 )
 KINDS = ["int8", pytest.param("bfloat16", marks=needs_bfloat16)]
-# Of these, multiply-adds are fused.
+# The instruction sets whose multiply-adds are fused.
 FUSED = [isa for isa in ISAS if isa not in ("baseline", "generic")]
 
 
@@ -204,7 +204,7 @@ def test_models(name, kind, monkeypatch):
     got, before = rows_of(name, model), rows_of(name, drawn(name))
     assert distance(got, before) < bound
     cosines = (got * before).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(before, axis=1)
-    assert cosines.min() > 1 - (3 * bound) ** 2 / 2  # of a token: a few of its groups may be unlucky
+    assert cosines.min() > 1 - (3 * bound) ** 2 / 2  # a few groups of a token may be unlucky
     if "classifier" in name:  # a few numbers may be unlucky as well
         assert distance(result(name, model), result(name, drawn(name))) < 3 * bound
 

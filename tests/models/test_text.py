@@ -35,7 +35,7 @@ SENTENCES = [
     "the sea was calm", "a ship", "", "ships sailed over dark water near old stones.", "é 🙂 שלום", "zzz ship",
     "The SEA", "  the\tsea \n", "a\x00b \u200b", "[SEP] the [CLS]",
 ]  # fmt: skip
-# Of sums of up to 32 products and 16 tokens after two layers of numbers of size 1.
+# For sums of up to 32 products and 16 tokens after two layers of numbers of size 1.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 
@@ -188,7 +188,7 @@ def test_the_tokenizers_padding_is_never_embedded(folder, model):
     tokenizer.enable_truncation(4)
     tokenizer.save(str(folder / "tokenizer.json"))
     padded = models.load(folder)
-    for direction in (None, "right", "left"):  # of the file; somebody switches it on later
+    for direction in (None, "right", "left"):  # None: the file's padding; else somebody switches it on later
         if direction is not None:
             padded.tokenizer.enable_padding(length=20, direction=direction)
         assert padded.tokens("the sea was calm") == ["[CLS]", "the", "sea", "was", "calm", "[SEP]"]

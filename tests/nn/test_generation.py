@@ -75,7 +75,7 @@ SETTINGS = {
     seed=st.integers(0, 1000), ties=st.booleans(), prompt=st.integers(1, 6), new=st.integers(0, 5), ends=ids(2),
 )  # fmt: skip
 def test_what_may_be_drawn_is_what_transformers_leaves(how, seed, ties, prompt, new, ends):
-    """The processors that Transformers makes of a GenerationConfig, on the logits after some tokens of few kinds."""
+    """Probabilities equal those after Transformers' processors with the same settings. The text so far repeats a few ids."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(VOCABULARY) * 4

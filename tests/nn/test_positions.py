@@ -29,7 +29,7 @@ def test_rotary_by_its_angles(theta, interleaved, positions):
     places = np.arange(5) if positions is None else np.array(positions)
     angles = places[:, None] * theta ** (-np.arange(3) / 3)
     expected = reference.apply_rotary_emb(X, np.cos(angles), np.sin(angles), interleaved)
-    # Angles below 10 are computed in float32: a frequency is a few roundings off.
+    # The layer computes angles, here below 10, in float32, with an error of a few roundings.
     np.testing.assert_allclose(layer(X, positions), expected, atol=10 * 8 * 6e-8)
     assert layer.parameters() == {} and layer.state_dict() == {}
 

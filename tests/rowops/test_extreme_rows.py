@@ -1,7 +1,7 @@
-"""Rows at the ends of a dtype's range, whose squares or sums leave it while their norms and gradients are representable.
+"""Rows at the ends of a dtype's range: their squares or sums overflow or underflow, but their norms and gradients do not.
 
-A norm does not change when its row is multiplied by a power of two (with eps so, too), and its gradient is divided by it. So rows
-of moderate size, checked against the formula in float64, say what extreme ones must give, up to the errors of both: a few ulp of
+If a row is multiplied by a power of two, its norm (with eps=0) stays the same, and the gradient is divided by that power. So the
+exact results for extreme rows follow from rows of moderate size, by the formula in float64. The allowed errors are a few ulp of
 numbers of size 1, as in test_rows.py.
 """
 

@@ -49,7 +49,7 @@ def everything():
 
 
 def late(d):
-    """The last argument is wrong, so the call already holds all arrays."""
+    """A call that fails late, when it already holds all arrays."""
     arrays, good = everything()
     out = np.zeros((2, 3, 8), np.float32)
     return changed(

@@ -333,7 +333,7 @@ def of_pipeline(model):
     return {"encode": y} | asked | {"similarity": np.asarray(model.similarity(y[:3], y[3:]))}
 
 
-ENTRIES = {  # of the architecture
+ENTRIES = {  # after the name of the architecture
     "rope.freq_base": [500.0, 1e6], "rope.scaling.type": ["none", "linear", "yarn"], "rope.scaling.factor": [2.0], "attention.scale": [0.3],
     "attention.causal": YES_NO, "logit_scale": [2.0], "pooling_type": [0, 1, 3], "expert_count": [0, 4], "unheard_of": [1, 0],
     "attention.sliding_window": [4, 64], "vocab_size": [7], "tensor_data_layout": ["Meta AI original pth"], "rope.dimension_count": [8, 4],

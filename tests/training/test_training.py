@@ -32,7 +32,7 @@ def make_task(rng=0, dtype=np.float32, **sizes):
 
 
 class Recorder(nn.Module):
-    """A task that records its calls: the confidence is minus a number, and its gradient with respect to w is 1."""
+    """A task that records its calls. The confidence is minus the triplet's first number; its derivative with respect to w is 1."""
 
     def __init__(self):
         self.register_parameter("w", np.zeros(()))

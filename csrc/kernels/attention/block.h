@@ -90,7 +90,7 @@ typedef struct {
     real *P;               /* [keys][nv·lanes] */
     FN(copies) key, value;
     real *mask_rows;                     /* [W][keys] */
-    real *row;                           /* SA_LANES rows of E, Dv or keys, rounded up */
+    real *row;                           /* [SA_LANES][the largest of E, Dv and keys, each rounded up] */
     uint32_t *index, *head_lo, *head_hi; /* [W rounded up to words' lanes] */
     uint32_t *words;                     /* [4][W rounded up to words' lanes] */
     real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */

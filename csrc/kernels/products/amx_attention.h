@@ -3,7 +3,7 @@
 
 #include "kernels/products/amx_tiles.h"
 
-/* True if all is float16, or all bfloat16: queries lack the scale, the maximum may lag, and the unit adds to O in place. */
+/* True if all arrays are float16, or all bfloat16: queries lack the scale, the maximum may lag, the unit adds to O in place. */
 SA_INLINE bool FN(is_of_16_bits)(const sa_attention *a) {
     const sa_dtype dtype = a->query.m.dtype;
     return (dtype == SA_F16 || dtype == SA_BF16) && a->key.m.dtype == dtype && a->value.m.dtype == dtype;
@@ -63,7 +63,7 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
 
 SA_ONCE void FN(amx_end)(void) { sa_end_tiles(); }
 
-/* True if rows are read in place: they have 16 bits and no gaps. */
+/* True if rows are read in place: numbers of 16 bits without gaps. */
 SA_INLINE bool FN(is_taken)(const sa_matrix *m, int terms) {
     return terms < 3 && terms == FN(left_terms)(m->dtype) && !m->swapped && m->col_stride == 2;
 }

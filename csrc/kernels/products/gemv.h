@@ -2,8 +2,8 @@
  * scaled in a fixed order. Lanes are columns, that is rows of the weight; nothing is expanded to float32.
  *
  * Before including this, the ISA file defines SA_GEMV_LANES, the vectors sa_words, sa_ints and sa_floats, and these verbs:
- *     sa_gemv_join(q)            four or two loads of 16 bytes in one vector
- *     sa_gemv_low, …_high        alternating words of both, from the lower or upper half of each 16 bytes; …_pairs: of pairs
+ *     sa_gemv_join(p)            16 bytes from each of two or four pointers, in one vector
+ *     sa_gemv_low(a, b), …_high  words of a and b in turn, from the lower or upper half of each 16 bytes; …_pairs: two at a time
  *     sa_gemv_half(x)            float32 of the float16 in the lower half of each word
  *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits, or of 8 with b, and signed x
  *     sa_gemv_fma(a, b, c) */

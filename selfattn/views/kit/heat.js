@@ -11,7 +11,7 @@
  * @property {string[]} [rowLabels]
  * @property {string[]} [columnLabels]
  * @property {Kind} [kind]
- * @property {number} [side] whose colours weights have: those of text 0 or 1
+ * @property {number} [side] 0 or 1: the text whose colours the weights have
  * @property {(place: Place | null) => void} [point] is called with the cell at the pointer or focus, or null
  * @property {(i: number, j: number, value: number) => void} [edit]
  * @property {boolean} [toggle] cells are 0 or 1
@@ -22,7 +22,7 @@
  * @property {number} size the number that has the full colour
  * @property {(value: number, i: number, j: number) => string} write
  * @property {(i: number, j: number) => boolean} [moved]
- * @property {number} [row] is marked
+ * @property {number} [row] the marked row
  */
 
 const DRAG = { still: 4, pixels: 80, step: 0.05 }; // a drag begins after 4 pixels; 80 change a number by 1

@@ -92,7 +92,7 @@ def test_a_screen_reader_finds_names_and_headers(visit):
 
 
 def test_all_can_be_done_with_keys(small):
-    """Tab reaches every control once and every table once; a number is changed without a mouse."""
+    """Tab reaches every control once and every table once; keys can change a number."""
     reached = []
     for _ in range(200):
         small.keyboard.press("Tab")
