@@ -21,7 +21,6 @@ from selfattn._check import Array, check_number, check_size, quoted, seed_from_r
 
 Ids = tuple[int, ...]
 Words = tuple[tuple[Ids, float], ...]  # ids in a row, and what is added to the logit of the last
-MOST_LIKELY = 100  # tokens that top_h chooses from
 
 
 class Generates(Protocol):
@@ -38,57 +37,35 @@ class Sampling(NamedTuple):
     """How a token is chosen from logits, checked by :func:`sampling`."""
 
     temperature: float = 0.0
-    top_h: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
     sequence_bias: Words = ()
-    encoder_repetition_penalty: float = 1.0  # makes the prompt's tokens more probable
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0  # length of the prompt's n-grams
     bad_words_ids: Words = ()
     min_length: int = 0
     min_new_tokens: int | None = None
     forced_bos_token_id: int | None = None
     forced_eos_token_id: Ids = ()
-    remove_invalid_values: bool = False
-    exponential_decay_length_penalty: tuple[int, float] | None = None
     suppress_tokens: Ids = ()
     begin_suppress_tokens: Ids = ()
 
 
-DRAWING = Sampling._fields[:8]  # change nothing where the most probable token is taken
-
-
-COUNTS = {
-    "top_k", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id",
-}  # fmt: skip
+DRAWING = Sampling._fields[:4]  # change nothing where the most probable token is taken
+COUNTS = {"top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id"}
 LISTS = {"forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"}
-FORMS = {
-    "bad_words_ids": "lists of ids", "sequence_bias": "pairs of a list of ids and a number",
-    "exponential_decay_length_penalty": "a number of tokens and a factor",
-}  # fmt: skip
+FORMS = {"bad_words_ids": "lists of ids", "sequence_bias": "pairs of a list of ids and a number"}
 
 
 def _checked(name: str, value: Any) -> Any:
     """Check a setting, and return it as :class:`Sampling` has it."""
-    if name == "remove_invalid_values":
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be a bool, not {quoted(value)}")
-        return value
     if name in COUNTS:
         return check_size(name, value, int(name == "top_k"))
     if name in LISTS:  # a negative one, such as Whisper's -1, changes nothing
         return tuple(check_size(name, n, -1) for n in (value if isinstance(value, Iterable) else [value]))
     if name in FORMS:
         try:
-            if name == "exponential_decay_length_penalty":
-                start, factor = value
-                return check_size(name, start, 0), check_number(name, factor)
             pairs = value.items() if isinstance(value, Mapping) else value
             pairs = pairs if name == "sequence_bias" else [(ids, -math.inf) for ids in pairs]
             return tuple(
@@ -101,7 +78,7 @@ def _checked(name: str, value: Any) -> Any:
         raise ValueError(f"{name} must be at least 0 and finite, not {value}; 0 takes the likeliest token")
     if "penalty" in name and not 0 < number < math.inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
-    if name.endswith(("_p", "_h", "_cutoff")) and not 0 <= number <= 1:
+    if name in ("top_p", "min_p") and not 0 <= number <= 1:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
     return number
 
@@ -141,16 +118,11 @@ def probabilities(logits: Array, how: Sampling) -> Array:
     x = logits.astype(np.float64)
     with np.errstate(over="ignore"):  # to -inf, near temperature 0
         x = (x - x.max()) / how.temperature
-    if how.top_h is not None:
-        likely = np.argsort(-x, kind="stable")[:MOST_LIKELY]
-        terms = _surprises(_left(np.exp(x[likely])))[1]
-        few = np.cumsum(terms) <= how.top_h * terms.sum()
-        few[0] = True
-        x = np.where(np.isin(np.arange(len(x)), likely[few]), x, -np.inf)
     if how.top_k is not None and how.top_k < len(x):
         least = np.partition(x, -how.top_k)[-how.top_k]
         x[x < least] = -np.inf
-    p: Array = _left(np.exp(x))
+    p: Array = np.exp(x)
+    p /= p.sum()
     if how.top_p is not None and how.top_p < 1:
         tail = p <= (1 - how.top_p) / len(p)  # together no more than 1 - top_p: their order does not matter
         tail[p.argmax()] = False  # the likeliest always stays
@@ -162,33 +134,9 @@ def probabilities(logits: Array, how: Sampling) -> Array:
         p[order[rare]] = 0
         p /= p.sum()
     if how.min_p is not None:
-        p = _left(p, p >= how.min_p * p.max())
-    if how.typical_p is not None and how.typical_p < 1:
-        surprise, terms = _surprises(p)
-        far = np.abs(surprise - terms.sum())
-        order = np.argsort(far, kind="stable")
-        place = int((np.cumsum(p[order]) < how.typical_p).sum())
-        p = _left(p, far <= far[order[min(place, len(p) - 1)]])
-    if how.epsilon_cutoff is not None:
-        p = _left(p, (p >= how.epsilon_cutoff) | (p == p.max()))
-    if how.eta_cutoff:
-        spread = math.exp(-_surprises(p)[1].sum())
-        p = _left(p, (p >= min(how.eta_cutoff, math.sqrt(how.eta_cutoff) * spread)) | (p == p.max()))
+        p[p < how.min_p * p.max()] = 0
+        p /= p.sum()
     return p
-
-
-def _left(p: Array, kept: Array | None = None) -> Array:
-    """Return probabilities whose sum is 1, without those that are not kept."""
-    left: Array = p if kept is None else np.where(kept, p, 0)
-    left /= left.sum()
-    return left
-
-
-def _surprises(p: Array) -> tuple[Array, Array]:
-    """Return −log p, and the terms of the entropy, which are 0 where p is."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        surprise = -np.log(p)
-        return surprise, np.where(p > 0, p * surprise, 0)
 
 
 class Sampler:
@@ -232,12 +180,13 @@ class Sampler:
         how, ids, begin, count = self.how, self.ids, len(self.prompt), len(self.ids) - len(self.prompt)
         ends = self._known(self.ends, x)
         _add(x, ids, how.sequence_bias)
-        if how.encoder_repetition_penalty != 1:
-            _penalise(x, self.prompt, 1 / how.encoder_repetition_penalty)
         if how.repetition_penalty != 1:
-            _penalise(x, ids, how.repetition_penalty)
-        _forbid_runs(x, ids, ids, how.no_repeat_ngram_size)
-        _forbid_runs(x, ids, self.prompt, how.encoder_no_repeat_ngram_size)
+            own = x[ids]
+            x[ids] = np.where(own < 0, own * how.repetition_penalty, own / how.repetition_penalty)
+        if 0 < (length := how.no_repeat_ngram_size) <= len(ids):
+            runs = np.lib.stride_tricks.sliding_window_view(np.array(ids), length)
+            same = (runs[:, :-1] == ids[len(ids) + 1 - length :]).all(axis=1)
+            x[runs[same, -1]] = -np.inf
         _add(x, ids, [word for word in how.bad_words_ids if len(word[0]) > 1 or word[0][0] not in ends])
         if len(ids) < how.min_length if how.min_new_tokens is None else count < how.min_new_tokens:
             x[ends] = -np.inf
@@ -246,13 +195,6 @@ class Sampler:
             if each:
                 x[:] = -np.inf
                 x[list(each)] = 0
-        if how.remove_invalid_values:
-            np.nan_to_num(x, copy=False)
-        if how.exponential_decay_length_penalty is not None:
-            start, factor = how.exponential_decay_length_penalty
-            if count > start:
-                own = x[ends]
-                x[ends] = np.where(np.isfinite(own), own + np.abs(own) * (factor ** (count - start) - 1), own)
         x[self._known(how.suppress_tokens, x)] = -np.inf
         if count == (begin == 1 and how.forced_bos_token_id is not None):
             x[self._known(how.begin_suppress_tokens, x)] = -np.inf
@@ -268,19 +210,6 @@ def _add(x: Array, ids: list[int], words: Iterable[tuple[Ids, float]]) -> None:
     for (*before, last), bias in words:
         if len(before) <= len(ids) and ids[len(ids) - len(before) :] == before:
             x[last] += bias
-
-
-def _penalise(x: Array, ids: list[int], penalty: float) -> None:
-    own = x[ids]
-    x[ids] = np.where(own < 0, own * penalty, own / penalty)
-
-
-def _forbid_runs(x: Array, ids: list[int], among: list[int], length: int) -> None:
-    """Forbid tokens that would repeat ``length`` ids in a row that are among others."""
-    if 0 < length <= len(among):
-        runs = np.lib.stride_tricks.sliding_window_view(np.array(among), length)
-        same = (runs[:, :-1] == ids[len(ids) + 1 - length :]).all(axis=1)
-        x[runs[same, -1]] = -np.inf
 
 
 def generate(

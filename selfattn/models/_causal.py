@@ -38,13 +38,6 @@ ROWS = 256  # the most rows of logits at once, where they are only summed up
 
 GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
-SAID = {
-    *Sampling._fields,
-    "do_sample",
-    "max_length",
-    "max_new_tokens",
-    "stop_strings",
-}  # settings of generation
 # What other programs call arguments of `generate`.
 OTHER_NAMES = {
     "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens", "seed": "rng", "stop_strings": "stop",
@@ -766,11 +759,7 @@ def _generation(model: CausalModel, folder: Path) -> dict[str, Any]:
     path = folder / GENERATION_CONFIG
     read = read_settings(path) if path.exists() else Config(model.config, str(folder / "config.json"))
     found = {name: read.raw(name) for name in (*SETTINGS, "eos_token_id")}
-    undone = [
-        f"{name}={read.raw(name)!r:.80}"
-        for name, off in NOT_DONE.items()
-        if read.raw(name) not in (None, off)
-    ]
+    undone = [f"{n}={x!r:.80}" for n, off in NOT_DONE.items() if (x := read.values.get(n)) not in (None, off)]
     if undone:
         warnings.warn(FolderWarning(f"{read.where}: {', '.join(undone)} is not done here"), stacklevel=6)
     if path.exists():

@@ -55,8 +55,10 @@ UNREAD = "Transformers does not read it"
 # warning. Then those of searches with beams, of an assistant, with which the same answers come faster, and about results.
 SETTINGS = (*Sampling._fields, "do_sample", "max_length", "max_new_tokens", "stop_strings")
 NOT_DONE = {
-    "constraints": None, "dola_layers": None, "force_words_ids": None, "guidance_scale": 1, "max_time": None, "num_beams": 1,
-    "num_return_sequences": 1, "penalty_alpha": 0, "token_healing": False, "watermarking_config": None,
+    "constraints": None, "dola_layers": None, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "epsilon_cutoff": 0,
+    "eta_cutoff": 0, "exponential_decay_length_penalty": None, "force_words_ids": None, "guidance_scale": 1, "max_time": None,
+    "num_beams": 1, "num_return_sequences": 1, "penalty_alpha": 0, "remove_invalid_values": False, "token_healing": False,
+    "top_h": None, "typical_p": 1, "watermarking_config": None,
 }  # fmt: skip
 BEAMS = "diversity_penalty early_stopping length_penalty num_beam_groups"
 ASSISTANT = (

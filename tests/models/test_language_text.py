@@ -328,7 +328,6 @@ def test_generation_as_the_folder_says(folder, tmp_path):
         {"min_p": 3},
         {"do_sample": 1},
         {"stop_strings": [3]},
-        {"exponential_decay_length_penalty": [1]},
     ):
         with pytest.raises(ValueError, match=f"generation_config.json.*{next(iter(wrong)).split('_')[0]}"):
             told(tmp_path, eos_token_id=end, **wrong)
