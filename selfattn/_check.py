@@ -266,7 +266,7 @@ class Entries:
         return self._get(name, default)
 
     def inner(self, name: str, values: Mapping[str, Any]) -> Entries:
-        """Return the settings of an object within."""
+        """Return the settings in an object that is the value of a setting."""
         return Entries(values, f"{self.where}: {name}")
 
     def finish(self) -> None:

@@ -205,7 +205,7 @@ def write_rows(path: Path, arrays: Iterable[Array], width: int, dtype: npt.DType
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder has the name of the file", str(path))
-    if is_special(path):  # write_rows must return to the header
+    if is_special(path):  # the header, written again at the end, might go elsewhere
         raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
     path = _place(path)
     temporary = _hidden(path, secrets.token_hex(8), "new")

@@ -128,7 +128,7 @@
 
 /* Accumulators are SA_ROWS(nv) rows by nv vectors, SA_VECS in a full block. Six rows by four vectors need the fewest loads for
  * each multiply-add, and more queries pass over K and V less often. Fewer vectors get more rows, to keep the units busy.
- * SA_LEAVES(X) is X(nv) for every nv with leaves. */
+ * SA_LEAVES(X) expands to X(nv) for each nv that has kernels of its own (leaves). */
 #if !defined(SA_VECS)
 #if !defined(SA_HOLD)
 #define SA_HOLD(vector) ((void)(vector))

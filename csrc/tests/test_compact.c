@@ -588,7 +588,7 @@ static void try_extremes(sa_weights kind) {
     }
 }
 
-/* GELU after int8, of numbers from −8 to 8 and far larger ones. x is 0, so the numbers are the bias. */
+/* Tries GELU after int8 with numbers from −8 to 8 and far larger ones. They are the bias, as x is 0. */
 static void try_gelu(void) {
     FREES_AT_END;
     const product_shape shape = {

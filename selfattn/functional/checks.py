@@ -109,7 +109,7 @@ def check_vjp(
         ends = [array + step * direction, array - step * direction]
         after, before = (results(f, [*arrays[:k], end, *arrays[k + 1 :]])[0] for end in ends)
         change = sum(np.sum(dy * difference(a, b)) for dy, a, b in zip(dys, after, before, strict=True))
-        # The direction that rounding left.
+        # The step as it is after rounding.
         products = grad * (difference(*ends) / (2 * step))
         expected, got = float(change / (2 * step)), float(products.sum())
         allowed = tolerance * math.sqrt(np.square(products).sum()) + noise / step

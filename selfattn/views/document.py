@@ -192,7 +192,7 @@ def _read(name: str) -> str:
 
 
 def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes | None = None) -> str:
-    """Return the body of a view of class ``kind`` that its script draws: HTML to show before, and data and numbers to read."""
+    """Return the body of a view of class ``kind`` that its script draws: HTML to show until then, and its data and numbers."""
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
     return (

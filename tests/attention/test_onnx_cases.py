@@ -187,8 +187,8 @@ def test_attention(function, case):
         assert_meets(case, name, results[name])
 
 
-# KVCache is what ONNX keeps for the caller: past keys and values, or a cache of which nonpad_kv_seqlen are in use.
-# Each query has its own key there; not so where ONNX is causal with other numbers of queries than of new keys.
+# KVCache holds what an ONNX node gets as an input: past keys and values, or a cache with nonpad_kv_seqlen tokens in use.
+# KVCache needs a new key for each query, so causal nodes with other numbers of queries than of new keys are left out.
 CACHED = [
     case
     for case in ATTENTION

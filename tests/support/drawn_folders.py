@@ -179,7 +179,7 @@ class Draw:
         fields |= self.own.get(kind, {})
         if "tie_word_embeddings" in usual and self.language:
             fields["tie_word_embeddings"] = self.chance(0.5)
-        for name, value in usual.items():  # every other setting, now and then
+        for name, value in usual.items():  # each of the other settings, sometimes
             if name not in (*fields, *LEFT_OUT) and self.chance(self.often):
                 fields[name] = self.other(name, value)
         if self.scores:
@@ -437,7 +437,7 @@ class NotWrittenError(Exception):
 
 @contextlib.contextmanager
 def quiet():
-    """Without the warnings and lines of other libraries."""
+    """Silence the warnings and log lines of other libraries."""
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():

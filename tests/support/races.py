@@ -208,7 +208,7 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["planted"]:
         planted()
         sys.exit()
-    sys.setswitchinterval(1e-5)  # seconds: with a GIL threads change often
+    sys.setswitchinterval(1e-5)  # seconds, so that threads with a GIL take turns often
     for turn in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
         all_operations(turn)
         for part in (first_calls, handed_over, generators, lists_that_change, forks):

@@ -92,7 +92,7 @@ SA_ONCE void FN(decode_plain_exp)(FN(scratch) * s, ptrdiff_t n, int R) {
     FN(decode_take_sum)(s, sum, R);
 }
 
-/* The unit may have lost subnormals in sums that make smaller outputs. */
+/* In the sums of smaller outputs, the unit may have lost subnormals. */
 #define SA_DECODE_LEAST_OUTPUT ((real)0x1p-100)
 
 /* True if the unit's sums are finite and far from subnormal, as those of multiply-adds would be. */
