@@ -81,22 +81,6 @@ def assert_gradients(y, pullback, truth, theirs, ours):
 
 
 @pytest.mark.parametrize("pair", TEXTS, indirect=True)
-def test_hidden_states(pair):
-    theirs, ours = pair
-    for ids in drawn_ids()[0]:
-        ids[1::4] = 1  # the pad of RoBERTa and MPNet, which takes no position
-        with torch.no_grad():
-            truth = theirs(torch.tensor(ids)[None], output_hidden_states=True)
-        states = ours.hidden_states(ids)
-        assert len(states) == len(truth.hidden_states)
-        for n, (state, expected) in enumerate(zip(states, truth.hidden_states, strict=True)):
-            close(state, expected[0], f"state {n}")
-        close(states[-1], truth.last_hidden_state[0])
-        packed = ours._rows(np.concatenate([ids, ids]), np.array([0, len(ids), 2 * len(ids)]))
-        close(packed, np.concatenate([truth.last_hidden_state[0]] * 2))
-
-
-@pytest.mark.parametrize("pair", TEXTS, indirect=True)
 def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
     theirs, ours = pair
     ids, flat, ends = drawn_ids(FAR if ours.max_positions > 150 else LENGTHS)
@@ -209,26 +193,6 @@ def test_loading_maps_the_file_and_training_does_not_write_to_it(tmp_path):
     assert not array.flags.owndata
     array += 1
     assert (tmp_path / "model.safetensors").read_bytes() == before
-
-
-def test_a_bare_model_is_read_from_a_folder_of_a_model_with_a_head(tmp_path):
-    """Names have the prefix ``bert.`` there, and heads for other tasks are left out."""
-    theirs = other("bert", "ForMaskedLM")
-    theirs.save_pretrained(tmp_path)
-    ours = models.load(tmp_path)
-    assert type(ours) is models.BertModel
-    ids = np.arange(2, 9)
-    with torch.no_grad():
-        truth = theirs.bert.double()(torch.tensor(ids)[None]).last_hidden_state[0]
-    close(ours.hidden_states(ids)[-1], truth)
-
-
-def test_shards(tmp_path):
-    theirs = other("bert")
-    theirs.save_pretrained(tmp_path, max_shard_size="10KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    for key, array in models.load(tmp_path).parameters().items():
-        np.testing.assert_array_equal(array, theirs.state_dict()[key].numpy())
 
 
 def test_both_spellings_of_modernbert(tmp_path):

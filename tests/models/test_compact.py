@@ -20,13 +20,8 @@ GROUP = 128
 EPS = np.finfo(np.float32).eps
 # Groups of 128 columns: these have a whole one and a rest, the others a part of one.
 WIDE = {
-    "hidden_size": 160,
-    "num_attention_heads": 4,
-    "intermediate_size": 300,
-    "dim": 144,
-    "n_heads": 3,
-    "hidden_dim": 260,
-}
+    "hidden_size": 160, "num_attention_heads": 4, "intermediate_size": 300, "dim": 144, "n_heads": 3, "hidden_dim": 260,
+}  # fmt: skip
 NARROW = ("bert, other activation", "modernbert with biases", "vit without biases")
 CASES = {
     name: (
@@ -316,11 +311,7 @@ def test_what_the_configuration_says_of_int8(folder):
     table = ["embeddings.word_embeddings"]
     found = json.loads((folder / "config.json").read_text())["quantization_config"]
     ignored = found.pop("ignore")
-    assert set(ignored) == {
-        "embeddings.position_embeddings",
-        "embeddings.token_type_embeddings",
-        "pooler.dense",
-    }
+    assert set(ignored) == {"embeddings.position_embeddings", "embeddings.token_type_embeddings", "pooler.dense"}  # fmt: skip
     assert found == {
         "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
         "config_groups": {
@@ -333,24 +324,15 @@ def test_what_the_configuration_says_of_int8(folder):
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("quant_method", "gptq"),
-        ("format", "pack-quantized"),
-        ("quantization_status", "frozen"),
-        ("kv_cache_scheme", {"num_bits": 8}),
-        ("sparsity_config", {"format": "dense"}),
-        ("config_groups", None),
-        ("config_groups.group_0.weights", None),
-        ("config_groups.group_0.weights.strategy", "channel"),
-        ("config_groups.group_0.weights.num_bits", 4),
-        ("config_groups.group_0.weights.group_size", 64),
-        ("config_groups.group_0.weights.symmetric", False),
-        ("config_groups.group_0.weights.actorder", "group"),
-        ("config_groups.group_0.input_activations", None),
-        ("config_groups.group_0.input_activations.dynamic", False),
-        ("config_groups.group_0.output_activations", {"num_bits": 8}),
-        ("config_groups.group_1.weights.type", "float"),
+        ("quant_method", "gptq"), ("format", "pack-quantized"), ("quantization_status", "frozen"),
+        ("kv_cache_scheme", {"num_bits": 8}), ("sparsity_config", {"format": "dense"}), ("config_groups", None),
+        ("config_groups.group_0.weights", None), ("config_groups.group_0.weights.strategy", "channel"),
+        ("config_groups.group_0.weights.num_bits", 4), ("config_groups.group_0.weights.group_size", 64),
+        ("config_groups.group_0.weights.symmetric", False), ("config_groups.group_0.weights.actorder", "group"),
+        ("config_groups.group_0.input_activations", None), ("config_groups.group_0.input_activations.dynamic", False),
+        ("config_groups.group_0.output_activations", {"num_bits": 8}), ("config_groups.group_1.weights.type", "float"),
     ],
-)
+)  # fmt: skip
 def test_other_roundings_are_refused(folder, path, value):
     config = json.loads((folder / "config.json").read_text())
     *way, key = path.split(".")

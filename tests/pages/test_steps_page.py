@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages import (  # fmt: skip
+from pages import (
     NASTY,
     Reader,
     additive,

@@ -82,6 +82,13 @@ SIZES = {
 }  # fmt: skip
 # Settings that make Transformers return something else, or not make the model.
 LEFT_OUT = ("output_attentions", "output_hidden_states", "return_dict", "add_cross_attention", "is_encoder_decoder", "problem_type")  # fmt: skip
+ROPE = [
+    {"rope_type": "linear", "factor": 2.5}, {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 0.5, "truncate": False},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64, "short_factor": 2.5, "long_factor": 2.5},
+]  # fmt: skip
 NAMED = {"activation": ["relu", "gelu_new", "silu", "tanh"], "act": ["relu", "gelu_pytorch_tanh", "swish", "quick_gelu"]}  # fmt: skip
 
 
@@ -91,7 +98,8 @@ class Draw:
     number = 47
     spare = 3  # rows of the table without a token, less one
     heads = (4, 8, 10)  # widths
-    often = 0.12  # how often a setting of the model has another value
+    shards = ("1GB", "20KB")
+    often, scales = 0.12, 0.4  # how often a setting of the model has another value, and angles are scaled
     own: ClassVar = {"MPNet": {"max_position_embeddings": 70}, "ModernBert": {"layer_types": ["full_attention", "sliding_attention"]}}  # fmt: skip
 
     def __init__(self, seed, folder):
@@ -154,11 +162,7 @@ class Draw:
                 marks = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>"}
                 made = transformers.PreTrainedTokenizerFast(tokenizer_object=bare, **marks)
             else:
-                marks = (
-                    {}
-                    if kind == "Roberta"
-                    else {f"{n}_token": MARKS[f"{n}_token"] for n in ("bos", "eos", "unk")}
-                )
+                marks = ({} if kind == "Roberta" else {f"{n}_token": MARKS[f"{n}_token"] for n in ("bos", "eos", "unk")})  # fmt: skip
                 made = make(vocab=vocabulary, merges=merges, **marks, **options)
         if self.chance(0.6):
             names = ("lstrip", "rstrip", "single_word", "normalized", "special")
@@ -182,13 +186,19 @@ class Draw:
         for name, value in usual.items():  # each of the other settings, sometimes
             if name not in (*fields, *LEFT_OUT) and self.chance(self.often):
                 fields[name] = self.other(name, value)
+        if "rope_parameters" in usual and self.language and self.chance(self.scales):
+            rope, half = self.one(ROPE), fields["head_dim"] // 2 if "head_dim" in fields else 4
+            factors = {
+                name: [1.0, *[x] * (half - 1)] for name, x in rope.items() if name.endswith("t_factor")
+            }
+            fields["rope_parameters"] = {"rope_theta": 10000.0} | rope | factors
         if self.scores:
             fields["num_labels"] = int(self.rng.integers(1, 4))
-        suffix = "ForSequenceClassification" if self.scores else "Model"
+        suffix = "ForSequenceClassification" if self.scores else self.one(["Model", "ForMaskedLM"])
         suffix = ("LMHeadModel" if kind == "GPT2" else "ForCausalLM") if self.language else suffix
         try:
             model = with_drawn_parameters(getattr(transformers, kind + suffix)(configuration(**fields)))
-            model.save_pretrained(self.folder)
+            model.save_pretrained(self.folder, max_shard_size=self.one(self.shards))
         except Exception as error:
             raise NotWrittenError(f"{kind} {fields}: {error!r:.200}") from None
         changed = {n: v for n, v in fields.items() if n not in sizes | ids and v != usual.get(n)}
@@ -279,36 +289,40 @@ class Draw:
         # In lists, as CrossEncoder gives them: alone, an empty second text is taken for none.
         each = [[[text]] for text in TEXTS]
         each += [[[first], [second]] for first, second in PAIRS] if self.scores else []
-        made = [
-            model(**tokenizer(*one, return_tensors="pt", truncation=True), return_dict=True) for one in each
-        ]
+        how = {"return_dict": True, "output_hidden_states": True}
+        made = [model(**tokenizer(*one, return_tensors="pt", truncation=True), **how) for one in each]
         if self.scores:
             return {"ids": ids, "scores": np.concatenate([one.logits.numpy() for one in made])}
-        return {"ids": ids} | {f"states {n}": one.last_hidden_state[0].numpy() for n, one in enumerate(made)}
+        return {"ids": ids} | {
+            f"states {n}": np.concatenate([*one.hidden_states[:-1], one.last_hidden_state])
+            for n, one in enumerate(made)
+        }
 
     def of_language_there(self, model, listed):
-        def logits(ids):
-            return model(torch.tensor([ids]), return_dict=True).logits[0].numpy()
+        def run(ids):
+            out = model(torch.tensor([ids]), return_dict=True, output_hidden_states=True)
+            return {"logits": out.logits[0].numpy(), "states": np.concatenate(out.hidden_states)}
 
         def generate(ids, **limit):
             how = {"do_sample": False, "return_dict_in_generate": False} | limit
             given = torch.tensor([ids])
             return model.generate(given, attention_mask=torch.ones_like(given), **how)[0, len(ids) :]
 
-        return self.of_language(listed, logits, generate)
+        return self.of_language(listed, run, generate)
 
-    def of_language(self, listed, logits, generate):
+    def of_language(self, listed, run, generate):
         path = self.folder / "generation_config.json"
         values = json.loads(path.read_text()) if path.exists() else {}
         has_limit = any(values.get(name) is not None for name in ("max_length", "max_new_tokens"))
-        answers = [
-            generate(ids, **({} if has_limit else {"max_new_tokens": 10})).tolist() for ids in listed[:4]
-        ]
-        return (
-            {"ids": listed}
-            | {f"logits {n}": logits(ids) for n, ids in enumerate(listed)}
-            | {"answers": answers}
-        )
+        limit = {} if has_limit else {"max_new_tokens": 10}
+        found = {f"{name} {n}": x for n, ids in enumerate(listed) for name, x in run(ids).items()}
+        return {"ids": listed, **found, "answers": [generate(ids, **limit).tolist() for ids in listed[:4]]}
+
+    def of_language_here(self, model, listed):
+        def run(ids):
+            return {"logits": model.logits(ids), "states": np.stack(model.hidden_states(ids))}
+
+        return self.of_language(listed, run, model.generate)
 
     def ours(self):
         model = models.load(self.folder)
@@ -318,8 +332,8 @@ class Draw:
         if self.scores:
             return found | {"scores": model.predict([*TEXTS, *PAIRS])}
         if self.language:
-            return self.of_language(found["ids"], model.logits, model.generate)
-        return found | {f"states {n}": model.hidden_states(text)[-1] for n, text in enumerate(TEXTS)}
+            return self.of_language_here(model, found["ids"])
+        return found | {f"states {n}": np.stack(model.hidden_states(text)) for n, text in enumerate(TEXTS)}
 
 
 def numbered(words):
@@ -353,8 +367,8 @@ class DrawGGUF(Draw):
     """A GGUF file of such a model."""
 
     number = 48
-    spare, heads = 1, [8]
-    often = 0.0  # a file cannot say most of them
+    spare, heads, shards = 1, [8], ["1GB"]
+    often = scales = 0.0  # a file cannot say most of them
     own: ClassVar = {"GPT2": {"n_positions": 1024}}  # Transformers does not read another number from a file
     language, scores, pools = True, False, False
 
@@ -426,9 +440,7 @@ class DrawGGUF(Draw):
 
     def ours(self):
         model = models.load(self.folder / "model.gguf")
-        return self.of_language(
-            [model._ids(text).tolist() for text in self.texts], model.logits, model.generate
-        )
+        return self.of_language_here(model, [model._ids(text).tolist() for text in self.texts])
 
 
 class NotWrittenError(Exception):
