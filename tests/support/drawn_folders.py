@@ -472,7 +472,7 @@ def difference(truth, got):
             return f"{name}: shape {found.shape}, expected {expected.shape}"
         largest = float(np.abs(expected).max(initial=1.0))
         off = float(np.abs(found - expected).max(initial=0.0))
-        if not off <= 2e-4 * largest:
+        if not off <= 3e-5 * largest:
             return f"{name}: off by {off:.3g} of {largest:.3g}"
     return None
 
