@@ -4,6 +4,7 @@ PYTHONPATH=. python tests/support/folder_table.py  # writes the page
 """
 
 import json
+import re
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -30,9 +31,11 @@ This page lists every key that Transformers, sentence-transformers or llama.cpp 
 are null or have the value in brackets. Other keys that are not null change nothing; one `models.FolderWarning` for each folder names them.
 `tests/support/folder_table.py` writes this page, and a test compares it with what the code reads.
 
-The library `tokenizers` reads all of `tokenizer.json`; its padding and truncation are switched off, since texts are packed and the model's length
-is the limit. A folder with `adapter_config.json` (PEFT) is refused: merge the adapter into its model. Code in a folder is never run, and pickles are not
-read. If the head of a language model differs from its embedding table, the head is kept for any `tie_word_embeddings`, as in Transformers.
+The library `tokenizers` reads all of `tokenizer.json`; its padding and truncation are switched off, since texts are packed and the model's length is
+the limit. `special_tokens_map.json` and `added_tokens.json`, whose keys are tokens, count only if `tokenizer_config.json` has no
+`added_tokens_decoder`; `chat_template.jinja` counts before `chat_template`, and of several templates the default one. A folder with
+`adapter_config.json` (PEFT) is refused: merge the adapter into its model. Code in a folder is never run, and pickles are not read. If the head of a
+language model differs from its embedding table, the head is kept for any `tie_word_embeddings`, as in Transformers.
 
 """
 
@@ -74,10 +77,7 @@ def obeyed():
             _sample(Path(folder))
     common = found.pop("config.json")
     found["rope_parameters"] = {key.split(".", 1)[1] for key in common if key.startswith("rope_parameters.")}
-    return {
-        name.removeprefix("1_").removeprefix("2_").removesuffix("/config.json"): keys
-        for name, keys in found.items()
-    }
+    return {re.sub(r"^\d_|/config\.json$", "", name): keys for name, keys in found.items()}
 
 
 def sentencepiece(writer):
@@ -90,24 +90,13 @@ def sentencepiece(writer):
 def _sample(folder):
     """Load a folder of each kind with all files that are read, and a GGUF file."""
     text, language = folder / "text", folder / "language"
-    more = {"transformer": {"max_seq_length": 9}, "sentence": {"prompts": {}}}
-    add_pipeline(
-        save_bert(text), {"pooling_mode": "mean"}, dense=random_dense(4), normalize=True, new=True, **more
-    )
+    more = {"transformer": {"max_seq_length": 9}, "sentence": {"prompts": {}}, "dense": random_dense(4)}
+    add_pipeline(save_bert(text), {"pooling_mode": "mean"}, normalize=True, new=True, **more)
     save_language_model(language)
-    for each in (text, language):
-        for name in _table.TABLE:
-            if (
-                name.endswith(".json")
-                and " " not in name
-                and not (each / name).exists()
-                and name != "modules.json"
-            ):
-                write_json(each / name, {})
-        models.load(each)
-    special = dict.fromkeys(
-        [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")], SPECIAL[0]
-    )
+    write_json(language / "generation_config.json", {})
+    models.load(text)
+    names = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    special = dict.fromkeys([f"{name}_token" for name in names], SPECIAL[0])
     special |= {"additional_special_tokens": [], "legacy": False}
     for name in ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"):
         write_json(language / "tokenizer_config.json", special | {"tokenizer_class": name})
@@ -116,12 +105,8 @@ def _sample(folder):
     for kind in (models.LlamaForCausalLM, models.GPT2LMHeadModel):
         config = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8} if "gpt2" in kind.kinds else {}
         model = kind(SIZES | {"max_position_embeddings": 8} | config, rng=0)
-        write(
-            folder / "a.gguf",
-            model.config,
-            model.state_dict(),
-            tokenizer=sentencepiece if "llama" in kind.kinds else byte_level(SPECIAL),
-        )
+        tokenizer = sentencepiece if "llama" in kind.kinds else byte_level(SPECIAL)
+        write(folder / "a.gguf", model.config, model.state_dict(), tokenizer=tokenizer)
         models.load(folder / "a.gguf")
 
 
@@ -174,12 +159,9 @@ def page(read):
     for name, rows in _table.TABLE.items():
         if not name.startswith("config.json of"):
             shown = f"`{name}`" if name.endswith(".json") and " " not in name else name
-            parts = {
-                "obeyed": as_read(read.get(name, ()), rows),
-                "no effect": no_effect(rows),
-                "refused": refused(rows),
-            }
-            for what, keys in parts.items():
+            obeyed_keys = as_read(read.get(name, ()), rows)
+            parts = (("obeyed", obeyed_keys), ("no effect", no_effect(rows)), ("refused", refused(rows)))
+            for what, keys in parts:
                 text += row(shown if name != "config.json" else "", what, keys)
                 shown = "" if keys else shown
     return text
