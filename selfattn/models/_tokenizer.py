@@ -252,14 +252,16 @@ def readable(content: dict[str, bytes], lowercase: bool = False, types: bool = F
         warnings.simplefilter("ignore")
         for name in {TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "config.json"} & content.keys():
             Path(place, name).write_bytes(content[name])
+        settings = json.loads(content.get(TOKENIZER_CONFIG, b"{}"))
         try:
-            found, _ = load_tokenizer(Path(place), lowercase)
-            if json.loads(found.to_str()) == json.loads(content[TOKENIZER]):
+            found, config = load_tokenizer(Path(place), lowercase)
+            named = config.get("tokenizer_class") == settings.get("tokenizer_class")
+            if named and json.loads(found.to_str()) == json.loads(content[TOKENIZER]):
                 return content
         except ValueError:
             pass
     names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
-    settings = {"model_input_names": names} | json.loads(content.get(TOKENIZER_CONFIG, b"{}"))
+    settings = {"model_input_names": names} | settings
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", _tokenizer_class.AS_WRITTEN: True}
     return content | {TOKENIZER_CONFIG: _disk.to_json(settings)}
 

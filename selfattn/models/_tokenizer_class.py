@@ -217,8 +217,8 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
                 f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {CLASSES[name][0]} model; for a tokenizer as the "
                 f"file says, set tokenizer_class in {TOKENIZER_CONFIG} to 'PreTrainedTokenizerFast'"
             )
-        name = ""  # nobody names the class
-    if name in ("", *AS_IT_IS, *CLASSES):
+        config.values["tokenizer_class"], name = name, ""  # nobody names it; the file as it is, and a warning
+    elif name in ("", *AS_IT_IS, *CLASSES):
         config.read.add("tokenizer_class")  # another one is in the warning: tokenizer.json is taken as it is
     tokens = Tokens(folder, config, content, name, of_model.get("vocab_size"))
     if name in CLASSES:
