@@ -156,7 +156,7 @@ def test_a_class_that_makes_another_kind_of_model_is_an_error(tmp_path):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')  # nobody names the class
-    with pytest.warns(models.FolderWarning, match=r"tokenizer_config.json: tokenizer_class$"):
+    with pytest.warns(models.FolderWarning, match=r"tokenizer_config.json.*: tokenizer_class$"):
         tokenizer, _ = load_tokenizer(tmp_path)
     assert tokenizer.encode("the", add_special_tokens=False).tokens == ["the"]
 
