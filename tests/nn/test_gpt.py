@@ -1,4 +1,4 @@
-"""nn.GPT: the numbers of plain NumPy and of PyTorch, gradients, training in step with PyTorch, generation."""
+"""nn.GPT: the numbers of plain NumPy, gradients, generation; training in step with PyTorch: test_fit_torch.py."""
 
 import copy
 import functools
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from nn_checks import assert_close, check_gradients, perturbed, torch_gpt
+from nn_checks import check_gradients, perturbed
 from refusals import refusals
 
 from selfattn import nn, reference
@@ -122,29 +122,6 @@ def test_gradients_are_finite_differences(kind):
         return np.concatenate(y), lambda dy: ((), pullback(np.split(dy, ends)))
 
     check_gradients(loose, logits)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kind", ["GPT-2", "norms last, relu, a head of its own"])
-def test_numbers_and_gradients_are_pytorchs(kind, dtype):
-    torch = pytest.importorskip("torch")
-    ours = make(kind, dtype=dtype)
-    options = {"activation": "gelu", "norm_first": True, "dim_feedforward": 4 * D} | KINDS[kind]
-    theirs = torch_gpt(V, D, 2, HEADS, LONGEST, **options).to(getattr(torch, dtype))
-    theirs.load_state_dict({name: torch.tensor(own) for name, own in ours.state_dict().items()})
-    assert list(theirs.state_dict()) == list(ours.state_dict())
-    ids = torch.tensor(BATCH)
-    logits = theirs(ids)
-    # The longest sums have 48 terms, or 24 tokens; several follow one another.
-    assert_close(ours(BATCH), logits.detach().numpy(), dtype, 10 * 48, "logits")
-    loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, V), ids[:, 1:].reshape(-1))
-    loss.backward()
-    value, pullback = ours.loss_vjp(BATCH)
-    assert value == pytest.approx(float(loss.detach()), abs=1e-12 if dtype == "float64" else 1e-5)
-    grads = pullback(1.0)
-    assert list(grads) == list(ours.parameters())
-    for name, parameter in theirs.named_parameters():
-        assert_close(grads[name], parameter.grad.numpy(), dtype, 10 * 48, name)
 
 
 def greedy(model, prompt, count):

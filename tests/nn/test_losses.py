@@ -1,4 +1,4 @@
-"""The losses: their definitions in plain Python, finite differences, PyTorch's numbers, errors."""
+"""The losses: their definitions in plain Python, finite differences, special numbers, errors."""
 
 import math
 
@@ -64,7 +64,7 @@ def cross_entropy(x, target, weight, ignore_index, reduction, label_smoothing):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value)[:13] for value in case.values()))
-def test_cross_entropy_by_its_definition_and_pytorch(case):
+def test_cross_entropy_by_its_definition(case):
     case = dict(case)
     x, target = drawn(case.pop("shape"), case.pop("kind"))
     loss = nn.CrossEntropyLoss(**case, dtype=np.float64)
@@ -76,28 +76,6 @@ def test_cross_entropy_by_its_definition_and_pytorch(case):
     assert value.dtype == np.float64 and np.shape(value) == expected.shape
     if x.size and np.isfinite(value).all():
         sa.check_vjp(lambda x: loss.vjp(x, target), x)
-    torch, weight = pytest.importorskip("torch"), case.pop("weight")
-    theirs = torch.nn.CrossEntropyLoss(None if weight is None else torch.tensor(weight.astype("f4")), **case)
-    target = target if target.dtype.kind == "i" else target.astype(np.float32)
-    compare(nn.CrossEntropyLoss(weight, **case), theirs, x, target)
-
-
-def compare(ours, theirs, x, target):
-    """Compare values and gradients in float32: sums of at most 48 terms, each of which is some roundings off."""
-    torch = pytest.importorskip("torch")
-    x = x.astype(np.float32)
-    tensor = torch.tensor(x, requires_grad=True)
-    expected = theirs(tensor, torch.tensor(target))
-    value, pullback = ours.vjp(x, target)
-    tolerance = 4 * math.sqrt(48) * float(np.finfo(np.float32).eps)
-    assert value.dtype == np.float32 and np.shape(value) == expected.shape
-    size = max(1.0, np.abs(expected.detach().numpy()).max(initial=0))
-    np.testing.assert_allclose(value, expected.detach().numpy(), rtol=0, atol=tolerance * size)
-    d_value = np.cos(np.arange(expected.numel(), dtype=np.float32)).reshape(expected.shape)
-    expected.backward(torch.tensor(d_value))
-    dx = pullback(d_value)
-    assert dx.dtype == np.float32 and dx.flags.c_contiguous
-    np.testing.assert_allclose(dx, tensor.grad.numpy(), rtol=0, atol=tolerance * 4)
 
 
 def test_cross_entropy_of_special_numbers_is_that_of_pytorch():
@@ -169,7 +147,7 @@ def bce(x, t, weight, pos_weight):
 @pytest.mark.parametrize(
     ("weight", "pos_weight"), [(None, None), (np.array([[2.0], [0.5]]), np.array([1.0, 3.0, 0.5]))]
 )
-def test_bce_by_its_definition_and_pytorch(weight, pos_weight, reduction):
+def test_bce_by_its_definition(weight, pos_weight, reduction):
     x, t = 4 * RNG.standard_normal((2, 3)), RNG.random((2, 3))
     t[0, :2] = 0, 1
     loss = nn.BCEWithLogitsLoss(weight, pos_weight=pos_weight, reduction=reduction, dtype=np.float64)
@@ -178,22 +156,15 @@ def test_bce_by_its_definition_and_pytorch(weight, pos_weight, reduction):
     expected = {"mean": expected.mean(), "sum": expected.sum(), "none": expected}[reduction]
     np.testing.assert_allclose(loss(x, t), expected, rtol=1e-14)
     sa.check_vjp(lambda x: loss.vjp(x, t), x)
-    torch = pytest.importorskip("torch")
-    given = {"weight": weight, "pos_weight": pos_weight}
-    tensors = {name: None if f is None else torch.tensor(f.astype(np.float32)) for name, f in given.items()}
-    theirs = torch.nn.BCEWithLogitsLoss(**tensors, reduction=reduction)
-    compare(nn.BCEWithLogitsLoss(**given, reduction=reduction), theirs, x, t.astype(np.float32))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_mse_by_its_definition_and_pytorch(reduction):
+def test_mse_by_its_definition(reduction):
     x, t = RNG.standard_normal((2, 3, 4)), RNG.standard_normal((2, 3, 4))
     loss = nn.MSELoss(reduction=reduction, dtype=np.float64)
     expected = {"mean": ((x - t) ** 2).mean(), "sum": ((x - t) ** 2).sum(), "none": (x - t) ** 2}[reduction]
     np.testing.assert_allclose(loss(x, t), expected, rtol=1e-14)
     sa.check_vjp(lambda x: loss.vjp(x, t), x)
-    torch = pytest.importorskip("torch")
-    compare(nn.MSELoss(reduction=reduction), torch.nn.MSELoss(reduction=reduction), x, t.astype(np.float32))
 
 
 test_errors_say_what_was_given = refusals(

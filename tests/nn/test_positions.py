@@ -7,6 +7,8 @@ import pytest
 from refusals import refusals
 
 from selfattn import nn, reference
+from selfattn.engine.rope import read_rope
+from selfattn.models._folder import Config
 
 RNG = np.random.default_rng(0)
 F64 = {"dtype": np.float64}
@@ -52,31 +54,14 @@ def test_positions_of_each_sequence():
     np.testing.assert_allclose(pullback(y)[0], X, atol=1e-14)  # a rotation is undone by its transpose
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        None,
-        {"rope_type": "linear", "factor": 4.0},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-         "original_max_position_embeddings": 16},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-    ],
-)  # fmt: skip
-def test_rotary_is_that_of_transformers(scaling):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-
-    parameters = {"rope_type": "default", "rope_theta": 500.0, **(scaling or {})}
-    config = transformers.LlamaConfig(
-        hidden_size=64, num_attention_heads=4, max_position_embeddings=64, rope_parameters=parameters
-    )
-    q = RNG.standard_normal((2, 4, 50, 16)).astype(np.float32)
-    cos, sin = LlamaRotaryEmbedding(config)(torch.tensor(q), torch.arange(50)[None])
-    expected, _ = apply_rotary_pos_emb(torch.tensor(q), torch.tensor(q), cos, sin)
-    layer = nn.RotaryEmbedding(16, 64, 500.0, scaling=scaling)
-    # A few roundings of numbers up to 4, and of angles up to 50.
-    np.testing.assert_allclose(layer(q), expected, atol=64 * 6e-8 * 4)
+def test_scaled_angles_are_those_of_language_models():
+    """Drawn folders compare these with Transformers'."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    turns = read_rope(Config({"rope_parameters": scaling | {"rope_theta": 500.0}}), 6, 64)
+    angles, x = np.arange(5, dtype=np.float32)[:, None] * np.float32(turns.frequencies), X.astype(np.float32)
+    expected = reference.apply_rotary_emb(x, np.cos(angles) * turns.factor, np.sin(angles) * turns.factor)
+    np.testing.assert_allclose(nn.RotaryEmbedding(6, 64, 500.0, scaling=scaling)(x), expected, atol=1e-5)
+    assert turns.factor > 1
 
 
 test_errors_say_what_was_given = refusals(

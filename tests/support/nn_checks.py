@@ -1,5 +1,6 @@
 """Helpers for tests of layers: finite differences through a layer, parameters from PyTorch."""
 
+import functools
 import math
 
 import numpy as np
@@ -60,9 +61,7 @@ def assert_close(got, expected, dtype, n, what=""):
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * size, err_msg=what)
 
 
-def torch_gpt(
-    vocabulary, d, layers, heads, longest, *, dim_feedforward, activation="gelu", norm_first=True, tie_word_embeddings=True
-):  # fmt: skip
+def torch_gpt(vocabulary, d, layers, heads, longest):
     """Make nn.GPT of PyTorch's modules, with the same names."""
     torch = pytest.importorskip("torch")
 
@@ -71,17 +70,11 @@ def torch_gpt(
             super().__init__()
             self.token_embedding = torch.nn.Embedding(vocabulary, d)
             self.position_embedding = torch.nn.Embedding(longest, d)
-            made = [
-                torch.nn.TransformerEncoderLayer(
-                    d, heads, dim_feedforward, 0.0, activation, batch_first=True, norm_first=norm_first
-                )
-                for _ in range(layers)
-            ]
-            self.layers = torch.nn.ModuleList(made)
-            self.norm = torch.nn.LayerNorm(d) if norm_first else None
-            self.head = torch.nn.Linear(d, vocabulary, bias=False)
-            if tie_word_embeddings:
-                self.head.weight = self.token_embedding.weight
+            options = {"activation": "gelu", "batch_first": True, "norm_first": True}
+            make = functools.partial(torch.nn.TransformerEncoderLayer, d, heads, 4 * d, 0.0, **options)
+            self.layers = torch.nn.ModuleList(make() for _ in range(layers))
+            self.norm, self.head = torch.nn.LayerNorm(d), torch.nn.Linear(d, vocabulary, bias=False)
+            self.head.weight = self.token_embedding.weight
 
         def forward(self, ids):
             n = ids.shape[1]
@@ -89,6 +82,6 @@ def torch_gpt(
             mask = torch.ones(n, n, dtype=torch.bool).triu(1)
             for layer in self.layers:
                 x = layer(x, mask)
-            return self.head(x if self.norm is None else self.norm(x))
+            return self.head(self.norm(x))
 
     return TorchGPT()

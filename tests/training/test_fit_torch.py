@@ -55,9 +55,7 @@ def _one_thread():
 def test_three_hundred_steps_in_step_with_pytorch(dtype, tolerance):
     """A loss is a mean of 96 numbers; errors of a few eps were seen, 100 times that is allowed, since errors grow slowly."""
     torch.manual_seed(0)
-    theirs = torch_gpt(VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, dim_feedforward=4 * WIDTH).to(
-        getattr(torch, dtype)
-    )
+    theirs = torch_gpt(VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH).to(getattr(torch, dtype))
     model = nn.GPT(VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH, dtype=dtype, rng=0)
     model.load_state_dict({name: t.detach().numpy().copy() for name, t in theirs.state_dict().items()})
     history = training.fit(
