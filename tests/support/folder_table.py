@@ -117,8 +117,8 @@ def code(keys):
     return ", ".join(f"`{key}`" for key in sorted(keys))
 
 
-def row(name, what, text):
-    return f"| {name} | {what} | {text} |\n" if text else ""
+def row(*cells):
+    return f"| {' | '.join(cells)} |\n" if any(cells[1:]) else ""
 
 
 def as_read(keys, rows):
@@ -145,25 +145,20 @@ def by_model(read):
     for name, keys in kinds.items():
         own = _table.TABLE.get(name, _table.Rows())
         given = as_read({key for key in keys - common if "." not in key}, own)
-        more = {"; no effect: ": no_effect(own), "; refused: ": refused(own)}
-        text = given + "".join(begin + end for begin, end in more.items() if end)
-        same.setdefault(text, []).append(name.removeprefix("config.json of "))
-    text = row("`config.json`", "obeyed", code(common))
-    text += "".join(row("", ", ".join(names), given) for given, names in same.items())
-    return text + row("", "`rope_parameters`, `rope_scaling`", code(read["rope_parameters"]))
+        same.setdefault((given, no_effect(own), refused(own)), []).append(name.removeprefix("config.json of "))
+    rows = _table.TABLE["config.json"]
+    text = row("`config.json`", code(common), no_effect(rows), refused(rows))
+    text += "".join(row(", ".join(names), *given) for given, names in same.items())
+    return text + row("`rope_parameters`, `rope_scaling`", code(read["rope_parameters"]), "", "")
 
 
 def page(read):
     """Return the page, for what :func:`obeyed` returns."""
-    text = TEXT + "| file | | keys |\n| --- | --- | --- |\n" + by_model(read)
+    text = TEXT + "| file | obeyed | no effect | refused |\n| --- | --- | --- | --- |\n" + by_model(read)
     for name, rows in _table.TABLE.items():
-        if not name.startswith("config.json of"):
+        if not name.startswith("config.json"):
             shown = f"`{name}`" if name.endswith(".json") and " " not in name else name
-            obeyed_keys = as_read(read.get(name, ()), rows)
-            parts = (("obeyed", obeyed_keys), ("no effect", no_effect(rows)), ("refused", refused(rows)))
-            for what, keys in parts:
-                text += row(shown if name != "config.json" else "", what, keys)
-                shown = "" if keys else shown
+            text += row(shown, as_read(read.get(name, ()), rows), no_effect(rows), refused(rows))
     return text
 
 
