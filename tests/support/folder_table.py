@@ -145,7 +145,8 @@ def by_model(read):
     for name, keys in kinds.items():
         own = _table.TABLE.get(name, _table.Rows())
         given = as_read({key for key in keys - common if "." not in key}, own)
-        same.setdefault((given, no_effect(own), refused(own)), []).append(name.removeprefix("config.json of "))
+        cells = given, no_effect(own), refused(own)
+        same.setdefault(cells, []).append(name.removeprefix("config.json of "))
     rows = _table.TABLE["config.json"]
     text = row("`config.json`", code(common), no_effect(rows), refused(rows))
     text += "".join(row(", ".join(names), *given) for given, names in same.items())
