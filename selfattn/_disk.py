@@ -332,7 +332,7 @@ def parse_tokenizer(path: Path, content: bytes, extra: str | None) -> Any:
 
 @contextmanager
 def library_errors(what: str, *but: type[BaseException]) -> Iterator[None]:
-    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError, but not all."""
+    """Convert exceptions of the library ``tokenizers``, and Rust's panics (BaseExceptions), to a ValueError; ``but`` are kept."""
     kept: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, *but)
     try:
         yield
