@@ -201,13 +201,10 @@ def test_no_folder(folder):
         (lambda a: a.update({NAME: a[NAME].ravel()}), [NAME, "(64,)", "(8, 8)"]),
         (lambda a: a.update({NAME: a[NAME].astype(np.int8)}), [NAME]),
         (lambda a: a.update(surprise=np.zeros(3, np.float32)), ["unexpected: surprise", "(3,)"]),
-        (
-            lambda a: a.update({"encoder.layer.1.output.dense.bias": np.zeros(8, np.float32)}),
-            ["encoder.layer.1"],
-        ),
+        (lambda a: a.update({"encoder.layer.1.output.dense.bias": np.zeros(8, np.float32)}), ["encoder.layer.1"]),
         (lambda a: a.clear(), ["missing", NAME]),
     ],
-)
+)  # fmt: skip
 def test_weights_that_do_not_fit(folder, change, words):
     arrays = safetensors.load_file(folder / WEIGHTS)
     change(arrays)

@@ -106,15 +106,10 @@ def test_bytes_that_make_no_character_are_decoded_as_by_the_tokenizer(model):
 @pytest.mark.parametrize(
     ("stop", "expected"),
     [
-        ("é", "not the "),
-        (["😀", " 😀"], "not the é"),
-        ("t th", "no"),
-        ("the é 😁", "not the é 😀!"),
-        (("zz", "!"), "not the é 😀"),
-        ("<|end|>", "not the é 😀!"),
-        ("n", ""),
+        ("é", "not the "), (["😀", " 😀"], "not the é"), ("t th", "no"), ("the é 😁", "not the é 😀!"),
+        (("zz", "!"), "not the é 😀"), ("<|end|>", "not the é 😀!"), ("n", ""),
     ],
-)
+)  # fmt: skip
 def test_stops(model, stop, expected):
     scripted(model, ANSWER)
     assert model.generate("x", stop=stop) == expected
@@ -126,15 +121,10 @@ def test_stops(model, stop, expected):
 @pytest.mark.parametrize(
     ("stop", "expected"),
     [
-        ("<|user|>", "ab"),
-        ("<|user|>c", "ab"),
-        ("b<|user|>", "a"),
-        (["<|user|>d", "<|user|><|user|>"], "abcé"),
-        ("é<|user|><|user|>d", "abc"),
-        ("<|user|>x", "abcéd"),
-        ("c<|end|>", "abcéd"),
+        ("<|user|>", "ab"), ("<|user|>c", "ab"), ("b<|user|>", "a"), (["<|user|>d", "<|user|><|user|>"], "abcé"),
+        ("é<|user|><|user|>d", "abc"), ("<|user|>x", "abcéd"), ("c<|end|>", "abcéd"),
     ],
-)
+)  # fmt: skip
 def test_stops_may_have_special_tokens(model, stop, expected):
     """They are searched where the tokens are, and never shown."""
     scripted(model, "ab<|user|>cé<|user|><|user|>d<|end|>")
@@ -158,27 +148,14 @@ REFUSED = [
     (lambda m: m.generate("a", seed=1), TypeError, "'seed'; its name here is rng"),
     (lambda m: m.generate("a", no_repeat_ngram=1), TypeError, "its name here is no_repeat_ngram_size"),
     (lambda m: m.generate("a", sampling="yes"), ValueError, "sampling must be 'folder' or None, not 'yes'"),
+    (lambda m: m.generate("a", bad_words_ids=[7]), TypeError, r"bad_words_ids must be lists of ids, not \[7\]"),
     (
-        lambda m: m.generate("a", bad_words_ids=[7]),
-        TypeError,
-        r"bad_words_ids must be lists of ids, not \[7\]",
-    ),
-    (
-        lambda m: m.generate("a", suppress_tokens=range(999)),
-        ValueError,
+        lambda m: m.generate("a", suppress_tokens=range(999)), ValueError,
         "all are -inf; .* or do settings forbid every token",
     ),
-    (
-        lambda m: m.generate("a", forced_eos_token_id=999, max_new_tokens=1),
-        ValueError,
-        "a token beyond the vocabulary",
-    ),
-    (
-        lambda m: m.generate("abc", max_length=3),
-        ValueError,
-        "prompt 0 has 3 tokens: max_length, 3, leaves nothing",
-    ),
-]
+    (lambda m: m.generate("a", forced_eos_token_id=999, max_new_tokens=1), ValueError, "a token beyond the vocabulary"),
+    (lambda m: m.generate("abc", max_length=3), ValueError, "prompt 0 has 3 tokens: max_length, 3, leaves nothing"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED)

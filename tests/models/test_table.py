@@ -20,11 +20,7 @@ BERT = {
     "model_type": "bert", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 12, "max_position_embeddings": 9,
 }  # fmt: skip
-LLAMA = BERT | {
-    "model_type": "llama",
-    "sliding_window": 5,
-    "rope_scaling": {"type": "linear", "factor": 2, "also": 3},
-}
+LLAMA = BERT | {"model_type": "llama", "sliding_window": 5, "rope_scaling": {"type": "linear", "factor": 2, "also": 3}}  # fmt: skip
 
 
 def test_one_warning_names_every_setting_that_is_not_known(tmp_path):
@@ -133,10 +129,7 @@ def of_sentence_transformers():
     library = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import modules
 
-    found = {
-        kind: parameters(getattr(modules, kind).__init__)
-        for kind in ("Pooling", "Dense", "Dropout", "Normalize")
-    }
+    found = {kind: parameters(getattr(modules, kind).__init__) for kind in ("Pooling", "Dense", "Dropout", "Normalize")}  # fmt: skip
     found["sentence_bert_config.json"] = parameters(modules.Transformer.__init__)
     found["Dense"] -= {"init_weight", "init_bias"}  # no settings, as the next ones
     found["sentence_bert_config.json"] -= {"model_name_or_path", "backend", "revision"}

@@ -77,23 +77,12 @@ KINDS = {
 }  # fmt: skip
 
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-}
+SIZES = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}  # fmt: skip
 
 
 def make(kind):
     kinds, steps = tokenizers.models, tokenizers.pre_tokenizers
-    words = (
-        MARKS
-        + LETTERS
-        + ["▁"]
-        + [f"{'▁' if kind in ('spaces', 'unigram') else '##'}{word}" for word in LETTERS]
-    )
+    words = (MARKS + LETTERS + ["▁"] + [f"{'▁' if kind in ('spaces', 'unigram') else '##'}{word}" for word in LETTERS])  # fmt: skip
     if kind == "bytes":
         words = MARKS + sorted(steps.ByteLevel.alphabet()) + ["Ġs"]
     ids = {word: n for n, word in enumerate(words)}
