@@ -13,7 +13,16 @@ import pytest
 from encoders import CONFIGS, TEXTS, class_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_folders import (VOCABULARY, D, add_pipeline, make_tokenizer, old_pooling, random_dense, save_bert, write_json)  # fmt: skip
+from text_folders import (
+    VOCABULARY,
+    D,
+    add_pipeline,
+    make_tokenizer,
+    old_pooling,
+    random_dense,
+    save_bert,
+    write_json,
+)
 
 import selfattn as sa
 from selfattn import _core, _disk, cli, models, nn, text, training, views
