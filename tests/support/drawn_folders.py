@@ -341,10 +341,11 @@ def numbered(words):
 
 
 def of_pipeline(model):
-    """The names are the same in sentence-transformers and here."""
-    y = model.encode(TEXTS)
-    asked = {"encode_query": model.encode_query(TEXTS), "encode_document": model.encode_document(TEXTS)}
-    return {"encode": y} | asked | {"similarity": np.asarray(model.similarity(y[:3], y[3:]))}
+    """The names are the same in sentence-transformers and here. Texts go one by one: pads on the left change absolute positions."""
+    calls = ("encode", "encode_query", "encode_document")
+    found = {name: getattr(model, name)(TEXTS, batch_size=1) for name in calls}
+    y = found["encode"]
+    return found | {"similarity": np.asarray(model.similarity(y[:3], y[3:]))}
 
 
 ENTRIES = {  # after the name of the architecture
