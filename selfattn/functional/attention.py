@@ -141,7 +141,7 @@ def scaled_dot_product_attention_forward(
 
     Parameters
     ----------
-    query, key, value, return_lse, return_weights : as :func:`scaled_dot_product_attention` takes them
+    query, key, value, return_lse, return_weights : as :func:`scaled_dot_product_attention`, with its errors
     **options
     out : ndarray, optional
         As :func:`scaled_dot_product_attention`. In place of 16 bits it may be float32: then it is not rounded, and gradients
@@ -155,11 +155,6 @@ def scaled_dot_product_attention_forward(
         its exponentials; float64 for float64, else float32.
     lse, weights
         With ``return_lse`` and ``return_weights``.
-
-    Raises
-    ------
-    TypeError, ValueError, MemoryError, KeyboardInterrupt
-        As :func:`scaled_dot_product_attention`.
 
     Notes
     -----

@@ -40,10 +40,6 @@ class BlockMask:
     open_share : float or None
         The fraction of pairs that are open, or None if it depends on the call.
 
-    See Also
-    --------
-    scaled_dot_product_attention : the call.
-
     References
     ----------
     Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention Kernels", 2024, section

@@ -279,9 +279,9 @@ class KVCache:
         """Append new keys and values, if given; then let the queries attend to all keys of their sequence.
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, the key
-        n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. Nothing is
-        appended when an exception is raised. The diagonal of ``window`` and ``alibi_slopes`` is a query's own key:
-        ``window=(left, 0)`` is a sliding window.
+        n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. The diagonal of ``window`` and
+        ``alibi_slopes`` is a query's own key: ``window=(left, 0)`` is a sliding window. Errors are those of :meth:`append`
+        and :func:`selfattn.scaled_dot_product_attention`; nothing is appended then.
 
         Parameters
         ----------
@@ -303,11 +303,6 @@ class KVCache:
             Zeros where the query is padding, or sees no key.
         lse : ndarray, shape (batch_size, num_heads, n)
             With ``return_lse``; -inf where the query is padding, or sees neither key nor sink.
-
-        Raises
-        ------
-        TypeError, ValueError, MemoryError, KeyboardInterrupt
-            As for :meth:`append` and :func:`selfattn.scaled_dot_product_attention`.
 
         Examples
         --------

@@ -130,7 +130,7 @@ def merge_attention_vjp(
 
     Parameters
     ----------
-    outs, lses : as :func:`merge_attention` takes them
+    outs, lses : as :func:`merge_attention` takes them, with its errors
 
     Returns
     -------
@@ -139,11 +139,6 @@ def merge_attention_vjp(
     pullback : callable
         ``pullback(dout, dlse=None)`` returns :class:`MergeGradients` ``(outs, lses)``, two lists with one array for each part,
         in its shape and dtype (float64 for integers). It may be called again; until the last call the parts must not change.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`merge_attention`; in the pullback as :func:`softmax_vjp`.
 
     Examples
     --------

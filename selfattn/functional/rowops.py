@@ -107,17 +107,12 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
 
     Parameters
     ----------
-    x, axis : as :func:`log_softmax` takes them
+    x, axis : as :func:`log_softmax` takes them, with its errors
 
     Returns
     -------
     y : ndarray, as :func:`log_softmax` returns it
     pullback : callable, as that of :func:`softmax_vjp`
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`log_softmax`; in the pullback as :func:`softmax_vjp`.
 
     Examples
     --------
@@ -150,7 +145,7 @@ def layer_norm_vjp(
 
     Parameters
     ----------
-    x, normalized_shape, weight, bias, eps : as :func:`layer_norm` takes them
+    x, normalized_shape, weight, bias, eps : as :func:`layer_norm` takes them, with its errors
 
     Returns
     -------
@@ -158,12 +153,7 @@ def layer_norm_vjp(
     pullback : callable
         ``pullback(dy)`` returns :class:`LayerNormGradients` ``(x, weight, bias)``, None for a parameter that was not given, in
         the shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must
-        not change. Sums over rows are float64.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`layer_norm`; in the pullback as :func:`softmax_vjp`.
+        not change. Sums over rows are float64. Errors are those of the pullback of :func:`softmax_vjp`.
 
     Examples
     --------
@@ -198,17 +188,12 @@ def rms_norm_vjp(
 
     Parameters
     ----------
-    x, normalized_shape, weight, eps : as :func:`rms_norm` takes them
+    x, normalized_shape, weight, eps : as :func:`rms_norm` takes them, with its errors
 
     Returns
     -------
     y : ndarray, as :func:`rms_norm` returns it
     pullback : callable, as that of :func:`layer_norm_vjp`; it returns :class:`RMSNormGradients` ``(x, weight)``
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`rms_norm`; in the pullback as :func:`softmax_vjp`.
 
     Examples
     --------
@@ -236,17 +221,12 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
 
     Parameters
     ----------
-    x, approximate : as :func:`gelu` takes them
+    x, approximate : as :func:`gelu` takes them, with its errors
 
     Returns
     -------
     y : ndarray, as :func:`gelu` returns it
     pullback : callable, as that of :func:`softmax_vjp`
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`gelu`; in the pullback as :func:`softmax_vjp`.
 
     Examples
     --------

@@ -123,7 +123,7 @@ def varlen_attention_vjp(
 
     Parameters
     ----------
-    query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask, out : as :func:`varlen_attention` takes them
+    query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask, out : as :func:`varlen_attention`, with its errors
     **options
     return_lse, wrt
         See :func:`scaled_dot_product_attention_vjp`.
@@ -135,11 +135,6 @@ def varlen_attention_vjp(
         As that of :func:`scaled_dot_product_attention_vjp`; it takes gradients of the shapes (total_q, H, Ev)
         and (H, total_q), and the gradient of ``attn_mask`` is a list. The pullback copies the offsets; the other
         arguments, and ``out``, must not change until its last call.
-
-    Raises
-    ------
-    TypeError, ValueError, MemoryError, KeyboardInterrupt
-        As :func:`varlen_attention` and :func:`scaled_dot_product_attention_vjp`.
 
     References
     ----------

@@ -309,17 +309,12 @@ class EmbeddingModel(Module):
 
         Parameters
         ----------
-        sentence : str or sequence of int
+        sentence : str or sequence of int, as for :meth:`forward`, with its errors
 
         Returns
         -------
         ndarray of intp, shape (t,)
             At most the first ``max_seq_len``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`forward`.
         """
         return self.pack([sentence])[0]
 

@@ -229,17 +229,12 @@ class Embedding(Module):
         Parameters
         ----------
         ids : array_like of int
-            Of any shape, each in 0 … num_embeddings − 1.
+            Of any shape, each in 0 … num_embeddings − 1; errors are those of :meth:`check_ids`.
 
         Returns
         -------
         ndarray, shape (*ids.shape, embedding_dim)
             Copies of the rows, in the dtype of ``weight``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`check_ids`.
         """
         return self.weight[self.check_ids(ids)]
 

@@ -208,10 +208,6 @@ class RotaryEmbedding(Module):
     cos, sin : ndarray, shape (max_len, dim/2)
         Of the angles, which are computed in float32, as in Transformers. They are not parameters.
 
-    See Also
-    --------
-    selfattn.apply_rotary_emb
-
     References
     ----------
     Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.

@@ -26,10 +26,6 @@ class ProxyTask(Module):
     model : EmbeddingModel
         The task has its parameters, under the same names.
 
-    See Also
-    --------
-    EmbeddingModel
-
     Notes
     -----
     The loss is −confidence: ``confidence, pullback = task.vjp(main, similar, non_similar)`` and

@@ -316,10 +316,6 @@ class GELU(Activation):
         "tanh" takes Φ(x) ≈ (1 + tanh(√(2/π)·(x + 0.044715·x³))) / 2, as GPT-2 does.
     dtype : dtype of lists and integers, default float32
 
-    See Also
-    --------
-    selfattn.gelu
-
     References
     ----------
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.

@@ -32,10 +32,6 @@ class ScaledDotProductAttention(Module):
     dtype : dtype, default float32
         The dtype of lists and integers; arrays of floats keep their own.
 
-    See Also
-    --------
-    selfattn.scaled_dot_product_attention, MultiheadAttention
-
     References
     ----------
     Vaswani et al., "Attention Is All You Need", 2017, section 3.2.1.

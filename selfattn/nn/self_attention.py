@@ -275,10 +275,6 @@ class SelfAttentionBlock(Module):
         From d_model to d_model, with biases.
     ln : LayerNorm
 
-    See Also
-    --------
-    SelfAttention
-
     References
     ----------
     Vaswani et al., "Attention Is All You Need", 2017, sections 3.1 and 3.2.

@@ -46,10 +46,6 @@ class TransformerDecoderLayer(ResidualLayer):
     norm1, norm2, norm3 : LayerNorm
     dropout, dropout1, dropout2, dropout3 : Dropout
 
-    See Also
-    --------
-    TransformerDecoder, TransformerEncoderLayer
-
     References
     ----------
     Vaswani et al., "Attention Is All You Need", 2017, sections 3.1 and 3.3.
@@ -242,17 +238,8 @@ class TransformerDecoder(Stack):
     Parameters
     ----------
     decoder_layer : TransformerDecoderLayer, or another Module with the same call
-        The layers are ``num_layers`` copies of it. Their dropout draws from its generator.
+        The ModuleList ``layers`` has ``num_layers`` copies of it. Their dropout draws from its generator.
     num_layers, norm : as for :class:`TransformerEncoder`
-
-    Attributes
-    ----------
-    layers : ModuleList
-    norm : Module or None
-
-    See Also
-    --------
-    TransformerDecoderLayer
 
     Examples
     --------

@@ -254,21 +254,12 @@ class TransformerEncoder(Stack):
     Parameters
     ----------
     encoder_layer : TransformerEncoderLayer, or another Module with the same call
-        The layers are ``num_layers`` copies of it. Their dropout draws from its generator.
+        The ModuleList ``layers`` has ``num_layers`` copies of it. Their dropout draws from its generator.
     num_layers : int
     norm : LayerNorm, RMSNorm or another Module, optional
         It follows the last layer; a model of ``norm_first`` layers needs one.
     enable_nested_tensor, mask_check : bool
         Without effect: in PyTorch they control a fast path, which does not change the result.
-
-    Attributes
-    ----------
-    layers : ModuleList
-    norm : Module or None
-
-    See Also
-    --------
-    TransformerEncoderLayer
 
     Examples
     --------

@@ -234,11 +234,6 @@ def attention_steps(
     -------
     AttentionSteps
 
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`~selfattn.reference.scaled_dot_product_attention`.
-
     References
     ----------
     Vaswani et al., "Attention Is All You Need", 2017, equation 1 and figure 2 (left).
