@@ -103,38 +103,26 @@ def test_bytes_that_make_no_character_are_decoded_as_by_the_tokenizer(model):
         assert text == model.tokenizer.decode(ids.tolist())
 
 
-@pytest.mark.parametrize(
-    ("stop", "expected"),
-    [
-        ("é", "not the "), (["😀", " 😀"], "not the é"), ("t th", "no"), ("the é 😁", "not the é 😀!"),
-        (("zz", "!"), "not the é 😀"), ("<|end|>", "not the é 😀!"), ("n", ""),
-    ],
-)  # fmt: skip
-def test_stops(model, stop, expected):
-    scripted(model, ANSWER)
+SPECIAL = "ab<|user|>cé<|user|><|user|>d<|end|>"  # such tokens are searched where they are, and never shown
+STOPS = [
+    (ANSWER, "é", "not the "), (ANSWER, ["😀", " 😀"], "not the é"), (ANSWER, "t th", "no"), (ANSWER, "the é 😁", "not the é 😀!"),
+    (ANSWER, ("zz", "!"), "not the é 😀"), (ANSWER, "<|end|>", "not the é 😀!"), (ANSWER, "n", ""),
+    (SPECIAL, "<|user|>", "ab"), (SPECIAL, "<|user|>c", "ab"), (SPECIAL, "b<|user|>", "a"),
+    (SPECIAL, ["<|user|>d", "<|user|><|user|>"], "abcé"), (SPECIAL, "é<|user|><|user|>d", "abc"), (SPECIAL, "<|user|>x", "abcéd"),
+    (SPECIAL, "c<|end|>", "abcéd"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "stop", "expected"), STOPS)
+def test_stops(model, answer, stop, expected):
+    scripted(model, answer)
     assert model.generate("x", stop=stop) == expected
     pieces = list(model.generate("x", stop=stop, stream=True))
     assert "".join(pieces) == expected  # no piece held the begin of a stop
     assert all(pieces)
 
 
-@pytest.mark.parametrize(
-    ("stop", "expected"),
-    [
-        ("<|user|>", "ab"), ("<|user|>c", "ab"), ("b<|user|>", "a"), (["<|user|>d", "<|user|><|user|>"], "abcé"),
-        ("é<|user|><|user|>d", "abc"), ("<|user|>x", "abcéd"), ("c<|end|>", "abcéd"),
-    ],
-)  # fmt: skip
-def test_stops_may_have_special_tokens(model, stop, expected):
-    """They are searched where the tokens are, and never shown."""
-    scripted(model, "ab<|user|>cé<|user|><|user|>d<|end|>")
-    assert model.generate("x") == "abcéd"
-    pieces = list(model.generate("x", stop=stop, stream=True))
-    assert "".join(pieces) == expected
-    assert all(pieces)
-
-
-REFUSED = [
+test_texts_that_are_refused = refusals(
     (lambda m: m.generate(""), ValueError, "text 0, '', has no tokens"),
     (lambda m: m.generate(["a", "b\ud800"]), ValueError, r"text 1, .*, is not Unicode: character 1 is"),
     (lambda m: m.logits("a" * 129), ValueError, "text 0 has 129 tokens; this model takes 128 at most"),
@@ -149,19 +137,11 @@ REFUSED = [
     (lambda m: m.generate("a", no_repeat_ngram=1), TypeError, "its name here is no_repeat_ngram_size"),
     (lambda m: m.generate("a", sampling="yes"), ValueError, "sampling must be 'folder' or None, not 'yes'"),
     (lambda m: m.generate("a", bad_words_ids=[7]), TypeError, r"bad_words_ids must be lists of ids, not \[7\]"),
-    (
-        lambda m: m.generate("a", suppress_tokens=range(999)), ValueError,
-        "all are -inf; .* or do settings forbid every token",
-    ),
+    (lambda m: m.generate("a", suppress_tokens=range(999)), ValueError, "all are -inf; .* do settings forbid every"),
     (lambda m: m.generate("a", forced_eos_token_id=999, max_new_tokens=1), ValueError, "a token beyond the vocabulary"),
     (lambda m: m.generate("abc", max_length=3), ValueError, "prompt 0 has 3 tokens: max_length, 3, leaves nothing"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
-def test_texts_that_are_refused(model, call, error, message):
-    with pytest.raises(error, match=message):
-        call(model)
+    given="model",
+)  # fmt: skip
 
 
 def test_sampled_texts_are_the_same_alone(model):

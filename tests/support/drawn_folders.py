@@ -29,7 +29,7 @@ from selfattn import models
 LETTERS = "abcdefghilmnoprstuvwyTSEAé"
 WORDS = ["the", "sea", "was", "calm", "ship", "tea", "don", "stop", "hello", "world", "query"]
 TEXTS = [
-    "the sea was calm", "The SEA, Café", "  two  spaces\tand a tab ", "hello<x>world <x> tea", "日本 ship", "don't stop.  É", "tea",
+    "the sea was calm", "The SEA, Café", "  two  spaces\tand a tab ", "hello<x>world <x> tea<y>the <z>", "日本 ship", "don't stop.  É", "tea",
     "[SEP] <s> the </s> [MASK]<mask>", "a<pad>[PAD] the", "the sea was calm and the ship stops near the old tea world . the end",
 ]  # fmt: skip
 PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
@@ -51,6 +51,15 @@ TOKENIZER_SETTINGS = {
     "stride": [2], "truncation_strategy": ["longest_first"], "pad_to_multiple_of": [8], "unheard_of": [1], "language": ["en"],
     "tokenizer_class": ["BertTokenizer", "PreTrainedTokenizerFast", "RobertaTokenizer", "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"],
 }  # fmt: skip
+TOKEN = {"content": "<y>", "lstrip": True, "__type": "AddedToken"}
+TOKENIZER_SETTINGS |= {
+    "image_token": ["<x>", "sea", TOKEN], "added_tokens_decoder": [{"2": {"content": "<pad>", "special": True}}, {}],
+    "pad_token": ["tea", TOKEN], "sep_token": ["<x>", TOKEN],
+}  # fmt: skip
+BESIDE = {  # files that older versions wrote
+    "added_tokens.json": lambda size: {"<z>": size},
+    "special_tokens_map.json": lambda size: {"sep_token": "<x>", "additional_special_tokens": ["<y>"]},
+}
 GENERATION_SETTINGS = {
     "repetition_penalty": [1.5, 0.7], "no_repeat_ngram_size": [1, 2], "bad_words_ids": [[[7]], [[8, 9], [10]]],
     "suppress_tokens": [[7, 8, 9], list(range(5, 20))], "begin_suppress_tokens": [list(range(5, 30))], "forced_bos_token_id": [7],
@@ -252,7 +261,7 @@ class Draw:
             if not path.exists() or not settings:
                 continue
             values = json.loads(path.read_text())
-            for _ in range(self.rng.poisson(0.7)):
+            for _ in range(self.rng.poisson(1.4 if settings is TOKENIZER_SETTINGS else 0.7)):
                 key = self.one(sorted(settings))
                 values[key] = self.one(settings[key])
                 self.changes.append(f"{name}: {key}={values[key]!r}")
@@ -261,6 +270,10 @@ class Draw:
                     del values[key]
                     self.changes.append(f"{name}: without {key}")
             path.write_text(json.dumps(values))
+        for name, content in BESIDE.items():
+            if self.chance(0.08):
+                (self.folder / name).write_text(json.dumps(content(len(self.tokenizer))))
+                self.changes.append(name)
         path = self.folder / "config.json"
         values = json.loads(path.read_text())
         for key in sorted(values):

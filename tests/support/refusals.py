@@ -4,11 +4,11 @@ import pytest
 
 
 def refusals(*cases, given=None):
-    """Make a test of (call, error, message); a call gets what ``given()`` returns, if there is such a function."""
+    """Make a test of (call, error, message); a call gets what ``given()`` returns, or the fixture of that name, if there is one."""
 
     @pytest.mark.parametrize(("call", "error", "message"), cases)
-    def test(call, error, message):
-        arguments = () if given is None else (given(),)
+    def test(call, error, message, request):
+        arguments = () if given is None else (given() if callable(given) else request.getfixturevalue(given),)
         with pytest.raises(error, match=message or None):
             call(*arguments)
 
