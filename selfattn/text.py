@@ -243,7 +243,7 @@ class WhitespaceTokenizer:
     def train(
         cls, sentences: Iterable[str], vocab_size: int | None = None, min_count: int = 1
     ) -> WhitespaceTokenizer:
-        """Collect the words of sentences: ``"<unk>"``, then the most frequent first, equally frequent ones in their order.
+        """Collect the words of sentences: ``"<unk>"``, then the others by frequency, equally frequent ones by first use.
 
         Parameters
         ----------

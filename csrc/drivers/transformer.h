@@ -66,7 +66,7 @@ typedef struct {
     sa_tensor key_bias; /* (sequences, longest), or data NULL */
     sa_pooling pooling;
     sa_cache cache;  /* only without mask, dropout and a backward pass, and with causal layers */
-    sa_watch *watch; /* or NULL; after a cancelled call results are undefined, and the cache after its past */
+    sa_watch *watch; /* or NULL; a cancelled call leaves results, and the cache after its past, undefined */
 } sa_transformer;
 
 /* The arrays of one layer, one after the other, with the width of a row. Without a backward pass all layers use the same
@@ -240,7 +240,7 @@ typedef enum {
 
 sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, ptrdiff_t rows);
 
-/* True if output's result would overwrite x, which is added after dropout. The result then goes to SA_SCALED first. */
+/* True if the output projection would overwrite x, which is added after dropout. Its result then goes to SA_SCALED first. */
 bool sa_needs_detour(const sa_pass *p);
 
 /* The dropout of one kind, for rows from row `row` of the frame on. */

@@ -65,7 +65,7 @@ static void set_strides(row_call *k, int which, bool gap) {
     }
 }
 
-/* Rows are the last axis, unless another reader changes that. */
+/* Reads x, whose rows are the last axis, unless read_axis or read_normalized_shape chooses other axes. */
 static int read_x(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     if (take(k, to, value, name) < 0) {

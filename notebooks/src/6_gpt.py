@@ -78,7 +78,7 @@ results["losses"] = losses
 # ## Let it write
 #
 # For the beginning of a text, the model computes scores for the next word; the likeliest word is appended, and so on. The
-# keys and values of the words so far are kept (`sa.KVCache` does that for attention alone), so a word costs one row.
+# keys and values of the words so far are kept (`sa.KVCache` does that for attention alone), so each new word needs one row.
 
 
 # %%

@@ -206,7 +206,7 @@ def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Ma
 
 
 def _is_begun_here(unfinished: Path) -> bool:
-    """Tell whether a folder is an unfinished training, which may have no options yet, or the user's."""
+    """Tell whether a training made this folder, perhaps without its options yet; if not, the folder is the user's."""
     for name, key in ((OPTIONS, "tokenizer"), (files.CONFIG, "selfattn")):
         try:
             if key in _disk.read_json(unfinished / name):
@@ -350,7 +350,7 @@ def _embed(options: argparse.Namespace) -> int:
 
 
 def _lines(source: str | streams.Input) -> list[str]:
-    """Read the lines of a source, empty ones too: the embedding n is that of the line n."""
+    """Read the lines of a source, empty ones too: embedding n is that of line n."""
     lines = training.read_lines(source)
     if not any(lines):
         raise ValueError(f"{source} holds no sentence")

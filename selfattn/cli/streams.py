@@ -125,7 +125,7 @@ def lines() -> Iterator[str]:
 
 
 def source(file: str) -> str | Input:
-    """Return the file to read: a path, or standard input for ``-``; a FileNotFoundError if there is none."""
+    """Return the file to read: a path, or standard input for ``-``. A path without a file is a FileNotFoundError."""
     if file != DASH and not os.path.exists(file):
         raise FileNotFoundError(f"there is no file {file}; expected a UTF-8 text, or - for standard input")
     return Input() if file == DASH else file

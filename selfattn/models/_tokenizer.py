@@ -32,7 +32,7 @@ Q = TypeVar("Q")
 # Texts that are tokenised at once; few at first, so that the core soon has work.
 FIRST_CHUNK, CHUNK = 256, 2048
 MOST_CHARACTERS = 2**18  # the most characters of these texts together
-TOKENS = 16_384  # in a call of the core, or one text
+TOKENS = 16_384  # the most in a call of the core; a longer text has a call of its own
 
 TOKENIZER, TOKENIZER_CONFIG = _tokenizer_class.TOKENIZER, _tokenizer_class.TOKENIZER_CONFIG
 OTHER_FORMS = (
@@ -170,7 +170,7 @@ def groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 @contextmanager
 def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar, if there is to be one; its value adds a number of sentences."""
+    """Show a progress bar if ``progress``; the function that this yields adds a number of sentences to the bar."""
     if not progress:
         yield lambda count: None
         return
@@ -184,7 +184,7 @@ def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int]
 def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str, Any]]:
     """Read ``tokenizer.json`` and ``tokenizer_config.json``; the tokenizer is None if the folder has none.
 
-    ``lowercase`` is ``do_lower_case`` of sentence-transformers: small letters whatever the tokenizer does.
+    ``lowercase`` is ``do_lower_case`` of sentence-transformers: lower case, whatever the tokenizer does.
     """
     config = read_settings(folder / TOKENIZER_CONFIG)
     path = folder / TOKENIZER
@@ -238,7 +238,7 @@ def missing(folder: Path | None) -> str:
 
 
 def without_cutting(tokenizer: Any) -> str:
-    """Return a tokenizer's file with cutting switched off, as it was read. Others may use the tokenizer meanwhile."""
+    """Return a tokenizer's file without truncation; the tokenizer stays as it is, for other threads may use it."""
     with _disk.library_errors("the tokenizer cannot be written"):
         other = type(tokenizer).from_str(tokenizer.to_str())
     other.no_truncation()
@@ -247,7 +247,7 @@ def without_cutting(tokenizer: Any) -> str:
 
 
 def readable(content: dict[str, bytes], lowercase: bool = False, types: bool = False) -> dict[str, bytes]:
-    """Return a folder's files so that its tokenizer is read as it was written, also where its class would make another of it."""
+    """Return a folder's files, with settings that keep its tokenizer the same where ``tokenizer_class`` would change it."""
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in {TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "config.json"} & content.keys():

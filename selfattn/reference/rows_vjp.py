@@ -156,7 +156,7 @@ def _norm_gradients(
     *,
     is_centred: bool,
 ) -> Callable[[npt.ArrayLike], list[Any]]:
-    """Return the pullback of a norm to x and its parameters; only layer norm subtracts the mean."""
+    """Return the pullback of layer norm (``is_centred``) or RMS norm; it returns gradients of x and of the parameters."""
     wide, given, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, **params)
     n = math.prod(wide.shape[axis] for axis in axes)
 

@@ -359,7 +359,7 @@ class Training:
             raise Interrupted(self.history)
 
     def advance(self) -> Step:
-        """Move the parameters along the gradient of one batch, or the mean of several batches."""
+        """Make a step of the optimiser with the gradients of one batch, or with their mean over several batches."""
         self.source.begin(self.generator)
         step = self.steps_of_epoch + 1
         loss, grads, items = self._gradients()

@@ -42,7 +42,7 @@ class Drawing:
         self.blanks = self._blanks() if exercise else {}
 
     def _blanks(self) -> dict[str, list[int]]:
-        """Return the blank column of each row of each node that a stage computes."""
+        """Return an exercise's blanks: for each node that a stage computes, the column of the blank in each row."""
         blanks: dict[str, list[int]] = {}
         for n, stage in enumerate(self.graph.stages.values()):
             for equation in stage.equations:
@@ -175,7 +175,7 @@ class Drawing:
         )
 
     def table(self, term: str, *, ids: str, result: bool, of: str = "") -> str:
-        """Draw a matrix or its transpose; with `ids` its rows can be linked to; `of` names its sentence."""
+        """Draw a matrix or its transpose; with `ids` links can lead to its rows; `of` names its sentence."""
         name = term.removeprefix("T:")
         node, transposed = self.graph.nodes[name], term.startswith("T:")
         data, labels, hidden = node.data, list(self.axes(node)), set(enumerate(self.blanks.get(name, [])))
@@ -215,7 +215,7 @@ class Drawing:
         self, data: Array, labels: Sequence[list[str]], caption: str, kind: str, attributes: str, decimals: int,
         size: float, hidden: set[tuple[int, int]], ids: str = "",
     ) -> str:  # fmt: skip
-        """Write a table; `caption` is HTML, all else is text. steps.js reads its form."""
+        """Write a table, on whose structure steps.js relies; `caption` is HTML, all else is text."""
         rows, columns = (self.shown(n) for n in data.shape)
         if len(rows) < data.shape[0] or len(columns) < data.shape[1]:
             attributes += f' data-rows="{_list(rows)}" data-columns="{_list(columns)}"'

@@ -118,7 +118,7 @@ LINES: dict[str, tuple[str, str]] = {
 
 
 class Graph:
-    """A graph: nodes by id, stages in order, lists of labels, and the side that is being added."""
+    """A graph: nodes by id, stages in order, lists of labels; ``side`` is the sentence, 0 or 1, that is being added."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}

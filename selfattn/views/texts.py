@@ -193,7 +193,7 @@ EXPLORER: dict[str, str] = {
     "title": "What {heads} heads do with {word}",
     "title of one": "What 1 head does with {word}",
     "no script": "Without scripts this page shows only the habit of each head.",
-    "table": "The habit of each head; ~ means that it has less than half of the attention.",
+    "table": "The habit of each head; ~ marks a habit with less than half of the attention.",
     "heading": "Layer {layer}, head {head}: {kind}",
     "model": "{name}, {layers} layers, {heads} heads",
     "look": "*Look for this:* in {parked} of {heads} heads most attention goes to {where}. In which heads does {word} take from a word that shows its meaning?",

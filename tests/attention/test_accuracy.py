@@ -63,7 +63,7 @@ def errors(results, truth):
 
 # Bounds for the output and the gradients of query, key and value, by the factor of query and key and whether causal. Causal
 # errors are larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and
-# their rounding errors are 64 times as large. Each is the largest of 12 seeds or more, with a margin of a fifth.
+# their rounding errors are 64 times as large. A bound is the largest of 12 seeds or more, with a margin of a fifth.
 BOUNDS = {
     (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8),
     (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),

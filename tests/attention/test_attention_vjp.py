@@ -217,15 +217,15 @@ def test_the_backward_pass_has_the_weights_of_the_forward_pass(isa, length, dtyp
 @pytest.mark.parametrize("shape", [(3, 6, 8), (70, 128, 64)], ids=str)
 @pytest.mark.parametrize("halves", [False, True])
 def test_16_bit_gradients_are_those_of_the_output_before_it_was_rounded(isa, shape, dtype, options, halves):
-    """Delta is not computed from rounded outputs: with only positive numbers, dQ would be off by seven ulps.
+    """Delta must not come from rounded outputs: dQ of inputs that are all positive would be off by seven ulps.
 
-    The pullback has the output from before it was rounded; of the halves, delta is summed over the keys.
+    The pullback keeps the output from before it was rounded; the backward function alone sums delta over the keys.
     """
     length, keys, width = shape
     if width >= 16 and isa == "avx512bf16" and dtype == "bfloat16":
         pytest.skip("weights are rounded (tests/attention/test_accuracy.py)")
     if width >= 16 and isa == "amx" and halves:
-        pytest.skip("by parts, where delta is the sum of outputs as they are (docs/theory/backward.md)")
+        pytest.skip("with a matrix unit, delta comes from the rounded output (docs/theory/backward.md)")
     rng = np.random.default_rng(0)
     q, k, v, grad_out = (rng.uniform(0, 1, (2, n, width)).astype(dtype) for n in (length, keys, keys, length))
     if isinstance(options.get("sinks"), float):

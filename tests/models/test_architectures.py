@@ -36,7 +36,7 @@ def pair(request, tmp_path):
 
 
 def close(got, truth, what="", factor=128):
-    """Within a few eps times the largest element: sums of up to 40 terms, in some twenty products one after the other."""
+    """Compare within a few eps times the largest element: sums of up to 40 terms, in some twenty products one after the other."""
     truth = truth.detach().numpy() if hasattr(truth, "detach") else truth
     assert got.dtype == np.float32
     assert got.shape == truth.shape, what
@@ -51,7 +51,7 @@ def drawn_ids(lengths=LENGTHS, seed=0):
 
 
 def padded(ids):
-    """Ids (n, longest) with a mask, as Transformers takes them; what pads is a token like any other."""
+    """Ids (n, longest) with a mask, as Transformers takes them; the padding is a token like any other."""
     longest = max(map(len, ids))
     table, mask = np.full((len(ids), longest), 2), np.zeros((len(ids), longest), int)
     for row, one in enumerate(ids):
@@ -60,7 +60,7 @@ def padded(ids):
 
 
 def assert_gradients(y, pullback, truth, theirs, ours):
-    """Of all parameters in use. Names are those of files; in memory Transformers may have others."""
+    """Compare the gradients of all parameters in use. Names are those of files; in memory Transformers may have others."""
     close(y, truth)
     dy = np.random.default_rng(1).standard_normal(y.shape).astype(np.float32)
     (truth * torch.tensor(dy)).sum().backward()
@@ -75,7 +75,7 @@ def assert_gradients(y, pullback, truth, theirs, ours):
     largest = max(float(grad.abs().max()) for grad in expected.values())
     for key, grad in grads.items():
         true = expected.get(key, torch.zeros(grad.shape, dtype=torch.float64))
-        # The gradient of a key's bias is 0: what comes out is the rounding of the others.
+        # The gradient of a key's bias is 0: only rounding errors remain, as large as those of other gradients.
         size = max(float(true.abs().max()), largest / 100)
         close(grad / np.float32(size), true / size, key, factor=512)
 
@@ -88,7 +88,7 @@ def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
     rows = theirs(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
     y, pulled = ours._rows_vjp(flat, ends)
     np.testing.assert_array_equal(y, ours._rows(flat, ends))
-    for n, one in enumerate(ids):  # alone, to the bit
+    for n, one in enumerate(ids):  # each alone has the same bits
         np.testing.assert_array_equal(ours._rows(one, np.array([0, len(one)])), y[ends[n] : ends[n + 1]])
     assert_gradients(y, lambda dy: ours._named(pulled(dy)), rows, theirs, ours)
 

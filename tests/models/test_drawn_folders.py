@@ -1,4 +1,4 @@
-"""Files with drawn settings against Transformers: equal, refused, or warned about, and never another result without a word."""
+"""Files with drawn settings against Transformers: equal results, an error or a warning, never another result without one."""
 
 import collections
 

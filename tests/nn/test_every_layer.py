@@ -299,7 +299,7 @@ def test_initial_numbers_are_those_of_pytorch(name):
 )
 @every_layer
 def test_dtypes_and_lists(case, weights, inputs):
-    """Results have the widest dtype, gradients that of their array; 16 bits are computed in float32."""
+    """A result has the widest dtype, a gradient the dtype of its array; 16 bits are computed in float32."""
     layer, wide = (case.make(dtype=dtype, rng=0) for dtype in (weights, np.float64))
     wide.load_state_dict({name: x.astype(float) for name, x in layer.state_dict().items()})
     given = [x.astype(inputs) if is_float(x) else x for x in case.inputs]

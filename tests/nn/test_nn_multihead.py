@@ -86,7 +86,7 @@ NAN, INF, MOST = np.nan, np.inf, float(np.finfo(np.float32).max)
 @pytest.mark.parametrize(
     ("pair", "padding", "weights"),
     [
-        # keys with both numbers, with the padding's alone, with neither
+        # key 0 gets both numbers, key 1 the padding's alone, key 2 gets 0
         (-MOST, -MOST, [0, 0, 1]),
         (-MOST, MOST, [0, 1, 0]),
         (MOST, MOST, [1, 0, 0]),

@@ -116,9 +116,9 @@ def test_a_handler_computes_amid_a_call() -> None:
 
 
 def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
-    """The call has one task; with 16-bit outputs it sums delta over the keys, and sinks need nothing else.
+    """The call has one task. It sums delta over the keys, as the output has 16 bits; the sinks' gradient needs only delta.
 
-    On the plainest kernels: a matrix unit takes delta from the output.
+    The kernels are the generic ones, as with a matrix unit delta is computed from the output.
     """
     rng = np.random.default_rng(0)
     q = rng.standard_normal((64, 64)).astype(np.float16)

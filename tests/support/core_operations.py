@@ -32,7 +32,7 @@ def raised(function, arguments):
 
 
 def refused(d, calls):
-    """Calls that raise the same error each time: pairs of a function and arguments."""
+    """Return an operation that makes wrong calls, pairs of a function and arguments: each call raises the same error."""
     calls = calls(d)
     things = [list(given.values() if isinstance(given, dict) else given) for _, given in calls]
     return lambda: [raised(function, given) for function, given in calls], [*calls, *things]
@@ -49,7 +49,7 @@ def everything():
 
 
 def late(d):
-    """A call that fails late, when it already holds all arrays."""
+    """Calls that fail late, when they already hold all arrays."""
     arrays, good = everything()
     out = np.zeros((2, 3, 8), np.float32)
     return changed(
@@ -59,7 +59,7 @@ def late(d):
 
 
 def wrong_gradients(d):
-    """One argument at a time is wrong; the last ones are read after everything else was allocated."""
+    """Calls with one wrong argument each; the last arguments of the list are read when all else is allocated."""
     arrays, good = everything()
     out, statistics, lse = sa.scaled_dot_product_attention_forward(**good, return_lse=True)
     good |= {"grad_out": out, "out": out, "statistics": statistics, "grad_lse": lse}

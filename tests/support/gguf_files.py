@@ -31,7 +31,7 @@ def permuted(array, heads):
 
 
 def random_blocks(kind, rows, columns):
-    """Blocks of 256 numbers with random bits, which the package gguf cannot make; only the factors are small."""
+    """Blocks of 256 numbers with random bits, for the package gguf cannot make such; their float16 factors are 2e-4."""
     import gguf
 
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
@@ -42,7 +42,7 @@ def random_blocks(kind, rows, columns):
 
 
 def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=None):
-    """Write a file; ``more`` are entries by name, None leaves one out; ``tensors`` replaces or adds some.
+    """Write a file. ``more`` has entries by name, None to leave one out; ``tensors`` replaces or adds tensors.
 
     Matrices become blocks of a kind, or of kinds by name, if their rows allow it; returns the numbers in them, under Transformers' names.
     """

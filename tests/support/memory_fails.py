@@ -1,11 +1,11 @@
-"""A script: has allocations of each operation fail. `tests/process/test_failing_memory.py` starts it.
+"""A script: makes allocations of each operation fail. `tests/process/test_failing_memory.py` starts it.
 
 It runs with failing_malloc.c preloaded. An operation either succeeds with the same result or raises MemoryError; then the user's
 arrays and objects are unchanged, and nothing stays allocated. Operations are those of the catalogue (`operations.py`); together they must
 call every function of the extension.
 
-Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. A third of the operations is drawn, and of each an allocation; with --all each
-one of each operation fails:
+Usage: memory_fails.py [--all] [--seed N] [OPERATION ...]. In a third of the operations, which is drawn, a drawn allocation fails; with
+--all every allocation of every operation fails, one at a time:
 
     gcc -O1 -shared -fPIC tests/support/failing_malloc.c -o failing.so -ldl
     LD_PRELOAD=$PWD/failing.so PYTHONMALLOC=malloc PYTHONPATH=$PWD python tests/support/memory_fails.py --all
@@ -35,8 +35,8 @@ shim.fail_at.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int]
 shim.allocations.restype = shim.live_blocks.restype = ctypes.c_long
 
 OPERATIONS = {name: each for name, each in ALL.items() if not each.random}
-MOST, NEVER = 20000, 2**60  # allocations of an operation
-DRAWN, FEW = 1, 6  # drawn allocations for each way to fail; an operation with at most FEW tries all
+MOST, NEVER = 20000, 2**60  # no operation has so many allocations
+DRAWN, FEW = 1, 6  # in each way DRAWN allocations fail; all of them if the operation has at most FEW
 
 
 def empty_caches():
@@ -75,7 +75,7 @@ class Attempt:
         if self.raised is None:
             assert same(self.result, expected), f"{where}: another result"
             return
-        # NumPy sets no exception at places.
+        # NumPy sometimes fails without setting an exception, which is a SystemError.
         allowed = (MemoryError, SystemError) if not core else MemoryError
         assert isinstance(self.raised, allowed), f"{where}: {self.raised!r}"
         assert same(self.arrays, self.before), f"{where}: an array changed"
@@ -95,7 +95,7 @@ def growth(operation, n, for_good, core, times):
 
 
 def stays(operation, n, for_good, core):
-    """Fail many more times; return how many blocks each failure leaves, beyond successful calls before and after.
+    """Let allocation n fail many more times; return how many blocks each failure leaves, beyond successful calls before and after.
 
     Caches fill more and more slowly; a leak shows every time.
     """
@@ -111,7 +111,7 @@ def stays(operation, n, for_good, core):
 
 
 def fail(name, operation, n, for_good, core, expected):
-    """Fail once, and check for leaks. Return whether the call needed n allocations."""
+    """Let allocation n fail, and check for leaks. Return whether the call needed n allocations."""
     where = f"{name}, allocation {n}{' and all later ones' if for_good else ''}{'' if core else ', also of NumPy'}"
     gc.collect()
     live = shim.live_blocks()
@@ -127,7 +127,7 @@ def fail(name, operation, n, for_good, core, expected):
 
 
 def check(name, operation, draws):
-    """Fail at allocations in turn, or at drawn ones; return how many there are."""
+    """Let each allocation fail in turn, or drawn ones; return how many there are."""
     ways = [(True, False), (True, True)] + [(False, False)] * operation.in_place  # also Python's and NumPy's
     for _ in range(2):  # caches fill
         attempt = Attempt(operation, NEVER, False, True)
@@ -150,7 +150,7 @@ def check(name, operation, draws):
 
 
 def called(operation):
-    """The extension's functions that an operation calls."""
+    """Return the names of the extension's functions that an operation calls."""
     names = set()
 
     def note(_frame, event, function):

@@ -57,7 +57,7 @@ def at_once(*works):
 
 
 def compute(calls, expected, seed):
-    """Make all calls, in this thread's own order."""
+    """Return a function that makes all calls, in an order of its own."""
 
     def work():
         for name in random.Random(seed).sample(list(calls), len(calls)):
@@ -80,7 +80,7 @@ def settings(done):
 
 
 def prepared():
-    """Calls, each with arrays of its own: the same ones each time."""
+    """Return calls by name, each with arrays of its own, which are equal each time."""
     return {name: each.prepare()[0] for name, each in OPERATIONS.items()}
 
 
@@ -98,7 +98,7 @@ def all_operations(turn):
 
 
 def first_calls():
-    """The first call makes packed weights, angles and pieces: here all threads call first at the same time."""
+    """An object's first call makes what later calls use again, such as angles: here all threads make that call at once."""
     for name in FIRST:
         expected = OPERATIONS[name].prepare()[0]()
         operations.made.cache_clear()

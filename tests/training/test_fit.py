@@ -205,7 +205,7 @@ def module_of(w):
     ("options", "moves"), [({}, [9, 12]), ({"accumulate": 3}, [3, 4]), ({"max_norm": 0.5}, [0.9, 1.2])]
 )
 def test_gradients_of_a_function_as_an_optimizer_takes_them(gradient, options, moves):
-    """Gradients of three batches: a mean of integers is not an integer, and lists are not joined."""
+    """Gradients of integers must become floats, and lists must be added, not joined."""
     model = module_of(np.zeros(2))
     optimizer = optim.SGD(model.parameters(), lr=1.0)
     fit(model, [0] * 3, lambda *_: (1.0, {"w": gradient}), optimizer=optimizer, **options)

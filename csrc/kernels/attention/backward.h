@@ -21,7 +21,7 @@ typedef struct {
     FN(per_row) delta;
     FN(per_row) x, y, z;
     bool finite;           /* Q and dO are finite */
-    bool copied;           /* q_rows, do_rows and dOᵀ hold this block's */
+    bool copied;           /* q_rows, do_rows and dOᵀ hold this block's rows */
     bool delta_fits;       /* |δ| ≤ SA_REAL_MAX/2, so dP − δ overflows only if dP is as large */
     FN(factored) factored; /* the rows of Q and dO with their factors */
     FN(gradient_state) gradients;
@@ -155,7 +155,7 @@ SA_ONCE void FN(weights_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t firs
     }
 }
 
-/* Replaces scores in P by weights, and dP in dS by dS, (5): nv vectors in rows of `lanes`. */
+/* Replaces scores in P by weights, and dP, which the array dS holds, by dS of (5), in nv vectors of rows of `lanes`. */
 SA_INLINE void FN(weigh_any)(real *P, real *dS, ptrdiff_t n, ptrdiff_t lanes, const real *maximum, const real *delta,
                              const int nv) {
     vec m[SA_VECS], d[SA_VECS];
@@ -195,8 +195,8 @@ SA_ONCE void FN(pass_weigh)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     }
 }
 
-/* Replaces dP in dS by dS, (5), with dP 0 where dropout took the weight. Closed pairs become 0; with `marks` they stay −inf in
- * P and `kept`. */
+/* Replaces dP, which the array dS holds, by dS of (5). dP counts as 0 where dropout has zeroed the weight. Closed pairs become
+ * 0; with `marks` they stay −inf in P and `kept`. */
 SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, bool masked, bool marks) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -224,7 +224,7 @@ SA_ONCE void FN(pass_dscores)(FN(gradient_scratch) * s, ptrdiff_t n, int nv, boo
     }
 }
 
-/* Adds the tile to x, y and z of dslope. Positions are relative to the tile. */
+/* Adds the tile's terms of dslope to x, y and z. Positions are relative to the tile. */
 SA_ONCE void FN(pass_dslope)(FN(gradient_scratch) * s, ptrdiff_t n, int nv) {
     const vec zero = V(set1)(0);
     for (int v = 0; v < nv; ++v) {
@@ -513,7 +513,7 @@ SA_SHARED void FN(gradient_block)(const sa_backward_block *given, void *scratch,
     }
 }
 
-/* ---- δ of every row, (4), and what the row adds to the gradients of sinks and slopes ------------------------------------- */
+/* ---- δ of every row, (4), and the row's share of the gradients of sinks and slopes -------------------------------------- */
 
 /* Σ x[i]·y[i]. Terms with x[i] = 0 are skipped: 0·inf and 0·NaN add nothing. Eight sums of fewer terms have a smaller error. */
 SA_ONCE real FN(dot)(const real *x, const real *y, ptrdiff_t n) {

@@ -500,7 +500,7 @@ SA_ONCE void FN(close_vector)(const sa_rows *rows, FN(scratch) * s, ptrdiff_t fi
 }
 
 /* Closes pairs, and adds a float mask and the keys' bias to scores; with `again` P holds weights, and pairs are only closed.
- * True if the tile had a mask, bias, gap or bound. Sets *closes if a pair may be closed. */
+ * Sets *closes if a pair may be closed. True if numbers were added or *closes is true. */
 SA_ONCE bool FN(apply_some_masks)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, int mask_state,
                                   bool again, bool *closes) {
     const sa_rows *rows = b->rows;

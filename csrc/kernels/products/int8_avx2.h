@@ -1,6 +1,6 @@
 /* Sums of uint8 times int8 by AVX2. VPMADDUBSW would saturate, so both factors are widened to 16 bits, where VPMADDWD's sums of
- * two products are exact. Accumulators for 6 rows × 8 columns: a vector has a word of each of four columns, all four quarters
- * have a row's word, and a column's sum is in two lanes until the end. The driver widens the rows before. */
+ * two products are exact. The driver has widened the rows of x. Accumulators are for 6 rows × 8 columns: one vector has a word
+ * (four bytes) of each of four columns, the other a row's word four times. A column's sum is in two lanes until the end. */
 #include "kernels/products/by_rows.h"
 
 #define SA_INT8_ROWS 6

@@ -189,7 +189,7 @@ SA_ONCE const real *FN(norm_statistics)(const real *x, real *y, ptrdiff_t n, dou
  * Φ(−a) = e^(−a²/2)·R(a), R(a) = erfcx(a/√2)/2. (a + k)·R(a) is a minimax polynomial in q = (a − k)/(a + k):
  *   float32  degree 9, k = 4, relative error 7.7e-9 on [0, 13.5]
  *   float64  degree 22, k = 5, relative error 5.9e-18 on [0, 39]
- * Beyond, e^(−a²/2) is 0. a² has two parts, as rounding it would cost a²/4 ulp. */
+ * For larger a, e^(−a²/2) is 0. a² is a sum of two numbers, as rounding it to one would cost a²/4 ulp. */
 SA_INLINE vec FN(normal_tail)(vec x, vec *bell) {
     const vec a = V(min)(SA_C(SA_REAL_IS_F64 ? 40 : 14), V(abs)(x)); /* min keeps NaN */
     const real k = SA_REAL_IS_F64 ? 5 : 4;
@@ -239,7 +239,7 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias, without what the kind lacks, for a vector at i, or the `left` elements there. */
+/* y = ((x − hi) − lo)·scale·weight + bias for a vector at i, or for the `left` elements there; each kind needs only some terms. */
 SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, const int kind, real hi, real lo, real scale,
                               const real *weight, const real *bias) {
     vec t = FN(load_up_to)(x + i, left);
@@ -264,7 +264,7 @@ SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t lef
     FN(store_up_to)(y + i, t, left);
 }
 
-/* y may be x. */
+/* Calls map_vector for a whole row. y may be x. */
 SA_INLINE void FN(map)(const real *x, real *y, ptrdiff_t n, const int kind, real hi, real lo, real scale, const real *weight,
                        const real *bias) {
     ptrdiff_t i = 0;
@@ -312,7 +312,7 @@ SA_INLINE void FN(rotate)(const real *x, real *y, ptrdiff_t n, const real *cos, 
     }
 }
 
-/* Gathers n elements along `axes` axes; with one axis n may be shorter than the axis. */
+/* Gathers n elements along `axes` axes; with one axis n may be less than its length. */
 SA_SHARED void FN(gather)(void *dst, const char *src, const sa_strided *array, int which, const sa_row_axis *axis, int axes,
                           ptrdiff_t n) {
     if (axes == 1) {

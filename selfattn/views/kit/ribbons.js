@@ -10,7 +10,7 @@
  * @typedef {object} RibbonsOptions
  * @property {string[]} keys the words at the left
  * @property {string[]} queries the words at the right
- * @property {number} side whose colours: those of text 0 or 1
+ * @property {number} side the text, 0 or 1, in whose colours words are
  * @property {string} name for screen readers
  * @property {boolean} [small] for a dock
  * @property {{ from: string, to: string }} ends descriptions of the words at the left and right
