@@ -213,17 +213,10 @@ def _add(x: Array, ids: list[int], words: Iterable[tuple[Ids, float]]) -> None:
 
 
 def generate(
-    decoder: Generates,
-    prompts: Sequence[Array],
-    *,
-    max_new_tokens: int = 100,
-    max_length: int | None = None,
-    stop_ids: Collection[int] = (),
-    rng: Any = None,
-    context: int | None = None,
-    ends: Callable[[int, int], bool] | None = None,
-    **how: Any,
-) -> Iterator[list[int | None]]:
+    decoder: Generates, prompts: Sequence[Array], *, max_new_tokens: int = 100,
+    max_length: int | None = None, stop_ids: Collection[int] = (), rng: Any = None,
+    context: int | None = None, ends: Callable[[int, int], bool] | None = None, **how: Any,
+) -> Iterator[list[int | None]]:  # fmt: skip
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
     Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling` takes ``how``, and
@@ -265,13 +258,9 @@ def _prompt(number: int, prompt: Array, context: int | None) -> Array:
 
 
 def _steps(
-    decoder: Generates,
-    prompts: list[Array],
-    samplers: list[Sampler],
-    stop_ids: frozenset[int],
-    context: int | None,
-    ends: Callable[[int, int], bool] | None,
-) -> Iterator[list[int | None]]:
+    decoder: Generates, prompts: list[Array], samplers: list[Sampler], stop_ids: frozenset[int],
+    context: int | None, ends: Callable[[int, int], bool] | None,
+) -> Iterator[list[int | None]]:  # fmt: skip
     cache = decoder.new_cache(len(prompts))
     running, entering = list(range(len(prompts))), prompts
     for count in itertools.count(1):

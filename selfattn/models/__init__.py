@@ -44,22 +44,10 @@ from selfattn.models.modernbert import ModernBertModel
 from selfattn.models.vit import ViTModel
 
 __all__ = [
-    "AnswerInterrupted",
-    "BertForSequenceClassification",
-    "BertModel",
-    "DistilBertForSequenceClassification",
-    "DistilBertModel",
-    "FolderWarning",
-    "GPT2LMHeadModel",
-    "LlamaForCausalLM",
-    "MPNetModel",
-    "ModernBertModel",
-    "RobertaForSequenceClassification",
-    "RobertaModel",
-    "ViTModel",
-    "load",
-    "save",
-]
+    "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "DistilBertForSequenceClassification",
+    "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "LlamaForCausalLM", "MPNetModel",
+    "ModernBertModel", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
+]  # fmt: skip
 
 
 def _by_kind(*classes: type[Pretrained]) -> dict[str, type[Pretrained]]:
@@ -67,15 +55,9 @@ def _by_kind(*classes: type[Pretrained]) -> dict[str, type[Pretrained]]:
 
 
 MODELS = _by_kind(
-    BertModel,
-    RobertaModel,
-    DistilBertModel,
-    MPNetModel,
-    ModernBertModel,
-    ViTModel,
-    GPT2LMHeadModel,
+    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, GPT2LMHeadModel,
     LlamaForCausalLM,
-)
+)  # fmt: skip
 CLASSIFIERS = _by_kind(
     BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification
 )

@@ -28,6 +28,7 @@ from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
 from selfattn.models._pretrained import Parameters, Pretrained, states
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
+from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
 from selfattn.text import TextStream, spelled, without_pads
 
 if TYPE_CHECKING:
@@ -37,13 +38,11 @@ LEAST = 256  # positions that are made ready
 ROWS = 256  # the most rows of logits at once, where they are only summed up
 
 GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
-SPECIAL_TOKENS_MAP = "special_tokens_map.json"
 # What other programs call arguments of `generate`.
 OTHER_NAMES = {
     "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens", "seed": "rng", "stop_strings": "stop",
     "do_sample": 'temperature, or sampling="folder"', "eos_token_id": "stop",
 }  # fmt: skip
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class AnswerInterrupted(UserWarning):
@@ -301,15 +300,10 @@ class CausalModel(Pretrained):
             if text:
                 self._check_begin(each, f"text {n}")
         more |= {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "stop": stop,
-        }
-        how = self._how(
-            "generate", 100, sampling, more | {"repetition_penalty": repetition_penalty, "rng": rng}
-        )
+            "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+            "repetition_penalty": repetition_penalty, "stop": stop, "rng": rng,
+        }  # fmt: skip
+        how = self._how("generate", 100, sampling, more)
         pieces = self._answers(ids, texts, how, self.stop_ids, ids)
         return streamed(pieces, given.alone, texts) if stream else collected(pieces, given.alone, texts)
 
@@ -465,13 +459,9 @@ class CausalModel(Pretrained):
         return found
 
     def _answers(
-        self,
-        ids: list[Array],
-        texts: list[bool],
-        how: dict[str, Any],
-        ends: Iterable[int],
+        self, ids: list[Array], texts: list[bool], how: dict[str, Any], ends: Iterable[int],
         before: Sequence[Any],
-    ) -> Iterator[list[Any]]:
+    ) -> Iterator[list[Any]]:  # fmt: skip
         """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call.
 
         ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues.
@@ -728,10 +718,9 @@ def attach(model: CausalModel, folder: Path) -> None:
     model._folder, model.tokenizer = folder, tokenizer
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
-    more = _disk.read_object(folder / SPECIAL_TOKENS_MAP, required=False)
-    named = {name: config.get(name) or more.get(name) for name in SPECIAL_TOKENS}
-    texts = {name: each.get("content") if isinstance(each, dict) else each for name, each in named.items()}
-    model.special_tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
+    model.special_tokens = {
+        name: config[name] for name in SPECIAL_TOKENS if isinstance(config.get(name), str)
+    }
     model.chat_template = _template(folder, config)
     generation = _generation(model, folder)
     given = generation.pop("eos_token_id", None)
@@ -742,14 +731,11 @@ def attach(model: CausalModel, folder: Path) -> None:
         raise ValueError(f"{folder}: eos_token_id must be an int or a list of them, not {given!r}")
     if given is None and tokenizer is not None and "eos_token" in model.special_tokens:
         ids = [tokenizer.token_to_id(model.special_tokens["eos_token"])]
-    model.stop_ids = frozenset(n for n in ids if n is not None)
+    model.stop_ids = frozenset(ids) - {None}
     if model.stop_ids and not said:
-        ends = (
-            f"answers end at {', '.join(map(str, sorted(model.stop_ids)))}, as other files of the folder say"
-        )
-        warnings.warn(
-            FolderWarning(f"{folder / GENERATION_CONFIG} has no eos_token_id; {ends}"), stacklevel=5
-        )
+        ends = ", ".join(map(str, sorted(model.stop_ids)))
+        what = f"has no eos_token_id; answers end at {ends}, as other files of the folder say"
+        warnings.warn(FolderWarning(f"{folder / GENERATION_CONFIG} {what}"), stacklevel=5)
     model.generation_config = generation
     model._as_read = model.chat_template, model.stop_ids, dict(generation)
 

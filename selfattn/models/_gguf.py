@@ -213,12 +213,9 @@ class GGUF:
         try:
             found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])
         except (NotImplementedError, KeyError):
-            known = (
-                f"supported are {', '.join(FLOATS)}, {', '.join(QUANTS)} and what the package gguf expands"
-            )
-            raise ValueError(
-                f"{self.path}: the tensor {name!r} is of the kind {tensor.kind}; {known}"
-            ) from None
+            known = f"{', '.join(FLOATS)}, {', '.join(QUANTS)} and what the package gguf expands"
+            what = f"the tensor {name!r} is of the kind {tensor.kind}"
+            raise ValueError(f"{self.path}: {what}; supported are {known}") from None
         return np.ascontiguousarray(found, np.float32).reshape(tensor.shape)
 
 
@@ -333,11 +330,9 @@ def _renamed(file: GGUF, name: str, names: Mapping[str, str], layers: str) -> st
     found = LAYER.fullmatch(stem)
     own = stem if found is None else found[2]
     if own not in names:
-        tensor = file.tensors[name]
+        tensor, architecture = file.tensors[name], file.metadata["general.architecture"]
         what = f"the tensor {name!r}, {tensor.kind} of shape {tensor.shape}"
-        raise ValueError(
-            f"{file.path} has {what}, which {file.metadata['general.architecture']} does not have here"
-        )
+        raise ValueError(f"{file.path} has {what}, which {architecture} does not have here")
     return f"{names[own]}.{end}" if found is None else f"{layers}{int(found[1])}.{names[own]}.{end}"
 
 
@@ -372,17 +367,12 @@ def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
     if entries.size("attention.sliding_window", longest) < longest:
         raise entries.error("sliding windows are not supported in GGUF files")
     config: dict[str, Any] = {
-        "model_type": entries.prefix,
-        "vocab_size": _rows(file, "token_embd.weight"),
-        "hidden_size": d,
-        "num_hidden_layers": entries.size("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": entries.size("attention.head_count_kv", heads),
-        "head_dim": width,
-        "intermediate_size": entries.size("feed_forward_length"),
-        "max_position_embeddings": longest,
+        "model_type": entries.prefix, "vocab_size": _rows(file, "token_embd.weight"), "hidden_size": d,
+        "num_hidden_layers": entries.size("block_count"), "num_attention_heads": heads,
+        "num_key_value_heads": entries.size("attention.head_count_kv", heads), "head_dim": width,
+        "intermediate_size": entries.size("feed_forward_length"), "max_position_embeddings": longest,
         "rms_norm_eps": float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str)),
-    }
+    }  # fmt: skip
     rope: dict[str, Any] = {"rope_theta": entries.number("rope.freq_base", 10000.0)}
     scaling = entries.raw("rope.scaling.type", "none")
     factor = entries.raw("rope.scaling.factor")  # read_rope checks it
@@ -415,16 +405,12 @@ def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
 def _gpt2_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
     d = entries.size("embedding_length")
     return {
-        "model_type": "gpt2",
-        "vocab_size": _rows(file, "token_embd.weight"),
-        "n_embd": d,
-        "n_layer": entries.size("block_count"),
-        "n_head": entries.size("attention.head_count"),
-        "n_inner": entries.size("feed_forward_length", 4 * d),
-        "n_positions": entries.size("context_length"),
+        "model_type": "gpt2", "vocab_size": _rows(file, "token_embd.weight"), "n_embd": d,
+        "n_layer": entries.size("block_count"), "n_head": entries.size("attention.head_count"),
+        "n_inner": entries.size("feed_forward_length", 4 * d), "n_positions": entries.size("context_length"),
         "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"),
         "activation_function": "gelu_new",
-    }
+    }  # fmt: skip
 
 
 def _rows(file: GGUF, name: str) -> int:
@@ -470,12 +456,8 @@ NAMES = {
     "cls": "cls_token", "mask": "mask_token",
 }  # fmt: skip
 ENDS = ("eos", "eot", "eom")
-SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-}  # names of general.sampling
+# Names of general.sampling, with Transformers'.
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
 class Vocabulary(Entries):
@@ -536,24 +518,15 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     except Exception as error:  # the library raises nothing narrower
         raise entries.error(f"no tokenizer can be made of its tokens and merges: {error}") from None
     _add_special(library, tokenizer, tokens, types)
-    first, last = _around(entries, kind, found)
-    if first or last:
-        parts = (
-            [*first, "$A", *last],
-            [*first, "$A", *last, *(f"{each}:1" for each in first), "$B:1", *(f"{each}:1" for each in last)],
-        )
-        marks = [(token, entries.ids[token]) for token in {*first, *last}]
-        tokenizer.post_processor = library.processors.TemplateProcessing(*parts, marks)
-    model.tokenizer = tokenizer
-    entries.finish()
-
-
-def _around(entries: Vocabulary, kind: Any, special: dict[str, int]) -> tuple[list[str], list[str]]:
-    """Return the tokens that begin and that end every text."""
     begins = kind == "llama" or entries.raw("pre") in BOS_FIRST
     wanted = {"bos": entries.flag("add_bos_token", begins), "eos": entries.flag("add_eos_token", False)}
-    found = {name: [entries.tokens[special[name]]] for name in wanted if wanted[name] and name in special}
-    return found.get("bos", []), found.get("eos", [])
+    first, last = ([tokens[found[x]]] if wanted[x] and x in found else [] for x in wanted)
+    if first or last:
+        second = [*(f"{each}:1" for each in first), "$B:1", *(f"{each}:1" for each in last)]
+        one, marks = [*first, "$A", *last], [(token, entries.ids[token]) for token in {*first, *last}]
+        tokenizer.post_processor = library.processors.TemplateProcessing(one, one + second, marks)
+    model.tokenizer = tokenizer
+    entries.finish()
 
 
 def _byte_level(library: Any, entries: Vocabulary) -> Any:
@@ -619,11 +592,8 @@ def _types(entries: Vocabulary, marks: Collection[int]) -> list[int]:
     tokens, types = entries.tokens, entries.list_of("token_type", int) or [NORMAL] * len(entries.tokens)
     if len(types) != len(tokens):
         raise entries.error(f"there are {len(types)} types for {len(tokens)} tokens")
-    pairs = enumerate(zip(types, tokens, strict=True))
-    return [
-        CONTROL if own == NORMAL and (n in marks or MARK.fullmatch(token)) else own
-        for n, (own, token) in pairs
-    ]
+    marked = [n in marks or MARK.fullmatch(token) for n, token in enumerate(tokens)]
+    return [CONTROL if own == NORMAL and mark else own for own, mark in zip(types, marked, strict=True)]
 
 
 def _add_special(library: Any, tokenizer: Any, tokens: list[str], types: list[int]) -> None:

@@ -31,16 +31,14 @@ ARGUMENTS = (
 )  # fmt: skip
 # In the order in which the old spelling concatenates several.
 OLD_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
+    "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
 IN_CORE = {"mean": "mean", "cls": "first", "lasttoken": "last"}
 MODES = ("mean", "cls", "max", "lasttoken")
 ACTIVATIONS = ("Identity", "Tanh")
+MODALITIES = [{"method": "forward", "method_output_name": name} for name in ("last_hidden_state", "logits")]
 DENSE_WEIGHTS, DENSE_PICKLE = "model.safetensors", "pytorch_model.bin"
 
 
@@ -192,25 +190,22 @@ def _read_modules(pipeline: Pipeline, folder: Path, path: Path, classifies: bool
     pooled = False
     for module in modules[1:]:
         kind, place = _kind(module), _inside(folder, path, module)
+        known = kind in ("Pooling", "Dense", "Normalize", "Dropout")
+        if not known or (kind == "Pooling") == pooled:
+            what = "is out of order" if known or kind == "Transformer" else "is not supported"
+            expected = "expected are Transformer, Pooling, then Dense and Normalize"
+            raise ValueError(f"{path}: {module['type']} {what}; {expected}")
+        pooled = True
         name = str(PurePosixPath(module["path"]) / "config.json")
-        if kind == "Pooling" and not pooled:
-            _read_pooling(pipeline, _settings(pipeline, folder, name, kind=kind))
-            pooled = True
-        elif kind == "Normalize" and pooled:
-            if (place / "config.json").exists():
-                _settings(pipeline, folder, name, kind=kind).finish()
-            pipeline.after.append((module["path"], None))
-        elif kind == "Dense" and pooled:
-            pipeline.after.append(
-                (module["path"], _read_dense(place, _settings(pipeline, folder, name, kind=kind)))
-            )
-        elif kind == "Dropout" and pooled:  # does nothing to embeddings
-            if (place / "config.json").exists():
-                _settings(pipeline, folder, name, kind=kind).finish()
-        else:
-            known = kind in ("Transformer", "Pooling", "Normalize", "Dense", "Dropout")
-            what = f"{module['type']} {'is out of order' if known else 'is not supported'}"
-            raise ValueError(f"{path}: {what}; expected are Transformer, Pooling, then Dense and Normalize")
+        dense = None
+        if kind in ("Pooling", "Dense") or (place / "config.json").exists():
+            config = _settings(pipeline, folder, name, kind=kind)
+            dense = _read_dense(place, config) if kind == "Dense" else None
+            if kind == "Pooling":
+                _read_pooling(pipeline, config)
+            config.finish()
+        if kind in ("Dense", "Normalize"):  # Dropout does nothing to embeddings
+            pipeline.after.append((module["path"], dense))
     if not pooled and not classifies:
         raise ValueError(f"{path} has no Pooling")
     written = [{**module, "path": ""} if n == 0 else module for n, module in enumerate(modules)]
@@ -227,9 +222,7 @@ def _read_pooling(pipeline: Pipeline, config: Config) -> None:
     for mode in modes or ("",):
         if mode not in MODES:
             raise config.error(f"pooling mode {mode!r} is not supported; supported are {', '.join(MODES)}")
-    include = config.raw("include_prompt", True)
-    config.finish()
-    pipeline.modes, pipeline.include_prompt = modes, bool(include)
+    pipeline.modes, pipeline.include_prompt = modes, bool(config.raw("include_prompt", True))
 
 
 def _read_dense(folder: Path, config: Config) -> Dense:
@@ -260,10 +253,7 @@ def _read_transformer(pipeline: Pipeline, config: Config) -> None:
         pipeline.longest = config.size("max_seq_length")
     pipeline.lowercase = bool(config.raw("do_lower_case"))
     for kind, way in config.object("modality_config").items():
-        good = way in [
-            {"method": "forward", "method_output_name": name} for name in ("last_hidden_state", "logits")
-        ]
-        if kind == "message" or (kind == "text" and not good):
+        if kind == "message" or (kind == "text" and way not in MODALITIES):
             raise config.error(f"modality_config of {kind}, {way!r:.80}, is not supported")
     for group in ARGUMENTS:
         config.inner(group, config.object(group), rows("arguments of sentence_bert_config.json")).finish()
@@ -283,10 +273,8 @@ def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
     pipeline.default_prompt_name = name
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"
     if pipeline.similarity not in SIMILARITIES:
-        known = ", ".join(SIMILARITIES)
-        raise config.error(
-            f"similarity_fn_name {pipeline.similarity!r} is not supported; supported are {known}"
-        )
+        what = f"similarity_fn_name {pipeline.similarity!r} is not supported"
+        raise config.error(f"{what}; supported are {', '.join(SIMILARITIES)}")
     config.finish()
 
 

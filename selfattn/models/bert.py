@@ -107,17 +107,10 @@ class BertModel(TextEncoder):
     def _layer(self, p: Parameters, name: str) -> Layer:
         query, key, value, output = (p.projection(name + part) for part in self.projections)
         return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output,
-            p.norm(name + self.norms[0], self.eps),
-            up=p.projection(name + self.feed_forward[0]),
-            down=p.projection(name + self.feed_forward[1]),
-            feed_forward_norm=p.norm(name + self.norms[1], self.eps),
-            activation=self.activation,
-        )
+            self.num_heads, query, key, value, output, p.norm(name + self.norms[0], self.eps),
+            up=p.projection(name + self.feed_forward[0]), down=p.projection(name + self.feed_forward[1]),
+            feed_forward_norm=p.norm(name + self.norms[1], self.eps), activation=self.activation,
+        )  # fmt: skip
 
 
 class RobertaModel(BertModel):

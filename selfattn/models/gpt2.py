@@ -78,20 +78,12 @@ class GPT2LMHeadModel(CausalModel):
         )
         scale = (d // self.num_heads) ** -0.5 if self.scaled else 1.0
         return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output=p.projection(f"{name}attn.c_proj"),
-            attention_norm=p.norm(f"{name}ln_1", self.eps),
-            up=p.projection(f"{name}mlp.c_fc"),
-            down=p.projection(f"{name}mlp.c_proj"),
-            feed_forward_norm=p.norm(f"{name}ln_2", self.eps),
-            norm_first=True,
-            activation=self.activation,
-            causal=True,
+            self.num_heads, query, key, value, output=p.projection(f"{name}attn.c_proj"),
+            attention_norm=p.norm(f"{name}ln_1", self.eps), up=p.projection(f"{name}mlp.c_fc"),
+            down=p.projection(f"{name}mlp.c_proj"), feed_forward_norm=p.norm(f"{name}ln_2", self.eps),
+            norm_first=True, activation=self.activation, causal=True,
             scale=scale / (n + 1) if self.scaled_by_layer else scale,
-        )
+        )  # fmt: skip
 
 
 def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:

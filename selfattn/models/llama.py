@@ -113,20 +113,14 @@ class LlamaForCausalLM(CausalModel):
         window = self.windows[n]
         dtype: Any = self.arrays["model.norm.weight"].dtype
         return Layer(
-            self.num_heads,
-            query=p.projection(f"{name}self_attn.q_proj"),
-            key=p.projection(f"{name}self_attn.k_proj"),
-            value=p.projection(f"{name}self_attn.v_proj"),
+            self.num_heads, query=p.projection(f"{name}self_attn.q_proj"),
+            key=p.projection(f"{name}self_attn.k_proj"), value=p.projection(f"{name}self_attn.v_proj"),
             output=p.projection(f"{name}self_attn.o_proj"),
             attention_norm=self._norm(p, f"{name}input_layernorm"),
-            gate=p.projection(f"{name}mlp.gate_proj"),
-            up=p.projection(f"{name}mlp.up_proj"),
+            gate=p.projection(f"{name}mlp.gate_proj"), up=p.projection(f"{name}mlp.up_proj"),
             down=p.projection(f"{name}mlp.down_proj"),
             feed_forward_norm=self._norm(p, f"{name}post_attention_layernorm"),
-            num_key_heads=self.num_key_heads,
-            norm_first=True,
-            activation=self.activation,
-            causal=True,
+            num_key_heads=self.num_key_heads, norm_first=True, activation=self.activation, causal=True,
             window=(None if window is None else window - 1, None),
             rotary=self.rope.rotary(longest, dtype, self.interleaved),
-        )
+        )  # fmt: skip

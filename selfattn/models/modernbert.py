@@ -85,18 +85,12 @@ class ModernBertModel(TextEncoder):
             p.projection(f"{name}attn.Wqkv", slice(d * part, d * (part + 1))) for part in range(3)
         )
         return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output=p.projection(f"{name}attn.Wo"),
+            self.num_heads, query, key, value, output=p.projection(f"{name}attn.Wo"),
             attention_norm=p.norm(f"{name}attn_norm", self.eps) if n > 0 else None,
             gate=p.projection(f"{name}mlp.Wi", slice(0, self.wide)),
             up=p.projection(f"{name}mlp.Wi", slice(self.wide, 2 * self.wide)),
-            down=p.projection(f"{name}mlp.Wo"),
-            feed_forward_norm=p.norm(f"{name}mlp_norm", self.eps),
-            norm_first=True,
-            activation=self.activation,
+            down=p.projection(f"{name}mlp.Wo"), feed_forward_norm=p.norm(f"{name}mlp_norm", self.eps),
+            norm_first=True, activation=self.activation,
             window=(None, None) if kind == FULL else (self.window, self.window),
             rotary=plain_rope(self.hidden_size // self.num_heads, self.theta[kind]).rotary(longest, dtype),
-        )
+        )  # fmt: skip

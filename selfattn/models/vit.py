@@ -101,18 +101,12 @@ class ViTModel(Pretrained):
         first, last, up, down = self._names
         scale = [f"{name}layer_scale{k}.lambda1" if self.dino else None for k in (1, 2)]
         return Layer(
-            self.num_heads,
-            p.projection(f"{name}attention.attention.query"),
-            p.projection(f"{name}attention.attention.key"),
-            p.projection(f"{name}attention.attention.value"),
-            p.projection(f"{name}attention.output.dense", factor=scale[0]),
-            p.norm(name + first, self.eps),
-            up=p.projection(name + up),
-            down=p.projection(name + down, factor=scale[1]),
-            feed_forward_norm=p.norm(name + last, self.eps),
-            norm_first=True,
-            activation=self.activation,
-        )
+            self.num_heads, p.projection(f"{name}attention.attention.query"),
+            p.projection(f"{name}attention.attention.key"), p.projection(f"{name}attention.attention.value"),
+            p.projection(f"{name}attention.output.dense", factor=scale[0]), p.norm(name + first, self.eps),
+            up=p.projection(name + up), down=p.projection(name + down, factor=scale[1]),
+            feed_forward_norm=p.norm(name + last, self.eps), norm_first=True, activation=self.activation,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------ pixels
 
