@@ -41,45 +41,17 @@ __version__ = "0.1.0"
 
 _STEPS = ("AttentionSteps", "attention_steps")
 _MODULES = (
-    "files",
-    "functional",
-    "models",
-    "nn",
-    "optim",
-    "reference",
-    "text",
-    "training",
-    "tutorials",
-    "views",
-)
-_INNER_MODULES = (
-    "benchmarks",
-    "cli",
-    "config",
-    "engine",
-    "random",
-    "steps",
-)  # attributes that `dir` does not list
+    "files", "functional", "models", "nn", "optim", "reference", "text", "training", "tutorials", "views",
+)  # fmt: skip
+# Attributes that `dir` does not list.
+_INNER_MODULES = ("benchmarks", "cli", "config", "engine", "random", "steps")
 
 __all__ = [
-    "BlockMask",
-    "KVCache",
-    "apply_rotary_emb",
-    "attention_steps",
-    "gelu",
-    "get_isa",
-    "get_num_threads",
-    "layer_norm",
-    "log_softmax",
-    "rms_norm",
-    "scaled_dot_product_attention",
-    "scaled_dot_product_attention_vjp",
-    "set_num_threads",
-    "show_config",
-    "softmax",
-    "torch_rng",
+    "BlockMask", "KVCache", "apply_rotary_emb", "attention_steps", "gelu", "get_isa", "get_num_threads",
+    "layer_norm", "log_softmax", "rms_norm", "scaled_dot_product_attention",
+    "scaled_dot_product_attention_vjp", "set_num_threads", "show_config", "softmax", "torch_rng",
     "varlen_attention",
-]
+]  # fmt: skip
 
 
 if TYPE_CHECKING:

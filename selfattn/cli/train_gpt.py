@@ -110,21 +110,12 @@ def _train(options: argparse.Namespace) -> int:
 
     try:
         history = training.fit(
-            model,
-            batches,
-            None,
-            lr=options.lr,
-            rng=for_batches,
-            steps=options.steps,
-            scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, warmed),
-            max_norm=1.0,
-            log_every=None if options.quiet else options.log_every,
-            checkpoint=unfinished,
-            checkpoint_every=max(100, options.steps // 10),
-            resume=options.resume,
-            validation=validation or None,
-            progress=False if options.quiet else None,
-        )
+            model, batches, None, lr=options.lr, rng=for_batches, steps=options.steps,
+            scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, warmed), max_norm=1.0,
+            log_every=None if options.quiet else options.log_every, checkpoint=unfinished,
+            checkpoint_every=max(100, options.steps // 10), resume=options.resume,
+            validation=validation or None, progress=False if options.quiet else None,
+        )  # fmt: skip
     except training.Interrupted:
         models.save(as_gpt2(model, tokenizer), options.out)
         streams.tell(

@@ -324,15 +324,8 @@ class EmbeddingModel(Module):
             found = np.asarray(_first(ids, self.max_seq_len))
             if found.dtype == object and found.size:
                 found = np.array([operator.index(n) for n in found], np.int64)
-        except (
-            TypeError,
-            ValueError,
-            KeyError,
-            IndexError,
-            OverflowError,
-            RuntimeError,
-        ):  # not a sequence of numbers
-            found = np.empty(0, object)
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError):
+            found = np.empty(0, object)  # not a sequence of numbers
         if found.ndim != 1 or (
             found.dtype.kind not in "iu" and not (found.size == 0 and found.dtype == float)
         ):

@@ -17,17 +17,9 @@ from selfattn._check import FLOATS, Array, check_number
 from selfattn.random import TorchGenerator
 
 __all__ = [
-    "calculate_gain",
-    "constant_",
-    "kaiming_normal_",
-    "kaiming_uniform_",
-    "normal_",
-    "ones_",
-    "uniform_",
-    "xavier_normal_",
-    "xavier_uniform_",
-    "zeros_",
-]
+    "calculate_gain", "constant_", "kaiming_normal_", "kaiming_uniform_", "normal_", "ones_", "uniform_",
+    "xavier_normal_", "xavier_uniform_", "zeros_",
+]  # fmt: skip
 
 Generator: TypeAlias = np.random.Generator | TorchGenerator
 Rng: TypeAlias = int | Generator | None

@@ -339,13 +339,9 @@ class MultiheadAttention(Module):
         )
         p = self.dropout if self.training else 0.0
         return {
-            "attn_mask": mask,
-            "key_bias": key_bias,
-            "dropout_p": p,
-            "is_causal": bool(is_causal),
-            "key_lengths": lengths_for_heads(key_lengths),
-            "rng": seed_from_rng(self.rng) if p > 0 else None,
-        }
+            "attn_mask": mask, "key_bias": key_bias, "dropout_p": p, "is_causal": bool(is_causal),
+            "key_lengths": lengths_for_heads(key_lengths), "rng": seed_from_rng(self.rng) if p > 0 else None,
+        }  # fmt: skip
 
     def _projections(self) -> list[tuple[Any, Array | None]]:
         """Return weight and bias of each of the three projections, as views."""

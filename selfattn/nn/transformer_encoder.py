@@ -489,21 +489,15 @@ class Description:
         query, *others = [self.projection(weight, bias) for weight, bias in inputs]
         key, value = others or (None, None)
         return transformer.Layer(
-            attention.num_heads,
-            query,
-            key,
-            value,
+            attention.num_heads, query, key, value,
             output=self.projection(attention.out_proj._operand("weight"), attention.out_proj.bias),
             attention_norm=self.norm(layer.norm1),
             up=self.projection(linear1._operand("weight"), linear1.bias),
             down=self.projection(linear2._operand("weight"), linear2.bias),
-            feed_forward_norm=self.norm(layer.norm2),
-            norm_first=layer.norm_first,
-            activation="relu" if layer.activation == "relu" else "gelu",
-            causal=is_causal,
-            dropout=drops,
+            feed_forward_norm=self.norm(layer.norm2), norm_first=layer.norm_first,
+            activation="relu" if layer.activation == "relu" else "gelu", causal=is_causal, dropout=drops,
             seed=seed_from_rng(attention.rng) if any(drops) else 0,
-        )
+        )  # fmt: skip
 
     def vjp(self, model: transformer.Transformer, inputs: Array, cu_seqlens: Array) -> tuple[Array, Any]:
         """Compute the rows of a model, and ``dy -> (dx, pairs (parameter, gradient))``."""

@@ -270,11 +270,8 @@ def steps_from_scores(call: reference.arguments.Call, scores: Array) -> Attentio
     """Compute all steps after the scores of a call; any function may have made the scores."""
     found = reference.attention.attend(call, scores)
     return AttentionSteps(
-        scores=scores,
-        scaled_scores=found.scaled,
-        masked_scores=found.scores,
+        scores=scores, scaled_scores=found.scaled, masked_scores=found.scores,
         weights=found.weights.astype(call.result_dtype),
         dropped_weights=found.dropped.astype(call.result_dtype),
-        output=found.output.astype(call.result_dtype),
-        _call=call,
-    )
+        output=found.output.astype(call.result_dtype), _call=call,
+    )  # fmt: skip

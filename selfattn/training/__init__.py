@@ -25,17 +25,6 @@ from selfattn.training.triplets import (
 )
 
 __all__ = [
-    "SPLITS",
-    "Callback",
-    "History",
-    "Interrupted",
-    "Step",
-    "Task",
-    "Triplet",
-    "fit",
-    "make_triplets",
-    "read_lines",
-    "read_sentences",
-    "read_triplets",
-    "split_sentences",
-]
+    "SPLITS", "Callback", "History", "Interrupted", "Step", "Task", "Triplet", "fit", "make_triplets",
+    "read_lines", "read_sentences", "read_triplets", "split_sentences",
+]  # fmt: skip

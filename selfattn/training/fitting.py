@@ -204,22 +204,13 @@ def fit(
         optimizer = scheduler.optimizer
     optimizer = _checked_optimizer(model, optimizer, lr, kind, rate)
     training = Training(
-        model=model,
-        objective=objective,
-        source=source,
-        generator=init.as_generator(rng),
-        optimizer=optimizer,
-        scheduler=_checked_scheduler(scheduler, optimizer),
-        max_norm=None if max_norm is None else check_number("max_norm", max_norm),
-        accumulate=accumulate,
-        validation=checked,
-        validate_every=validate_every,
-        file=None if checkpoint is None else Path(checkpoint),
-        checkpoint_every=checkpoint_every,
-        callbacks=called,
-        epochs=epochs,
-        total_steps=steps,
-    )
+        model=model, objective=objective, source=source, generator=init.as_generator(rng),
+        optimizer=optimizer, scheduler=_checked_scheduler(scheduler, optimizer),
+        max_norm=None if max_norm is None else check_number("max_norm", max_norm), accumulate=accumulate,
+        validation=checked, validate_every=validate_every,
+        file=None if checkpoint is None else Path(checkpoint), checkpoint_every=checkpoint_every,
+        callbacks=called, epochs=epochs, total_steps=steps,
+    )  # fmt: skip
     if training.file is not None:
         training.fixed = _fixed(training)
         _open(training, training.file, resume)

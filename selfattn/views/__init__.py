@@ -13,21 +13,7 @@ from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.way_back import WayBack, way_back_page
 
 __all__ = [
-    "CAPTIONS",
-    "TUTORIAL_PAGES",
-    "Explorer",
-    "GPTPage",
-    "Page",
-    "PageError",
-    "WayBack",
-    "explorer",
-    "gpt_page",
-    "join_pages",
-    "notebook_html",
-    "notebook_svg",
-    "page_gpt",
-    "plot_attention",
-    "steps_page",
-    "tutorial_page",
-    "way_back_page",
-]
+    "CAPTIONS", "TUTORIAL_PAGES", "Explorer", "GPTPage", "Page", "PageError", "WayBack", "explorer",
+    "gpt_page", "join_pages", "notebook_html", "notebook_svg", "page_gpt", "plot_attention", "steps_page",
+    "tutorial_page", "way_back_page",
+]  # fmt: skip

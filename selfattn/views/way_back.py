@@ -33,12 +33,8 @@ class WayBack(Document):
 
     styles: ClassVar[tuple[str, ...]] = ("way_back.css",)
     scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/heat.js",
-        "kit/tour.js",
-        "way_back_compute.js",
-        "way_back.js",
-    )
+        *KIT, "kit/heat.js", "kit/tour.js", "way_back_compute.js", "way_back.js",
+    )  # fmt: skip
 
 
 def way_back_page(
