@@ -23,8 +23,8 @@ static inline char *sa_at_head(const sa_attention *a, const sa_tensor *t, ptrdif
     return t->m.data ? t->m.data + sa_lead_offset(a, t, head, 1) : NULL;
 }
 
-/* Describes up to `most` rows, from row `from` of a group of G heads, and their block over all its keys. Rows of one query in
- * all heads of a group are neighbours, so causal blocks are narrow. */
+/* Describes up to `most` rows, from row `from` of a group of G heads, and their block with all keys of the group. Rows of one
+ * query in all heads of a group are neighbours, so causal blocks are narrow. */
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 

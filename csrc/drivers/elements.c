@@ -53,7 +53,7 @@ static void scale(const sa_strided *array, char *x, ptrdiff_t stride, double fac
     store(array, x, stride, &values, n);
 }
 
-/* Writes `from`, or multiplies if from is NULL. */
+/* Writes `from` to the array, or, if from is NULL, multiplies the array by the factor. */
 static void walk(const sa_elements *x, const char *from, double factor) {
     const int outer = x->ndim > 0 ? x->ndim - 1 : 0;
     const ptrdiff_t n = x->ndim > 0 ? x->shape[outer] : 1, stride = x->ndim > 0 ? x->array.stride[outer] : 0;

@@ -17,7 +17,7 @@ enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS 
 
 typedef struct {
     const void *weight[SA_LAYER_PARAMETERS], *bias[SA_LAYER_PARAMETERS];
-    sa_weights weights;                /* the kind of the projections' weights: arrays, or each a sa_compact */
+    sa_weights weights;                /* the form of all projections' weights: arrays or sa_compact */
     ptrdiff_t heads, key_heads, width; /* width of a head */
     ptrdiff_t hidden;                  /* width of the feed-forward network; 0: there is none */
     double eps[2];                     /* eps of both norms */

@@ -135,7 +135,7 @@ typedef struct {
 
 typedef enum { SA_ACT_NONE, SA_ACT_RELU, SA_ACT_GELU, SA_ACT_GELU_TANH, SA_ACT_SILU } sa_activation;
 
-/* The input of an activation, rows `stride` elements apart: pre, or with a gate both factors. */
+/* The input of an activation: pre, and gate if there is one. Their rows are `stride` elements apart. */
 typedef struct {
     sa_activation kind;
     ptrdiff_t rows, width, stride;
@@ -228,7 +228,7 @@ typedef void sa_compact_leaf(const sa_compact_tile *t);
 typedef struct {
     const char *name; /* the instructions that the CPU must have (sa_cpu_runs) */
     ptrdiff_t most_rows;
-    bool widened; /* rows of uint8 come widened to int16 */
+    bool widened; /* the leaf takes rows of uint8 that are widened to int16 */
     sa_compact_leaf *leaf;
     void (*start)(void), (*end)(void); /* called before and after the leaf; or NULL */
 } sa_compact_unit;
@@ -244,7 +244,7 @@ typedef struct {
     float scale, total;          /* total: Σ x */
 } sa_digits;
 
-/* sums[r][c] = Σ x_r[k]·w_c[k], for decoding: columns are rows of quants, one after the other. */
+/* sums[r][c] = Σ x_r[k]·w_c[k], for decoding. w_c is row c of the weights, in quants; the rows follow one another. */
 #define SA_GEMV_COLUMNS 16
 typedef struct {
     sa_quant_type type;

@@ -114,7 +114,7 @@ void sa_call_own(sa_call *c, PyArrayObject *array, const char *name);
 /* Reads `block_mask`; defined in block_mask.c. */
 int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void *to);
 
-/* True if the axes before the last `core` broadcast to the leading dims without enlarging them. */
+/* True if all axes but the last `core` broadcast to the leading dims without enlarging them. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
 /* True for the result's dtype, or for float32 if that has 16 bits and statistics are kept. */

@@ -89,7 +89,7 @@ class Parameters:
         if factor is not None:
             scale = self.arrays[factor]
             array = array * (scale[:, None] if array.ndim == 2 else scale)
-        self.held.append(array)  # alive, so that no other array gets its id()
+        self.held.append(array)  # kept alive, so that no other array gets its id()
         self.origins[id(array)] = _Origin(name, rows, factor)
         return array
 
@@ -212,7 +212,7 @@ class Pretrained(Module):
             self.config["tie_word_embeddings"] = False
         file = str(Path(where, "config.json")) if os.path.isdir(where) else where or "the configuration"
         read = Config(self.config, file, rows("config.json", self.config["model_type"]))
-        self.config.pop("quantization_config", None)  # dtype says it; save() writes it
+        self.config.pop("quantization_config", None)  # self.dtype says the same, and save() writes it again
         self.blocks: dict[str, Quants] = {}
         self._prepared: dict[Any, Any] = {}
         self._made: dict[Any, _Made] = {}
@@ -246,7 +246,7 @@ class Pretrained(Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is prepared: in a copy, views of parameters would not be views any more."""
-        # A tokenizer's copy would forget that marks within a text are cut as all else.
+        # A tokenizer's copy would forget its encode_special_tokens, by which special tokens in a text are tokenised like other text.
         cuts = getattr(getattr(self, "tokenizer", None), "encode_special_tokens", False)
         return vars(self) | {"_prepared": {}, "_made": {}, "_cuts_marks": cuts}
 
@@ -314,7 +314,7 @@ class Pretrained(Module):
         found: dict[str, Array] = {}
         for name, given in self.arrays.items():
             if name.endswith(SCALE):
-                continue  # goes with its weight
+                continue  # rounded together with its weight
             array, scale = given, self.arrays.get(name + SCALE)
             if not is_compact(array):
                 with np.errstate(over="ignore"):

@@ -68,7 +68,7 @@ class ViTModel(Pretrained):
 
     @property
     def _names(self) -> tuple[str, str, str, str]:
-        """The names within a layer: its norms before attention and before the feed-forward network, and that network."""
+        """A layer's names of the norms before attention and before the feed-forward network, and of that network's products."""
         if self.dino:
             return "norm1", "norm2", "mlp.fc1", "mlp.fc2"
         return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"

@@ -321,7 +321,7 @@ class Drawing:
 
 
 def with_gaps(shown: Sequence[int], drawn: Callable[[int], str], gap: str) -> str:
-    """Draw the shown indices, with a gap for those that are left out between them."""
+    """Join what ``drawn`` returns for each shown index, with a gap where indices are left out."""
     parts = [gap * (n > 0 and i != shown[n - 1] + 1) + drawn(i) for n, i in enumerate(shown)]
     return "".join(parts)
 

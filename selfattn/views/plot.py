@@ -196,7 +196,7 @@ def _as_axes(ax: Any, plt: Any) -> Any:
 def _new_axes(plt: Any, shape: tuple[int, ...], rows: list[str], columns: list[str]) -> Any:
     """Make a figure whose cells fit their numbers, within size limits, with room for the longest labels."""
     height, width = (min(max(CELL * n, LEAST), MOST) for n in shape)
-    beside = LETTER * max(map(letters, rows)) + 1.5  # and the colour scale
+    beside = LETTER * max(map(letters, rows)) + 1.5  # the labels, and the colour scale
     above = LETTER * max(map(letters, columns)) * math.sin(math.pi / 4) + 0.8
     return plt.subplots(figsize=(width + beside, height + above), layout="constrained")[1]
 
@@ -250,7 +250,7 @@ def _write_numbers(ax: Any, image: Any, matrix: Array, precision: int) -> None:
 
 
 def _name_hatching(ax: Any, matrix: Array) -> None:
-    """Explain the hatching below a heat map without numbers."""
+    """Write below a heat map without numbers what its hatching means."""
     names = {"nan": np.isnan(matrix), "inf": np.isposinf(matrix), "−inf": np.isneginf(matrix)}
     present = ", ".join(f"{count} {name}" for name, cells in names.items() if (count := int(cells.sum())))
     ax.text(0.5, -0.02, f"hatched: {present}", transform=ax.transAxes, ha="center", va="top", color="#b04040")

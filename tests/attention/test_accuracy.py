@@ -71,7 +71,7 @@ BOUNDS = {
     (8.0, True): (3.5e-6, 2e-5, 2e-5, 5e-6),
 }
 
-# Of PyTorch's errors: with the factor 8 the rounding of a few scores in a row decides, which are sums of 64 products in both libraries.
+# Bounds in units of PyTorch's errors: with the factor 8, errors depend on how each library rounds a few scores of a row.
 OF_TORCH = {1.0: (1.0, 1.0, 1.0, 1.0), 8.0: (1.15, 1.25, 1.25, 1.25)}
 
 
@@ -207,8 +207,8 @@ def test_float16_inputs_whose_scores_overflow_float16():
     out = sa.scaled_dot_product_attention(query, key, value)
     expected = reference.scaled_dot_product_attention(query, key, value, compute_dtype=np.float64)
     assert out.dtype == np.float16
-    # scores differ by multiples of 2 · 300² / 8 = 22500: a row is the value of its best key, or between those of equally good
-    # ones, whose scores rounding may make different: an ulp is 1/32
+    # scores differ by multiples of 2 · 300² / 8 = 22500, or are equal up to rounding, by an ulp of 1/32: a row is the value of the
+    # key with the highest score, or, if several keys have it, between their values
     np.testing.assert_array_equal(out[:, ::3], value[:, ::3])
     ranked = np.sort(scores, axis=-1)
     alone = ranked[..., -1] > ranked[..., -2]

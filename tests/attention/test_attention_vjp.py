@@ -97,7 +97,7 @@ def test_a_gradient_beyond_its_dtype_is_infinite():
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3e38])
 def test_a_gradient_of_the_log_sum_exp_stays_in_its_row(isa, bad):
-    """Row 10, and the keys that it sees, may be anything; the rest is within its bounds."""
+    """The gradients of row 10, and of the keys that it sees, may be anything; the others are within their bounds."""
     for dtype in (BFLOAT16, np.float16, np.float32):
         arrays = random_inputs((2, 64, 32), 64, dtype=np.dtype(dtype))
         (out, lse), pullback = sa.scaled_dot_product_attention_vjp(*arrays, is_causal=True, return_lse=True)

@@ -18,7 +18,7 @@ safetensors = pytest.importorskip("safetensors.numpy", reason="weights are safet
 reference = importlib.import_module("selfattn.reference.transformer")  # a function has its name as well
 GROUP = 128
 EPS = np.finfo(np.float32).eps
-# Groups of 128 columns: these have a whole one and a rest, the others a part of one.
+# Weights of these sizes have a whole group of 128 columns and part of another, those of other sizes part of one.
 WIDE = {
     "hidden_size": 160, "num_attention_heads": 4, "intermediate_size": 300, "dim": 144, "n_heads": 3, "hidden_dim": 260,
 }  # fmt: skip
@@ -65,7 +65,7 @@ def drawn(name, seed=0):
 
 
 def is_rounded(key, array):
-    """Of the layers' products and the table of words, weights alone are rounded."""
+    """Return whether `quantize` rounds an array: the weight of a layer's product, or the table of words."""
     return array.ndim == 2 and key.endswith("weight") and not any(part in key for part in WHOLE)
 
 
@@ -87,7 +87,7 @@ def split(x):
 
 
 def int8(weight):
-    """Values and scales: a group's largest number is 127."""
+    """Return values and scales; the largest value of a group is 127."""
     scale = np.stack([np.abs(part).max(1) / np.float32(127) for part in split(weight)], 1)
     safe = np.where(scale == 0, np.float32(1), scale)
     values = [np.rint(part / safe[:, g, None]).astype(np.int8) for g, part in enumerate(split(weight))]
@@ -101,7 +101,7 @@ def from_int8(values, scale):
 
 
 def bits(x):
-    """The upper halves of float32, to the nearest, ties to even."""
+    """Return the upper halves of float32 numbers, rounded to nearest, ties to even."""
     whole = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
     return ((whole + 0x7FFF + ((whole >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -131,7 +131,7 @@ def rounded_rows(x, kind):
 def emulated(settings, inputs, ends, kind, monkeypatch):
     """Compute the reference in float64 with rows that are rounded before each product."""
 
-    def weight(part):  # DINOv2's times its factors are rounded once more
+    def weight(part):  # DINOv2's are multiplied by its factors, and rounded once more
         return from_bits(bits(part.weight)) if kind == "bfloat16" else part.weight
 
     def project(self, name, x):
@@ -153,15 +153,15 @@ def distance(got, expected):
     return np.linalg.norm(got - expected) / np.linalg.norm(expected)
 
 
-# What rounding adds to a product, relative to its size. Of 128 normal numbers the range is about 5.3 deviations and the largest
-# 2.7: errors of 5.3 / 255 / sqrt(12) and 2.7 / 127 / sqrt(12), in quadrature. Of bfloat16, up to 2**-9 of each number, evenly spread.
+# The noise that rounding adds to a product, relative to the product. 128 normal numbers have a range of about 5.3 deviations, and
+# the largest is 2.7: 5.3 / 255 / sqrt(12) and 2.7 / 127 / sqrt(12), in quadrature. In bfloat16 errors are evenly spread up to 2**-9.
 NOISE = {"int8": 0.0086, "bfloat16": 2**-9 / 3**0.5 * 2**0.5}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_models(name, kind, monkeypatch):
-    """Layer by layer, each from the rows that the layers before it gave, and all together against float32."""
+    """Check each layer on the rows that the layers before it returned, and the whole model against float32."""
     make, config = CASES[name]
     model = drawn(name)
     state = model.state_dict()
@@ -171,8 +171,8 @@ def test_models(name, kind, monkeypatch):
     rounded = {key for key, array in model.parameters().items() if array.dtype in (np.int8, np.uint16)}
     assert rounded == {key for key, array in state.items() if is_rounded(key, array)}
 
-    # A number on the verge of two steps may be rounded to the other one, and moves all that follows. Of 500 numbers that are off by
-    # 1e-5 of a step, few have such a one: of several inputs the best is taken. GELU's polynomial is off by 2.6e-5, or 2e-3 steps: 1 in
+    # A number almost halfway between two steps may be rounded to the other step, which changes all later numbers. An error of 1e-5 of a
+    # step does that to few of 500 numbers, so the best of several inputs counts. GELU's polynomial is off by 2.6e-5, or 2e-3 steps: 1 in
     # 300 numbers is a step off, where all are off by 0.29 steps. Rows that are rounded in another way are sqrt(2) apart.
     inputs = PIXELS if name in PICTURES else np.split(ids_and_ends((3,) * 5)[0], 5)
     best = np.full(model.num_layers, np.inf)
@@ -194,13 +194,13 @@ def test_models(name, kind, monkeypatch):
     by_polynomial = layer.gate is None and layer.activation == "gelu"
     assert best.max() < (0.25 if by_polynomial else 1e-3)
 
-    # Four products one after the other in a layer, in quadrature; half as much again, as sizes vary.
+    # The noise of a layer's four products adds up in quadrature; the factor 1.5 is there because the products' sizes vary.
     bound = 1.5 * NOISE[kind] * (4 * model.num_layers) ** 0.5
     got, before = rows_of(name, model), rows_of(name, drawn(name))
     assert distance(got, before) < bound
     cosines = (got * before).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(before, axis=1)
-    assert cosines.min() > 1 - (3 * bound) ** 2 / 2  # a few groups of a token may be unlucky
-    if "classifier" in name:  # a few numbers may be unlucky as well
+    assert cosines.min() > 1 - (3 * bound) ** 2 / 2  # a few groups of a token may have larger errors
+    if "classifier" in name:  # a few logits may have larger errors as well
         assert distance(result(name, model), result(name, drawn(name))) < 3 * bound
 
 
@@ -377,7 +377,7 @@ CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16
 
 
 def write_safetensors(path, arrays, code):
-    """Write a file also of bfloat16, which the library's writer for NumPy lacks."""
+    """Write a file of arrays, also of bfloat16, which the library's writer for NumPy lacks."""
     header, end = {}, 0
     for key, array in arrays.items():
         header[key] = {"dtype": code, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
@@ -446,7 +446,7 @@ def test_an_image_with_bad_pixels_spoils_no_other(name, kind, bad):
 
 
 def test_texts_of_hostile_tables():
-    """A word of one number, one of zeros, and a huge one: their texts are finite, and others keep their bits."""
+    """Three tokens have rows of zeros, of one number, and huge: texts of the first two are finite, and others keep their bits."""
     model = drawn("modernbert")
     table = model.parameters()["embeddings.tok_embeddings.weight"]
     table[2], table[3], table[4] = 0, 0.25, 1e30 * table[4]

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from its GGUF file, as people use it: the figures of Transformers, which dequantises to float32.
+"""SmolLM2-135M-Instruct from its GGUF file, as people use it: expected figures come from Transformers, which dequantises to float32.
 
 The file comes from PyPI (93 MB).
 """

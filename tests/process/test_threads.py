@@ -117,7 +117,7 @@ def test_the_argument_rules_over_the_setting_and_small_calls_use_one():
     [("3", 3), ("5,2", 5), (" 7", 7), ("4096", 1024), *((x, 1) for x in (None, "", "none", "0", "-2", "4x", "9" * 30))],
 )  # fmt: skip
 def test_omp_num_threads_as_it_was_at_import(setting, number):
-    """Without a number in it, the number is that of the CPUs that this process may use: one here."""
+    """Without a number in OMP_NUM_THREADS, the number is that of the CPUs that this process may use: one here."""
     script = """
     import os
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
@@ -170,7 +170,7 @@ def test_python_threads_that_compute_at_once_have_no_more_helpers_than_cpus():
 
 @needs_proc
 def test_calls_of_many_sizes_have_the_same_threads():
-    """OpenMP would end threads that a smaller team does not need; here they end only after many such calls."""
+    """OpenMP would end threads that a smaller team does not need; selfattn's threads end only after many such calls."""
     script = """
     def helpers(): return set(os.listdir("/proc/self/task"))
     small = x[:, :, :60] # two threads
@@ -292,7 +292,7 @@ def test_other_python_threads_run_during_a_long_call():
         while not future.done():
             time.sleep(0.0005)
             count += 1
-    # Checks for signals alone would let other threads run twenty times a second, and the call takes less than a second.
+    # If only checks for signals released the GIL, others would run twenty times a second; the call takes less than a second.
     assert count > 20
 
 

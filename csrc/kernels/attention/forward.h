@@ -108,7 +108,7 @@ SA_ONCE bool FN(score_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first,
     return FN(score_tile_here)(b, s, first, n, nv, R, want_top, masked);
 }
 
-/* Replaces scores by 2^(s − m): all of them where the matrix unit may read whole slices, as it may after dropout. */
+/* Replaces scores by 2^(s − m) up to open_ends, or all if the matrix unit may read whole slices, as it may after dropout. */
 SA_INLINE void FN(exp_tile)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv) {
     ptrdiff_t end[SA_BACKWARD_VECS];
     FN(open_ends)(b->rows, s, first, n, nv, end);

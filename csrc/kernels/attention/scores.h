@@ -158,7 +158,7 @@ SA_INLINE void FN(close_lanes)(real *P, ptrdiff_t from, ptrdiff_t to, int nv, in
 }
 
 /* Adds bias[n], the same for all rows. A closed pair stays closed, and the sum of a finite mask and a finite bias stays finite.
- * With `again` the bias only closes. True if it closes a key. */
+ * With `again` nothing is added, but keys are closed. True if the bias closes a key. */
 SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, bool again) {
     const vec beyond = V(set1)((real)INFINITY);
     bool closes = false;
