@@ -235,41 +235,35 @@ def test_drawing_as_the_file_says(tmp_path):
 
 
 def test_sentencepiece_tokenizers(tmp_path):
-    """Against SentencePiece itself, trained here, whose model llama.cpp's converter copies into the file."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    corpus = ["the sea was calm and the ship sailed over the dark water near the old stones"] * 20 + [
-        "tea with milk"
-    ] * 9
-    (tmp_path / "corpus.txt").write_text("\n".join(corpus))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(tmp_path / "corpus.txt"), model_prefix=str(tmp_path / "sp"), model_type="bpe", vocab_size=SIZE + 54,
-        byte_fallback=True, minloglevel=2, hard_vocab_limit=False, add_dummy_prefix=True, remove_extra_whitespaces=False,
-        normalization_rule_name="identity",
-    )  # fmt: skip
-    theirs = sentencepiece.SentencePieceProcessor(str(tmp_path / "sp.model"))
-    size = theirs.get_piece_size()
+    """The neighbours whose token has the best score join first; what is no token is spelled in bytes."""
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{n:02X}>" for n in range(256)),
+        *"▁tabc",
+        "ab",
+        "bc",
+        "▁t",
+        "▁tabc",
+    ]
+    scores = {"bc": -1.0, "▁t": -2.0, "ab": -3.0, "▁tabc": -4.0}
 
     def add(writer):
-        types = [
-            2 if theirs.is_unknown(n) else 3 if theirs.is_control(n) else 6 if theirs.is_byte(n) else 1
-            for n in range(size)
-        ]
         writer.add_tokenizer_model("llama")
-        writer.add_token_list([theirs.id_to_piece(n) for n in range(size)])
-        writer.add_token_scores([theirs.get_score(n) for n in range(size)])
-        writer.add_token_types(types)
+        writer.add_token_list(tokens)
+        writer.add_token_scores([scores.get(token, -9.0) for token in tokens])
+        writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * 9)
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
-        writer.add_unk_token_id(0)
 
-    config = LLAMA | {"vocab_size": size}
-    path = tmp_path / "model.gguf"
-    write(path, config, make(config).state_dict(), tokenizer=add)
-    found = models.load(path)
-    for text in ["the sea was calm", "tea  with milk", "a stone é 😀", " the", "water\nwater", "xyz"]:
-        ids = theirs.encode(text)
-        assert found.tokenizer.encode(text).ids == [1, *ids]
-        assert found.tokenizer.decode([1, *ids]) == text
+    config = LLAMA | {"vocab_size": len(tokens)}
+    write(tmp_path / "model.gguf", config, make(config).state_dict(), tokenizer=add)
+    found = models.load(tmp_path / "model.gguf")
+    for text, pieces in (("tab", "▁t ab"), ("tabc", "▁t a bc"), ("a  é", "▁ a ▁ ▁ <0xC3> <0xA9>"), ("", "")):
+        ids = found.tokenizer.encode(text).ids
+        assert ids == [1, *map(tokens.index, pieces.split())]
+        assert found.tokenizer.decode(ids) == text
     assert found.stop_ids == {2}
 
 

