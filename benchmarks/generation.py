@@ -117,7 +117,7 @@ def _load_llama_cpp(source: Source, threads: int) -> Model:
 
 
 class Library(NamedTuple):
-    """A library: how it loads its source, and the modules it needs."""
+    """A library: its function that loads a model from a source, and the modules that this function needs."""
 
     load: Callable[[Source, int], Model]
     modules: tuple[str, ...]

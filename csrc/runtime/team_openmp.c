@@ -151,8 +151,8 @@ void sa_run_team_of(int threads, sa_team_work *work, void *call) {
     atomic_fetch_sub_explicit(&computing, n, memory_order_relaxed);
 }
 
-/* A forked child has none of the pool's threads, and libgomp would wait for them. So the forking thread ends its pool before.
- * Pools of other threads continue in the parent. */
+/* A forked child has none of the pool's threads, and libgomp would wait for them. So the forking thread ends its pool before it
+ * forks. Pools of other threads continue in the parent. */
 static void before_fork(void) {
     omp_pause_resource_all(omp_pause_hard);
     pool *p = pthread_getspecific(kept);

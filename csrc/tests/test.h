@@ -95,8 +95,8 @@ double array_get(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, p
 
 /* ---- cases (cases.c) ----------------------------------------------------------------------------------------------- */
 
-/* NaN and infinities are in rows that no query sees, or that see nothing; in some keys and values; in values with scores of
- * −inf; or in queries. */
+/* NaN and infinities are in rows that no query sees, or that see nothing; in some keys and values; in values of keys whose
+ * scores are −inf; or in queries. */
 enum { NOT_POISONED, POISON_CLOSED, POISON_SOME, POISON_WEIGHTLESS, POISON_QUERIES };
 
 /* Block masks; flags combine. */

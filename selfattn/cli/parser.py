@@ -22,7 +22,7 @@ _UNKNOWN, _MISSING = "unrecognized arguments: ", "the following arguments are re
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that keeps the layout of its texts, and has suggestions for slips.
+    """An ``ArgumentParser`` that keeps the layout of its texts, and suggests names for misspelt ones.
 
     Examples
     --------

@@ -227,5 +227,5 @@ TABLE: dict[str, Rows] = {
 
 
 def rows(name: str, kind: str = "") -> Rows:
-    """Return the rows of a file by its name, or of one kind of its contents."""
+    """Return the rows of all files of a name, and with ``kind`` also the rows of files of that kind."""
     return TABLE.get(name, Rows()).with_more(TABLE.get(f"{name} of {kind}", Rows()))

@@ -268,7 +268,7 @@ class Drawing:
         return f"<span {of}>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
-        """List the answers of the blanks; printed, they are on a separate sheet."""
+        """List the answers of the blanks, which are printed on a separate sheet."""
         sheet = []
         for stage in self.graph.stages.values():
             made = {

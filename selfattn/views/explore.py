@@ -243,7 +243,7 @@ def _pieces(source: Any, text: Text) -> Sequence[Any]:
 
 
 def _spelled(source: Any, ids: Any) -> list[str]:
-    """Return tokens as they read in a text, if the tokenizer can say it."""
+    """Return tokens as they read in a text; the signs of other libraries' tokenizers are replaced as far as they are known."""
     tokenizer = getattr(source, "tokenizer", None)
     if hasattr(tokenizer, "get_added_tokens_decoder"):
         return [visible(token) for token in spelled(tokenizer, ids)]

@@ -11,7 +11,7 @@
  * @property {number} word
  * @property {[string, number, number, number][]} before changes: node, row, column, value
  * @property {[string, number, number, number][]} after more changes once the answer is open
- * @property {string} hide "scores", "weights" or "output" until then, or ""
+ * @property {string} hide what is hidden until the answer is open: "scores", "weights", "output", or ""
  */
 
 class Lesson {

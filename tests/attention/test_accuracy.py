@@ -336,7 +336,7 @@ def sixteen_bit_problem(name, is_causal):
 
 
 def distances(gradients, exact, start=0):
-    """Return the errors of the three gradients in ulps, if the truth is at least a quarter of its RMS; rows from start on."""
+    """Return three gradients' errors in ulps, in rows from start on, where the exact number is at least a quarter of the RMS."""
     return [
         ulps(x, true)[:, :, start:][np.abs(true[:, :, start:]) >= rms(true) / 4]
         for x, true in zip(gradients, exact, strict=True)

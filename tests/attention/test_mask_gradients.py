@@ -1,5 +1,5 @@
-"""Gradients of float masks: sums over axes that were broadcast, and the order of heads that share a mask, which take turns on its
-rows or follow one another through them (csrc/drivers/attention_backward.c). Masks of every shape: test_fuzz.py."""
+"""Gradients of float masks: sums over axes that were broadcast, and the order in which heads that share a mask add to its rows
+(csrc/drivers/attention_backward.c). Masks of every shape: test_fuzz.py."""
 
 import numpy as np
 import pytest

@@ -58,7 +58,7 @@ class Draw:
         return self.rng.integers(3, vocabulary, shape)
 
     def laid_out(self, x):
-        """The same numbers in another order in memory."""
+        """Return the same numbers in another order in memory."""
         layout = self.one_of([None] * 10 + ["columns_first", *LAYOUTS])
         if layout is None or (layout == "byte_swapped" and self.name == "bfloat16"):
             return x

@@ -1,4 +1,4 @@
-/* The instructions of AVX-512, its products of bfloat16 and int8, AVX-VNNI and AMX that the kernels use, in AVX2 (make -C csrc
+/* Emulates with AVX2 the instructions of AVX-512, AVX512_BF16, AVX512_VNNI, AVX-VNNI and AMX that the kernels use (make -C csrc
  * emulate). The functions follow the pseudocode of the Intel SDM, volume 2. Rounding and flushing follow MXCSR. The Makefile
  * includes this before an ISA file. */
 #define SA_EMULATED
