@@ -206,15 +206,10 @@ def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     steps = sa.attention_steps(query, key, value)
     output, weights = sa.scaled_dot_product_attention(query, key, value, return_weights=True)
     stages = {
-        "Q": query,
-        "K": key,
-        "V": value,
-        "attn_logits": steps.scores,
-        "scaled_attention_logits": steps.scaled_scores,
-        "attention_weights": weights,
-        "row_sums": weights.sum(axis=-1),
-        "output": output,
-    }
+        "Q": query, "K": key, "V": value, "attn_logits": steps.scores,
+        "scaled_attention_logits": steps.scaled_scores, "attention_weights": weights,
+        "row_sums": weights.sum(axis=-1), "output": output,
+    }  # fmt: skip
     printed = data["printed"]
     comparisons = [_to_decimals(name, printed[name], computed, decimals) for name, computed in stages.items()]
     comparisons.append(_to_decimals("output, weights @ V", printed["output"], weights @ value, decimals))
@@ -240,14 +235,11 @@ def illustrated(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     outputs = sa.scaled_dot_product_attention(nothing, nothing, values.astype(dtype), attn_mask=log_weights)
     left_to_reader = data["computed_not_printed"]["outputs_2_and_3_rounded"]
     stages = {
-        "keys": keys,
-        "querys": querys,
-        "values": values,
-        "attn_scores": scores,
+        "keys": keys, "querys": querys, "values": values, "attn_scores": scores,
         "attn_scores_softmax": weights,
         "weighted_values_rounded [key][query]": rounded.weighted_values.swapaxes(0, 1),
         "output_1_rounded": outputs[0],
-    }
+    }  # fmt: skip
     comparisons = [_to_digits(name, printed[name.split()[0]], x, digits) for name, x in stages.items()]
     comparisons.append(_to_digits("outputs 2 and 3, left to the reader", left_to_reader, outputs[1:], digits))
     precision = f"printed to {digits} significant digits"
@@ -271,12 +263,8 @@ def attention_module(dtype: npt.DTypeLike = np.float64) -> Tutorial:
 
 
 TUTORIALS: tuple[Callable[[npt.DTypeLike], Tutorial], ...] = (
-    first_principles,
-    sentence_embeddings,
-    basics_notebook,
-    illustrated,
-    attention_module,
-)
+    first_principles, sentence_embeddings, basics_notebook, illustrated, attention_module,
+)  # fmt: skip
 
 
 def compute_all(dtype: npt.DTypeLike = np.float64) -> list[Tutorial]:

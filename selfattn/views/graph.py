@@ -501,13 +501,9 @@ def _split(graph: Graph, whole: str, per_head: Array, rows: str) -> list[str]:
 
 
 def _norm(
-    graph: Graph,
-    prefix: str,
-    last: str,
-    norm: tuple[Array | None, Array | None, float],
-    data: Array,
+    graph: Graph, prefix: str, last: str, norm: tuple[Array | None, Array | None, float], data: Array,
     rows: str,
-) -> str:
+) -> str:  # fmt: skip
     weight, bias, eps = norm
     ids = []
     for name, array, default in (("ln_weight", weight, 1.0), ("ln_bias", bias, 0.0)):
