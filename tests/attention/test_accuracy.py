@@ -65,11 +65,9 @@ def errors(results, truth):
 # errors are larger, as the first rows average few values and the last keys add up few terms. With the factor 8 scores and
 # their rounding errors are 64 times as large. A bound is the largest of 12 seeds or more, with a margin of a fifth.
 BOUNDS = {
-    (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8),
-    (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),
-    (8.0, False): (4e-6, 2.2e-5, 2.2e-5, 5e-6),
-    (8.0, True): (3.5e-6, 2e-5, 2e-5, 5e-6),
-}
+    (1.0, False): (2.5e-8, 2.5e-8, 2.4e-8, 2.3e-8), (1.0, True): (4.5e-8, 4.5e-8, 4.5e-8, 4.5e-8),
+    (8.0, False): (4e-6, 2.2e-5, 2.2e-5, 5e-6), (8.0, True): (3.5e-6, 2e-5, 2e-5, 5e-6),
+}  # fmt: skip
 
 # Bounds in units of PyTorch's errors: with the factor 8, errors depend on how each library rounds a few scores of a row.
 OF_TORCH = {1.0: (1.0, 1.0, 1.0, 1.0), 8.0: (1.15, 1.25, 1.25, 1.25)}

@@ -77,10 +77,7 @@ def test_numbers_of_closed_keys_and_dead_queries_do_not_count(small_tiles, modul
     given = arguments(np.float32)
     open_pairs = np.ones((L, S), np.bool_)
     open_pairs[1] = False
-    masks = {
-        "key_lengths": np.full(LEAD, S - 2),
-        "attn_mask": np.where(open_pairs, np.float32(0.5), -np.inf),
-    }
+    masks = {"key_lengths": np.full(LEAD, S - 2), "attn_mask": np.where(open_pairs, np.float32(0.5), -np.inf)}
     expected, pullback = module.additive_attention_vjp(*given, **masks)
     gradients = pullback(expected)
     given[0][..., 1, :] = bad

@@ -260,11 +260,9 @@ def flag_of_overflow():
 
 # The product that overflows -> factors of query, key, value and grad_out, and the gradients that need the product.
 OVERFLOWING = {
-    "dP = dO V": ((1, 1, 1e30, 1e30), {"query", "key"}),
-    "dQ = dS K": ((1e-25, 1e25, 1, 1e15), {"query"}),
-    "dK = dS Q": ((1e25, 1e-25, 1, 1e15), {"key"}),
-    "dV = P dO": ((1, 1, 1e-30, 5e37), {"value"}),
-}
+    "dP = dO V": ((1, 1, 1e30, 1e30), {"query", "key"}), "dQ = dS K": ((1e-25, 1e25, 1, 1e15), {"query"}),
+    "dK = dS Q": ((1e25, 1e-25, 1, 1e15), {"key"}), "dV = P dO": ((1, 1, 1e-30, 5e37), {"value"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("product", OVERFLOWING)

@@ -18,11 +18,9 @@ real_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 CLOSED_ROWS = {
-    "bool_mask": {"attn_mask": [[False]]},
-    "float_mask": {"attn_mask": [[-np.inf]]},
-    "key_lengths": {"key_lengths": 0},
+    "bool_mask": {"attn_mask": [[False]]}, "float_mask": {"attn_mask": [[-np.inf]]}, "key_lengths": {"key_lengths": 0},
     "window": {"window": (None, 0), "causal": "lower_right"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", CLOSED_ROWS)

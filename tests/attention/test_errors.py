@@ -106,13 +106,11 @@ class Raises:
         lambda x: sa.scaled_dot_product_attention(x, x, x, num_threads=Raises()),
         lambda x: sa.scaled_dot_product_attention(x, x, x, dropout_p=0.5, rng=Raises()),
         lambda x: sa.scaled_dot_product_attention(x, x, x, scale=Raises()),
-        lambda x: sa.softmax(x, axis=Raises()),
-        lambda x: sa.layer_norm(x, Raises()),
-        lambda x: sa.layer_norm(x, (Raises(),)),
-        lambda x: sa.layer_norm(x, 3, eps=Raises()),
+        lambda x: sa.softmax(x, axis=Raises()), lambda x: sa.layer_norm(x, Raises()),
+        lambda x: sa.layer_norm(x, (Raises(),)), lambda x: sa.layer_norm(x, 3, eps=Raises()),
         lambda x: sa.set_num_threads(Raises()),
     ],
-)
+)  # fmt: skip
 def test_what_an_argument_raises_comes_through(call):
     with pytest.raises(KeyboardInterrupt, match="while it was read"):
         call(np.ones((2, 3)))

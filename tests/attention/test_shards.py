@@ -29,12 +29,9 @@ def in_shards(run, cuts, arrays, mask, sinks, owner, d_out, d_lse):
     query, key, value = arrays
     shards = [slice(a, b) for a, b in itertools.pairwise(cuts)]
     each = (
-        [query] * len(shards),
-        [key[..., s, :] for s in shards],
-        [value[..., s, :] for s in shards],
-        [mask[..., s] for s in shards],
-        [sinks if n == owner else None for n in range(len(shards))],
-    )
+        [query] * len(shards), [key[..., s, :] for s in shards], [value[..., s, :] for s in shards],
+        [mask[..., s] for s in shards], [sinks if n == owner else None for n in range(len(shards))],
+    )  # fmt: skip
     parts = list(run(attend, *each))
     (out, lse), pullback = sa.merge_attention_vjp(*zip(*parts, strict=True))
     found = list(run(gradients, *each, *pullback(d_out, d_lse)))

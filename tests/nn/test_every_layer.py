@@ -182,11 +182,9 @@ LAYERS = {
 }  # fmt: skip
 IDS = (np.array([[1, 4, 0], [2, 3, 1]]),)
 MODELS = {
-    "EmbeddingModel": Case(
-        lambda **own: nn.EmbeddingModel(str.split, 5, 4, max_seq_len=4, num_layers=2, **own), IDS
-    ),
+    "EmbeddingModel": Case(lambda **own: nn.EmbeddingModel(str.split, 5, 4, max_seq_len=4, num_layers=2, **own), IDS),
     "GPT": Case(lambda **own: nn.GPT(5, 6, 1, 3, 4, **own), IDS),
-}
+}  # fmt: skip
 STEADY = {name: case for name, case in LAYERS.items() if not case.random}
 every_layer = pytest.mark.parametrize("case", STEADY.values(), ids=STEADY)
 THEIRS = {name: case for name, case in LAYERS.items() if case.theirs}

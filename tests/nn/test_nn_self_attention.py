@@ -42,13 +42,10 @@ def test_scores_have_two_names_for_unscaled():
 
 MASK = np.random.default_rng(1).random((2, 5, 5)) < 0.5
 OPTIONS = {
-    "none": {},
-    "mask": {"attn_mask": MASK},
-    "float mask": {"attn_mask": np.where(MASK[0], 0.5, -np.inf)},
-    "lengths": {"key_lengths": LENGTHS, "num_threads": 1},
-    "causal": {"is_causal": True},
+    "none": {}, "mask": {"attn_mask": MASK}, "float mask": {"attn_mask": np.where(MASK[0], 0.5, -np.inf)},
+    "lengths": {"key_lengths": LENGTHS, "num_threads": 1}, "causal": {"is_causal": True},
     "dropout": {"dropout_p": 0.5, "rng": 3},
-}
+}  # fmt: skip
 BLOCKS = {
     "SelfAttention": lambda: layer_of("other width of values, bias"),
     "SelfAttention, dot": lambda: layer_of("dot"),
@@ -88,13 +85,11 @@ def test_the_last_step_of_an_additive_score_is_the_output(kind, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"key_padding_mask": np.arange(5) >= np.array([[3], [5]])},
-        {"attn_mask": ~np.tri(4, 5, dtype=bool)},
+        {}, {"key_padding_mask": np.arange(5) >= np.array([[3], [5]])}, {"attn_mask": ~np.tri(4, 5, dtype=bool)},
         {"key_lengths": LENGTHS, "is_causal": True},
     ],
     ids=["none", "padding", "mask", "lengths"],
-)
+)  # fmt: skip
 def test_the_steps_of_several_heads_end_in_the_output(options, batch_first, heads):
     layer = nn.MultiheadAttention(6, heads, kdim=4, batch_first=batch_first, rng=0, **F64)
     rng = np.random.default_rng(0)

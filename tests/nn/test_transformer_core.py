@@ -16,12 +16,9 @@ from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 # Sizes around vectors, panels and tiles of the instruction sets, the rows of a product (240) and of a thread's share (384);
 # the width is small and drawn, or given.
 LENGTHS = {
-    "short": ((3, 1, 5), None),
-    "tiles": ((17, 1, 40, 33), 24),
-    "wide": ((130, 2), 130),
-    "shares": ((19, 23, 1, 40, 7) * 6, 32),
-    "long": ((300,), 66),
-}
+    "short": ((3, 1, 5), None), "tiles": ((17, 1, 40, 33), 24), "wide": ((130, 2), 130),
+    "shares": ((19, 23, 1, 40, 7) * 6, 32), "long": ((300,), 66),
+}  # fmt: skip
 SIZES = [("short", "short", "tiles", "wide")[seed % 4] for seed in range(40)] + ["shares", "long"] * 3
 
 

@@ -153,16 +153,14 @@ def test_files_that_are_not_arrays(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "required: TUTORIAL|FILE.npz"),
-        (["6"], "'6' is neither a tutorial (first_principles,"),
-        (["12"], "'12' is neither a tutorial"),
-        (["3", "--compare", "sky"], "it needs --text"),
+        ([], "required: TUTORIAL|FILE.npz"), (["6"], "'6' is neither a tutorial (first_principles,"),
+        (["12"], "'12' is neither a tutorial"), (["3", "--compare", "sky"], "it needs --text"),
         (["3", "--text", "sky", "--tokens", "sky"], "give one of them"),
         (["mine.npz", "--compare", "a b"], "not for a FILE.npz"),
         (["illustrated", "--out", "-", "--open"], "--open needs a file"),
         (["mine.npz", "--out", "mine.npz"], "would replace what is shown"),
     ],
-)
+)  # fmt: skip
 def test_wrong_usage(arguments, message, tmp_path, capsys):
     np.savez(tmp_path / "mine.npz", **ATTENTION)
     before = (tmp_path / "mine.npz").read_bytes()

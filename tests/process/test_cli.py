@@ -156,12 +156,10 @@ def test_show_config(capsys):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--help"], "examples:"),
-        (["info", "--help"], "--json"),
-        (["bench", "--help"], "--suite"),
+        (["--help"], "examples:"), (["info", "--help"], "--json"), (["bench", "--help"], "--suite"),
         (["--version"], f"selfattn {sa.__version__}"),
     ],
-)
+)  # fmt: skip
 def test_help(arguments, text, capsys):
     assert cli.main(arguments) == 0
     out, error = capsys.readouterr()

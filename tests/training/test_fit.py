@@ -187,11 +187,9 @@ def test_accumulated_gradients_are_those_of_one_batch():
 
 
 GRADIENTS = {
-    "list": [3.0, 4.0],
-    "integers": np.array([3, 4]),
-    "read-only": np.broadcast_to(np.array([3.0, 4.0]), (2,)),
+    "list": [3.0, 4.0], "integers": np.array([3, 4]), "read-only": np.broadcast_to(np.array([3.0, 4.0]), (2,)),
     "half": np.array([3, 4], np.float16),
-}
+}  # fmt: skip
 
 
 def module_of(w):
@@ -311,19 +309,14 @@ SCHEDULERS = {
     ),
 }
 SOURCES = {
-    "batches": (BATCHES, {"epochs": 3}),
-    "examples": (EXAMPLES, {"epochs": 3, "batch_size": 5}),
-    "loader": (Loader(), {"epochs": 3}),
-    "unknown": (Unknown(), {"steps": 17}),
-    "draws": (draw, {"steps": 17}),
-}
+    "batches": (BATCHES, {"epochs": 3}), "examples": (EXAMPLES, {"epochs": 3, "batch_size": 5}),
+    "loader": (Loader(), {"epochs": 3}), "unknown": (Unknown(), {"steps": 17}), "draws": (draw, {"steps": 17}),
+}  # fmt: skip
 GENERATORS = {
-    "seed": lambda: 3,
-    "PCG64": lambda: np.random.default_rng(3),
+    "seed": lambda: 3, "PCG64": lambda: np.random.default_rng(3),
     "MT19937": lambda: np.random.Generator(np.random.MT19937(3)),
-    "Philox": lambda: np.random.Generator(np.random.Philox(3)),
-    "torch_rng": lambda: sa.torch_rng(3),
-}
+    "Philox": lambda: np.random.Generator(np.random.Philox(3)), "torch_rng": lambda: sa.torch_rng(3),
+}  # fmt: skip
 RESUMED = covering(
     source=list(SOURCES), scheduler=list(SCHEDULERS), accumulate=[1, 2], validate_every=[None, 2], dropout=[0.0, 0.5],
     optimizer=["SGD", "Adam", "AdamW"], rng=list(GENERATORS),

@@ -275,8 +275,7 @@ def test_damaged_checkpoints(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"triplets": []}, ValueError, "triplets is empty"),
-        ({"triplets": "tom"}, TypeError, "not a str"),
+        ({"triplets": []}, ValueError, "triplets is empty"), ({"triplets": "tom"}, TypeError, "not a str"),
         ({"triplets": ["tom"]}, ValueError, r"\[0\] must be \(main, similar, non_similar\), not 'tom'"),
         ({"triplets": [{"tom": 1, "chase": 2, "jerry": 3}]}, ValueError, r"\[0\] must be \(main, .*, not {'"),
         ({"triplets": [set(TRIPLETS[0])]}, ValueError, r"\[0\] must be \(main, similar, .*, not {'"),
@@ -284,14 +283,13 @@ def test_damaged_checkpoints(tmp_path):
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, not nan"),
         ({"epochs": -1}, ValueError, "epochs must be at least 0, not -1"),
         ({"batch_size": 0}, ValueError, "batch_size must be at least 1, not 0"),
-        ({"log_every": 0}, ValueError, "log_every must be at least 1"),
-        ({"rng": "seed"}, TypeError, "rng must be"),
+        ({"log_every": 0}, ValueError, "log_every must be at least 1"), ({"rng": "seed"}, TypeError, "rng must be"),
         ({"resume": True}, ValueError, "need checkpoint="),
         ({"optimizer": "Adam"}, TypeError, "optimizer must be one of selfattn.optim, not str"),
         ({"optimizer": optim.Adam(make_task().parameters())}, ValueError, "moves other arrays"),
         ({"checkpoint": "nowhere/checkpoint"}, OSError, "nowhere"),
     ],
-)
+)  # fmt: skip
 def test_wrong_calls_change_nothing(options, error, message):
     task = make_task()
     before = {name: array.copy() for name, array in task.parameters().items()}

@@ -64,9 +64,7 @@ def test_one_string_is_not_a_text():
 @pytest.mark.parametrize(
     ("text", "sentences"),
     [
-        ("", []),
-        (" \n\n ", []),
-        ("No end", ["No end"]),
+        ("", []), (" \n\n ", []), ("No end", ["No end"]),
         ("One. Two! Three? Four… Five", ["One.", "Two!", "Three?", "Four…", "Five"]),
         ("Wrapped\nat  a\twidth. Next\none.", ["Wrapped at a width.", "Next one."]),
         ("TITLE\n\nText.\n \nMore", ["TITLE", "Text.", "More"]),
@@ -74,7 +72,7 @@ def test_one_string_is_not_a_text():
         ("It cost 3.5 dollars, i.e. little. 7 of them.", ["It cost 3.5 dollars, i.e. little.", "7 of them."]),
         ("What?! Émile. ÉTÉ.", ["What?!", "Émile.", "ÉTÉ."]),
     ],
-)
+)  # fmt: skip
 def test_running_text_is_cut_into_sentences(text, sentences):
     assert training.split_sentences(text) == sentences
 
