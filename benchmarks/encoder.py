@@ -321,7 +321,7 @@ def quantize(source: Source, engines: Sequence[str], corpus: Path) -> None:
 
 
 class Opened:
-    """Opens a library in a worker and prepares a case, in the size of batch that is fastest."""
+    """Opens a library in a worker and prepares a case, with the batch size that is fastest."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

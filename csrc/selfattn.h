@@ -152,7 +152,7 @@ typedef struct {
     sa_tensor grad_lse;
     sa_tensor dquery;
     sa_tensor dkey, dvalue; /* the last leading axis counts key heads; stride 0 along a group */
-    /* Strides are 0 along broadcast axes. A float mask needs them even without data: they decide the order of additions. */
+    /* Strides are 0 along broadcast axes. With a float mask they must be set even if data is NULL: the order of sums depends on them. */
     sa_tensor dmask;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1): the sinks' gradients, to be summed over L */

@@ -1,4 +1,4 @@
-/* Members of teams, for runtime/team*.c alone, where both ways of running a team use them. A thread-local key finds a member's
+/* Members of teams, for the files runtime/team*.c alone: both ways of running a team use them. A thread-local key finds a member's
  * team. */
 #ifndef SA_MEMBERS_H
 #define SA_MEMBERS_H

@@ -21,7 +21,7 @@ ASIDE = "to be honest", "as ever", "my friends said", "in the end"
 
 
 def review(rng):
-    """Return words and the answer: 1 is kind. One thing is judged; another, with 'but', may be judged before it."""
+    """Return words and the answer: 1 is kind. One thing is judged, or two joined by 'but', of which the last counts."""
     def judged():
         word, negated = rng.choice(KIND + UNKIND), rng.random() < 0.5
         verdict = int((word in KIND) != negated)

@@ -151,7 +151,7 @@ def explorer(
 
 
 def _layers_of(model: Any) -> list[_Layer]:
-    """Return the layers of a model; none of a model of another package."""
+    """Return the layers of a model, or no layers if the model is another package's."""
     if hasattr(model, "_built"):
         settings, found = model._built(1)[0], []
         for each in settings.layers:
@@ -175,7 +175,7 @@ def _stored_as(weights: Any, made_of: Any) -> _Layer:
 
 
 def _size(layers: list[_Layer], lengths: list[tuple[int, int]]) -> int:
-    """Return the bytes of the numbers of a page, for the numbers of queries and keys of each text; see :func:`heads.stored`."""
+    """Return the size in bytes of a page's numbers, for ``lengths`` (queries, keys) of the texts; see :func:`heads.stored`."""
     size = 0
     for length, width in lengths:
         for heads, key_heads, d in layers:

@@ -117,7 +117,7 @@ def test_packed_sequences_whose_heads_share_masks():
             assert_array_equal(rows, getattr(expected, name), err_msg=f"{name} {n}")
 
 
-# With this many keys and heads per mask, one head follows another through its rows: attention_backward.c.
+# With this many keys and heads per mask, heads follow one another through the rows of their mask: attention_backward.c.
 DOCUMENTS = sa.BlockMask.from_documents(np.arange(640) // 150, np.arange(900) // 210)
 LARGE = {
     "heads": ((8, 520, 128), (8, 410, 128), {}),

@@ -22,7 +22,7 @@ def _traced():
     gc.unfreeze()
 
 
-# What a call does not free does not depend on the threads of its process.
+# One thread is enough: what a call does not free does not depend on the number of threads.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, each in ALL.items() if each.threads == 1 and not each.long])
 def test_nothing_stays(name, one_thread):

@@ -21,7 +21,7 @@ def test_stored_numbers():
     assert rng.uniform(-third, third, 3).tolist() == expected
     expected = [0.1940985947868691, -0.21426254986616602, -0.09926158373738106]
     assert rng.uniform(-third, third, 3, f64).tolist() == expected
-    # log1p and sin of libm, and of NumPy for 16 numbers or more, may differ by an ulp between systems
+    # log1p and sin are libm's, or NumPy's for 16 numbers or more, and may differ by an ulp between systems
     expected = [-0.7192575784693592, -0.40334352493217457, -0.5966353626151273]
     np.testing.assert_allclose(rng.standard_normal(3, f64), expected, rtol=1e-15)
     assert rng.randperm(8).tolist() == [0, 5, 3, 7, 1, 4, 2, 6]

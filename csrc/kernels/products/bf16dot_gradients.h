@@ -56,7 +56,7 @@ SA_ONCE void FN(bf16dot_copy_gradients)(const sa_backward_block *b, const FN(scr
              FN(join_block)(&s->wide, b->grads->grad_out, &b->g->grad_out.m, count, a->Dv, g->grad_rows);
 }
 
-/* Computes dP, (2), times the factors of dO. */
+/* Computes dP of (2), times the factors of dO's rows. */
 SA_ONCE bool FN(bf16dot_dweights)(const sa_block *b, FN(scratch) * s, const FN(gradient_state) * g, ptrdiff_t first,
                                   ptrdiff_t n, real *dS, int nv) {
     const ptrdiff_t Dv = b->a->Dv;
