@@ -152,7 +152,7 @@ typedef struct {
     sa_tensor grad_lse;
     sa_tensor dquery;
     sa_tensor dkey, dvalue; /* the last leading axis counts key heads; stride 0 along a group */
-    /* Strides are 0 along broadcast axes. With a float mask they must be set even if data is NULL: the order of sums depends on them. */
+    /* Strides are 0 along broadcast axes. With a float mask they count even if data is NULL: they order the additions. */
     sa_tensor dmask;
     sa_tensor dslope_rows; /* (B…, L, 3): x, y, z of x − y·z, to be summed over L */
     sa_tensor dsink_rows;  /* (B…, L, 1): the sinks' gradients, to be summed over L */

@@ -1,5 +1,5 @@
-/* Members of teams, for the files runtime/team*.c alone: both ways of running a team use them. A thread-local key finds a member's
- * team. */
+/* Members of teams, for the files runtime/team*.c alone: both ways of running a team use them. A thread-local key finds a
+ * member's team. */
 #ifndef SA_MEMBERS_H
 #define SA_MEMBERS_H
 

@@ -239,7 +239,7 @@ SA_INLINE vec FN(gelu_tanh)(vec x) {
     return V(select)(V(lt)(x, SA_C(0)), x * h * h, x) * right;
 }
 
-/* y = ((x − hi) − lo)·scale·weight + bias for a vector at i, or for the `left` elements there; each kind needs only some terms. */
+/* y = ((x − hi) − lo)·scale·weight + bias for a vector at i, or the `left` elements there; each kind needs only some terms. */
 SA_INLINE void FN(map_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t left, const int kind, real hi, real lo, real scale,
                               const real *weight, const real *bias) {
     vec t = FN(load_up_to)(x + i, left);
