@@ -149,12 +149,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "selfattn bench") -
     parser = new_parser(prog, description, PEERS, _EPILOG)
     add, suites = parser.add_argument, listed(one_of("suite", ["summary", *SUITES, "all"]))
     add("--suite", type=suites, default=["summary"], metavar="A,B", help="suites to run, see below")
-    add(
-        "--lengths",
-        type=listed(count),
-        metavar="N,N",
-        help="lengths (of keys for decode) instead of the suite's",
-    )
+    lengths = "lengths (of keys for decode) instead of the suite's"
+    add("--lengths", type=listed(count), metavar="N,N", help=lengths)
     add("--dims", type=listed(count), metavar="N,N", help="widths of a head instead of the suite's")
     add("--full", action="store_true", help="every shape of the backward suite")
     add("--load", metavar="FILE", help="show saved results instead of measuring; - is standard input")

@@ -54,21 +54,10 @@ def _page(options: argparse.Namespace) -> views.Explorer:
     text = options.text
     if text == streams.DASH:
         text = read_text(streams.source(text)).strip()
-    model = models.load(options.model)
-    return views.explorer(
-        model,
-        text if options.second is None else (text, options.second),
-        compare=options.compare,
-        word=options.word,
-        new_tokens=options.new_tokens,
-    )
+    read = text if options.second is None else (text, options.second)
+    more = {"compare": options.compare, "word": options.word, "new_tokens": options.new_tokens}
+    return views.explorer(models.load(options.model), read, **more)
 
 
-COMMANDS = {
-    "explore": Command(
-        "Write a page that shows what every head of a model does with a text: one HTML file that needs\nno network.",
-        EPILOG,
-        _add,
-        _run,
-    )
-}
+WHAT = "Write a page that shows what every head of a model does with a text: one HTML file that needs\nno network."
+COMMANDS = {"explore": Command(WHAT, EPILOG, _add, _run)}

@@ -216,11 +216,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {
-    "steps": Command(
-        "Write a page that shows every number of every step of attention: one HTML file that needs\nno network.",
-        _EPILOG,
-        _add,
-        _run,
-    )
-}
+WHAT = (
+    "Write a page that shows every number of every step of attention: one HTML file that needs\nno network."
+)
+COMMANDS = {"steps": Command(WHAT, _EPILOG, _add, _run)}

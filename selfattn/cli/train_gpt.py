@@ -77,9 +77,14 @@ def _train(options: argparse.Namespace) -> int:
     text = read_text(streams.source(options.text))
     characters = "".join(sorted(set(text)))
     tokenizer = character_tokenizer(characters)
-    ids = _ids(text, tokenizer.get_vocab())
+    vocabulary = tokenizer.get_vocab()  # all characters are in it
+    ids: Array = np.fromiter(map(vocabulary.__getitem__, text), np.int64, len(text))
     held = len(ids) // VALIDATION
-    learned, validation = ids[: len(ids) - held], _windows(ids[len(ids) - held :], options.context)
+    learned, kept = ids[: len(ids) - held], ids[len(ids) - held :]
+    # All characters of these sequences but the first are predicted.
+    validation = [
+        kept[at : at + options.context + 1] for at in range(0, held - options.context, options.context)
+    ]
     if len(learned) < options.context + 1:
         needed = f"a context of {options.context} needs {options.context * 10 // 9 + 2}"
         raise ValueError(f"{options.text} has {len(text)} characters; {needed}")
@@ -118,9 +123,8 @@ def _train(options: argparse.Namespace) -> int:
         )  # fmt: skip
     except training.Interrupted:
         models.save(as_gpt2(model, tokenizer), options.out)
-        streams.tell(
-            f"\nstopped; the model as it is now is in {options.out}, and --resume continues the training"
-        )
+        kept_in = f"the model as it is now is in {options.out}, and --resume continues the training"
+        streams.tell(f"\nstopped; {kept_in}")
         raise
     except BaseException:
         if made:
@@ -135,16 +139,6 @@ def _train(options: argparse.Namespace) -> int:
             done += f"; loss of the last tenth of the text {history.validation_losses[-1][1]:.3f}"
         print(f'{done}; try: selfattn generate {options.out} "..." --temperature 0.8')
     return 0
-
-
-def _ids(text: str, vocabulary: dict[str, int]) -> Array:
-    """Return the ids of characters; all are in the vocabulary."""
-    return np.fromiter((vocabulary[character] for character in text), np.int64, len(text))
-
-
-def _windows(ids: Array, context: int) -> list[Array]:
-    """Split the held-out text into sequences of which all characters but the first are predicted."""
-    return [ids[begin : begin + context + 1] for begin in range(0, len(ids) - context, context)]
 
 
 COMMANDS = {"train gpt": Command("Train a small GPT on a text's characters.", EPILOG, _add, _train)}

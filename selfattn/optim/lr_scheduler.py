@@ -306,9 +306,7 @@ class CosineAnnealingLR(LRScheduler):
 
     def _next(self) -> float:
         lr, step, length = self.optimizer.lr, self.last_epoch, self.T_max
-        if (step - 1 - length) % (
-            2 * length
-        ) == 0:  # after the lowest rate, the ratio below would divide by 0
+        if (step - 1 - length) % (2 * length) == 0:  # after the lowest rate the ratio divides by 0
             return lr + (self.base_lrs[0] - self.eta_min) * (1 - math.cos(math.pi / length)) / 2
         ratio = (1 + math.cos(math.pi * step / length)) / (1 + math.cos(math.pi * (step - 1) / length))
         return ratio * (lr - self.eta_min) + self.eta_min

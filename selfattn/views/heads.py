@@ -68,7 +68,8 @@ def read_steps(steps: Any, queries: list[str], keys: list[str], **more: Any) -> 
             raise ValueError(f"the explorer shows one text: weights (heads, L, S), not {weights.shape}")
         weights = weights.reshape(-1, *weights.shape[-2:])
         layers.append(weights)
-        closed.append(_closed(attention, weights))
+        masked: Array = (~np.isfinite(attention.masked_scores).reshape(weights.shape)).all(axis=0)
+        closed.append(masked if masked.any() else None)  # the pairs that every head masks, (L, S)
         made_of.append(_made_of(attention, weights, closed[-1]))
     if not layers:
         raise ValueError("there is no layer of attention in these steps")
@@ -81,12 +82,6 @@ def read_steps(steps: Any, queries: list[str], keys: list[str], **more: Any) -> 
             raise ValueError(f"{len(tokens)} {name} do not fit the {count} {axis} of the steps")
     more = {"crossed": queries != keys, "prompt": length} | more
     return TextHeads(queries, keys, tuple(layers), tuple(closed), tuple(made_of), **more)
-
-
-def _closed(attention: Any, weights: Array) -> Array | None:
-    """Return the pairs that every head masks, (L, S), or None if no pair is masked."""
-    closed: Array = (~np.isfinite(attention.masked_scores).reshape(weights.shape)).all(axis=0)
-    return closed if closed.any() else None
 
 
 def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Array, Array] | None:
