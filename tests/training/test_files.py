@@ -119,20 +119,6 @@ def test_saving_over_another_model_leaves_nothing_of_it(saved):
     np.testing.assert_array_equal(files.load_model(saved)("tom"), model("tom"))
 
 
-def test_pytorch_reads_the_weights_and_writes_them(tmp_path):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file, save_file
-
-    model = whitespace_model()
-    files.save_model(model, tmp_path)
-    theirs = load_file(tmp_path / "model.safetensors")
-    for name, array in model.state_dict().items():
-        np.testing.assert_array_equal(theirs[name].numpy(), array)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in theirs.items()}
-    save_file(zeros, tmp_path / "model.safetensors")
-    assert not files.load_model(tmp_path).embedding_layer.weight.any()
-
-
 def test_arrays_of_any_layout_and_dtype_come_back(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((4, 6))
