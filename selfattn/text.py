@@ -356,11 +356,8 @@ def train_sentencepiece(
         _check_text(sentence)
     vocab_size = check_size("vocab_size", vocab_size)
     model = io.BytesIO()
-    settings = {
-        "model_type": model_type,
-        "hard_vocab_limit": False,
-        "minloglevel": 2,
-    } | options  # 2: no progress
+    # 2: no progress.
+    settings = {"model_type": model_type, "hard_vocab_limit": False, "minloglevel": 2} | options
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(part for sentence in sentences for part in _cut(sentence)),
