@@ -183,12 +183,8 @@ def _add_model(parser: Parser) -> None:
 
 def _add_sampling(parser: Parser, most: int) -> None:
     add = parser.add_argument_group("sampling").add_argument
-    add(
-        "--max-new-tokens",
-        type=count,
-        metavar="N",
-        help=f"at most N new tokens (as the folder says, or {most})",
-    )
+    at_most = f"at most N new tokens (as the folder says, or {most})"
+    add("--max-new-tokens", type=count, metavar="N", help=at_most)
     likeliest = "0 takes the most probable token; 1 draws with the model's probabilities"
     add("--temperature", type=float, metavar="T", help=f"{likeliest} (0, or as --sampling says)")
     add("--top-k", type=count, metavar="K", help="draw from the K most probable tokens")
@@ -199,12 +195,8 @@ def _add_sampling(parser: Parser, most: int) -> None:
     add("--sampling", choices=("folder",), help="draw as the folder's generation_config.json says")
     what = "end the answer before this text; may be repeated"
     add("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)
-    add(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="draw the same tokens each time; message n of a chat has the seed N + n",
-    )
+    same = "draw the same tokens each time; message n of a chat has the seed N + n"
+    add("--seed", type=int, metavar="N", help=same)
 
 
 def _how(options: argparse.Namespace) -> dict[str, Any]:

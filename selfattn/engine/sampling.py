@@ -89,11 +89,9 @@ def sampling(temperature: Any = 0.0, **given: Any) -> Sampling:
     how = Sampling(**{name: _checked(name, value) for name, value in given.items()})
     idle = [name for name in DRAWING[1:] if name in given]
     if how.temperature == 0 and idle:
-        warnings.warn(
-            f"{idle[0]} changes nothing at temperature 0, which takes the likeliest token; temperature=1.0 draws from "
-            "the model's own distribution",
-            stacklevel=3,
-        )
+        why = "at temperature 0, which takes the likeliest token"
+        way = "temperature=1.0 draws from the model's own distribution"
+        warnings.warn(f"{idle[0]} changes nothing {why}; {way}", stacklevel=3)
     return how
 
 
@@ -159,10 +157,9 @@ class Sampler:
                 raise ValueError(f"a setting names a token beyond the vocabulary: {error}") from None
         if not math.isfinite(largest := logits.max(initial=-np.inf)):  # NaN if one is NaN
             what = "all are -inf" if largest == -np.inf else f"one is {largest}"
-            why = (
-                "are the weights or inputs finite" + (not self.plain) * ", or do settings forbid every token"
-            )
-            raise ValueError(f"no token can be drawn from these logits: {what}; {why}?")
+            or_so = "" if self.plain else ", or do settings forbid every token"
+            so = f"{what}; are the weights or inputs finite{or_so}?"
+            raise ValueError(f"no token can be drawn from these logits: {so}")
         if self.rng is None:
             found = int(logits.argmax())
         else:
@@ -232,9 +229,8 @@ def generate(
     given = [_prompt(i, prompt, context) for i, prompt in enumerate(prompts)]
     if not given:
         raise ValueError("there are no prompts")
-    most = [
-        new if max_length is None else check_size("max_length", max_length) - len(prompt) for prompt in given
-    ]
+    whole = None if max_length is None else check_size("max_length", max_length)
+    most = [new if whole is None else whole - len(prompt) for prompt in given]
     if min(most) < 1:
         i = most.index(min(most))
         so = f"max_length, {max_length}, leaves nothing to generate; max_new_tokens= says how many may be new"
@@ -276,10 +272,8 @@ def _steps(
             if ended or new in stop_ids or count == samplers[i].most:
                 continue
             if context is not None and len(prompts[i]) + count > context:
-                warnings.warn(
-                    f"prompt {i} ended after {count} new tokens: the context of {context} tokens is full",
-                    stacklevel=2,
-                )
+                full = f"the context of {context} tokens is full"
+                warnings.warn(f"prompt {i} ended after {count} new tokens: {full}", stacklevel=2)
                 continue
             kept.append(row)
             entering.append(np.array([new]))

@@ -190,10 +190,9 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     elif isinstance(model, CausalModel):
         content |= _causal.text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
-    if isinstance(model, TextEncoder) and model.tokenizer is not None:
-        content = readable(content, model.pipeline.lowercase, model._knows_types)
-    elif "tokenizer.json" in content:
-        content = readable(content)
+    if "tokenizer.json" in content:
+        more = (model.pipeline.lowercase, model._knows_types) if isinstance(model, TextEncoder) else ()
+        content = readable(content, *more)
     places = dict.fromkeys((folder / name).parent for name in content)
     made = [place for place in places if not place.exists()]
     replaced = _holds_model(folder)

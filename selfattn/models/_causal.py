@@ -216,20 +216,11 @@ class CausalModel(Pretrained):
     # ------------------------------------------------------------------------------------------------- generation
 
     def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int | None = None,
-        *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        repetition_penalty: float | None = None,
-        stop: str | Sequence[str] | None = None,
-        rng: Any = None,
-        stream: bool = False,
-        sampling: str | None = None,
-        **more: Any,
-    ) -> Any:
+        self, prompt: Any, max_new_tokens: int | None = None, *, temperature: float | None = None,
+        top_k: int | None = None, top_p: float | None = None, repetition_penalty: float | None = None,
+        stop: str | Sequence[str] | None = None, rng: Any = None, stream: bool = False,
+        sampling: str | None = None, **more: Any,
+    ) -> Any:  # fmt: skip
         """Continue a prompt, or each of many at once.
 
         Parameters
@@ -308,14 +299,9 @@ class CausalModel(Pretrained):
         return streamed(pieces, given.alone, texts) if stream else collected(pieces, given.alone, texts)
 
     def chat(
-        self,
-        messages: Any,
-        max_new_tokens: int | None = None,
-        *,
-        stream: bool = False,
-        sampling: str | None = None,
-        **how: Any,
-    ) -> Any:
+        self, messages: Any, max_new_tokens: int | None = None, *, stream: bool = False,
+        sampling: str | None = None, **how: Any,
+    ) -> Any:  # fmt: skip
         """Answer the last message of a chat.
 
         Parameters
@@ -548,13 +534,9 @@ class CausalModel(Pretrained):
         return float(self.evaluate(text, window=window, stride=stride)["perplexity"])
 
     def evaluate(
-        self,
-        text: str | Sequence[int],
-        *,
-        window: int | None = None,
-        stride: int | None = None,
+        self, text: str | Sequence[int], *, window: int | None = None, stride: int | None = None,
         most_tokens: int | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any]:  # fmt: skip
         """Compute how well the model predicts a text.
 
         Parameters

@@ -111,9 +111,8 @@ def _environment_class() -> Any:
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
-            return nodes.Scope(
-                parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
-            )
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
 
     class Counting(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
         intercepted_binops = frozenset(["*", "**", "%", "+"])
@@ -192,20 +191,17 @@ def _environment(messages: int) -> Any:
         "_joined": lambda parts: _joined(parts, budget),
         "tojson": _counted(_to_json, budget),
     }
-    environment.globals |= {
-        "raise_exception": _raise,
-        "strftime_now": lambda form: datetime.datetime.now().strftime(form),
-    }
     for name in ("lipsum", "cycler", "joiner"):
         environment.globals.pop(name, None)
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
 
 
 def _joined(parts: Sequence[Any], budget: Budget) -> str:
     texts = [str(budget.weigh(part)) for part in parts]
     check_length(sum(map(len, texts)))
-    joined: str = budget.result("".join(texts))
-    return joined
+    return str(budget.result("".join(texts)))
 
 
 class _RefusedError(ValueError):
@@ -217,12 +213,9 @@ def _raise(message: Any) -> None:
 
 
 def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
     sort_keys: bool = False,
-) -> str:
+) -> str:  # fmt: skip
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -261,10 +254,8 @@ def _text_of(part: Any, n: int) -> str:
     kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
     text = part.get("text") if isinstance(part, Mapping) else part
     if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
-        such = '{"type": "text", "text": "…"}'
-        raise ValueError(
-            f"message {n} has a part {part!r:.80}; this model takes text alone, in parts such as {such}"
-        )
+        such = 'this model takes text alone, in parts such as {"type": "text", "text": "…"}'
+        raise ValueError(f"message {n} has a part {part!r:.80}; {such}")
     return text
 
 
@@ -278,11 +269,7 @@ def rendered(template: str, messages: Any, special_tokens: Mapping[str, str], an
     try:
         made = _environment(len(messages)).from_string(template)
         text: str = made.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=answer,
-            **special_tokens,
+            messages=messages, tools=None, documents=None, add_generation_prompt=answer, **special_tokens
         )
     except _RefusedError as error:
         raise ValueError(f"the chat template refuses these messages: {error}") from None

@@ -30,10 +30,8 @@ ACTIVATIONS = {
 # Rounded weights, as the library compressed-tensors describes them. The keys change nothing here: the tensors show which of them
 # are rounded.
 QUANTIZATION = {
-    "quant_method": "compressed-tensors",
-    "format": "int-quantized",
-    "quantization_status": "compressed",
-}
+    "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+}  # fmt: skip
 BY_GROUPS = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": weights.GROUP}
 QUANTIZED_WEIGHTS = BY_GROUPS | {"symmetric": True, "dynamic": False}
 QUANTIZED_INPUTS = BY_GROUPS | {"symmetric": False, "dynamic": True}
@@ -48,6 +46,7 @@ ADAPTER = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "I8": np.int8}
 MOST_NAMED = 20  # differences in a message
+NO_ROWS = Rows()
 
 
 # ------------------------------------------------------------------------------------------------- the configuration
@@ -87,13 +86,9 @@ class Config(Entries):
     off: Collection[Any] = (None,)
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        where: str = "the configuration",
-        rows: Rows = Rows(),  # noqa: B008
-        file: str = "config.json",
-        before: str = "",
-    ) -> None:
+        self, values: Mapping[str, Any], where: str = "the configuration", rows: Rows = NO_ROWS,
+        file: str = "config.json", before: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(values, where)
         self.rows, self.file, self.before = rows, file, before
         for alias in rows.aliases.keys() & self.values.keys():
@@ -103,7 +98,7 @@ class Config(Entries):
                     f"{alias}={value!r:.80} is another name of {name}, which is {self.values[name]!r:.80}"
                 )
 
-    def inner(self, name: str, values: Mapping[str, Any], rows: Rows = Rows()) -> Config:  # noqa: B008
+    def inner(self, name: str, values: Mapping[str, Any], rows: Rows = NO_ROWS) -> Config:
         """Return the settings of an object within."""
         return Config(values, f"{self.where}: {name}", rows, self.file, f"{self.before}{name}.")
 
@@ -134,6 +129,10 @@ class Config(Entries):
             raise self.error(f"{name} must be one of {', '.join(ACTIVATIONS)}, not {value!r}")
         return ACTIVATIONS[value]
 
+    def size_or(self, name: str, otherwise: Any, default: Any = None) -> Any:
+        """Read an int; in place of null comes another value."""
+        return otherwise if self._get(name, default) is None else self.size(name, default)
+
     def object(self, name: str) -> dict[str, Any]:
         """Read an object, which may be missing."""
         value = self._get(name, None)
@@ -161,11 +160,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         merge = "peft's AutoPeftModel.from_pretrained(folder).merge_and_unload().save_pretrained(other)"
         raise ValueError(f"{folder} holds an adapter, {base}, and not a model; merge them with {merge}")
     if not path.exists():
-        ways = [
-            f"to load {found.name}, give the path of that file" for found in sorted(folder.glob("*.gguf"))
-        ]
-        ways += ["expected a folder that save_pretrained or sentence-transformers wrote"]
-        raise FileNotFoundError(f"{folder} has no config.json; {ways[0]}")
+        ways = [f"to load {file.name}, give the path of that file" for file in sorted(folder.glob("*.gguf"))]
+        expected = "expected a folder that save_pretrained or sentence-transformers wrote"
+        raise FileNotFoundError(f"{folder} has no config.json; {[*ways, expected][0]}")
     config = read_json(path)
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ValueError(f"{path} does not describe a model: it has no model_type")
@@ -196,10 +193,8 @@ def check_quantization(config: Config) -> None:
     where = f"{config.where}: quantization_config"
     method = found.get("quant_method") if isinstance(found, dict) else QUANTIZATION["quant_method"]
     if method != QUANTIZATION["quant_method"]:
-        other = "take the model in 16 or 32 bits, or a GGUF file of it"
-        raise ValueError(
-            f"{where}: weights that {method!r:.80} rounded (quant_method) are not supported; {other}"
-        )
+        other = "are not supported; take the model in 16 or 32 bits, or a GGUF file of it"
+        raise ValueError(f"{where}: weights that {method!r:.80} rounded (quant_method) {other}")
     _check(found, QUANTIZATION, where)
     groups = found.get("config_groups")
     _check(groups, {}, where + ".config_groups", groups)
@@ -287,10 +282,8 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
         entry = header[name]
         dtype = DTYPES.get(entry["dtype"])
         if entry["dtype"].startswith("F") and dtype is None:
-            stored = (
-                f"{name} is stored in {entry['dtype']}, floats of 8 bits or fewer, which are not supported"
-            )
-            raise ValueError(f"{path}: {stored}; take the model in 16 or 32 bits")
+            small = "floats of 8 bits or fewer, which are not supported; take the model in 16 or 32 bits"
+            raise ValueError(f"{path}: {name} is stored in {entry['dtype']}, {small}")
         if dtype is None:  # position_ids, for example
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])

@@ -249,8 +249,7 @@ def _read_dense(folder: Path, config: Config) -> Dense:
 
 
 def _read_transformer(pipeline: Pipeline, config: Config) -> None:
-    if config.raw("max_seq_length") is not None:
-        pipeline.longest = config.size("max_seq_length")
+    pipeline.longest = config.size_or("max_seq_length", None)
     pipeline.lowercase = bool(config.raw("do_lower_case"))
     for kind, way in config.object("modality_config").items():
         if kind == "message" or (kind == "text" and way not in MODALITIES):
@@ -267,8 +266,7 @@ def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
     name = config.raw("default_prompt_name")
     if name is not None and (not isinstance(name, str) or name not in prompts):
         raise config.error(f"default_prompt_name {name!r} is none of the prompts, {sorted(prompts)}")
-    if config.raw("truncate_dim") is not None:
-        pipeline.truncate_dim = config.size("truncate_dim")
+    pipeline.truncate_dim = config.size_or("truncate_dim", None)
     pipeline.prompts = {key: text or "" for key, text in prompts.items()}
     pipeline.default_prompt_name = name
     pipeline.similarity = config.raw("similarity_fn_name") or "cosine"

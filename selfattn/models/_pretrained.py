@@ -13,20 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array
-from selfattn.engine import transformer
+from selfattn.engine import transformer, weights
 from selfattn.engine.transformer import Norm, Projection, Transformer
-from selfattn.engine.weights import (
-    KINDS,
-    SCALE,
-    Compact,
-    Quants,
-    Weight,
-    check_kind,
-    is_compact,
-    kind_of,
-    rounded,
-    to_float32,
-)
+from selfattn.engine.weights import Compact, Quants, Weight, is_compact, kind_of, rounded, to_float32
 from selfattn.models._folder import Config, check_quantization, fit, one_warning
 from selfattn.models._table import rows
 from selfattn.nn import init
@@ -71,11 +60,9 @@ class Parameters:
     """
 
     def __init__(
-        self,
-        arrays: Mapping[str, Array],
-        made: dict[Any, _Made] | None = None,
+        self, arrays: Mapping[str, Array], made: dict[Any, _Made] | None = None,
         quants: Mapping[str, Quants] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.arrays, self.quants = arrays, quants or {}
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
@@ -98,7 +85,7 @@ class Parameters:
         if name in self.quants:
             return self.quants[name] if rows == slice(None) else self.quants[name].take(rows)
         self.weights.add(name)
-        values, scale = self.arrays[name], self.arrays.get(name + SCALE)
+        values, scale = self.arrays[name], self.arrays.get(name + weights.SCALE)
         if self.made is None or not is_compact(values):
             return self.array(name, rows, factor)
         factors = None if factor is None else self.arrays[factor][:, None]
@@ -197,13 +184,9 @@ class Pretrained(Module):
     arrays: dict[str, Array]
 
     def __init__(
-        self,
-        config: Mapping[str, Any],
-        arrays: Mapping[str, Array] | None = None,
-        rng: init.Rng = None,
-        where: str = "",
-        dtype: str | None = None,
-    ) -> None:
+        self, config: Mapping[str, Any], arrays: Mapping[str, Array] | None = None, rng: init.Rng = None,
+        where: str = "", dtype: str | None = None,
+    ) -> None:  # fmt: skip
         for name, given in {"config": config, "arrays": {} if arrays is None else arrays}.items():
             if not isinstance(given, Mapping):
                 raise TypeError(f"{name} must be a mapping, not {type(given).__name__}")
@@ -265,7 +248,7 @@ class Pretrained(Module):
                 sizes[quants.kind] = sizes.get(quants.kind, 0) + quants.nbytes
             return max(sizes, key=lambda kind: sizes[kind])
         kinds = {kind_of(array) for array in self.arrays.values()}
-        return next(kind for kind in (*KINDS, "float64", "float32") if kind in kinds)
+        return next(kind for kind in (*weights.KINDS, "float64", "float32") if kind in kinds)
 
     def quantize(self, dtype: str) -> Self:
         """Round the weights of all layers, and the table of words, to 8 or 16 bits.
@@ -296,7 +279,7 @@ class Pretrained(Module):
 
             model = models.load("all-MiniLM-L6-v2").quantize("int8")
         """
-        check_kind(dtype)
+        weights.check_kind(dtype)
         if self.dtype != "float32":
             load = f"load it as float32 to round it to {dtype}: models.load(path, dtype='float32')"
             raise ValueError(f"this model is {self.dtype}; {load}")
@@ -309,17 +292,17 @@ class Pretrained(Module):
         compact = [name for name in self.arrays if name in names and is_compact(self.arrays[name])]
         if dtype is None and compact:
             dtype = kind_of(self.arrays[compact[0]])
-        if dtype in KINDS:
-            check_kind(dtype)
+        if dtype in weights.KINDS:
+            weights.check_kind(dtype)
         found: dict[str, Array] = {}
         for name, given in self.arrays.items():
-            if name.endswith(SCALE):
+            if name.endswith(weights.SCALE):
                 continue  # rounded together with its weight
-            array, scale = given, self.arrays.get(name + SCALE)
+            array, scale = given, self.arrays.get(name + weights.SCALE)
             if not is_compact(array):
                 with np.errstate(over="ignore"):
                     array = array if dtype is None else array.astype(np.float32, copy=False)
-                if name in names and dtype in KINDS:
+                if name in names and dtype in weights.KINDS:
                     array, scale = rounded(name, array, dtype)
             elif name not in names or dtype == "float32":
                 array, scale = to_float32(array, scale), None
@@ -327,7 +310,7 @@ class Pretrained(Module):
                 raise ValueError(f"{name} is {kind_of(array)} already, which is not rounded to {dtype} again")
             found[name] = array
             if scale is not None:
-                found[name + SCALE] = scale
+                found[name + weights.SCALE] = scale
         self.arrays = found
         self._prepared.clear()
         self._made.clear()
@@ -405,7 +388,7 @@ class Pretrained(Module):
 
     def extra_repr(self) -> str:
         """Return the sizes and the dtype."""
-        count = sum(array.size for name, array in self.arrays.items() if not name.endswith(SCALE))
+        count = sum(array.size for name, array in self.arrays.items() if not name.endswith(weights.SCALE))
         count += sum(math.prod(quants.shape) for quants in self.blocks.values())
         return f"hidden_size={self.hidden_size}, num_layers={self.num_layers}, parameters={count}, dtype={self.dtype}"
 

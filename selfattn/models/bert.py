@@ -117,10 +117,8 @@ class RobertaModel(BertModel):
     """RoBERTa's and XLM-R's encoder, under the names of ``transformers.RobertaModel``: BERT, but for its first position."""
 
     kinds: ClassVar[dict[str, str]] = {
-        "roberta": "Roberta",
-        "xlm-roberta": "XLMRoberta",
-        "camembert": "Camembert",
-    }
+        "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert",
+    }  # fmt: skip
     prefix = "roberta."
 
     def _read(self, config: Config) -> None:
@@ -177,13 +175,11 @@ class MPNetModel(RobertaModel):
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         # Each head has a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
         line = np.ascontiguousarray(self.arrays[self.bias_table][_buckets(longest)].T)
-        stride = line.itemsize
-        mask = as_strided(
-            line[:, longest - 1 :],
+        shape, strides = (
             (1, self.num_heads, longest, longest),
-            (0, line.strides[0], -stride, stride),
-            writeable=False,
+            (0, line.strides[0], -line.itemsize, line.itemsize),
         )
+        mask = as_strided(line[:, longest - 1 :], shape, strides, writeable=False)
         return super()._settings(p, longest)._replace(mask=mask)
 
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:

@@ -40,8 +40,7 @@ class GPT2LMHeadModel(CausalModel):
         self.hidden_size = config.size("n_embd", 768)
         self.num_layers = config.size("n_layer", 12, least=0)
         self.num_heads = config.size("n_head", 12)
-        inner = config.raw("n_inner")
-        self.wide = 4 * self.hidden_size if inner is None else config.size("n_inner")
+        self.wide = config.size_or("n_inner", 4 * self.hidden_size)
         self.activation = config.activation("activation_function", "gelu_new")
         self.max_positions = config.size("n_positions", 1024)
         self.eps = config.number("layer_norm_epsilon", 1e-5)
@@ -126,15 +125,12 @@ def as_gpt(model: GPT2LMHeadModel) -> GPT:
 
 def _names(layers: int, tied: bool) -> dict[str, str]:
     """Return the names of a GPT's parameters, each with GPT-2's."""
-    names = {old: f"transformer.{new}" for old, new in OWN_NAMES.items()} | (
-        {} if tied else {"head.weight": "lm_head.weight"}
-    )
+    names = {old: f"transformer.{new}" for old, new in OWN_NAMES.items()}
     for n in range(layers):
         for old, new in OWN_LAYER_NAMES.items():
-            names |= {
-                f"layers.{n}.{old}{kind}": f"transformer.h.{n}.{new}{kind}" for kind in ("weight", "bias")
-            }
-    return names
+            for kind in ("weight", "bias"):
+                names[f"layers.{n}.{old}{kind}"] = f"transformer.h.{n}.{new}{kind}"
+    return names | ({} if tied else {"head.weight": "lm_head.weight"})
 
 
 def _turned(name: str, array: Array) -> Array:

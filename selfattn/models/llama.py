@@ -5,7 +5,7 @@ Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023; Qwen team, "Qwe
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from selfattn.engine.rope import read_rope
 from selfattn.engine.transformer import Layer, Norm, Transformer
@@ -32,13 +32,9 @@ class LlamaForCausalLM(CausalModel):
         self.hidden_size = config.size("hidden_size")
         self.num_layers = config.size("num_hidden_layers", least=0, most=MOST_LAYERS)
         self.num_heads = config.size("num_attention_heads")
-        self.num_key_heads, self.head_width = self.num_heads, max(1, self.hidden_size // self.num_heads)
-        key_heads = config.raw("num_key_value_heads", 8 if kind == "mistral" else None)
-        if key_heads is not None:
-            self.num_key_heads = config.size("num_key_value_heads", key_heads)
-        width = config.raw("head_dim")
-        if width is not None:
-            self.head_width = config.size("head_dim")
+        usual = 8 if kind == "mistral" else None
+        self.num_key_heads = config.size_or("num_key_value_heads", self.num_heads, usual)
+        self.head_width = config.size_or("head_dim", max(1, self.hidden_size // self.num_heads))
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_act", "silu")
         longest = {"llama": 2048, "mistral": 131072, "qwen2": 32768}[kind]
@@ -52,7 +48,7 @@ class LlamaForCausalLM(CausalModel):
         self._read_windows(config, kind)
         self.rope = read_rope(config, self.head_width, self.max_positions)
         heads = ("num_attention_heads", self.num_heads)
-        if width is None:
+        if config.raw("head_dim") is None:
             config.check_multiple("hidden_size", self.hidden_size, *heads)
         config.check_multiple(*heads, "num_key_value_heads", self.num_key_heads)
 
@@ -60,8 +56,7 @@ class LlamaForCausalLM(CausalModel):
         """Read how many tokens each layer attends to, the query's own included; None is all."""
         size, first = None, 0
         if kind != "llama":
-            size = config.raw("sliding_window", 4096)
-            size = None if size is None else config.size("sliding_window", size)
+            size = config.size_or("sliding_window", None, 4096)
         if kind == "qwen2":
             size = size if config.flag("use_sliding_window", False) else None
             first = config.size("max_window_layers", 28, least=0)
@@ -84,14 +79,10 @@ class LlamaForCausalLM(CausalModel):
             name = f"model.layers.{n}."
             shapes |= {f"{name}input_layernorm.weight": (d,), f"{name}post_attention_layernorm.weight": (d,)}
             for part, rows, columns, bias in (
-                ("self_attn.q_proj", queries, d, before),
-                ("self_attn.k_proj", keys, d, before),
-                ("self_attn.v_proj", keys, d, before),
-                ("self_attn.o_proj", d, queries, after),
-                ("mlp.gate_proj", wide, d, inner),
-                ("mlp.up_proj", wide, d, inner),
-                ("mlp.down_proj", d, wide, inner),
-            ):
+                ("self_attn.q_proj", queries, d, before), ("self_attn.k_proj", keys, d, before),
+                ("self_attn.v_proj", keys, d, before), ("self_attn.o_proj", d, queries, after),
+                ("mlp.gate_proj", wide, d, inner), ("mlp.up_proj", wide, d, inner), ("mlp.down_proj", d, wide, inner),
+            ):  # fmt: skip
                 shapes[f"{name}{part}.weight"] = (rows, columns)
                 if bias:
                     shapes[f"{name}{part}.bias"] = (rows,)
@@ -110,8 +101,7 @@ class LlamaForCausalLM(CausalModel):
 
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
         name = f"model.layers.{n}."
-        window = self.windows[n]
-        dtype: Any = self.arrays["model.norm.weight"].dtype
+        window, dtype = self.windows[n], self.arrays["model.norm.weight"].dtype
         return Layer(
             self.num_heads, query=p.projection(f"{name}self_attn.q_proj"),
             key=p.projection(f"{name}self_attn.k_proj"), value=p.projection(f"{name}self_attn.v_proj"),
