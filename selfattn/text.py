@@ -308,12 +308,9 @@ class WhitespaceTokenizer:
 
 
 def train_sentencepiece(
-    sentences: Iterable[str],
-    vocab_size: int,
-    *,
-    model_type: Literal["unigram", "bpe", "char", "word"] = "unigram",
-    **options: Any,
-) -> Any:
+    sentences: Iterable[str], vocab_size: int, *,
+    model_type: Literal["unigram", "bpe", "char", "word"] = "unigram", **options: Any,
+) -> Any:  # fmt: skip
     """Train a SentencePiece model on sentences.
 
     Parameters
@@ -356,14 +353,12 @@ def train_sentencepiece(
         _check_text(sentence)
     vocab_size = check_size("vocab_size", vocab_size)
     model = io.BytesIO()
-    # 2: no progress.
+    parts = (part for sentence in sentences for part in _cut(sentence))
+    # 2: no progress is printed.
     settings = {"model_type": model_type, "hard_vocab_limit": False, "minloglevel": 2} | options
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(part for sentence in sentences for part in _cut(sentence)),
-            model_writer=model,
-            vocab_size=vocab_size,
-            **settings,
+            sentence_iterator=parts, model_writer=model, vocab_size=vocab_size, **settings
         )
     except (RuntimeError, OSError, ValueError) as error:
         failed = f"SentencePiece could not be trained with vocab_size={vocab_size}"

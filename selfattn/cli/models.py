@@ -43,13 +43,8 @@ UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "optio
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
 CHUNK = 1024  # sentences
-TABLES = (
-    ".csv",
-    ".tsv",
-    ".xlsx",
-    ".parquet",
-    ".npz",
-)  # names of files of other forms than those that are written
+# Names of files of other forms than those that are written.
+TABLES = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
 WHERE = (
     "Get one with: hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir all-MiniLM-L6-v2 (pip install huggingface_hub); "
     "or make one: selfattn train book.txt --out model"
@@ -146,17 +141,11 @@ def _train(options: argparse.Namespace) -> int:
     say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
     try:
         training.fit(
-            nn.ProxyTask(model),
-            triplets,
-            epochs=options.epochs,
-            lr=options.lr,
-            batch_size=options.batch_size,
-            rng=for_orders,
-            log_every=None if options.quiet else options.log_every,
-            checkpoint=unfinished / CHECKPOINT,
-            resume=options.resume,
-            progress=False if options.quiet else None,
-        )
+            nn.ProxyTask(model), triplets, epochs=options.epochs, lr=options.lr,
+            batch_size=options.batch_size, rng=for_orders,
+            log_every=None if options.quiet else options.log_every, checkpoint=unfinished / CHECKPOINT,
+            resume=options.resume, progress=False if options.quiet else None,
+        )  # fmt: skip
     except training.Interrupted:
         files.save_model(model, out)
         streams.tell(f"\nstopped; the model as it is now is in {out}, and --resume continues the training")
@@ -197,9 +186,8 @@ def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Ma
     if options.resume or options.force:
         return
     if begun:
-        raise FileExistsError(
-            f"{out} holds an unfinished training: --resume continues it, --force replaces it"
-        )
+        ways = "--resume continues it, --force replaces it"
+        raise FileExistsError(f"{out} holds an unfinished training: {ways}")
     for name, what in kept.items():
         if (out / name).exists():
             raise FileExistsError(f"{out} holds {what}: --force replaces it")
@@ -270,14 +258,9 @@ def _new_model(
         tokenizer = train_sentencepiece(sentences, options.vocab_size)
         size = tokenizer.get_piece_size()
     return nn.EmbeddingModel(
-        tokenizer,
-        size,
-        options.dim,
-        max_seq_len=options.max_seq_len,
-        num_layers=options.layers,
-        num_heads=options.heads,
-        rng=rng,
-    )
+        tokenizer, size, options.dim, max_seq_len=options.max_seq_len, num_layers=options.layers,
+        num_heads=options.heads, rng=rng,
+    )  # fmt: skip
 
 
 def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Path) -> None:
@@ -313,9 +296,8 @@ def _embed(options: argparse.Namespace) -> int:
         raise UsageError("give a sentence, --file, or lines on standard input")
     out = options.out or streams.DASH
     if (suffix := Path(out).suffix.lower()) in TABLES:
-        raise ValueError(
-            f"--out {out}: {suffix} is not written; name it .npy for an array, or .jsonl for lines of JSON"
-        )
+        way = "name it .npy for an array, or .jsonl for lines of JSON"
+        raise ValueError(f"--out {out}: {suffix} is not written; {way}")
     streams.check(out)
     if options.file is not None and streams.is_same(out, options.file):
         raise ValueError(f"--out {out} would replace the sentences themselves")
@@ -327,10 +309,8 @@ def _embed(options: argparse.Namespace) -> int:
     if not options.sentences:
         empty = _without_tokens(model, sentences, options.prompt)
         if number := sum(sentence in empty for sentence in sentences):
-            several = "s" * (number > 1)
-            streams.tell(
-                f"selfattn embed: {number} line{several} without tokens: NaN, in JSON null, in place of embeddings"
-            )
+            lines = f"{number} line{'s' * (number > 1)} without tokens"
+            streams.tell(f"selfattn embed: {lines}: NaN, in JSON null, in place of embeddings")
     more = _prompted(options.model, model, options.prompt)
     if out.lower().endswith(".npy"):
         if isinstance(model, nn.EmbeddingModel) or empty or _disk.is_special(Path(out)):
@@ -340,12 +320,12 @@ def _embed(options: argparse.Namespace) -> int:
         else:
             model.encode_to(Path(out), sentences, progress=_shows_progress(sentences), **more)
         return 0
-    lines = _json_lines(model, sentences, empty, more)
+    found = _json_lines(model, sentences, empty, more)
     if out == streams.DASH:
-        for line in lines:
+        for line in found:
             print(line)
     else:
-        streams.write(out, "".join(f"{line}\n" for line in lines).encode())
+        streams.write(out, "".join(f"{line}\n" for line in found).encode())
     return 0
 
 
@@ -411,9 +391,8 @@ def _search(options: argparse.Namespace) -> int:
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
     texts = [text for _, text in numbered]
-    for_queries, for_texts = (
-        _prompted(options.model, model, own) for own in (options.query_prompt, options.prompt)
-    )
+    for_queries = _prompted(options.model, model, options.query_prompt)
+    for_texts = _prompted(options.model, model, options.prompt)
     if isinstance(model, nn.EmbeddingModel):
         vectors, wanted = model.encode(texts), model.encode(options.queries)
     else:
@@ -477,9 +456,8 @@ def _without_tokens(model: Any, sentences: Iterable[str], prompt: str | None = N
 def _left_out(command: str, model: Any, sentences: Iterable[str]) -> set[str]:
     """Return the sentences that have no tokens, and print their number."""
     if empty := _without_tokens(model, sentences):
-        streams.tell(
-            f"selfattn {command}: {len(empty)} sentence{'s' * (len(empty) > 1)} without tokens left out"
-        )
+        sentence = f"{len(empty)} sentence{'s' * (len(empty) > 1)}"
+        streams.tell(f"selfattn {command}: {sentence} without tokens left out")
     return empty
 
 

@@ -367,9 +367,7 @@ class CausalModel(Pretrained):
 
         first = 0
         if len(turns) > 1:  # the last one stays
-            first = 1 + bisect_left(
-                range(1, len(turns) - 1), True, key=lambda turn: bool(without(turn).size <= most)
-            )
+            first = 1 + bisect_left(range(1, len(turns) - 1), True, key=lambda n: without(n).size <= most)
         kept = without(first) if first else ids
         if kept.size > self.max_positions:
             limit = f"{self.max_positions} at most, the answer included"
@@ -700,9 +698,7 @@ def attach(model: CausalModel, folder: Path) -> None:
     model._folder, model.tokenizer = folder, tokenizer
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)
-    model.special_tokens = {
-        name: config[name] for name in SPECIAL_TOKENS if isinstance(config.get(name), str)
-    }
+    model.special_tokens = {n: x for n in SPECIAL_TOKENS if isinstance(x := config.get(n), str)}
     model.chat_template = _template(folder, config)
     generation = _generation(model, folder)
     given = generation.pop("eos_token_id", None)
@@ -738,9 +734,7 @@ def _generation(model: CausalModel, folder: Path) -> dict[str, Any]:
 def checked_settings(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings of generation that are not None; a ValueError says which one is wrong, and where it was found."""
     said = {name: value for name, value in given.items() if value is not None}
-    own = {
-        name: said[name] for name in Sampling._fields if name in said and (name != "top_k" or said[name] != 0)
-    }
+    own = {n: said[n] for n in Sampling._fields if n in said and (n != "top_k" or said[n] != 0)}
     try:
         if not isinstance(said.get("do_sample", False), bool):
             raise TypeError(f"do_sample must be true or false, not {quoted(said['do_sample'])}")

@@ -173,12 +173,8 @@ def _counted(function: Callable[..., Any], budget: Budget, shallow: bool = False
 def _environment(messages: int) -> Any:
     """Return a new sandbox with Transformers' settings, filters and functions, for a number of messages."""
     budget, kind = Budget(messages), _environment_class()
-    environment = kind(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols", kind.generation],
-        finalize=budget.weigh,
-    )
+    tags = ["jinja2.ext.loopcontrols", kind.generation]
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=tags, finalize=budget.weigh)
     environment.budget = budget
     environment.filters = {
         name: _counted(function, budget, name in SHALLOW)
@@ -186,11 +182,9 @@ def _environment(messages: int) -> Any:
         if name not in ("format", "pprint", "xmlattr", "urlize", "random")
     }
     environment.filters |= {
-        "_turns": budget.turns,
-        "_result": budget.result,
-        "_joined": lambda parts: _joined(parts, budget),
+        "_turns": budget.turns, "_result": budget.result, "_joined": lambda parts: _joined(parts, budget),
         "tojson": _counted(_to_json, budget),
-    }
+    }  # fmt: skip
     for name in ("lipsum", "cycler", "joiner"):
         environment.globals.pop(name, None)
     environment.globals["raise_exception"] = _raise

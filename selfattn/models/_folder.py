@@ -69,10 +69,8 @@ def one_warning(where: str, depth: int = 4) -> Iterator[None]:
     finally:
         _unknown.reset(token)
     if found:
-        listed = {
-            "" if where.endswith(file) else f"{file}: ": sorted(keys) for file, keys in sorted(found.items())
-        }
-        named = "; ".join(file + ", ".join(keys) for file, keys in listed.items())
+        lists = {file: ", ".join(sorted(keys)) for file, keys in sorted(found.items())}
+        named = "; ".join(x if where.endswith(file) else f"{file}: {x}" for file, x in lists.items())
         what = "settings that are not known here change nothing, and may change results elsewhere"
         warnings.warn(FolderWarning(f"{where}: {what}: {named}"), stacklevel=depth)
 
@@ -94,9 +92,8 @@ class Config(Entries):
         for alias in rows.aliases.keys() & self.values.keys():
             name, value = rows.aliases[alias], self.values.pop(alias)
             if self.values.setdefault(name, value) != value:
-                raise self.error(
-                    f"{alias}={value!r:.80} is another name of {name}, which is {self.values[name]!r:.80}"
-                )
+                what = f"another name of {name}, which is {self.values[name]!r:.80}"
+                raise self.error(f"{alias}={value!r:.80} is {what}")
 
     def inner(self, name: str, values: Mapping[str, Any], rows: Rows = NO_ROWS) -> Config:
         """Return the settings of an object within."""

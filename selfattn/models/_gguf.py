@@ -297,10 +297,9 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
 
 def _sampling(file: GGUF) -> dict[str, Any]:
     """Read how a file says that tokens are drawn; llama.cpp's penalties and other samplers are not done here."""
-    begin = "general.sampling."
-    said = {key.removeprefix(begin): value for key, value in file.metadata.items() if key.startswith(begin)}
+    said = Entries(file, "general.sampling").values
     found = {own: said.pop(name) for name, own in SAMPLING.items() if name in said}
-    undone = [f"{begin}{name}={value!r:.80}" for name, value in said.items() if value not in (0, 1)]
+    undone = [f"general.sampling.{name}={value!r:.80}" for name, value in said.items() if value not in (0, 1)]
     if undone:
         warnings.warn(FolderWarning(f"{file.path}: {', '.join(undone)} is not done here"), stacklevel=5)
     if not found:

@@ -216,9 +216,7 @@ class Pretrained(Module):
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
-            stored: dict[str, Any] = {
-                name: arrays[name] for name in arrays if not name.endswith(self.buffers)
-            }
+            stored: dict[str, Any] = {n: x for n, x in arrays.items() if not n.endswith(self.buffers)}
             self.blocks = {name: array for name, array in stored.items() if isinstance(array, Quants)}
             self._check_quants(shapes, where or "the model")
             kept = {name: array for name, array in stored.items() if name not in self.blocks}

@@ -25,17 +25,7 @@ from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
 from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, states
-from selfattn.models._tokenizer import (
-    Chunk,
-    Given,
-    Ready,
-    ahead,
-    bar,
-    chunks,
-    groups,
-    is_pair,
-    is_text_or_pair,
-)
+from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, chunks, groups, is_pair, is_text_or_pair
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import spelled, without_pads
 
@@ -78,13 +68,9 @@ class TextEncoder(Pretrained):
     # -------------------------------------------------------------------------------------------------- embeddings
 
     def encode(
-        self,
-        sentences: Any,
-        batch_size: int | None = None,
-        progress: bool = False,
-        normalize: bool | None = None,
-        prompt: str | None = None,
-    ) -> Array:
+        self, sentences: Any, batch_size: int | None = None, progress: bool = False,
+        normalize: bool | None = None, prompt: str | None = None,
+    ) -> Array:  # fmt: skip
         """Compute the embedding of a sentence, or of each of many.
 
         Parameters
@@ -131,13 +117,9 @@ class TextEncoder(Pretrained):
         return self._encoded(sentences, batch_size, progress, normalize, prompt)
 
     def encode_query(
-        self,
-        sentences: Any,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        progress: bool = False,
-        normalize: bool | None = None,
-    ) -> Array:
+        self, sentences: Any, prompt: str | None = None, batch_size: int | None = None,
+        progress: bool = False, normalize: bool | None = None,
+    ) -> Array:  # fmt: skip
         """Compute the embeddings of queries, for :meth:`similarity` to those of :meth:`encode_document`.
 
         Parameters
@@ -154,13 +136,9 @@ class TextEncoder(Pretrained):
         return self._encoded(sentences, batch_size, progress, normalize, self._prompt("query", prompt))
 
     def encode_document(
-        self,
-        sentences: Any,
-        prompt: str | None = None,
-        batch_size: int | None = None,
-        progress: bool = False,
-        normalize: bool | None = None,
-    ) -> Array:
+        self, sentences: Any, prompt: str | None = None, batch_size: int | None = None,
+        progress: bool = False, normalize: bool | None = None,
+    ) -> Array:  # fmt: skip
         """Compute the embeddings of texts that are searched.
 
         Parameters
@@ -208,13 +186,9 @@ class TextEncoder(Pretrained):
         return self.pipeline.prompts.get(name, "") if given is None else given
 
     def _encoded(
-        self,
-        sentences: Any,
-        batch_size: int | None,
-        progress: bool,
-        normalize: bool | None,
+        self, sentences: Any, batch_size: int | None, progress: bool, normalize: bool | None,
         prompt: str | None,
-    ) -> Array:
+    ) -> Array:  # fmt: skip
         given = Given(sentences)
         parts = list(self._embeddings(given, batch_size, progress, normalize, prompt))
         given.warn(self.tokenizer, depth=4)
@@ -224,14 +198,9 @@ class TextEncoder(Pretrained):
         return y[0] if given.alone else y
 
     def encode_to(
-        self,
-        path: _disk.PathLike,
-        sentences: Iterable[Any],
-        batch_size: int | None = None,
-        progress: bool = False,
-        normalize: bool | None = None,
-        prompt: str | None = None,
-    ) -> Array:
+        self, path: _disk.PathLike, sentences: Iterable[Any], batch_size: int | None = None,
+        progress: bool = False, normalize: bool | None = None, prompt: str | None = None,
+    ) -> Array:  # fmt: skip
         """Write the embeddings of many sentences to a ``.npy`` file, chunk by chunk.
 
         Neither the sentences nor the embeddings need fit into memory.
@@ -286,17 +255,12 @@ class TextEncoder(Pretrained):
         return self._computed(given, batch_size, progress, prepare, compute, "encode")
 
     def _computed(
-        self,
-        given: Given,
-        batch_size: int | None,
-        progress: bool,
-        prepare: Callable[[Chunk], Ready],
-        compute: Callable[[Array, Array, Array | None, list[int] | None], Array],
-        name: str,
-    ) -> Iterator[Array]:
+        self, given: Given, batch_size: int | None, progress: bool, prepare: Callable[[Chunk], Ready],
+        compute: Callable[[Array, Array, Array | None, list[int] | None], Array], name: str,
+    ) -> Iterator[Array]:  # fmt: skip
         """Tokenise chunks, one ahead, and compute each in packed calls."""
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
-        with bar(progress, given.total, name) as done:
+        with _tokenizer.bar(progress, given.total, name) as done:
             for ready in ahead(chunks(given.sentences), prepare):
                 given.add(ready)
                 y: Array | None = None

@@ -37,14 +37,11 @@ CLASSES: dict[str, tuple[str, dict[str, str]]] = {
     "XLMRobertaTokenizer": ("Unigram", ROBERTA),
 }
 OTHER_NAMES = {
-    "BartTokenizer": "RobertaTokenizer",
-    "DistilBertTokenizer": "BertTokenizer",
-    "MobileBertTokenizer": "BertTokenizer",
-    "SqueezeBertTokenizer": "BertTokenizer",
-}
-WORDS = dict.fromkeys(
-    ("BertTokenizer", "MPNetTokenizer"), "WordLevel"
-)  # another kind of model that these classes take
+    "BartTokenizer": "RobertaTokenizer", "DistilBertTokenizer": "BertTokenizer",
+    "MobileBertTokenizer": "BertTokenizer", "SqueezeBertTokenizer": "BertTokenizer",
+}  # fmt: skip
+# Another kind of model that these classes take.
+WORDS = {"BertTokenizer": "WordLevel", "MPNetTokenizer": "WordLevel"}
 AS_WRITTEN = "_selfattn_as_written"  # true: the file as it is, also where Transformers would not take it so
 AS_IT_IS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 # Transformers' class of a model whose folder names none.
@@ -99,11 +96,8 @@ class Tokens:
         if OLD in lists and not lists.get(EXTRA):
             lists[EXTRA] = lists.pop(OLD)
         # Texts and objects of names come after tokens that are objects themselves.
-        last = {
-            key: settings.pop(key)
-            for key in [*settings]
-            if key not in SPECIAL_TOKENS and isinstance(settings[key], str)
-        }
+        texts = [key for key, x in settings.items() if key not in SPECIAL_TOKENS and isinstance(x, str)]
+        last = {key: settings.pop(key) for key in texts}
         last |= lists.pop(EXTRA) if isinstance(lists.get(EXTRA), dict) else {}
         listed = config.values.get("added_tokens_decoder")
         if listed is None:
@@ -113,11 +107,8 @@ class Tokens:
         defaults = CLASSES[name][1] if name in CLASSES else {}
         self.own = {text for key, text in defaults.items() if settings.get(key) is None}
         special = {*map(str, lists.get(EXTRA) or ())} if isinstance(lists.get(EXTRA), list) else set[str]()
-        special |= {
-            getattr(settings[key], "content", str(settings[key]))
-            for key in SPECIAL_TOKENS
-            if settings.get(key)
-        }
+        usual = (settings[key] for key in SPECIAL_TOKENS if settings.get(key))
+        special |= {getattr(token, "content", str(token)) for token in usual}
         settings = dict.fromkeys(SPECIAL_TOKENS) | defaults | settings | last
         self.named = {key: self._token(key, value) for key, value in settings.items() if value is not None}
         extra = lists.get(EXTRA, lists.get(OLD))
@@ -140,18 +131,18 @@ class Tokens:
         self, found: Config, settings: dict[str, Any], lists: dict[str, Any], last: dict[str, Any]
     ) -> None:
         """Read special_tokens_map.json into the settings and lists of tokens that tokenizer_config.json has."""
+
+        def marked(value: Any) -> Any:
+            return {**value, "special": True} if isinstance(value, dict) else value
+
         for key in found.values:
             if key.endswith("_token"):
-                value = found.raw(key)
-                settings[key] = self._token(
-                    key, {**value, "special": True} if isinstance(value, dict) else value
-                )
+                settings[key] = self._token(key, marked(found.raw(key)))
         more = found.raw(EXTRA)
         if isinstance(more, dict):
             last |= more
         elif more is not None:
-            dicts = ({**value, "special": True} if isinstance(value, dict) else value for value in more)
-            lists[EXTRA] = [*(lists.get(EXTRA) or []), *dicts]
+            lists[EXTRA] = [*(lists.get(EXTRA) or []), *map(marked, more)]
         if OLD in found.values:
             lists[OLD] = found.raw(OLD)
         found.finish()
@@ -167,9 +158,8 @@ class Tokens:
                 return self.library.AddedToken(**fields)
             except TypeError:
                 pass
-        raise ValueError(
-            f"{self.where}: {name} must be a text or an object with a content, not {value!r:.80}"
-        )
+        what = f"must be a text or an object with a content, not {value!r:.80}"
+        raise ValueError(f"{self.where}: {name} {what}")
 
     def _declare(self, n: Any, token: Any) -> None:
         try:
@@ -195,10 +185,9 @@ class Tokens:
         for text, n in self.declared.items():
             found = tokenizer.token_to_id(text)
             if found != n:
-                raise ValueError(
-                    f"{self.where}: the token {text!r} has the id {n} in the files beside {TOKENIZER}, and {found} after "
-                    "those that come before it"
-                )
+                after = f"{found} after those that come before it"
+                given = f"has the id {n} in the files beside {TOKENIZER}, and {after}"
+                raise ValueError(f"{self.where}: the token {text!r} {given}")
 
 
 def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tuple[Any, dict[str, str]]:
@@ -208,11 +197,8 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
     name = class_name(config.values, of_model, content)
     kind = content["model"].get("type")
     if name in CLASSES and kind not in (None, CLASSES[name][0], WORDS.get(name)):
-        if (
-            config.values.get("tokenizer_class")
-            or of_model.get("tokenizer_class")
-            or name == "Qwen2Tokenizer"
-        ):
+        named = config.values.get("tokenizer_class") or of_model.get("tokenizer_class")
+        if named or name == "Qwen2Tokenizer":
             raise ValueError(
                 f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {CLASSES[name][0]} model; for a tokenizer as the "
                 f"file says, set tokenizer_class in {TOKENIZER_CONFIG} to 'PreTrainedTokenizerFast'"
@@ -255,12 +241,8 @@ def _model(name: str, model: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
 def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any], tokens: Tokens) -> None:
     """Replace the steps of a tokenizer by those of a class."""
     library = tokens.library
-    steps, before, after, ends = (
-        library.normalizers,
-        library.pre_tokenizers,
-        library.decoders,
-        library.processors,
-    )
+    steps, before = library.normalizers, library.pre_tokenizers
+    after, ends = library.decoders, library.processors
     named = {key: token.content for key, token in tokens.named.items()}
     model = tokenizer.model
     needed: tuple[str, ...] = ()
@@ -268,11 +250,8 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
         accents = config.raw("strip_accents")
         if not isinstance(accents, bool | None):
             raise config.error(f"strip_accents must be true or false, not {accents!r:.80}")
-        model.unk_token, model.continuing_subword_prefix, model.max_input_chars_per_word = (
-            named["unk_token"],
-            "##",
-            100,
-        )
+        model.unk_token, model.continuing_subword_prefix = named["unk_token"], "##"
+        model.max_input_chars_per_word = 100
         tokenizer.normalizer = steps.BertNormalizer(
             clean_text=True, handle_chinese_chars=config.flag("tokenize_chinese_chars", True), strip_accents=accents,
             lowercase=config.flag("do_lower_case", True),
@@ -297,10 +276,9 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
         if llama:
             prefix = ("always" if config.raw("legacy") else "first") if prefix_space else "never"
             tokenizer.pre_tokenizer = before.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
-            strip = [after.Strip(content=" ", left=1)] if prefix_space else []
-            tokenizer.decoder = after.Sequence(
-                [after.Replace("▁", " "), after.ByteFallback(), after.Fuse(), *strip]
-            )
+            decoders = [after.Replace("▁", " "), after.ByteFallback(), after.Fuse()]
+            decoders += [after.Strip(content=" ", left=1)] if prefix_space else []
+            tokenizer.decoder = after.Sequence(decoders)
         elif name == "Qwen2Tokenizer":
             tokenizer.normalizer = steps.NFC()
             split = before.Split(library.Regex(QWEN2), behavior="isolated", invert=False)
@@ -311,10 +289,8 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
             needed = ("cls_token", "sep_token") if name == "RobertaTokenizer" else ()
     tokens.add_to(tokenizer, needed)
     if name == "Qwen2Tokenizer":  # once more, without their properties
-        again = [*tokens.named.values(), *tokens.extra]
-        tokenizer.add_special_tokens(
-            [token.content for token in again if tokenizer.token_to_id(token.content) is not None]
-        )
+        again = [token.content for token in (*tokens.named.values(), *tokens.extra)]
+        tokenizer.add_special_tokens([text for text in again if tokenizer.token_to_id(text) is not None])
     if needed:
         first, last = ((named[key], tokenizer.token_to_id(named[key])) for key in needed)
         if name in ("MPNetTokenizer", "RobertaTokenizer"):

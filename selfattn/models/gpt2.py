@@ -72,9 +72,8 @@ class GPT2LMHeadModel(CausalModel):
 
     def _layer(self, p: Parameters, n: int) -> Layer:
         name, d = f"transformer.h.{n}.", self.hidden_size
-        query, key, value = (
-            p.projection(f"{name}attn.c_attn", slice(d * part, d * (part + 1))) for part in range(3)
-        )
+        thirds = (slice(d * part, d * (part + 1)) for part in range(3))
+        query, key, value = (p.projection(f"{name}attn.c_attn", rows) for rows in thirds)
         scale = (d // self.num_heads) ** -0.5 if self.scaled else 1.0
         return Layer(
             self.num_heads, query, key, value, output=p.projection(f"{name}attn.c_proj"),

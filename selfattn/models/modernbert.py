@@ -81,9 +81,8 @@ class ModernBertModel(TextEncoder):
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
         name, kind = f"layers.{n}.", self.layer_types[n]
         d, dtype = self.hidden_size, self.arrays["embeddings.norm.weight"].dtype
-        query, key, value = (
-            p.projection(f"{name}attn.Wqkv", slice(d * part, d * (part + 1))) for part in range(3)
-        )
+        thirds = (slice(d * part, d * (part + 1)) for part in range(3))
+        query, key, value = (p.projection(f"{name}attn.Wqkv", rows) for rows in thirds)
         return Layer(
             self.num_heads, query, key, value, output=p.projection(f"{name}attn.Wo"),
             attention_norm=p.norm(f"{name}attn_norm", self.eps) if n > 0 else None,
