@@ -433,33 +433,6 @@ def test_weights_that_cannot_be_rounded(kind, bad):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", PICTURES)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
-def test_an_image_with_bad_pixels_spoils_no_other(name, kind, bad):
-    model = drawn(name).quantize(kind)
-    whole, pixels = model(PIXELS), PIXELS.copy()
-    pixels[1, 0, 3, 3] = bad
-    with np.errstate(all="ignore"):
-        y = model(pixels)
-    np.testing.assert_array_equal(y[[0, 2]], whole[[0, 2]])
-    assert (bad == 3e38) or not np.isfinite(y[1]).any()
-
-
-def test_texts_of_hostile_tables():
-    """Three tokens have rows of zeros, of one number, and huge: texts of the first two are finite, and others keep their bits."""
-    model = drawn("modernbert")
-    table = model.parameters()["embeddings.tok_embeddings.weight"]
-    table[2], table[3], table[4] = 0, 0.25, 1e30 * table[4]
-    model.quantize("int8")
-    good, ends = np.arange(10, 30), np.array([0, 20])
-    alone = model._rows(good, ends)
-    ids = np.concatenate([good, np.full(4, 2), np.full(3, 3), np.full(2, 4)])
-    y = model._rows(ids, np.array([0, 20, 24, 27, 29]))
-    np.testing.assert_array_equal(y[:20], alone)
-    assert np.isfinite(y[20:27]).all()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_refused(kind):
     model = drawn("bert, other activation")
     for dtype in ("int4", "float32", "float16", None, np.int8):

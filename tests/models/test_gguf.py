@@ -267,14 +267,6 @@ def test_sentencepiece_tokenizers(tmp_path):
     assert found.stop_ids == {2}
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "good.gguf"
-    config = LLAMA | {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}  # fmt: skip
-    write(path, config, make(config).state_dict(), "Q8_0", byte_level(SPECIAL, template=TEMPLATE))
-    return path.read_bytes()
-
-
 def entry(name, kind, content):
     return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + content
 
@@ -395,9 +387,9 @@ def test_tokenizers_that_do_not_fit(tmp_path):
     assert models.load(path).tokens("abba") == ["ab", "b", "a"]
 
 
-def test_the_reader_agrees_with_the_package(good, tmp_path):
+def test_the_reader_agrees_with_the_package(tmp_path):
     path = tmp_path / "good.gguf"
-    path.write_bytes(good)
+    write(path, LLAMA, make(LLAMA).state_dict(), "Q8_0", byte_level(SPECIAL, template=TEMPLATE))
     ours, theirs = GGUF(path), gguf.GGUFReader(path)
     assert list(ours.tensors) == [each.name for each in theirs.tensors]
     for each in theirs.tensors:

@@ -58,34 +58,6 @@ def drawn(*lengths, seed=0):
     return [rng.integers(2, VOCABULARY, length) for length in lengths]
 
 
-def close(got, truth, factor=16):
-    """A few eps, times the root of the terms of a product, times the largest element: three layers of seven products of up to
-    40 terms each, whose errors do not conspire."""
-    truth = truth.detach().numpy() if hasattr(truth, "detach") else truth
-    assert got.shape == truth.shape
-    atol = factor * np.sqrt(40) * np.finfo(np.float32).eps * max(1.0, np.abs(truth).max())
-    np.testing.assert_allclose(got, truth, rtol=0, atol=atol)
-
-
-@families
-def test_cached_logits_are_those_of_the_whole_and_of_a_batch(pair):
-    _, ours = pair
-    prompts = drawn(9, 30, 2, seed=1)
-    decoder = ours._decoder(CONTEXT)
-    cache, alone = decoder.new_cache(3), [decoder.new_cache(1) for _ in prompts]
-    fed = [np.array([], int)] * 3
-    for step in range(5):
-        new = prompts if step == 0 else [np.array([7 + step])] * 3
-        fed = [np.concatenate(each) for each in zip(fed, new, strict=True)]
-        logits = decoder.next_logits(new, cache)
-        for i, (ids, own) in enumerate(zip(fed, alone, strict=True)):
-            np.testing.assert_array_equal(decoder.next_logits([new[i]], own)[0], logits[i])
-            close(logits[i], ours.logits(ids)[-1])
-    steps = ours.steps(fed[0])
-    close(steps.output, ours.hidden_states(fed[0])[-1], factor=32)
-    assert len(steps.layers) == 3
-
-
 @families
 def test_saved_here_and_loaded_there(pair, tmp_path):
     theirs, ours = pair
