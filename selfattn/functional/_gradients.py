@@ -42,10 +42,16 @@ _PER_HEAD = AttentionGradients._fields[4:]
 
 
 def attention_vjp(
-    forward: Callable[..., Any], backward: Callable[..., AttentionGradients],
-    arrays: tuple[npt.ArrayLike, ...], heads: slice, options: dict[str, Any], *, names: tuple[str, ...],
-    return_lse: bool, out: Array | None,
-) -> tuple[Any, Pullback]:  # fmt: skip
+    forward: Callable[..., Any],
+    backward: Callable[..., AttentionGradients],
+    arrays: tuple[npt.ArrayLike, ...],
+    heads: slice,
+    options: dict[str, Any],
+    *,
+    names: tuple[str, ...],
+    return_lse: bool,
+    out: Array | None,
+) -> tuple[Any, Pullback]:
     """Run the forward pass; return its result and its pullback.
 
     ``forward`` is the core's. ``backward(q, k, v, **options, names, grad_out, grad_lse, out, statistics)`` returns the
@@ -80,9 +86,17 @@ def attention_vjp(
 
 
 def take_gradients(
-    backward: Callable[..., Any], q: Array, k: Array, v: Array, *, names: tuple[str, ...],
-    row_sums: Callable[[Array], Array], grad_lse: npt.ArrayLike | None, statistics: Array, **options: Any,
-) -> AttentionGradients:  # fmt: skip
+    backward: Callable[..., Any],
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    names: tuple[str, ...],
+    row_sums: Callable[[Array], Array],
+    grad_lse: npt.ArrayLike | None,
+    statistics: Array,
+    **options: Any,
+) -> AttentionGradients:
     """Run the core's backward pass, and sum the gradients to the shapes of the inputs.
 
     ``row_sums`` adds up the shares of rows in the gradient of the ALiBi slope, or of the sink, of their head.

@@ -203,9 +203,13 @@ class _Call:
 
     @np.errstate(all="ignore")
     def __init__(
-        self, arrays: tuple[npt.ArrayLike, ...], attn_mask: npt.ArrayLike | None = None,
-        is_causal: bool = False, causal: str | None = None, key_lengths: npt.ArrayLike | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        arrays: tuple[npt.ArrayLike, ...],
+        attn_mask: npt.ArrayLike | None = None,
+        is_causal: bool = False,
+        causal: str | None = None,
+        key_lengths: npt.ArrayLike | None = None,
+    ) -> None:
         names = AdditiveGradients._fields
         self.given = tuple(as_array(name, x) for name, x in zip(names, arrays, strict=True))
         self.result = promoted(float_dtype(name, x) for name, x in zip(names, self.given, strict=True))

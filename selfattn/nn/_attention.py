@@ -64,9 +64,13 @@ def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
 
 
 def mask_from_ignored(
-    attn_mask: npt.ArrayLike | None, key_padding_mask: npt.ArrayLike | None, lead: tuple[int, ...],
-    num_heads: int, pairs: tuple[int, int], dtype: npt.DTypeLike,
-) -> tuple[Array | None, Array | None]:  # fmt: skip
+    attn_mask: npt.ArrayLike | None,
+    key_padding_mask: npt.ArrayLike | None,
+    lead: tuple[int, ...],
+    num_heads: int,
+    pairs: tuple[int, int],
+    dtype: npt.DTypeLike,
+) -> tuple[Array | None, Array | None]:
     """Convert the two masks of PyTorch's layers, in which True means *ignore*, to attention's mask and a bias of keys.
 
     ``attn_mask`` is (L, S) or (N·num_heads, L, S), ``key_padding_mask`` (N, S), or (S,) for one sequence; each is boolean, or

@@ -463,9 +463,12 @@ def run(module: Any, keep: bool, *inputs: Any, **options: Any) -> tuple[Any, Any
 
 
 def checked_pullback(
-    owner: Any, y: Array, parameters: Iterable[Array | None], backward: Callable[[Array], Any],
+    owner: Any,
+    y: Array,
+    parameters: Iterable[Array | None],
+    backward: Callable[[Array], Any],
     name: str = "dy",
-) -> Pullback:  # fmt: skip
+) -> Pullback:
     """Return a pullback that checks the gradient of y, refuses changed parameters, and calls ``backward``.
 
     The optimiser writes into the arrays, so a gradient taken after a step would silently mix old activations with new weights. A

@@ -323,9 +323,13 @@ class MultiheadAttention(Module):
         return () if x.ndim == 2 else (x.shape[0 if self.batch_first else 1],)
 
     def _options(
-        self, inputs: Inputs, key_padding_mask: npt.ArrayLike | None, attn_mask: npt.ArrayLike | None,
-        is_causal: bool, key_lengths: npt.ArrayLike | None,
-    ) -> dict[str, Any]:  # fmt: skip
+        self,
+        inputs: Inputs,
+        key_padding_mask: npt.ArrayLike | None,
+        attn_mask: npt.ArrayLike | None,
+        is_causal: bool,
+        key_lengths: npt.ArrayLike | None,
+    ) -> dict[str, Any]:
         """Return the options of attention, the seed of dropout included."""
         query, key, _ = inputs
         n_queries, n_keys = (x.shape[0 if self._sequence_first(x) else -2] for x in (query, key))

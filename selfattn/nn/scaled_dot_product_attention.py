@@ -132,9 +132,14 @@ class ScaledDotProductAttention(Module):
         return self._run(True, query, key, value, (mask, attn_mask, key_lengths), dropout)
 
     def _run(
-        self, keep: bool, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike,
-        masks: tuple[npt.ArrayLike | None, ...], dropout: Any,
-    ) -> tuple[tuple[Array, Array], Any]:  # fmt: skip
+        self,
+        keep: bool,
+        query: npt.ArrayLike,
+        key: npt.ArrayLike,
+        value: npt.ArrayLike,
+        masks: tuple[npt.ArrayLike | None, ...],
+        dropout: Any,
+    ) -> tuple[tuple[Array, Array], Any]:
         inputs = self._inputs(query, key, value)
         values, weights, pairs = _attend(inputs, *masks)
         dropped, dropout_pullback = weights, None
@@ -181,9 +186,11 @@ class ScaledDotProductAttention(Module):
 
 
 def _attend(
-    inputs: Inputs, mask: npt.ArrayLike | None, attn_mask: npt.ArrayLike | None,
+    inputs: Inputs,
+    mask: npt.ArrayLike | None,
+    attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
-) -> tuple[Array, Array, tuple[Array, Array] | None]:  # fmt: skip
+) -> tuple[Array, Array, tuple[Array, Array] | None]:
     """Return values, weights before dropout, and with a mask the result of `_pairs`."""
     q, k, v = inputs
     values: Array
@@ -207,9 +214,11 @@ def _attend(
 
 
 def _pairs(
-    inputs: Inputs, mask: npt.ArrayLike | None, attn_mask: npt.ArrayLike | None,
+    inputs: Inputs,
+    mask: npt.ArrayLike | None,
+    attn_mask: npt.ArrayLike | None,
     key_lengths: npt.ArrayLike | None,
-) -> tuple[Array, Array]:  # fmt: skip
+) -> tuple[Array, Array]:
     """Return which pairs have the score of their query and key, and which have a weight, both (..., L, S).
 
     They differ in rows without open keys, where all scores are −1e9.

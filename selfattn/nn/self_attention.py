@@ -390,9 +390,13 @@ class SelfAttentionBlock(Module):
         return self._run(True, x, attn_mask, key_lengths, options)
 
     def _run(
-        self, keep: bool, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None,
-        key_lengths: npt.ArrayLike | None, options: dict[str, Any],
-    ) -> tuple[Array, Pullback]:  # fmt: skip
+        self,
+        keep: bool,
+        x: npt.ArrayLike,
+        attn_mask: npt.ArrayLike | None,
+        key_lengths: npt.ArrayLike | None,
+        options: dict[str, Any],
+    ) -> tuple[Array, Pullback]:
         x = array = as_sequence(x, self.d_model, self.query.weight.dtype)
         # A list: CPython 3.11 loses memory if a generator raises while * unpacks it.
         runs = [run(getattr(self, name), keep, x) for name in PROJECTIONS]

@@ -285,9 +285,14 @@ class TransformerEncoder(Stack):
         super().__init__("encoder_layer", encoder_layer, num_layers, norm)
 
     def _encode(
-        self, keep: bool, src: npt.ArrayLike, mask: npt.ArrayLike | None, padding_mask: npt.ArrayLike | None,
-        is_causal: bool | None, key_lengths: npt.ArrayLike | None,
-    ) -> tuple[Array, Pullback]:  # fmt: skip
+        self,
+        keep: bool,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None,
+        padding_mask: npt.ArrayLike | None,
+        is_causal: bool | None,
+        key_lengths: npt.ArrayLike | None,
+    ) -> tuple[Array, Pullback]:
         """Run the layers, in one call of the core if it can compute all of them and the norm."""
         norm: Any = self.norm
         own: list[Any] = [layer for layer in self.layers if type(layer) is TransformerEncoderLayer]
@@ -354,10 +359,16 @@ class _Call:
     """
 
     def __init__(
-        self, owner: Module, layers: Sequence[TransformerEncoderLayer], norm: Any, src: npt.ArrayLike,
-        mask: npt.ArrayLike | None, padding_mask: npt.ArrayLike | None, is_causal: bool | None,
+        self,
+        owner: Module,
+        layers: Sequence[TransformerEncoderLayer],
+        norm: Any,
+        src: npt.ArrayLike,
+        mask: npt.ArrayLike | None,
+        padding_mask: npt.ArrayLike | None,
+        is_causal: bool | None,
         key_lengths: npt.ArrayLike | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         first = layers[0]
         self.x = x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
         self.batch_first = first.self_attn.batch_first

@@ -37,13 +37,26 @@ class Call:
 
 
 def prepare(
-    query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike, attn_mask: npt.ArrayLike | None,
-    dropout_p: float, is_causal: bool, *, scale: float | None = None, enable_gqa: bool = False,
-    causal: str | None = None, window: Sequence[int | None] | None = None, softcap: float | None = None,
-    alibi_slopes: npt.ArrayLike | None = None, sinks: npt.ArrayLike | None = None,
-    key_lengths: npt.ArrayLike | None = None, block_mask: Any = None, rng: Any = None,
-    compute_dtype: npt.DTypeLike | None = None, first_head: int = 0,
-) -> Call:  # fmt: skip
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    causal: str | None = None,
+    window: Sequence[int | None] | None = None,
+    softcap: float | None = None,
+    alibi_slopes: npt.ArrayLike | None = None,
+    sinks: npt.ArrayLike | None = None,
+    key_lengths: npt.ArrayLike | None = None,
+    block_mask: Any = None,
+    rng: Any = None,
+    compute_dtype: npt.DTypeLike | None = None,
+    first_head: int = 0,
+) -> Call:
     """Check the arguments of :func:`scaled_dot_product_attention` and return them as a :class:`Call`."""
     q, k, v = as_array("query", query), as_array("key", key), as_array("value", value)
     compute, result = dtypes(compute_dtype, {"query": q, "key": k, "value": v})
@@ -128,9 +141,13 @@ def check_real(name: str, value: Any) -> float:
 
 
 def allowed_pairs(
-    shape: tuple[int, ...], mask: Array | None, is_causal: bool, window: tuple[int | None, int | None],
-    offset: int, key_lengths: Array | None,
-) -> Array:  # fmt: skip
+    shape: tuple[int, ...],
+    mask: Array | None,
+    is_causal: bool,
+    window: tuple[int | None, int | None],
+    offset: int,
+    key_lengths: Array | None,
+) -> Array:
     """Combine all masks to one boolean array of ``shape`` (..., L, S), True = may attend.
 
     ``mask`` is boolean and has that shape; ``key_lengths`` has shape (...,); query i has the position of
@@ -282,9 +299,11 @@ def check_window(window: Sequence[int | None] | None) -> tuple[int | None, int |
 
 
 def norm_arguments(
-    x: npt.ArrayLike, normalized_shape: int | Sequence[int], compute_dtype: npt.DTypeLike | None,
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    compute_dtype: npt.DTypeLike | None,
     **params: npt.ArrayLike | None,
-) -> tuple[Array, dict[str, Array], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:  # fmt: skip
+) -> tuple[Array, dict[str, Array], tuple[int, ...], np.dtype[Any], np.dtype[Any]]:
     """Check the arguments of a norm; return x and params in the dtype of the computation, axes, and :func:`dtypes`."""
     shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
     x = as_array("x", x)

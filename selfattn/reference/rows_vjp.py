@@ -148,9 +148,14 @@ def rms_norm_vjp(
 
 
 def _norm_gradients(
-    x: npt.ArrayLike, normalized_shape: int | Sequence[int], params: dict[str, npt.ArrayLike | None],
-    eps: float, compute_dtype: npt.DTypeLike | None, *, is_centred: bool,
-) -> Callable[[npt.ArrayLike], list[Any]]:  # fmt: skip
+    x: npt.ArrayLike,
+    normalized_shape: int | Sequence[int],
+    params: dict[str, npt.ArrayLike | None],
+    eps: float,
+    compute_dtype: npt.DTypeLike | None,
+    *,
+    is_centred: bool,
+) -> Callable[[npt.ArrayLike], list[Any]]:
     """Return the pullback of layer norm (``is_centred``) or RMS norm; it returns gradients of x and of the parameters."""
     wide, given, axes, compute, _ = norm_arguments(x, normalized_shape, compute_dtype, **params)
     n = math.prod(wide.shape[axis] for axis in axes)

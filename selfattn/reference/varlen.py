@@ -108,9 +108,13 @@ def varlen_attention_vjp(
 
 
 def _sequences(
-    query: Array, key: Array, value: Array, cu_seqlens_q: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike,
+    query: Array,
+    key: Array,
+    value: Array,
+    cu_seqlens_q: npt.ArrayLike,
+    cu_seqlens_k: npt.ArrayLike,
     options: dict[str, Any],
-) -> Iterator[tuple[slice, dict[str, Any]]]:  # fmt: skip
+) -> Iterator[tuple[slice, dict[str, Any]]]:
     """Yield each sequence's rows, and the arguments of its own call: (H, L, E), (H_kv, S, E), (H_kv, S, Ev)."""
     rows = [slice(a, b) for a, b in pairwise(np.asarray(cu_seqlens_q))]
     keys = [slice(a, b) for a, b in pairwise(np.asarray(cu_seqlens_k))]

@@ -501,9 +501,13 @@ def _split(graph: Graph, whole: str, per_head: Array, rows: str) -> list[str]:
 
 
 def _norm(
-    graph: Graph, prefix: str, last: str, norm: tuple[Array | None, Array | None, float], data: Array,
+    graph: Graph,
+    prefix: str,
+    last: str,
+    norm: tuple[Array | None, Array | None, float],
+    data: Array,
     rows: str,
-) -> str:  # fmt: skip
+) -> str:
     weight, bias, eps = norm
     ids = []
     for name, array, default in (("ln_weight", weight, 1.0), ("ln_bias", bias, 0.0)):
