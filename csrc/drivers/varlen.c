@@ -63,7 +63,7 @@ static void set_gradients_to_sequence(const sa_varlen_gradients *vg, ptrdiff_t s
     g->only_turns = true;
 }
 
-/* Sequences with more turns come first, so that each turn has the first sequences; then longer tasks. */
+/* Sequences with more turns come first, so the first sequences are those of a turn. Among equals, longer tasks come first. */
 static int compare_items(const void *x, const void *y) {
     const sa_varlen_item *a = x, *b = y;
     const double order[] = {(double)(b->turns - a->turns), b->cost - a->cost, (double)(a->sequence - b->sequence)};
@@ -161,7 +161,7 @@ typedef struct {
     char *scratch, *partial;
 } varlen_run;
 
-/* A thread's copy of the call. It seldom changes, because tasks of a sequence follow one another. */
+/* A thread's copy of the call. The copy seldom changes, because tasks of a sequence follow one another. */
 typedef struct {
     const varlen_run *run;
     char *scratch;

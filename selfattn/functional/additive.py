@@ -216,7 +216,7 @@ class _Call:
         self.compute = compute_dtype(*self.given)
         _check_shapes(*self.given)
         options: dict[str, Any] = {"is_causal": is_causal, "causal": causal, "key_lengths": key_lengths}
-        # The core checks the rest; without width it computes little.
+        # The core checks the other arguments; at width 0 it computes little.
         q, k, values, *_ = (x[..., :0] for x in self.given)
         self.lead = lead = _core.scaled_dot_product_attention(q, k, values, attn_mask, **options).shape[:-2]
         q, k, values, w_q, w_k, self.v = (x.astype(self.compute, copy=False) for x in self.given)
@@ -235,7 +235,7 @@ class _Call:
             self.lengths = np.broadcast_to(key_lengths, lead or np.shape(key_lengths)).reshape(lead)
 
     def blocks(self) -> Iterator[tuple[tuple[int, ...], slice]]:
-        """Yield a head and some of its rows: as many as have at most SCORES scores, but at least one."""
+        """Yield a head and some of its rows: as many rows as have at most SCORES scores, but at least one."""
         step = max(1, min(ROWS, SCORES // max(self.n_keys, 1)))
         for head in np.ndindex(*self.lead):
             for first in range(0, self.length, step):
@@ -252,7 +252,7 @@ class _Call:
 
     @np.errstate(all="ignore")
     def arguments(self, head: tuple[int, ...], rows: slice) -> tuple[Array, Array, Array, Array]:
-        """Return query, key, value and float mask of a call of dot-product attention that has the scores of the rows."""
+        """Return query, key, value and float mask for a call of dot-product attention that has these rows' scores."""
         scores = np.empty((rows.stop - rows.start, self.n_keys), self.compute)
         for keys, tangents in self.tiles(head, rows):
             scores[:, keys] = linear(tangents, self.v[None])[..., 0]
@@ -261,7 +261,7 @@ class _Call:
             if mask.dtype == np.bool_:
                 scores[~mask] = -np.inf
             else:
-                most = np.finfo(self.compute).max  # wider finite values stay finite
+                most = np.finfo(self.compute).max  # finite values of a wider dtype stay finite
                 scores += np.where(np.isfinite(mask), np.clip(mask, -most, most), mask).astype(self.compute)
                 scores[mask == -np.inf] = -np.inf
         if self.diagonal is not None:

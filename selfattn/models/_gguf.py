@@ -62,7 +62,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 class GGUF:
-    """A file: ``metadata``, numbers, texts and lists of them by name; and ``tensors``. A ValueError says what is damaged where."""
+    """A file: ``metadata`` (numbers, texts and lists of these, by name) and ``tensors``. A ValueError says what is damaged where."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -188,7 +188,7 @@ class GGUF:
         return Tensor(label, shape, offset, math.prod(shape) // numbers * size)
 
     def raw(self, name: str) -> Array:
-        """Return the bytes of a tensor, (rows, bytes of a row), mapped."""
+        """Return the bytes of a tensor, (rows, bytes of a row), a view of the mapped file."""
         tensor = self.tensors[name]
         rows = math.prod(tensor.shape[:-1])
         return np.asarray(self.data[tensor.begin : tensor.begin + tensor.size]).reshape(rows, -1)
@@ -201,7 +201,7 @@ class GGUF:
         return Quants(self.raw(name), tensor.kind, (tensor.shape[0], tensor.shape[1]))
 
     def array(self, name: str) -> Array:
-        """Return a tensor as float32, mapped if it is stored so; an ImportError if its kind needs the package ``gguf``."""
+        """Return a tensor as float32, a view of a file in float32; raise ImportError if its kind needs the package ``gguf``."""
         tensor = self.tensors[name]
         if tensor.kind in FLOATS:
             found = self.raw(name).reshape(-1).view(FLOATS[tensor.kind]).reshape(tensor.shape)
@@ -264,7 +264,7 @@ class Architecture(Entries):
 
 
 def load_gguf(path: Path, dtype: str | None) -> Any:
-    """Load a language model from a GGUF file; without a dtype as it is stored, as quants or float32."""
+    """Load a language model from a GGUF file; without a dtype its weights stay as stored: quants or float32."""
     file = GGUF(path)
     _check_whole(file)
     architecture = file.metadata.get("general.architecture")
@@ -283,7 +283,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     if permuted and not as_stored:
         arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
     for name, array in arrays.items():
-        if name.endswith(kind.transposed) and isinstance(array, np.ndarray):  # folders have it the other way
+        if name.endswith(kind.transposed) and isinstance(array, np.ndarray):  # folders hold the transpose
             arrays[name] = array.T
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
@@ -309,7 +309,7 @@ def _sampling(file: GGUF) -> dict[str, Any]:
 
 
 def _check_whole(file: GGUF) -> None:
-    """Refuse a file that is one of several, or holds something else than a model."""
+    """Refuse a file that is one of several, or holds something other than a model."""
     count, number = file.metadata.get("split.count", 0), file.metadata.get("split.no", 0)
     if count not in (0, 1):
         how = "join them: llama-gguf-split --merge FIRST-PART WHOLE.gguf"
@@ -429,21 +429,21 @@ TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# How a text is cut before its bytes: by a pattern that matches words, by "digits" one by one and GPT-2's pattern, or by that alone.
+# How a text is cut before BPE: by a pattern of words, at each digit ("digits") and by GPT-2's pattern, or by GPT-2's pattern alone.
 PRE = {
     "gpt-2": None, "gpt2": None, "mpt": None, "olmo": None, "jais": None, "phi-2": None, "roberta-bpe": None,
     "smollm": "digits", "starcoder": "digits", "refact": "digits", "command-r": "digits", "codeshell": "digits",
     "llama-bpe": LLAMA3, "llama3": LLAMA3, "llama-v3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3, "falcon3": LLAMA3,
     "qwen2": QWEN2, "stablelm2": QWEN2, "deepseek-r1-qwen": QWEN2, "megrez": QWEN2, "tekken": TEKKEN,
 }  # fmt: skip
-# The tokenizers of their folders normalise a text, of which a file says nothing.
+# The models of these normalise texts to NFC, but no key of a GGUF file says so.
 NFC = ("qwen2", "megrez", "mpt", "olmo", "command-r")
-# Files from before pre-tokenizers had names say none; the architecture's first models had these.
+# Old files do not name a pre-tokenizer; the first models of the architecture had these.
 UNNAMED = {"qwen2": "qwen2", "gpt2": "gpt-2", "llama": "gpt-2"}
-# Of Llama 3: a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
+# As in Llama 3, a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
 BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")
-# Special by their look, whatever their types say: old converters wrote no types, or called them normal.
+# Normal tokens that look like these are special: old converters wrote no types, or called such tokens normal.
 MARK = re.compile(r"<\|.*\|>|<｜.*｜>|<(start|end)_of_\w+>|\[/?INST\]", re.DOTALL)
 ENDS_OF_TURN = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|end_of_turn|>",
@@ -455,7 +455,7 @@ NAMES = {
     "cls": "cls_token", "mask": "mask_token",
 }  # fmt: skip
 ENDS = ("eos", "eot", "eom")
-# Names of general.sampling, with Transformers'.
+# Names in general.sampling, and Transformers' names.
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
@@ -587,7 +587,7 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
 
 
 def _types(entries: Vocabulary, marks: Collection[int]) -> list[int]:
-    """Return the type of each token; CONTROL are also ``marks`` and what looks like them, of whatever type."""
+    """Return the type of each token: CONTROL for normal tokens of ``marks``, or that match MARK."""
     tokens, types = entries.tokens, entries.list_of("token_type", int) or [NORMAL] * len(entries.tokens)
     if len(types) != len(tokens):
         raise entries.error(f"there are {len(types)} types for {len(tokens)} tokens")
@@ -596,7 +596,7 @@ def _types(entries: Vocabulary, marks: Collection[int]) -> list[int]:
 
 
 def _add_special(library: Any, tokenizer: Any, tokens: list[str], types: list[int]) -> None:
-    """Add the tokens that are found whole in a text, and among them those that decoding leaves out."""
+    """Add the tokens that are found whole in a text, as special ones if decoding leaves them out."""
     for wanted, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
         chosen = [token for token, own in zip(tokens, types, strict=True) if own in wanted and token]
         found = [library.AddedToken(token, special=special, normalized=False) for token in chosen]

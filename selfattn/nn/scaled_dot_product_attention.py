@@ -207,7 +207,7 @@ def _attend(
     values, weights = sa.scaled_dot_product_attention(q, k, v, both, return_weights=True)
     uniform = ~scored.any(axis=-1, keepdims=True)
     if uniform.any():
-        # Without width all scores are equal.
+        # At width 0 all scores are equal.
         alike = sa.scaled_dot_product_attention(q[..., :0], k[..., :0], v, open_pairs, return_weights=True)
         values, weights = (np.where(uniform, a, x) for a, x in zip(alike, (values, weights), strict=True))
     return values, weights, (scored, open_pairs)
@@ -226,7 +226,7 @@ def _pairs(
     finite = attn_mask
     if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
         finite = given != -np.inf
-    # Without width every open pair has a weight.
+    # At width 0 all scores are 0, so every open pair has a weight.
     q, k, v = (np.empty((*x.shape[:-1], 0), np.float32) for x in inputs)
     _, weights = sa.scaled_dot_product_attention(
         q, k, v, finite, key_lengths=key_lengths, return_weights=True

@@ -39,7 +39,7 @@ _Layer: TypeAlias = tuple[
     int, int, int | None
 ]  # heads; heads of keys; width of a head, None if products do not give its weights
 MOST_BYTES = (
-    17_000_000  # of a page's numbers before they are compressed; more are an error, before they are computed
+    17_000_000  # of a page's numbers before compression; a larger page is refused before it is computed
 )
 MOST_RIBBONS = 40  # tokens whose ribbons are drawn
 MOST_NEW = 256

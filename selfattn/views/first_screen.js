@@ -13,8 +13,8 @@ const NAMES = { inputs: "x", query: "Q", key: "K", value: "V", scores: "scores",
 /** @type {Record<string, string>} */
 const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", result: "→" }; // signs before a matrix
 const MOST_CELLS = 80; // a larger matrix is a picture, without numbers
-const MOST_PARTS = 3; // a sentence names no more words
-const WIDEST = 7; // columns of numbers; a matrix with two more is a picture
+const MOST_PARTS = 3; // words that a sentence names; one more if those are all
+const WIDEST = 7; // a matrix of more than WIDEST + 1 columns is a picture
 const NEAR = 12; // the marked word is one of these first words, so that it is in sight
 const HIGH = 235; // pixels for the words of one text, until each has the least height
 const SHORT = 2; // decimals
@@ -268,7 +268,7 @@ class FirstScreen {
     return whole ? `1/√${Math.round(square)}` : String(Number(x.toFixed(3)));
   }
 
-  /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; ? if it is to be guessed */
+  /** @type {(node: NodeOfPage, i: number, j: number) => string} a number with few decimals; "?" if the reader is to guess it */
   short(node, i, j) {
     const { numbers } = this.view;
     return numbers.hidden(node, i, j) ? "?" : brief(node.now.at(i, j), Math.min(SHORT, node.digits));
@@ -407,7 +407,7 @@ class FirstScreen {
   explain(side, role, place) {
     for (const made of this.matrices?.values() ?? []) if (made instanceof Heat) made.mark(null);
     this.explained = place !== null;
-    this.sum.ariaLive = place ? "polite" : "off"; // for a word, screen readers read its caption
+    this.sum.ariaLive = place ? "polite" : "off"; // without a number, screen readers read the caption of the word
     const node = this.nodeOf(side, role);
     if (!place || !node) return this.explainRow();
     const { numbers, words } = this.view;

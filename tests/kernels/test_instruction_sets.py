@@ -1,10 +1,10 @@
 """Every instruction set against float64, forward and backward, at sizes where kernels switch paths.
 
-Kernels differ by the number of rows (1 to 8 of them read keys where they lie), go by tiles of 64 keys and by vectors of 2 to 32
-numbers, and multiply by bfloat16 pairs or on the matrix unit what fits into bfloat16 or a sum of three (docs/decisions/0004, 0006,
-0007): the rest goes by multiply-adds, tile by tile. So the cases are sizes around these, every layout, every option, numbers at the
-bounds of what fits, and what is not finite. `check` runs a case on all instruction sets and holds each to the bounds of
-tolerances.py and gradients.py. What does not depend on the instruction set is tested elsewhere, on one.
+Kernels depend on the number of rows (kernels for 1 to 8 rows read keys in place), on tiles of 64 keys and on vectors of 2 to 32
+numbers. Numbers that bfloat16 or a sum of three can represent are multiplied as bfloat16 pairs or on the matrix unit, tiles with
+other numbers by multiply-adds (docs/decisions/0004, 0006, 0007). So the cases are sizes around these, every layout, every option,
+numbers at the bounds of what fits, and what is not finite. `check` runs a case on all instruction sets and holds each to the
+bounds of tolerances.py and gradients.py. What does not depend on the instruction set is tested elsewhere, on one set.
 """
 
 import itertools
@@ -26,7 +26,7 @@ IN_TILES = [0, 40, 64, 99]  # places among 100 keys: in the first tile, in the s
 
 
 def assert_same_bits(function, calls):
-    """The results of a function, called with each of these (arguments, options), are the same on an instruction set, bit by bit."""
+    """Assert that on each instruction set all calls of the function, (arguments, options), return the same bits."""
     for isa in ISAS:
         with using(isa):
             results = [function(*arguments, **options) for arguments, options in calls]
@@ -50,7 +50,7 @@ def inputs(dtype, length=100, keys=100, width=48, value_width=48, heads=2, **opt
 
 
 def scaled(x, factor):
-    """X times a number, rounded to its dtype."""
+    """Return x times a number, rounded to x's dtype."""
     return (x.astype(np.float64) * factor).astype(x.dtype)
 
 
@@ -169,14 +169,14 @@ def test_the_same_bits_for_any_number_of_threads(dtype):
 @floats
 @pytest.mark.parametrize("length", [17, 37, 63, 101])
 def test_a_last_row_without_a_neighbour(dtype, length):
-    """The last row's neighbour in a pair is no query, and such a mask makes the neighbour's score exceed float32."""
+    """The last row's neighbour in a pair is no query, and a mask of 300 makes that neighbour's score exceed float32."""
     check(inputs(dtype, length, 70), {"attn_mask": np.full((length, 70), 300, np.float32)})
 
 
 @floats
 @pytest.mark.parametrize("rows", [1, 5, 16, 17])
 def test_heads_that_share_a_mask_begin_with_the_last_rows(dtype, rows):
-    """The last part of a head's rows is short, and may be first: then it also loads new keys and values."""
+    """The last range of a head's rows is short, and may be computed first: that range then also loads new keys and values."""
     arrays = inputs(dtype, 64 + rows, 100, 32, 32)
     mask = normal(np.random.default_rng(2), (64 + rows, 100), np.float32)
     for options in ({"attn_mask": mask}, {"attn_mask": mask, "is_causal": True}):
@@ -214,7 +214,7 @@ def test_gradients_anywhere_in_a_cache_line(isa, shift):
         assert_true_gradients(got, true_gradients(arrays, {}, out))
 
 
-# Around the least and the largest number, and where three bfloat16 or a product of pairs no longer hold them.
+# Numbers near the least and the largest, and near those that three bfloat16 or products of pairs can no longer represent.
 MAGNITUDES = {
     "float16": [2.0**-24, 1023 * 2.0**-24, 2.0**-14, 65504.0],
     "bfloat16": [2.0**n for n in (-133, -126, -81, -80, -61, -60, 49, 50, 51, 100, 127)],
@@ -243,7 +243,7 @@ def test_one_number_of_any_size(dtype, length):
 @floats
 @pytest.mark.parametrize("length", [2, 70])
 def test_all_numbers_of_any_size(dtype, length):
-    """Values, and the gradient of the output; one column of the queries, and the inverse in the keys."""
+    """Values or the gradient of the output are scaled; or a column of the queries, and by the inverse that column of the keys."""
     grad_out = normal(np.random.default_rng(5), (2, length, 48), dtype)
     for magnitude in MAGNITUDES[dtype.name]:
         query, key, value = inputs(dtype, length, 99)
@@ -363,7 +363,7 @@ def test_what_is_not_finite_reaches_what_attends_it(dtype, length):
 def assert_same_as_float64(given, options, what):
     """Gradients are NaN or infinite exactly where float64's are not finite; the others are within their bounds.
 
-    These are of the same arrays with 0 for what is not finite, and of rounding what is right here.
+    The bounds are those of the same arrays with 0 for what is not finite, plus the rounding of the exact gradient.
     """
     *arrays, grad_out = given
     got = attend_vjp(*arrays, **options)[1](grad_out)
@@ -420,7 +420,7 @@ def test_numbers_of_padding_change_no_bit(dtype, padding):
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_products_that_overflow_do_what_arithmetic_does(isa):
-    """V·dO is beyond float32 although both fit: dS is infinite or NaN, dV is not touched by it."""
+    """V·dO is beyond float32 although both fit: dS is infinite or NaN, and dV stays finite."""
     query, key, value = inputs(np.float32, 40, 70)
     grad_out = normal(np.random.default_rng(5), (2, 40, 48), np.float32)
     value[0, 33, 0] = grad_out[0, 20, 0] = 2.0**90
@@ -452,7 +452,7 @@ def test_other_products_than_multiply_adds_are_used(isa, dtype, lengths):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**127])
 def test_weights_are_rounded_alike_whatever_a_closed_key_holds(bad):
-    """Multiply-adds compute that tile: nearly all results keep their bits, and those of the other head all do."""
+    """Multiply-adds compute that key's tile: nearly all results keep their bits, and all results of the first head do."""
     if "avx512bf16" not in ISAS:
         pytest.skip("this CPU or this build has no avx512bf16")
     for length, heads, keys in [(4, 40, 100), (200, 2, 64)]:

@@ -1,4 +1,4 @@
-"""Every key that a folder may have is obeyed, of no effect, refused, or in one warning."""
+"""Every key that a folder may have is obeyed, has no effect, is refused, or is named in one warning."""
 
 import ast
 import dataclasses
@@ -53,7 +53,7 @@ def test_a_model_that_is_made_warns_where_it_is_made():
     assert len(found) == 1 and found[0].filename == __file__
 
 
-# What released models say and Transformers' classes do not have: SmolLM2, Qwen2.5, a cross-encoder, GTE, DistilBERT, XLM-R, one of 2020.
+# Keys of SmolLM2, Qwen2.5, a cross-encoder, GTE, DistilBERT, XLM-R and a model of 2020 that Transformers' classes lack.
 RELEASED = {
     "llama": {"is_llama_config": True, "pretraining_tp": 1, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
     "qwen2": {"max_window_layers": 21, "rope_theta": 1e6, "sliding_window": 32768, "torch_dtype": "bfloat16", "use_mrope": False},
@@ -131,7 +131,7 @@ def of_sentence_transformers():
 
     found = {kind: parameters(getattr(modules, kind).__init__) for kind in ("Pooling", "Dense", "Dropout", "Normalize")}  # fmt: skip
     found["sentence_bert_config.json"] = parameters(modules.Transformer.__init__)
-    found["Dense"] -= {"init_weight", "init_bias"}  # no settings, as the next ones
+    found["Dense"] -= {"init_weight", "init_bias"}  # these are no settings, nor are those below
     found["sentence_bert_config.json"] -= {"model_name_or_path", "backend", "revision"}
     kinds = (library.SentenceTransformer, library.CrossEncoder)
     configs = [kind(modules=[modules.Normalize()], device="cpu")._get_model_config() for kind in kinds]

@@ -21,7 +21,7 @@ TRIANGLE = ~np.tri(4, dtype=bool)
 PADDING = np.arange(4) >= np.array([[3], [4], [1]])  # True = ignore
 KEY_PADDING = np.arange(5) >= np.array([[4], [5], [2]])
 PAIRS, HEADS = RNG.random((4, 5)) < 0.3, RNG.random((6, 4, 5)) < 0.3
-PAIRS[:, 0] = HEADS[..., 0] = False  # no row ignores everything: PyTorch has NaN there
+PAIRS[:, 0] = HEADS[..., 0] = False  # no row ignores everything: PyTorch returns NaN there
 FLOATS, HEADS_FLOATS = RNG.standard_normal((4, 5)), RNG.standard_normal((6, 4, 5))
 LENGTHS = {"is_causal": True, "key_lengths": [4, 3, 4]}
 
@@ -215,7 +215,7 @@ def seed(*layers):
 
 
 def as_function(layer, case):
-    """Return ``vjp`` in a common form: arrays -> y, dy -> (their gradients, those of parameters); forward has the same bits."""
+    """Return ``vjp`` as arrays -> y, dy -> (the arrays' gradients, the parameters'); check that forward has the same bits."""
 
     def vjp(*arrays):
         arguments = (*arrays, *case.inputs[len(arrays) :])
@@ -368,7 +368,7 @@ def test_a_pullback_may_be_called_again_for_one_state_of_the_parameters(case):
     for key, array in layer.parameters().items():
         if (
             key.endswith(("weight", "W_query")) and key != "embedding_layer.weight"
-        ):  # no gradient needs these again
+        ):  # gradients do not read the other parameters
             _, pullback = layer.vjp(*case.inputs, **case.options)
             array[...] += 1
             with pytest.raises(RuntimeError, match="call vjp again"):

@@ -126,7 +126,7 @@ def test_captions_and_titles_are_text_whatever_they_hold():
     steps, tokens = everything()
     captions = {name: NASTY[n % len(NASTY)] + "\n" for n, name in enumerate(views.CAPTIONS)}
     page = views.steps_page(steps, tokens, captions=captions, exercise=True)
-    same = {"look": "one line", "made up": "another"}  # in these two *words* are bold
+    same = {"look": "one line", "made up": "another"}  # in these two captions, *words* are bold
     plain = Reader(views.steps_page(steps, tokens, captions=same, exercise=True).html).elements
     for some in (page, views.join_pages([page, page], "".join(NASTY))):
         for html in (some.html, some.fragment, some.svg):
@@ -160,7 +160,7 @@ def test_an_untrusted_notebook_has_a_picture_and_says_how_to_start_the_page():
     kind, _, data = picture["src"].partition(";base64,")
     assert kind == "data:image/svg+xml" and base64.b64decode(data).decode() == page.svg
     assert "Trust Notebook starts the page" in page.fragment
-    assert ".sa-untrusted { display: none }" in page.fragment  # styles go where scripts go
+    assert ".sa-untrusted { display: none }" in page.fragment  # removed with the scripts
 
 
 def test_pages_in_one_document_have_ids_once():
@@ -376,7 +376,7 @@ def test_numbers_at_the_ends_of_the_range(dtype, name):
     steps = sa.attention_steps(x, x, x, attn_mask=np.array([[0, end], [0, 0]], dtype))
     page = views.steps_page(steps, ["x", "y"], compare=(steps, ["a", "b"]))
     cell = Reader(page.html).of("masked_scores").cells[0][1]
-    written, exact = Decimal(cell), Decimal(float(end))  # the largest is beyond float64; below 1e-12 is 0
+    written, exact = Decimal(cell), Decimal(float(end))  # finfo.max may be rounded up, beyond float64
     assert abs(written - exact) <= Decimal("5e-4") * abs(exact) + Decimal("1e-12")
     assert "<svg" in page.svg
     assert steps._repr_html_()

@@ -89,7 +89,7 @@ SIZES = {
     "num_hidden_layers": 2, "n_layers": 2, "n_layer": 2, "intermediate_size": 32, "hidden_dim": 32, "max_position_embeddings": 64,
     "n_positions": 64, "vocab_size": 0,
 }  # fmt: skip
-# Settings that make Transformers return something else, or not make the model.
+# Settings that make Transformers return something else, or make no model.
 LEFT_OUT = ("output_attentions", "output_hidden_states", "return_dict", "add_cross_attention", "is_encoder_decoder", "problem_type")  # fmt: skip
 ROPE = [
     {"rope_type": "linear", "factor": 2.5}, {"rope_type": "dynamic", "factor": 2.0},
@@ -105,10 +105,10 @@ class Draw:
     """One folder: its family, what was changed after it was written, and how to compare it."""
 
     number = 47
-    spare = 3  # rows of the table without a token, less one
+    spare = 3  # the table has fewer rows than this without a token
     heads = (4, 8, 10)  # widths
     shards = ("1GB", "20KB")
-    often, scales = 0.12, 0.4  # how often a setting of the model has another value, and angles are scaled
+    often, scales = 0.12, 0.4  # how often a setting has another value, and how often angles are scaled
     own: ClassVar = {"MPNet": {"max_position_embeddings": 70}, "ModernBert": {"layer_types": ["full_attention", "sliding_attention"]}}  # fmt: skip
 
     def __init__(self, seed, folder):
@@ -192,7 +192,7 @@ class Draw:
         fields |= self.own.get(kind, {})
         if "tie_word_embeddings" in usual and self.language:
             fields["tie_word_embeddings"] = self.chance(0.5)
-        for name, value in usual.items():  # each of the other settings, sometimes
+        for name, value in usual.items():  # sometimes changes another setting
             if name not in (*fields, *LEFT_OUT) and self.chance(self.often):
                 fields[name] = self.other(name, value)
         if "rope_parameters" in usual and self.language and self.chance(self.scales):
@@ -214,7 +214,7 @@ class Draw:
         self.changes += [f"{name}={value!r}" for name, value in changed.items()]
 
     def other(self, name, value):
-        """Another value of a setting, of its type, or the same."""
+        """Return a value of the setting's type, perhaps the same value."""
         if isinstance(value, bool):
             return not value
         if isinstance(value, int):
@@ -299,7 +299,7 @@ class Draw:
         ids = [tokenizer(text, truncation=not self.language)["input_ids"] for text in TEXTS]
         if self.language:
             return self.of_language_there(model, ids)
-        # In lists, as CrossEncoder gives them: alone, an empty second text is taken for none.
+        # Texts are in lists, as CrossEncoder gives them: outside a list, an empty second text counts as missing.
         each = [[[text]] for text in TEXTS]
         each += [[[first], [second]] for first, second in PAIRS] if self.scores else []
         how = {"return_dict": True, "output_hidden_states": True}
@@ -382,7 +382,7 @@ class DrawGGUF(Draw):
 
     number = 48
     spare, heads, shards = 1, [8], ["1GB"]
-    often = scales = 0.0  # a file cannot say most of them
+    often = scales = 0.0  # a GGUF file has no keys for most of these settings
     own: ClassVar = {"GPT2": {"n_positions": 1024}}  # Transformers does not read another number from a file
     language, scores, pools = True, False, False
 
@@ -427,7 +427,7 @@ class DrawGGUF(Draw):
         writer.add_token_list(tokens)
         if self.pre is not None:
             writer.add_tokenizer_pre(self.pre)
-        if self.pre == "llama-bpe":  # here llama.cpp adds one unless the file says no
+        if self.pre == "llama-bpe":  # with it llama.cpp adds a bos token unless the file says no
             others = {"tokenizer.ggml.add_bos_token": False} | others
         if self.typed:
             writer.add_token_types(kinds)
@@ -446,7 +446,7 @@ class DrawGGUF(Draw):
         model = transformers.AutoModelForCausalLM.from_pretrained(
             self.folder, **file, dtype=torch.float32
         ).eval()
-        # llama.cpp ends an answer at these, too.
+        # llama.cpp ends an answer at these tokens, too.
         more = [tokenizer.get_vocab().get("<|endoftext|>"), self.others.get("tokenizer.ggml.eot_token_id")]
         ends = [n for n in (model.config.eos_token_id, *more) if n is not None]
         model.generation_config = transformers.GenerationConfig(eos_token_id=ends or None)
@@ -492,7 +492,7 @@ def difference(truth, got):
 
 
 def verdict(seed, folder, kind=Draw):
-    """What becomes of a drawn folder: a word, and what it is about."""
+    """Return what became of a drawn folder: one word, and the details."""
     with quiet():
         try:
             draw = kind(seed, folder)

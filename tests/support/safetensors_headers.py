@@ -26,13 +26,13 @@ HOSTILE = [
     hostile({"a": entry(64, 0)}),
     hostile({"a": entry(0, 64, (2**62, 8))}),  # a product beyond 64 bits
     hostile({"a": entry(0, 64, (-4, -4))}),
-    hostile({"a": entry(0, 60)}),  # not what the shape says
-    hostile({"a": entry(0, 64), "b": entry(0, 64)}),  # overlap
+    hostile({"a": entry(0, 60)}),  # fewer bytes than the shape needs
+    hostile({"a": entry(0, 64), "b": entry(0, 64)}),  # two tensors overlap
     hostile({"a": entry(0, 64), "b": entry(32, 96)}, b"\0" * 96),
-    hostile({"a": entry(8, 72)}, b"\0" * 72),  # a hole
+    hostile({"a": entry(8, 72)}, b"\0" * 72),  # a hole before the tensor
     hostile({"a": entry(0, 64)}, b"\0" * 80),  # more bytes than the header says
     hostile({"a": entry(0, 64, dtype="F33")}),
     hostile(b'{"a": {"dtype": "F32", "shape": [16]}}'),
-    b"\x80\x02}q\x00." + b"\0" * 64,  # a pickle under that name
+    b"\x80\x02}q\x00." + b"\0" * 64,  # a pickle
     hostile({"__metadata__": {"a": 1}}),
 ]

@@ -1,10 +1,10 @@
 /* Products of decoding: R queries (rounded up to a power of two) times rows of a key head, read once and in place. Lanes are
  * features. decode.h has the loop over the keys.
  *
- * Rows are fetched ahead, `soon` into L1 and `later` into L2. A vector that is a whole line fetches the line ahead. With
- * shorter vectors whole rows are fetched, and values go some rows at a time (docs/decisions/0006-decoding.md). */
+ * Rows are fetched ahead, `soon` into L1 and `later` into L2. Where a vector is a whole line, each load fetches a line. With
+ * shorter vectors whole rows are fetched, and values are read some rows at a time (docs/decisions/0006-decoding.md). */
 
-/* The most rows: a vector must hold them, and eight need 32 registers. */
+/* The most rows: a vector must hold a number of each, and the loops for eight rows need 32 registers. */
 #undef SA_DECODE_ROWS
 #undef SA_DECODE_EACH
 #undef SA_DECODE_BF16
@@ -66,7 +66,7 @@ SA_INLINE int FN(decode_reads)(const sa_matrix *m) {
     return SA_SOME_F16 && m->dtype == SA_F16 && in_place ? SA_READS_F16 : SA_READS_REAL;
 }
 
-/* Bytes to the row that is `bytes`, but at least four rows, ahead; 0 if that row is after the open keys. */
+/* Returns how many bytes ahead to fetch: about `bytes`, but at least four rows; 0 if that row is after the open keys. */
 SA_INLINE ptrdiff_t FN(rows_ahead)(const sa_block *b, const sa_matrix *m, ptrdiff_t last, ptrdiff_t row_bytes,
                                    ptrdiff_t bytes) {
     const ptrdiff_t rows = row_bytes * 4 > bytes || row_bytes == 0 ? 4 : bytes / row_bytes;
@@ -86,7 +86,7 @@ SA_INLINE void FN(fetch_rows)(const FN(decode_rows) * rows, ptrdiff_t from, ptrd
     }
 }
 
-/* p is the line that is read, or the next in memory if rows are far and without gaps. The fetched address need not be valid. */
+/* p is the line that is read, or the next line if rows are far and without gaps. The fetched address need not be valid. */
 SA_INLINE void FN(fetch_lines)(uintptr_t p, FN(decode_ahead) ahead, const bool far) {
     if (SA_VECTOR_IS_LINE) {
         __builtin_prefetch((const char *)(p + (uintptr_t)ahead.soon), 0, 3);
@@ -357,7 +357,7 @@ SA_INLINE void FN(decode_values_rows)(const real *restrict P, ptrdiff_t p_stride
     }
 }
 
-/* Takes some rows at a time if whole rows are fetched. Their number depends on Dv alone, so copied rows yield the same bits. */
+/* Reads some rows at a time if whole rows are fetched. How many depends on Dv alone, so copied rows yield the same bits. */
 SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, const FN(decode_rows) * v, ptrdiff_t n,
                                  ptrdiff_t Dv, real *restrict O, const real *restrict alpha, const int R, const int reads) {
     static const real ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -371,7 +371,7 @@ SA_INLINE void FN(decode_values)(const real *restrict P, ptrdiff_t p_stride, con
     }
 }
 
-/* Raises the rows' maximum to the lanes of `top`, maxima of scores [n][R]. Returns the maximum in the order of those lanes. */
+/* Raises each row's maximum to that of its lanes of `top`, maxima of scores [n][R]. Returns the new maxima in these lanes. */
 SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     real each[SA_LANES];
     V(store)(each, top);
@@ -392,7 +392,7 @@ SA_INLINE vec FN(decode_raise_maximum)(FN(scratch) * s, vec top, const int R) {
     return V(load)(each);
 }
 
-/* Adds weights [n][R], the lanes of `sum`, in order. */
+/* Adds the lanes of `sum`, which are sums of weights [n][R], to each row's sum, in order. */
 SA_INLINE void FN(decode_take_sum)(FN(scratch) * s, vec sum, const int R) {
     real each[SA_LANES];
     V(store)(each, sum);
@@ -491,7 +491,7 @@ SA_ONCE void FN(values_of_decode)(const sa_block *b, FN(scratch) * s, ptrdiff_t 
         s->unit->decode_values(b, s, first, n, p_stride, R);
         return;
     }
-    if (s->decode.rounds) { /* as the unit's products would have done */
+    if (s->decode.rounds) { /* as the unit's products would have rounded them */
         s->unit->round_weights(s, n * p_stride);
     }
     const ptrdiff_t Dv = b->a->Dv;

@@ -24,7 +24,7 @@ SA_ONCE void sa_widen_panel(const sa_compact_tile *t, ptrdiff_t first, ptrdiff_t
 }
 
 #if defined(SA_VEC128_SSE2)
-/* sum += products, as assembly, which keeps sums in registers: GCC 12 would move them. */
+/* sum += products. GCC 12 would move sums out of their registers if this were not assembly. */
 #define SA_ADD_INT32(sum, products) __asm__("paddd %1, %0" : "+x"(sum) : "x"(products))
 #endif
 

@@ -78,7 +78,7 @@ SA_INLINE vec FN(sum_each)(vec *a) {
         tile(i, 1);                                                                                                            \
     }
 
-/* sum + a·b, or plus both products of a bfloat16 pair. */
+/* Returns sum + a·b; with `pairs`, sum plus both products of a bfloat16 pair. */
 SA_INLINE vec FN(add_product)(vec sum, vec a, vec b, const bool pairs) {
 #if defined(SA_HAS_BF16_PRODUCTS)
     if (pairs) {
@@ -116,8 +116,8 @@ SA_INLINE void FN(add_outer)(vec sum[8][4], const real *a, ptrdiff_t stride, con
     }
 }
 
-/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. With `pairs`, also times a factor for each
- * lane. */
+/* P[rows][nv·lanes] = k[rows][E] · qT[E][nv·lanes]; top takes each lane's maximum. With `pairs`, P is also multiplied by a
+ * factor for each lane. */
 SA_INLINE void FN(rows_tile)(const real *restrict qT, const real *restrict k, ptrdiff_t k_stride, ptrdiff_t E, real *restrict P,
                              ptrdiff_t lanes, const real *factor, vec *top, const int rows, const int nv, const bool pairs) {
     vec sum[8][4];
@@ -228,7 +228,7 @@ SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const r
 #undef SA_TILE
 }
 
-/* Returns how many vectors a leaf takes (five as three and two); *tail becomes the columns of the last vector. */
+/* Returns how many vectors a leaf computes (five as three and two); *tail becomes the last vector's number of columns. */
 SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
     const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
     const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS;

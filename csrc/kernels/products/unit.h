@@ -1,9 +1,9 @@
 /* The interface of units other than multiply-adds: bf16dot.h (dot products of bfloat16 pairs) and amx_attention.h (a matrix
- * unit), both for float32 on AVX-512. And attention's entries of the table, which pass the unit of their instruction set on:
- * NULL except in isa/avx512bf16.c and isa/amx.c.
+ * unit), both for float32 on AVX-512. Attention's entries of the table are here, too: they pass on their instruction set's
+ * unit, which is NULL except in isa/avx512bf16.c and isa/amx.c.
  *
- * A unit takes a call, a block and a tile, or leaves it to multiply-adds, as bfloat16 cannot represent all numbers. Functions
- * that return bool return true if they have done it; if not, nothing has changed. (1) to (6): docs/theory/backward.md. */
+ * A unit takes a call, a block and a tile, or leaves it to multiply-adds, as bfloat16 cannot represent all numbers. A function
+ * that returns bool returns true if it has done its work; if not, it has changed nothing. (1) to (6): docs/theory/backward.md. */
 
 /* Each row of Q and dO, in place or copied, and its factor, which for Q is the scale. NULL stands for a row of zeros. */
 typedef struct {
@@ -13,19 +13,19 @@ typedef struct {
 
 struct FN(unit) {
     bool replace_rows; /* cells replace copied keys and values; whole cache lines are added to dK and dV */
-    bool know_top;     /* scores() also finds their maxima */
+    bool know_top;     /* scores() also finds the scores' maxima */
     int decode_rows;   /* the most rows of a decoded block */
 
     /* ---- wide blocks */
     bool (*take)(const sa_attention *a); /* true if the unit may compute the call's wide blocks */
     size_t (*lay_out)(const sa_attention *a, char *base, size_t used, FN(wide_state) * s);
-    void (*start)(const sa_block *b, FN(wide_state) * s); /* sets s->terms if it takes the block */
-    void (*end)(void);                                    /* after such a block, or a decoded block */
+    void (*start)(const sa_block *b, FN(wide_state) * s); /* sets s->terms if the unit takes the block */
+    void (*end)(void);                                    /* called after a block that the unit took, wide or decoded */
     void (*copy_queries)(const sa_block *b, FN(scratch) * s, int nv);
     /* Writes products of keys and queries to s->P; times s->factor they are scores. */
     bool (*scores)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
     bool (*may_lag)(const sa_block *b, FN(scratch) * s, ptrdiff_t first); /* true if the running maximum may lag; or NULL */
-    /* Makes operands from scores or weights in P; for scores, s->tile_sum gets the sums of their weights. */
+    /* Makes operands of the scores or weights in P; for scores, s->tile_sum gets the sums of the weights. */
     bool (*weights)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv, bool scores);
     void (*values)(const sa_block *b, FN(scratch) * s, ptrdiff_t first, ptrdiff_t n, int nv);
     void (*round_weights)(FN(scratch) * s, ptrdiff_t count); /* rounds weights of a tile of multiply-adds; or NULL */

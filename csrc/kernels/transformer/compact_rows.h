@@ -1,8 +1,8 @@
-/* For products with compact weights: rows are rounded before, sums are scaled to float32 after. Multiplications and additions
- * round separately and are fused only in V(fma), so the bits are the same wherever V(fma) fuses. */
+/* For products with compact weights: rows are rounded before a product, and its sums are scaled to float32. Multiplications and
+ * additions round separately and are fused only in V(fma), so the bits are the same wherever V(fma) fuses. */
 
-/* The normal ranges of a group. From the least on, 1/range is finite and range/255 has all its digits. Up to the most, no term
- * of a sum overflows unless the sum does. */
+/* The normal ranges of a group. From the least range on, 1/range is finite and range/255 has all its digits. Up to the
+ * largest range, no term of a sum overflows unless the sum does. */
 #define SA_LEAST_RANGE 1e-30f
 #define SA_MOST_RANGE 1e30f
 

@@ -5,16 +5,16 @@
 /**
  * @typedef {object} Stop
  * @property {string} name
- * @property {string} ask sentences of ours; *word* is bold
+ * @property {string} ask text of this package; *word* is bold
  * @property {string[]} options
- * @property {number} right option
+ * @property {number} right the number of the right option
  * @property {string} reveal
  */
 /**
  * @typedef {object} TourOptions
  * @property {Stop[]} stops
  * @property {Record<string, string>} texts
- * @property {(stop: Stop | null, open: boolean) => void} show a stop is asked, or its answer opened; null: before the tour
+ * @property {(stop: Stop | null, open: boolean) => void} show called when a stop is asked or its answer opens; null: before the tour
  */
 
 const SECONDS = { slow: 10, normal: 6, fast: 3 }; // seconds between two steps of Play
