@@ -1,4 +1,4 @@
-"""nn.GPT: the numbers of plain NumPy, gradients, generation; training in step with PyTorch: test_fit_torch.py."""
+"""nn.GPT: the numbers of plain NumPy, gradients, generation; test_cli_gpt.py takes it as a GPT-2, which drawn folders compare with theirs."""
 
 import copy
 import functools

@@ -39,22 +39,19 @@ BRACKETS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls
 MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}  # fmt: skip
 
 YES_NO = [True, False]
+TOKEN = {"content": "<y>", "lstrip": True, "__type": "AddedToken"}
 TOKENIZER_SETTINGS = {
     "do_lower_case": YES_NO, "strip_accents": [True, False, None], "tokenize_chinese_chars": YES_NO, "add_prefix_space": YES_NO,
     "split_special_tokens": YES_NO, "add_bos_token": YES_NO, "add_eos_token": YES_NO, "truncation_side": ["left", "right"],
     "model_max_length": [6, 9, 10**30], "clean_up_tokenization_spaces": YES_NO, "legacy": YES_NO, "trim_offsets": YES_NO,
-    "padding_side": ["left", "right"], "bos_token": ["<x>", "tea"], "eos_token": ["<x>"], "cls_token": ["<x>"], "sep_token": ["<x>"],
-    "unk_token": ["<x>"], "pad_token": ["tea"], "mask_token": ["sea"], "additional_special_tokens": [["<x>"], ["tea", "sea"]],
+    "padding_side": ["left", "right"], "bos_token": ["<x>", "tea"], "eos_token": ["<x>"], "cls_token": ["<x>"], "sep_token": ["<x>", TOKEN],
+    "unk_token": ["<x>"], "pad_token": ["tea", TOKEN], "mask_token": ["sea"], "additional_special_tokens": [["<x>"], ["tea", "sea"]],
     "extra_special_tokens": [["tea"], {"image_token": "<x>"}], "model_input_names": [["input_ids", "attention_mask"]],
     "never_split": [["the"]], "do_basic_tokenize": YES_NO, "wordpieces_prefix": ["##", "@@"], "errors": ["replace", "ignore"],
     "sp_model_kwargs": [{}, {"nbest_size": 0}], "keep_accents": YES_NO, "remove_space": YES_NO, "use_fast": YES_NO, "max_length": [5],
-    "stride": [2], "truncation_strategy": ["longest_first"], "pad_to_multiple_of": [8], "unheard_of": [1], "language": ["en"],
+    "image_token": ["<x>", "sea", TOKEN], "added_tokens_decoder": [{"2": {"content": "<pad>", "special": True}}, {}], "stride": [2],
+    "truncation_strategy": ["longest_first"], "pad_to_multiple_of": [8], "unheard_of": [1], "language": ["en"],
     "tokenizer_class": ["BertTokenizer", "PreTrainedTokenizerFast", "RobertaTokenizer", "LlamaTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer"],
-}  # fmt: skip
-TOKEN = {"content": "<y>", "lstrip": True, "__type": "AddedToken"}
-TOKENIZER_SETTINGS |= {
-    "image_token": ["<x>", "sea", TOKEN], "added_tokens_decoder": [{"2": {"content": "<pad>", "special": True}}, {}],
-    "pad_token": ["tea", TOKEN], "sep_token": ["<x>", TOKEN],
 }  # fmt: skip
 BESIDE = {  # files that older versions wrote
     "added_tokens.json": lambda size: {"<z>": size},

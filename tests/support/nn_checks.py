@@ -1,6 +1,5 @@
 """Helpers for tests of layers: finite differences through a layer, parameters from PyTorch."""
 
-import functools
 import math
 
 import numpy as np
@@ -59,29 +58,3 @@ def assert_close(got, expected, dtype, n, what=""):
     tolerance = 1e-12 if dtype == "float64" else 8 * math.sqrt(n) * float(np.finfo(np.float32).eps)
     size = max(1.0, float(np.abs(expected).max(initial=0)))
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * size, err_msg=what)
-
-
-def torch_gpt(vocabulary, d, layers, heads, longest):
-    """Make nn.GPT of PyTorch's modules, with the same names."""
-    torch = pytest.importorskip("torch")
-
-    class TorchGPT(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.token_embedding = torch.nn.Embedding(vocabulary, d)
-            self.position_embedding = torch.nn.Embedding(longest, d)
-            options = {"activation": "gelu", "batch_first": True, "norm_first": True}
-            make = functools.partial(torch.nn.TransformerEncoderLayer, d, heads, 4 * d, 0.0, **options)
-            self.layers = torch.nn.ModuleList(make() for _ in range(layers))
-            self.norm, self.head = torch.nn.LayerNorm(d), torch.nn.Linear(d, vocabulary, bias=False)
-            self.head.weight = self.token_embedding.weight
-
-        def forward(self, ids):
-            n = ids.shape[1]
-            x = self.token_embedding(ids) + self.position_embedding(torch.arange(n))
-            mask = torch.ones(n, n, dtype=torch.bool).triu(1)
-            for layer in self.layers:
-                x = layer(x, mask)
-            return self.head(self.norm(x))
-
-    return TorchGPT()
