@@ -10,7 +10,7 @@ bool sa_count_rows(const sa_attention *a, size_t *heads, size_t *rows);
 /* Keys and values, or a mask, of this many bytes do not fit CPU caches and come from memory. */
 #define SA_FAR_BYTES 24e6
 
-/* True if queries and outputs of this many rows exceed the cores' caches. */
+/* True if queries and outputs of `rows` rows exceed the cores' caches. */
 bool sa_is_large(const sa_attention *a, ptrdiff_t rows);
 
 /* The number of query heads with the same keys and values, by GQA or because trailing leading axes are broadcast. */
@@ -70,7 +70,7 @@ typedef struct {
 /* The fraction of pairs that the strictest block mask opens. */
 double sa_open_fraction(const sa_attention *a);
 
-/* The first runs task t: the blocks that begin in its rows. The second merges the chunks of block t. */
+/* The first function runs task t: the blocks that begin in the task's rows. The second merges the chunks of block t. */
 void sa_attention_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch, char *partial,
                        sa_held *held);
 void sa_attention_merge_task(const sa_attention *a, const sa_attention_plan *plan, ptrdiff_t t, char *scratch,

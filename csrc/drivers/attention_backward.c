@@ -31,7 +31,7 @@
 #define SA_BYTES_TO_FOLLOW (6 << 20)
 
 /* A task gathers its rows of dK and dV, up to this many bytes, if they are this far apart, as they would use few sets of the
- * caches. It also does if rows begin inside cache lines, kernels add whole lines, and it has this many blocks. */
+ * caches. It also gathers them if rows begin inside cache lines, kernels add whole lines, and the task has this many blocks. */
 #define SA_FAR_APART 1024
 #define SA_GATHERED_BYTES ((size_t)8 << 20)
 #define SA_LEAST_BLOCKS_TO_GATHER 8
@@ -345,7 +345,7 @@ static void work_on_row_range(const sa_attention_gradients *g, const sa_backward
     for (; (from = sa_block_begin(&at->stretches, from, most, plan->rows, &first_key)) < end; from = until) {
         until = sa_block_end(&at->stretches, from, sa_smaller(from + most, plan->rows));
         const sa_run keys = sa_block_keys(&at->stretches, from, until, g->a->S);
-        if (at->ahead) { /* counts all heads that share the mask row */
+        if (at->ahead) { /* the count includes all heads that share the mask row */
             sa_wait_for(at->ahead, sa_smaller(sa_ceil_div(until, plan->group) * plan->group, plan->rows));
         }
         if (keys.lo < at->end && keys.hi > at->key) {
@@ -367,7 +367,7 @@ void sa_backward_range_task(const sa_attention_gradients *g, const sa_backward_p
         rank += turn * plan->turns_at_once / plan->row_ranges * plan->together;
         begun = turn % plan->row_ranges;
     }
-    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* it is another group's turn */
+    if (rank >= plan->sharing || begun < 0 || begun >= plan->row_ranges) { /* in this turn another group works */
         return;
     }
     range_state at = {
@@ -509,7 +509,7 @@ static ptrdiff_t *done_of(const backward_run *run, ptrdiff_t t) {
     return (ptrdiff_t *)(void *)counts + t / plan->threads;
 }
 
-/* Waits for the tasks before it, even without work, as others rely on that. */
+/* Waits for the tasks before task t, even if task t has no work, as others rely on that. */
 static void task_in_order(const backward_run *run, ptrdiff_t turn, ptrdiff_t t, char *scratch) {
     const sa_backward_plan *plan = run->plan;
     const ptrdiff_t N = plan->key_ranges, K = plan->together, c = t % N, k = t / N % K, first = t / N / K * K;

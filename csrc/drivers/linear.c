@@ -70,7 +70,7 @@ sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_shar
     if (by_share) {
         cut.rows = split ? sa_smaller(rows, most) : rows;
         cut.shares = split ? 1 : 0;
-    } else if (split || rows >= SA_FEW_ROWS * threads) { /* with fewer, shares of columns, so that no weight is copied twice */
+    } else if (split || rows >= SA_FEW_ROWS * threads) { /* fewer rows: shares of columns, so that no weight is copied twice */
         const ptrdiff_t pieces = sa_ceil_div(rows, most), each = split ? 1 : threads;
         cut.rows = sa_ceil_div(rows, sa_ceil_div(pieces, each) * each); /* the same number of tasks for each thread */
         cut.shares = !split ? 0 : pieces >= 2 * threads ? 1 : threads;

@@ -46,7 +46,7 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut);
 void sa_linear_task(const sa_linear *l, const sa_cut *cut, ptrdiff_t t, void *scratch);
 
-/* dx = Σ dy_i·weight_i, or += that; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i, for a weight with a bias. */
+/* dx = Σ dy_i·weight_i, or dx += that sum if `adds`; dweight_i = dy_iᵀ·x; dbias_i = Σ dy_i, for a weight with a bias. */
 typedef struct {
     const sa_linear *l;
     const char *dy[SA_MOST_WEIGHTS];

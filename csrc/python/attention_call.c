@@ -1,4 +1,4 @@
-/* Owns an attention call: its inputs and their shapes, its options, their table. Nothing is written before all is checked. */
+/* Owns an attention call: inputs, shapes, options and the table of options. Nothing is written before all is checked. */
 #include "python/attention_call.h"
 
 #include <math.h>
@@ -468,7 +468,7 @@ static int read_masks(sa_call *c, PyObject *value) {
         return -1;
     }
     int status = -1;
-    c->mask_arrays = PyMem_RawCalloc((size_t)n + 1, sizeof(PyArrayObject *)); /* not 0 bytes, even for n = 0 */
+    c->mask_arrays = PyMem_RawCalloc((size_t)n + 1, sizeof(PyArrayObject *)); /* + 1: never 0 bytes */
     c->masks = PyMem_RawCalloc((size_t)n + 1, sizeof(sa_tensor));
     if (c->mask_arrays == NULL || c->masks == NULL) {
         PyErr_NoMemory();

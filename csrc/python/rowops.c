@@ -1,5 +1,5 @@
-/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked. Also two
- * functions over whole arrays: rounding to 16 bits, for selfattn/functional/_gradients.py, and the checksum of arrays. */
+/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked. There are also
+ * two functions over whole arrays: rounding to 16 bits, for selfattn/functional/_gradients.py, and the checksum of arrays. */
 #include "python/binding.h"
 
 #include <float.h>
@@ -340,7 +340,7 @@ static PyObject *row_function(PyObject *module, int kind, PyObject *const *args,
         goto done;
     }
     if (of_norm) {
-        k.c.array[SA_ROW_BIAS].data = NULL; /* only its dtype was needed */
+        k.c.array[SA_ROW_BIAS].data = NULL; /* only the bias's dtype was needed */
     }
     if (make_output(&k) < 0 || run(&k, module) < 0) {
         goto done;

@@ -50,7 +50,7 @@ int sa_team_threads(void) {
 
 /* A thread that helps any thread that computes. Workers do not end; they sleep if there is no work for a while. */
 typedef struct worker {
-    _Alignas(64) _Atomic(sa_team *) team; /* the team to join; NULL: none, or it has joined; ASLEEP: it must be woken */
+    _Alignas(64) _Atomic(sa_team *) team; /* the team to join; NULL: none, or joined; ASLEEP: wake the worker first */
     int number;                           /* its number in that team */
     struct worker *next;                  /* the next in a list of workers */
     pthread_mutex_t lock;                 /* protects the change to ASLEEP */
@@ -65,7 +65,7 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static int started;          /* workers started so far */
 static worker *free_workers; /* the one that worked last comes first, as it is still awake */
 
-/* The worker takes the team to begin, or the caller takes it back to do that work itself. True for the first of the two. */
+/* The worker takes the team to begin, or the caller takes it back to do that work itself. True for the one that is first. */
 static bool take_from(worker *w, sa_team *team) { return atomic_compare_exchange_strong(&w->team, &team, NULL); }
 
 static void sleep_until_given(worker *w) {
@@ -89,7 +89,7 @@ static void *work_for_ever(void *argument) {
             sa_work_as(&m, team, w->number, team->size);
             atomic_fetch_sub_explicit(&team->working, 1, memory_order_release); /* the team may be gone after this */
             n = 0;
-        } else if (n < SA_PATIENCE) { /* it stays awake for the next call of a loop in Python, as waking takes time */
+        } else if (n < SA_PATIENCE) { /* stay awake for the next call of a loop in Python, as waking takes time */
             sa_wait_more(n);
         } else {
             sleep_until_given(w);
@@ -124,7 +124,7 @@ static worker *start_worker(void) {
     pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&how, STACK);
     sigset_t before;
-    sa_block_signals(&before); /* the worker inherits this */
+    sa_block_signals(&before); /* the worker inherits the mask */
     pthread_t thread;
     const bool runs = pthread_create(&thread, &how, work_for_ever, w) == 0;
     sa_unblock_signals(&before);
@@ -134,7 +134,7 @@ static worker *start_worker(void) {
 }
 
 /* Returns a list of at most `wanted` free workers. In all there are no more workers than the CPUs or the largest team need:
- * Python threads that compute at the same time divide them. */
+ * Python threads that compute at the same time divide the workers. */
 static worker *take_workers(int wanted, int *got) {
     worker *taken = NULL;
     pthread_mutex_lock(&pool_lock);

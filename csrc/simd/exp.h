@@ -1,7 +1,7 @@
 /* 2^x, e^x and tanh. csrc/tests/test_exp.c measures errors over every float32.
  *
  * exp2: 2^x = 2^n · p(f), x = n + f, n the nearest integer, f exact. p is minimax with p(0) = 1: degree 6 (relative error
- * 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; smaller ones are 0, as for −inf.
+ * 2.0e-9), float64 11 (3.4e-18). Within 1 ulp for results from FLT_MIN (DBL_MIN) on; smaller results are 0, as for −inf.
  * x must stay below 127.5 (1023.5): callers subtract a maximum. NaN stays NaN: "not less than" passes it, and p is multiplied
  * by 2^n, as adding n to the exponent could make a number of it. */
 
@@ -146,7 +146,7 @@ SA_INLINE vec FN(exp)(vec x) {
 #endif
     };
     vec sum = SA_C(1) + r;
-    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost)); /* and the rounding error of 1 + r */
+    vec p = sum + ((r - (sum - SA_C(1))) + V(fma)(r * r, SA_POLYNOMIAL(r, c), r_lost)); /* with the rounding error of 1 + r */
     p = p * V(power)(t);
     /* the limit is ln FLT_MIN (DBL_MIN), rounded up */
     return V(zero_unless)(V(not_lt)(x, SA_C(SA_REAL_IS_F64 ? -708.39641853226408 : -87.33654022216796875)), p);

@@ -2,7 +2,7 @@
 
 Settings have the names of Transformers' ``GenerationConfig`` and do what its logits processors do, in their order: penalties,
 forbidden and forced tokens (:class:`Sampler`), then what may be drawn (:func:`probabilities`). Each sequence has a seed of its
-own: it gets the same tokens alone as with others.
+own, so a sequence gets the same tokens alone as with others.
 
 `decoder.py` computes the logits and owns the cache; `selfattn.models` turns texts into ids, and reads a folder's settings.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from selfattn._check import Array, check_number, check_size, quoted, seed_from_rng
 
 Ids = tuple[int, ...]
-Words = tuple[tuple[Ids, float], ...]  # ids in a row, and what is added to the logit of the last
+Words = tuple[tuple[Ids, float], ...]  # consecutive ids, and a number for the last id's logit
 
 
 class Generates(Protocol):
@@ -109,7 +109,7 @@ def seeds(rng: Any, count: int) -> list[int]:
 
 
 def probabilities(logits: Array, how: Sampling) -> Array:
-    """Return the probabilities (vocabulary,), float64, of drawing each token, from logits after penalties and the like.
+    """Return the probabilities (vocabulary,), float64, of drawing each token, from logits to which penalties have been applied.
 
     The temperature is not 0. All tokens with the logit of the k-th likeliest stay, as in Transformers.
     """
@@ -149,7 +149,7 @@ class Sampler:
         self.rng = np.random.default_rng(seed) if how.temperature > 0 else None
 
     def draw(self, logits: Array) -> int:
-        """Draw a token from its logits (vocabulary,); a ValueError if one is NaN or +inf, or all are −inf."""
+        """Draw a token from its logits (vocabulary,); raise ValueError if one is NaN or +inf, or all are −inf."""
         if not self.plain:
             try:
                 logits = self.processed(logits.copy())

@@ -1,6 +1,6 @@
 """Keys and values that grow as a sequence is decoded.
 
-Owns their memory: appending, truncating, reordering. Attention over them is one call of the C core.
+This module owns the memory of both: appending, truncating, reordering. Attention over them is one call of the C core.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class KVCache:
             new = _aligned((*old.shape[:2], wanted, old.shape[3]), old.dtype)
             new[:, :, :used] = old[:, :, :used]
             grown.append(new)
-        self._key, self._value = grown  # both or neither, if memory runs out
+        self._key, self._value = grown  # if memory runs out, both stay as they were
 
     def truncate(self, lengths: npt.ArrayLike) -> None:
         """Keep the first ``lengths`` tokens of each sequence, as when a drafted token is rejected; 0 empties the cache.
@@ -405,7 +405,7 @@ def _holds(own: np.dtype[Any], given: np.dtype[Any]) -> bool:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialised array that begins at a cache line; NumPy's begin at a multiple of 16 bytes.
+    """Return an uninitialised array that begins at a cache line; NumPy's arrays begin at a multiple of 16 bytes.
 
     Vectors that straddle two lines halve the rate at which keys and values come from the L2.
     """

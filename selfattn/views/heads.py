@@ -1,7 +1,7 @@
 """What each head of a model does with a text: its weights, its habit, and a compact form of both for a page.
 
-A page of a long text must stay small and hold the model's numbers. So weights are stored in 16 bits each, or, where that is
-less, as the queries and keys that they are made of, which the script multiplies again.
+A page of a long text must stay small and hold the model's numbers. So weights are stored in 16 bits each or, where these
+are smaller, as the queries and keys that give the weights, which the script multiplies again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array: TypeAlias = npt.NDArray[Any]
 #: The kinds of keys that a word may attend to; a key belongs to the first kind that fits.
 HABITS = ("itself", "first", "separators", "marks", "before", "after", "words")
 
-BROAD = 0.85  # the least entropy of "broad"; 1 is that of equal weights
+BROAD = 0.85  # the least entropy of "broad"; equal weights have 1
 MOST, SOME = 0.5, 0.35  # the least share of a habit, and of a weak habit
 SMALL = 48  # pixels of a side of a small map, at most
 CLOSE = 5e-4  # the largest error of weights that the page computes
@@ -48,8 +48,8 @@ class TextHeads:
 class Habit:
     """A head's habit, over all texts of a page."""
 
-    shares: dict[str, float]  # shares of the words' attention by HABITS, with sum 1
-    entropy: float  # the mean over rows, divided by the largest possible
+    shares: dict[str, float]  # the share of the words' attention for each of HABITS; the sum is 1
+    entropy: float  # the mean over rows, divided by the largest possible entropy
     kind: str  # habit with the largest share; "broad": nearly equal weights; "mixed" if no share reaches SOME
     clear: bool  # the largest share is at least MOST
 

@@ -1,6 +1,6 @@
 """Errors of the results: RMS at L = 1024, D = 64; large scores; 16 bits to the ulp.
 
-The truth of float32 and of 16 bits is float64 arithmetic on the same inputs; that of float64 is long double.
+float32 and 16 bits are compared with float64 arithmetic on the same inputs, float64 with long double.
 Bounds are measured errors with a margin; PyTorch is measured in the same run.
 """
 
@@ -231,12 +231,12 @@ def ulps(x, exact):
 
 
 def rounds_weights(name):
-    """Whether weights are rounded, as well as the result: where bfloat16 is multiplied in pairs (docs/decisions/0007)."""
+    """Return whether weights are rounded as well as the result: where bfloat16 is multiplied in pairs (docs/decisions/0007)."""
     return name == "bfloat16" and sa.get_isa() == "avx512bf16"
 
 
 def assert_within_an_ulp_of_the_largest(out, exact):
-    """Errors depend on the size of the values, not of a result: all are within one ulp of the largest result."""
+    """Errors depend on the size of the values, not on that of a result: all are within one ulp of the largest result."""
     ulp = 2.0 ** (np.floor(np.log2(np.abs(exact).max())) - 7)
     worst = np.abs(out.astype(np.float64) - exact.astype(out.dtype).astype(np.float64)).max() / ulp
     print(f"{sa.get_isa()}: worst {worst:.2f} ulp of the largest")
@@ -250,7 +250,7 @@ def test_sixteen_bits_within_an_ulp(name, is_causal):
 
     Measured: 1 in 400 results of float16 and 1 in 2500 of bfloat16 are the neighbour; results near 0 are within float32's
     own error of about 1e-7. On a matrix unit the weights of bfloat16 keep 17 bits (docs/decisions/0004): 1 in 220, and 1e-6.
-    With rounded weights 7 results of 8 are within an ulp of their own, and all within one of the largest.
+    With rounded weights 7 results of 8 are within an ulp of their own size, and all within an ulp of the largest.
     """
     dtype = KINDS[name]
     query, key, value = (x.astype(dtype) for x in normal())

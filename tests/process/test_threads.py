@@ -355,7 +355,7 @@ def test_fork_while_other_threads_compute():
 @needs_fork
 @pytest.mark.parametrize("turns", ["forking, computing", "computing, forking"])
 def test_fork_while_a_long_call_looks_for_signals(turns):
-    """Checking for signals needs the GIL, which the forking thread holds while it waits for the call."""
+    """Checking for signals needs the GIL, which the forking thread holds while that thread waits for the call."""
     script = f"""
     y = np.random.default_rng(0).standard_normal((8, 4000, 64), dtype=np.float32)
     out, pullback = sa.scaled_dot_product_attention_vjp(y, y, y, num_threads=2)
@@ -500,7 +500,7 @@ def test_importing_leaves_the_gil_off():
     assert run_script(script) == "False"
 
 
-# MiB; a thread's stack usually takes 8, and its arena in the C library 64.
+# MiB; a thread's stack usually takes 8, and a thread's arena in the C library 64.
 @pytest.mark.parametrize("room", [4, 30, 56, 100])
 def test_where_no_more_threads_can_be_started(room):
     """A call uses fewer threads, with the same bits; later calls use all threads again."""

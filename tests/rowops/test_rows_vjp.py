@@ -297,7 +297,7 @@ def test_dtypes_that_differ():
     y, pullback = sa.layer_norm_vjp(x, 6, weight.astype(BFLOAT16))
     assert y.dtype == np.float32
     assert [g.dtype for g in pullback(dy)[:2]] == [np.float16, BFLOAT16]
-    # one float64 is enough for float64 arithmetic
+    # one float64 array makes the arithmetic float64
     got = sa.layer_norm_vjp(x.astype(np.float32), 6, weight.astype(np.float64))[1](dy)
     assert [g.dtype for g in got[:2]] == [np.float32, np.float64]
     expected = reference.layer_norm_vjp(x.astype(np.float64), 6, weight.astype(np.float64))[1](dy)
@@ -332,7 +332,7 @@ def test_memory_layouts(layout, dtype):
                 assert g is None
                 continue
             assert g.dtype == e.dtype and g.dtype.isnative and g.flags.c_contiguous and g.flags.writeable
-            # sums in another order: a few eps
+            # the order of the sums differs: a few eps
             np.testing.assert_allclose(g.astype(float), e.astype(float), rtol=64 * eps, atol=8 * eps)
 
 

@@ -1,6 +1,6 @@
 """The catalogue of operations: what is tried for leaks, in many threads, with memory that fails, and with two builds.
 
-An operation draws its inputs with a `Draw` and returns a call, and what that reads: the same ones for the same seed. `OPERATIONS` names
+An operation draws its inputs with a `Draw` and returns a call and its inputs: the same ones for the same seed. `OPERATIONS` names
 small operations; `drawn` makes new ones without end, whose options are drawn independently of each other, so that all pairs of them
 meet. Only public names are used here, so that `tools/compare_builds.py` computes the same with an older package;
 `core_operations.py` adds what calls the core itself.
@@ -32,7 +32,7 @@ class Draw:
         self.rng = np.random.default_rng(seed)
         self.name = self.one_of(DTYPES) if dtype is None else dtype
         self.dtype = BFLOAT16 if self.name == "bfloat16" else np.dtype(self.name)
-        self.wide = np.dtype(np.float64 if self.name == "float64" else np.float32)  # computes in this
+        self.wide = np.dtype(np.float64 if self.name == "float64" else np.float32)  # of the computation
         self.most = most
         self.words = []  # words of the title
 
@@ -103,7 +103,7 @@ def some(make, title, times, /, **given):
 
 
 def made_of(d, options):
-    """Return options; a callable is called to make its option."""
+    """Return options, with the results of callables in place of the callables."""
     return {name: x(d) if callable(x) else x for name, x in options.items()}
 
 

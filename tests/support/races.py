@@ -1,8 +1,8 @@
 """A script: Python threads that call the package at once, on arrays of their own and on shared ones. `tools/check_threads` starts it
 under ThreadSanitizer, `tests/process/test_threads.py` without.
 
-Everything must have the bits that one thread alone computes. `planted` in place of a number of rounds has two threads write into
-one array: the sanitizer must report that.
+Everything must have the bits that one thread alone computes. With `planted` in place of a number of rounds, two threads write
+into one array: the sanitizer must report that.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def settings(done):
 
 
 def prepared():
-    """Return calls by name, each with arrays of its own, which are equal each time."""
+    """Return calls by name, each with arrays of its own; these have the same numbers each time."""
     return {name: each.prepare()[0] for name, each in OPERATIONS.items()}
 
 
@@ -107,7 +107,7 @@ def first_calls():
 
 
 def handed_over():
-    """One thread makes a pullback, another calls and drops it; then a third may get its memory."""
+    """One thread makes a pullback, another calls and drops it; then a third thread may get its memory."""
     x, y = normal(3, 30, 32), normal(2, 3, 60, 16)
     module = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True, rng=0)
     out, pullback = module.vjp(x)

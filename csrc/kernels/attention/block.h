@@ -96,7 +96,7 @@ typedef struct {
     real *gain;                          /* [keys][nv·lanes], softcap's derivative, or NULL */
     const real *k;                       /* the tile's keys [n][k_stride] */
     ptrdiff_t k_stride;
-    real factor;                            /* P times this is the scores */
+    real factor;                            /* scores are P times this factor */
     bool empty;                             /* wide: O is uninitialised, not even zeros */
     FN(open_bounds) open[SA_BACKWARD_VECS]; /* valid if rows->clipped */
     bool scaled;                            /* wide: s->q is copied */
@@ -194,7 +194,7 @@ SA_ONCE size_t FN(lay_out)(const sa_attention *a, char *base, FN(scratch) * s, s
 
 /* ---- the rows of a tile ---------------------------------------------------------------------------------------------- */
 
-/* Without memcpy, which would call the C library, as nv is not a literal. */
+/* Copies nv vectors without memcpy, which would call the C library, as nv is not a literal. */
 SA_INLINE void FN(copy_vectors)(real *to, const real *from, int nv) {
     for (int v = 0; v < nv; ++v) {
         V(store)(to + v * SA_LANES, V(load)(from + v * SA_LANES));
@@ -278,7 +278,7 @@ SA_INLINE void FN(open_ends)(const sa_rows *rows, const FN(scratch) * s, ptrdiff
     }
 }
 
-/* With a row without keys (0 … −1) nothing is open to all. */
+/* If a row has no keys (0 … −1), no key is open to all rows. */
 SA_INLINE FN(open_bounds) FN(open_rows)(const ptrdiff_t *lo, const ptrdiff_t *hi, int n) {
     FN(open_bounds) open = {.any_from = lo[0], .any_to = hi[0], .all_from = lo[0], .all_to = hi[0]};
     for (int r = 1; r < n; ++r) {

@@ -90,7 +90,7 @@ SA_ONCE bool FN(pass_mask)(real *P, ptrdiff_t n, int nv, const char *const *row,
     return closes;
 }
 
-/* The same for a mask row[n] that all rows have. */
+/* The same for a mask row[n] that all rows share. */
 SA_ONCE bool FN(pass_shared_mask)(real *P, ptrdiff_t n, int nv, const real *row) {
     bool closes = false;
     for (ptrdiff_t j = 0; j < n; ++j) {
@@ -121,7 +121,7 @@ SA_ONCE void FN(open_bits)(const char *const *row, int rows, const sa_matrix *m,
     }
 }
 
-/* Making lanes of bits is faster than transposing elements. */
+/* Applies boolean masks. Making lanes of bits is faster than transposing elements. */
 SA_ONCE void FN(pass_gates)(real *P, const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n,
                             int nv) {
     const vec closed = V(set1)(-(real)INFINITY);
@@ -175,7 +175,7 @@ SA_ONCE bool FN(pass_key_bias)(real *P, ptrdiff_t n, int nv, const real *bias, b
                 real *p = P + (j * nv + v) * SA_LANES;
                 const vec s = V(load)(p);
                 const vec sum =
-                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* they keep a NaN of their second operand */
+                    V(min)(most, V(max)(-most, FN(add_mask)(s, V(set1)(x)))); /* both keep a NaN of their second operand */
                 V(store)(p, V(select)(V(eq)(V(abs)(s), beyond), s, sum));
             }
         }
@@ -351,7 +351,7 @@ SA_ONCE void FN(pass_dropout)(real *P, ptrdiff_t first, ptrdiff_t n, int nv, uin
     }
 }
 
-/* A tile's state from its mask alone. Stops at the first element that decides. */
+/* A tile's state from its mask alone. Stops at the first element that decides the state. */
 SA_ONCE int FN(inspect_mask)(const char *const *row, int rows, const sa_matrix *m, ptrdiff_t first, ptrdiff_t n, real *buffer) {
     if (m->dtype == SA_BOOL) {
         bool seen_open = false, seen_closed = false;

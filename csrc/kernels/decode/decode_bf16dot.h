@@ -1,6 +1,6 @@
 /* Decoding by dot products of bfloat16 pairs. Keys are read in place; two rows of values are zipped into pairs of keys; weights
- * are rounded to bfloat16 after their sum. Queries must be below 2^50 and not subnormal. Instead of the keys, scores and output
- * are checked (decode_sums_hold). If they fail, multiply-adds compute the block, and round weights, too. */
+ * are rounded to bfloat16 after they are summed. Queries must be below 2^50 and not subnormal. Instead of keys, scores and output are
+ * checked (decode_sums_hold). If they fail, multiply-adds compute the block, and round weights, too. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 
@@ -139,7 +139,7 @@ SA_ONCE bool FN(decode_score_lost)(const real *P, ptrdiff_t n, ptrdiff_t p_strid
         }
         return !FN(is_finite)(check);
     }
-    for (ptrdiff_t j = 0; j < n; ++j) { /* the other lanes may hold anything */
+    for (ptrdiff_t j = 0; j < n; ++j) { /* lanes from R on may hold anything */
         for (int r = 0; r < R; ++r) {
             const real x = P[j * p_stride + r];
             lost |= x - x != 0;

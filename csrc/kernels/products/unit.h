@@ -3,7 +3,7 @@
  * unit, which is NULL except in isa/avx512bf16.c and isa/amx.c.
  *
  * A unit takes a call, a block and a tile, or leaves it to multiply-adds, as bfloat16 cannot represent all numbers. A function
- * that returns bool returns true if it has done its work; if not, it has changed nothing. (1) to (6): docs/theory/backward.md. */
+ * that returns bool returns true if it has done its work; else nothing has changed. (1) to (6): docs/theory/backward.md. */
 
 /* Each row of Q and dO, in place or copied, and its factor, which for Q is the scale. NULL stands for a row of zeros. */
 typedef struct {
