@@ -1,5 +1,5 @@
-/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked. There are also
- * two functions over whole arrays: rounding to 16 bits, for selfattn/functional/_gradients.py, and the checksum of arrays. */
+/* The row operations and their gradients: parameters, outputs, runs. Nothing is computed before everything is checked. There
+ * are also two functions over whole arrays: rounding to 16 bits, for functional/_gradients.py, and the checksum of arrays. */
 #include "python/binding.h"
 
 #include <float.h>

@@ -122,7 +122,7 @@ def probabilities(logits: Array, how: Sampling) -> Array:
     p: Array = np.exp(x)
     p /= p.sum()
     if how.top_p is not None and how.top_p < 1:
-        tail = p <= (1 - how.top_p) / len(p)  # together no more than 1 - top_p: their order does not matter
+        tail = p <= (1 - how.top_p) / len(p)  # the sum is at most 1 - top_p, so their order does not matter
         tail[p.argmax()] = False  # the likeliest always stays
         order = np.flatnonzero(~tail)
         order = order[np.argsort(p[order], kind="stable")]

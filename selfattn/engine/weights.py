@@ -28,7 +28,7 @@ BITS_OF_INFINITY = 0x7F80
 
 
 class Rounded:
-    """A matrix of weights, (out, in), in fewer bits. Indexing converts rows to float32, ``np.asarray`` all of it."""
+    """A matrix of weights, (out, in), in fewer bits. Indexing converts rows to float32, ``np.asarray`` all rows."""
 
     dtype = np.dtype(np.float32)
     kind: str
@@ -202,7 +202,7 @@ def rounded(name: str, weight: Array, kind: str) -> tuple[Array, Array | None]:
         for group in range(own.shape[1]):
             of_group = slice(group * GROUP, (group + 1) * GROUP)
             numbers, factor = some[:, of_group], own[:, group, None]
-            with np.errstate(invalid="ignore"):  # of NaN and infinities, which are an error below
+            with np.errstate(invalid="ignore"):  # NaN and infinities raise an error below
                 np.abs(numbers).max(axis=1, keepdims=True, initial=0, out=factor)
                 factor /= 127
                 quotients = numbers / np.where(factor == 0, 1, factor)

@@ -366,7 +366,7 @@ class CausalModel(Pretrained):
             return self._encoded(self.chat_prompt(kept), special=False, depth=6)
 
         first = 0
-        if len(turns) > 1:  # the last one stays
+        if len(turns) > 1:  # the last turn stays
             first = 1 + bisect_left(range(1, len(turns) - 1), True, key=lambda n: without(n).size <= most)
         kept = without(first) if first else ids
         if kept.size > self.max_positions:
@@ -384,7 +384,7 @@ class CausalModel(Pretrained):
         chat = [{"role": "user", "content": said}, {"role": "assistant", "content": said}]
         try:
             text = rendered(self.chat_template, chat, self.special_tokens, answer=False)
-        except ValueError:  # it has other rules
+        except ValueError:  # the template has other rules
             return set()
         after = self._encoded(text.rpartition(said)[2].lstrip() if said in text else "", special=False)
         added = self.tokenizer.get_added_tokens_decoder()

@@ -58,7 +58,7 @@ _unknown: ContextVar[dict[str, set[str]] | None] = ContextVar("unknown settings"
 
 @contextmanager
 def one_warning(where: str, depth: int = 4) -> Iterator[None]:
-    """Collect the settings that are not known, and warn of them at the end; within another such block, that one warns."""
+    """Collect the settings that are not known, and warn of them at the end; within another such block, the outer one warns."""
     if _unknown.get() is not None:
         yield
         return
@@ -127,7 +127,7 @@ class Config(Entries):
         return ACTIVATIONS[value]
 
     def size_or(self, name: str, otherwise: Any, default: Any = None) -> Any:
-        """Read an int; in place of null comes another value."""
+        """Read an int, or another value in place of null."""
         return otherwise if self._get(name, default) is None else self.size(name, default)
 
     def object(self, name: str) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
         if dtype is None:  # position_ids, for example
             continue
         start, end = (begin + offset for offset in entry["data_offsets"])
-        flat = np.asarray(data[start:end])  # perhaps not aligned; `fit` copies that
+        flat = np.asarray(data[start:end])  # if it is not aligned, `fit` copies it
         try:
             array = flat.view(dtype).reshape(entry["shape"])
         except ValueError as error:  # no elements, but a shape that NumPy cannot count

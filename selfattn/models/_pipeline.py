@@ -20,7 +20,7 @@ from selfattn.models._folder import Config, read_weights
 from selfattn.models._table import rows
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
-TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have others
+TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have other names
 OLD_TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -104,7 +104,7 @@ class Pipeline:
 
 
 def pool(rows: Array, cu_seqlens: Array, modes: Sequence[str], skipped: Sequence[int]) -> Array:
-    """Pool the rows of each sequence without its first few, those of a prompt; several modes are concatenated."""
+    """Pool the rows of each sequence without the first rows, which are a prompt's; several modes are concatenated."""
     parts = []
     for start, stop, skip in zip(cu_seqlens[:-1], cu_seqlens[1:], skipped, strict=True):
         own = rows[start + skip : stop]

@@ -67,7 +67,7 @@ class Parameters:
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
         self.made = made
-        self.weights: set[str] = set()  # names of those that may be compact
+        self.weights: set[str] = set()  # names of weights that may be compact
 
     def array(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Array:
         """Return a parameter, some of its rows, or its rows times the elements of another one."""
@@ -347,7 +347,7 @@ class Pretrained(Module):
         return ((self._name(name), self._shown(name, array)) for name, array in self.arrays.items())
 
     def _has_own_head(self, arrays: Mapping[str, Any]) -> bool:
-        """Tell whether there is a head that differs from the table, as after training it, which the configuration may not say."""
+        """Tell whether there is a head that differs from the table, as after training it, which not every configuration says."""
         head, name = arrays.get("lm_head.weight"), getattr(self, "word_table", "")
         table = arrays.get(name, arrays.get(name.removeprefix(self.prefix)))
         if isinstance(head, np.ndarray) and isinstance(table, np.ndarray):

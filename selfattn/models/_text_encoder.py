@@ -57,10 +57,10 @@ class TextEncoder(Pretrained):
     type_table: ClassVar[str | None] = None
     position_table: ClassVar[str | None] = None
     first_position = 0
-    pad: int | None = None  # the id that takes no place among the positions, and has the one before the first
+    pad: int | None = None  # an id that positions do not count; its position is the one before the first
     types = 1  # how many texts a sequence has token types for
     _knows_types = True  # the folder's tokenizer tells the texts of a pair apart
-    has_fixed_settings = True  # for sequences of any lengths and any values of parameters, so made once
+    has_fixed_settings = True  # they depend on no lengths or parameters' values, so they are made once
     # In a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
     num_labels: int

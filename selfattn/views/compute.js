@@ -1,11 +1,11 @@
 /*
- * Numbers of every page: how they are written and read, matrices of them, sums and softmax. No page here.
+ * Numbers of every page: how they are written and read, matrices of them, sums and softmax. It draws nothing.
  */
 
 const LEVELS = 8; // shades of each sign, as in draw.py
 
 /**
- * A number with that many decimals; a tie goes to the even digit, as in Python, where toFixed and toExponential go up.
+ * A number with that many decimals; a tie goes to the even digit, as in Python; toFixed and toExponential round ties up.
  * @type {(x: number, decimals: number, form?: "toFixed" | "toExponential") => string}
  */
 function fixed(x, decimals, form = "toFixed") {

@@ -13,7 +13,7 @@
  * @property {boolean[]} marks keys that are not words
  * @property {boolean} crossed queries and keys are of different texts
  * @property {number} chosen
- * @property {number} prompt tokens that were given
+ * @property {number} prompt how many tokens were given
  * @property {StoredNext | null} next
  * @property {({ weights: Stored } | Products)[]} layers
  * @property {Stored} small
@@ -89,7 +89,7 @@ class TextData {
   }
 
   /**
-   * Attention rollout of word i. Row l: the share of each token, as it is after l layers, in the word's output. Row 0: of each input.
+   * Attention rollout of word i. Row l: the share of each token, as it is after l layers, in the word's output. Row 0: the share of each input.
    * @type {(i: number) => Matrix | null}
    */
   way(i) {
@@ -116,7 +116,7 @@ class TextData {
   }
 }
 
-/** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits dimmed. */
+/** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits can be dimmed. */
 class HeadGrid {
   /** @type {string | null} */ only = null;
 

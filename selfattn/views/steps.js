@@ -7,7 +7,7 @@
 
 class View {
   /** @type {WeakMap<EventTarget, Cell>} */ cells = new WeakMap();
-  /** @type {Map<NodeOfPage, HTMLTableElement>} the first table that shows it */ tables = new Map();
+  /** @type {Map<NodeOfPage, HTMLTableElement>} the first table that shows the node */ tables = new Map();
   /** @type {Difference[]} */ differences = [];
   /** @type {[Element, string][]} */ lit = [];
   /** @type {HTMLTableCellElement | null} */ pinned = null;

@@ -1,6 +1,6 @@
 /* Decoding by dot products of bfloat16 pairs. Keys are read in place; two rows of values are zipped into pairs of keys; weights
- * are rounded to bfloat16 after they are summed. Queries must be below 2^50 and not subnormal. Instead of keys, scores and output are
- * checked (decode_sums_hold). If they fail, multiply-adds compute the block, and round weights, too. */
+ * are rounded to bfloat16 after they are summed. Queries must be below 2^50 and not subnormal. Instead of keys, scores and
+ * output are checked (decode_sums_hold). If they fail, multiply-adds compute the block, and round weights, too. */
 
 enum { SA_LEAST_OF_DECODE = -126 };
 

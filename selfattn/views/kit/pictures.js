@@ -2,7 +2,7 @@
  * Numbers as pictures: colours, a matrix as squares on a canvas, numbers on lines, probabilities as bars. kit.css has the hues,
  * this file their strengths.
  *
- * "signed": green above zero, purple below. "share": a weight, in the colour of its text, 0 or 1. "mask": dark where it is 0.
+ * "signed": green above zero, purple below. "share": a weight, in the colour of its text (0 or 1). "mask": dark where it is 0.
  */
 
 /** @typedef {"signed" | "share" | "mask"} Kind */
