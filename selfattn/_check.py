@@ -214,11 +214,14 @@ def if_missing(value: Any) -> str:
 class Entries:
     """Settings by name, as in a ``config.json``; :meth:`finish` refuses the settings that nothing has read."""
 
-    harmless: Collection[str] = ()  # keys that change nothing
     off: Collection[Any] = (None, False, {}, [])  # values that switch a feature off
 
     def __init__(self, values: Mapping[str, Any], where: str = "the configuration") -> None:
-        self.values, self.where, self.read = dict(values), where, set(self.harmless)
+        self.values, self.where, self.read = dict(values), where, set[str]()
+
+    def error(self, what: str) -> ValueError:
+        """Return an error that says where it was found."""
+        return ValueError(f"{self.where}: {what}")
 
     def _get(self, name: str, default: Any) -> Any:
         self.read.add(name)
@@ -232,34 +235,29 @@ class Entries:
         value = self._get(name, default)
         if type(value) is not int or not least <= value <= most:
             limit = "" if most == 2**31 - 1 else f" and at most {most}"
-            raise ValueError(
-                f"{self.where}: {name} must be an int of at least {least}{limit}, not {value!r:.80}"
-            )
+            raise self.error(f"{name} must be an int of at least {least}{limit}, not {value!r:.80}")
         return value
 
     def number(self, name: str, default: Any = ...) -> float:
         """Read a positive number."""
         value = self._get(name, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value <= sys.float_info.max
-        ):
-            raise ValueError(f"{self.where}: {name} must be a positive number, not {value!r:.80}")
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if not real or not 0 < value <= sys.float_info.max:
+            raise self.error(f"{name} must be a positive number, not {value!r:.80}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Read a bool."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise ValueError(f"{self.where}: {name} must be true or false, not {value!r}")
+            raise self.error(f"{name} must be true or false, not {value!r}")
         return value
 
     def only(self, name: str, value: Any) -> None:
         """Read a key that supports only one value, its default."""
         found = self._get(name, value)
         if found != value:
-            raise ValueError(f"{self.where}: {name}={found!r} is not supported; only {value!r} is")
+            raise self.error(f"{name}={found!r} is not supported; only {value!r} is")
 
     def raw(self, name: str, default: Any = None) -> Any:
         """Read a key without a check."""
@@ -273,6 +271,5 @@ class Entries:
         """Refuse keys that nothing has read, unless their value switches a feature off: they might change results."""
         for name, value in self.values.items():
             if name not in self.read and value not in self.off:
-                raise ValueError(
-                    f"{self.where}: {name}={value!r} is not understood here, and might change what the model computes"
-                )
+                what = f"{name}={value!r} is not understood here"
+                raise self.error(f"{what}, and might change what the model computes")

@@ -200,8 +200,6 @@ def _add_sampling(parser: Parser, most: int) -> None:
 
 
 def _how(options: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "max_new_tokens": options.max_new_tokens, "temperature": options.temperature, "top_k": options.top_k,
-        "top_p": options.top_p, "repetition_penalty": options.repetition_penalty, "sampling": options.sampling,
-        "stop": options.stop, "rng": None if options.seed is None else checked_seed(options.seed),
-    }  # fmt: skip
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "sampling", "stop")
+    seed = None if options.seed is None else checked_seed(options.seed)
+    return {name: getattr(options, name) for name in names} | {"rng": seed}

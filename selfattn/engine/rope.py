@@ -49,24 +49,22 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     name = OLD if old else NEW
     where = f"{config.where}: {name}"
     if not isinstance(found, dict):
-        raise ValueError(f"{where} must be an object, not {found!r}")
+        raise config.error(f"{name} must be an object, not {found!r}")
     own = config.inner(name, {key: value for key, value in found.items() if value is not None})
-    theta = config.number("rope_theta", 10000.0)
-    theta = own.number("rope_theta", theta)
+    theta = own.number("rope_theta", config.number("rope_theta", 10000.0))
     config.only("partial_rotary_factor", 1.0)
     own.only("partial_rotary_factor", 1.0)
     kind, spelled = own.raw("rope_type"), own.raw("type")
     kind = kind or spelled or "default"
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(
-            f"{where}: the type {kind!r} of rotary positions is not supported; there are {', '.join(KINDS)}"
-        )
+        known = ", ".join(KINDS)
+        raise own.error(f"the type {kind!r} of rotary positions is not supported; there are {known}")
     if theta <= 1:
-        raise ValueError(f"{config.where}: rope_theta must be above 1, not {theta}")
+        raise config.error(f"rope_theta must be above 1, not {theta}")
     if width % 2:
-        raise ValueError(f"{config.where}: rotary positions need heads of an even width, not {width}")
+        raise config.error(f"rotary positions need heads of an even width, not {width}")
     if width > MOST_WIDTH:
-        raise ValueError(f"{config.where}: heads of a width of {width}; more than {MOST_WIDTH} are not read")
+        raise config.error(f"heads of a width of {width}; more than {MOST_WIDTH} are not read")
     periods = _periods(width, theta)
     if kind != "default":
         own.raw("original_max_position_embeddings")  # files have the key even if nothing reads it

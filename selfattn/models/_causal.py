@@ -664,10 +664,9 @@ def stops_of(stop: Any) -> tuple[str, ...]:
 def collected(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Any:
     """Return the whole answers: a text, or an array of ids."""
     steps = list(pieces)  # CPython 3.11 leaks memory if an iterator raises while it is spread
-    whole = [list(parts) for parts in zip(*steps, strict=True)]
     results = [
-        "".join(parts) if text else np.array(list(chain.from_iterable(parts)), np.int64)
-        for parts, text in zip(whole, texts, strict=True)
+        "".join(parts) if text else np.array([*chain.from_iterable(parts)], np.int64)
+        for *parts, text in zip(*steps, texts, strict=True)
     ]
     return results[0] if alone else results
 

@@ -115,10 +115,6 @@ class Config(Entries):
                 with one_warning(self.where, 5):
                     _unknown.get().setdefault(self.file, set()).add(self.before + name)  # type: ignore[union-attr]
 
-    def error(self, what: str) -> ValueError:
-        """Return an error that says where it was found."""
-        return ValueError(f"{self.where}: {what}")
-
     def activation(self, name: str, default: str = "gelu") -> Any:
         """Read the name of an activation."""
         value = self._get(name, default)
@@ -231,10 +227,9 @@ def read_weights(folder: Path, keep_bfloat16: bool = False) -> dict[str, Array]:
         return _map_shards(folder, keep_bfloat16)
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     if pickled:
-        raise FileNotFoundError(
-            f"{folder} has no {WEIGHTS}, only {pickled[0]}, a pickle, which can run any code when it is loaded. If you trust it, "
-            "convert it: transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)"
-        )
+        what = f"{pickled[0]}, a pickle, which can run any code when it is loaded"
+        way = "transformers.AutoModel.from_pretrained(folder).save_pretrained(folder)"
+        raise FileNotFoundError(f"{folder} has no {WEIGHTS}, only {what}. If you trust it, convert it: {way}")
     parts = [f"it has {path.name}, but no {INDEX}" for path in sorted(folder.glob("*.safetensors"))]
     expected = [*parts, "expected a folder that save_pretrained wrote"][0]
     raise FileNotFoundError(f"{folder} has no {WEIGHTS}; {expected}")

@@ -235,10 +235,9 @@ def _read_dense(folder: Path, config: Config) -> Dense:
     expected = {"linear.weight": sizes} | ({"linear.bias": sizes[:1]} if config.raw("bias", True) else {})
     config.finish()
     if not (folder / DENSE_WEIGHTS).exists() and (folder / DENSE_PICKLE).exists():
-        raise ValueError(
-            f"{folder} has its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read; "
-            "SentenceTransformer(folder).save(other) of sentence-transformers writes model.safetensors"
-        )
+        what = f"its weights as a pickle, {DENSE_PICKLE}, which can run code and is not read"
+        way = "SentenceTransformer(folder).save(other) of sentence-transformers writes model.safetensors"
+        raise ValueError(f"{folder} has {what}; {way}")
     weights = read_weights(folder)
     found = {name: array.shape for name, array in weights.items()}
     if found != expected:

@@ -32,8 +32,6 @@ from selfattn.text import spelled, without_pads
 if TYPE_CHECKING:
     from selfattn.steps.transformer import TransformerSteps
 
-OTHER_TOKENIZER_FILES = ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG)
-
 
 class TextEncoder(Pretrained):
     """An encoder of texts and token ids. Subclasses name its tables.
@@ -677,15 +675,14 @@ def attach(model: TextEncoder, folder: Path) -> None:
     """Give a model the tokenizer of a folder, and the pipeline of its sentence-transformers files."""
     pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
     tokenizer, config = _tokenizer.load_tokenizer(inner, pipeline.lowercase)
-    for name in OTHER_TOKENIZER_FILES:
+    for name in ("special_tokens_map.json", _tokenizer.TOKENIZER_CONFIG):
         if (inner / name).exists():
             pipeline.kept[name] = (inner / name).read_bytes()
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, inner)
         limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
         known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
-        if known:
-            tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
+        tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
     model.tokenizer, model.pipeline, model._folder = tokenizer, pipeline, inner
     model._knows_types = _tokenizer.gives_types(config, model.config)
 

@@ -203,9 +203,8 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if lowercase:
-        normalizer = tokenizer.normalizer
-        before = [library.normalizers.Lowercase()]
-        tokenizer.normalizer = library.normalizers.Sequence(before + ([normalizer] if normalizer else []))
+        steps = [library.normalizers.Lowercase(), tokenizer.normalizer]
+        tokenizer.normalizer = library.normalizers.Sequence([step for step in steps if step])
     return tokenizer, config.values | named | {"truncation_side": side}
 
 
@@ -242,8 +241,7 @@ def without_cutting(tokenizer: Any) -> str:
     with _disk.library_errors("the tokenizer cannot be written"):
         other = type(tokenizer).from_str(tokenizer.to_str())
     other.no_truncation()
-    content: str = other.to_str()
-    return content
+    return str(other.to_str())
 
 
 def readable(content: dict[str, bytes], lowercase: bool = False, types: bool = False) -> dict[str, bytes]:

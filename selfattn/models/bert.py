@@ -76,7 +76,7 @@ class BertModel(TextEncoder):
     def _read_more(self, config: Config) -> None:
         """Read what not all architectures of the family have."""
         self.eps = config.number("layer_norm_eps", 1e-12)
-        self.types = config.size("type_vocab_size", 2)
+        self.types = config.size("type_vocab_size", 2) if self.type_table else 1
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         d, wide = self.hidden_size, self.intermediate_size
@@ -122,12 +122,10 @@ class RobertaModel(BertModel):
     prefix = "roberta."
 
     def _read(self, config: Config) -> None:
-        self.pad = self._read_pad(config)
+        # MPNet's is 1 in Transformers, too, whatever pad_token_id is.
+        self.pad = 1 if "mpnet" in self.kinds else config.size("pad_token_id", 1, least=0)
         self.first_position = 1 + self.pad
         super()._read(config)
-
-    def _read_pad(self, config: Config) -> int:
-        return config.size("pad_token_id", 1, least=0)
 
 
 class DistilBertModel(BertModel):
@@ -160,12 +158,6 @@ class MPNetModel(RobertaModel):
     projections = ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
     norms = ("attention.LayerNorm", "output.LayerNorm")
     bias_table = "encoder.relative_attention_bias.weight"
-
-    def _read_pad(self, config: Config) -> int:
-        return 1  # in Transformers, too, whatever pad_token_id is
-
-    def _read_more(self, config: Config) -> None:
-        self.eps = config.number("layer_norm_eps", 1e-12)
 
     def _shapes(self) -> tuple[Shapes, set[str]]:
         shapes, pooler = super()._shapes()
