@@ -1,4 +1,4 @@
-"""The commands ``selfattn generate``, ``chat`` and ``evaluate``: parses arguments, reads and prints; `models` computes."""
+"""The commands ``selfattn generate``, ``chat`` and ``evaluate``: arguments, reading and printing; `models` computes."""
 
 from __future__ import annotations
 

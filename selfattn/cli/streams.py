@@ -38,7 +38,7 @@ def prepare() -> None:
     """Make the three standard streams usable, also if they were closed when the program started."""
     _Found.closed = _is_closed(sys.stdout)
     if not all(map(_is_open, range(3))):
-        while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # gets the lowest free number
+        while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # a new file gets the lowest free number
             pass
         os.close(null)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -101,7 +101,7 @@ class Input:
     """Standard input as a file of bytes; it may be any stream of text."""
 
     def read(self) -> bytes:
-        """Read it to its end."""
+        """Read standard input to its end."""
         stream = getattr(sys.stdin, "buffer", None)
         return sys.stdin.read().encode() if stream is None else bytes(stream.read())
 
@@ -141,7 +141,7 @@ def write(file: str | os.PathLike[str], content: bytes) -> None:
     if os.fspath(file) == DASH:
         stream = results()
         stream.flush()
-        if isinstance(getattr(stream, "buffer", None), io.FileIO):  # unbuffered: it may write only a part
+        if isinstance(getattr(stream, "buffer", None), io.FileIO):  # unbuffered: a write may be partial
             with os.fdopen(os.dup(stream.fileno()), "wb") as buffered:
                 buffered.write(content)
         elif hasattr(stream, "buffer"):

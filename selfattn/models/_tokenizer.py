@@ -237,7 +237,7 @@ def missing(folder: Path | None) -> str:
 
 
 def without_cutting(tokenizer: Any) -> str:
-    """Return a tokenizer's file without truncation; the tokenizer stays as it is, for other threads may use it."""
+    """Return a tokenizer's file without truncation; the tokenizer stays as it is, as other threads may use it."""
     with _disk.library_errors("the tokenizer cannot be written"):
         other = type(tokenizer).from_str(tokenizer.to_str())
     other.no_truncation()

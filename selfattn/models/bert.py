@@ -18,7 +18,7 @@ from selfattn.models._pretrained import Parameters, Shapes, linear, norm
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.nn.module import Gradients
 
-BUCKETS, MOST_DISTANCE = 32, 128  # of MPNet's distances
+BUCKETS, MOST_DISTANCE = 32, 128  # MPNet's number of buckets, and the distance at which they end
 
 
 class BertModel(TextEncoder):

@@ -1,4 +1,4 @@
-"""Llama, and the like Mistral, Qwen2 and SmolLM: RMSNorm first, rotary positions, grouped heads, a gated network.
+"""Llama and its like (Mistral, Qwen2, SmolLM): RMSNorm first, rotary positions, grouped heads, a gated network.
 
 Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023; Qwen team, "Qwen2", 2024.
 """

@@ -102,7 +102,7 @@ class Module:
     training: bool = True
     _parameter_names: tuple[str, ...] = ()
     _rounds: ClassVar[tuple[str, ...]] = ()  # the names of weights that quantize rounds
-    _floats_alone: ClassVar[bool] = False  # True: it cannot use submodules with rounded weights
+    _floats_alone: ClassVar[bool] = False  # True: the module cannot use submodules with rounded weights
     _call_options: ClassVar[tuple[str, ...] | None] = None  # names that forward takes as **options; None: any
 
     # ---------------------------------------------------------------------------------------------- calling

@@ -116,7 +116,7 @@ def restore(training: Training, path: Path) -> None:
         steps, epochs = _losses(state["step_losses"], 1), _losses(state["epoch_losses"], 1)
         validations = [(int(n), loss) for n, loss in _losses(state["validation_losses"], 2)]
         for generator, own in zip(drawn, states, strict=True):
-            set_generator_state(copy.deepcopy(generator), own)  # a check
+            set_generator_state(copy.deepcopy(generator), own)  # raises if the state does not fit
         training.source.restore(done, order)
         training.optimizer.load_state_dict(state["optimizer"])
         if training.scheduler is not None:
