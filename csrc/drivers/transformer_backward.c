@@ -9,8 +9,7 @@
 
 static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(p->e->tokens, SA_NORM_ROWS); }
 
-/* ---- the output is every row of a sequence, or the mean of its rows, or one row
- * ------------------------------------------------- */
+/* ---- the output is every row of a sequence, or the mean of its rows, or one row ------------------------------------------ */
 
 static void spread(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
@@ -29,8 +28,7 @@ static void spread(const sa_pass *p, ptrdiff_t t) {
     memcpy(to, from, (size_t)((each ? length : 1) * row_bytes));
 }
 
-/* ---- y = norm(s):  ds, d weight = Σ dy·scaled, d bias = Σ dy ----------------------------------------------------------------
- * */
+/* ---- y = norm(s):  ds, d weight = Σ dy·scaled, d bias = Σ dy ------------------------------------------------------------- */
 
 static void norm_rows(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
@@ -136,8 +134,7 @@ static void back_through_product(sa_pass *p, sa_product_kind kind, const int *pa
     p->norm_waits = false;
 }
 
-/* ---- the table's gradient begins with zeros --------------------------------------------------------------------------------
- * */
+/* ---- the table's gradient begins with zeros ------------------------------------------------------------------------------ */
 
 static ptrdiff_t count_table(const sa_pass *p) {
     return p->g->table == NULL ? 0 : sa_smaller(p->plan->threads == 1 ? 1 : SA_TABLE_TASKS, p->e->vocabulary);
@@ -152,8 +149,7 @@ static void clear_table(const sa_pass *p, ptrdiff_t t) {
     memset((char *)p->g->table + from * row_bytes, 0, (size_t)((to - from) * row_bytes));
 }
 
-/* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ------------------------------------------
- * */
+/* ---- attention(q, k, v):  dq, dk, dv of the heads of one key head in one sequence ---------------------------------------- */
 
 static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
@@ -272,8 +268,7 @@ static void back_through_attention(sa_pass *p) {
     }
 }
 
-/* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids -------------------------------------------------
- * */
+/* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids ---------------------------------------------- */
 
 static void table(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;

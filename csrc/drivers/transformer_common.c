@@ -26,7 +26,7 @@ bool sa_transformer_fits(const sa_transformer *e) {
            sa_multiply(bytes, (size_t)e->layers + 1, &bytes) && bytes <= PTRDIFF_MAX / 1024;
 }
 
-/* Sets the width of each array to the most of any layer. */
+/* Sets the width of each array to the largest of any layer. */
 static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARRAYS]) {
     memset(width, 0, SA_ARRAYS * sizeof *width);
     width[SA_X] = e->d;

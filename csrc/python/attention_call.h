@@ -105,7 +105,7 @@ typedef struct {
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void sa_call_release(sa_call *c);
 
-/* Call it last, since drawing changes a generator. Both halves of a vjp must drop the same weights, so they take none. */
+/* Call it last, since drawing changes a generator. Both halves of a vjp must drop the same weights, so neither takes a generator. */
 int sa_call_read_seed(sa_call *c);
 
 /* Takes over a reference to array. */
@@ -117,7 +117,7 @@ int sa_call_read_block_mask(void *call, PyObject *value, const char *name, void 
 /* True if all axes but the last `core` broadcast to the leading dims without enlarging them. */
 bool sa_call_fits_lead(const sa_call *c, PyArrayObject *array, int core);
 
-/* True for the result's dtype, or for float32 if that has 16 bits and statistics are kept. */
+/* True for the result's dtype, or for float32 if the result's dtype has 16 bits and statistics are kept. */
 bool sa_call_takes_out(const sa_call *c, sa_dtype dtype);
 
 /* Fills shape with (B…, rows, cols), or packed (rows, H, cols). Returns the number of axes. */

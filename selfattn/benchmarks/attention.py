@@ -161,7 +161,7 @@ def _torch(case: Case, inputs: Inputs, threads: int) -> list[Spelling]:
     torch.set_num_threads(threads)
 
     def tensor(array: Array) -> Any:
-        if array.dtype.name == "bfloat16":  # which from_numpy does not accept
+        if array.dtype.name == "bfloat16":  # from_numpy does not accept bfloat16
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(array)
 
@@ -349,7 +349,7 @@ def _row(suite: str, case: Case, peers: Sequence[str], engine: str) -> Row:
         able = ("torch",)
     elif case.dtype in ("bfloat16", "float16"):
         able = ("torch", "openvino")
-    elif case.layout != "BHLD" or case.dtype == "float64":  # whose softmax JAX computes in float32
+    elif case.layout != "BHLD" or case.dtype == "float64":  # JAX's softmax of float64 is in float32
         able = ("numpy", "torch")
     contestants = [Contestant("selfattn", engine, case)]
     if case.layout == "BLHD":

@@ -369,7 +369,7 @@ def test_tensors_that_numpy_cannot_read(model):
 
 def test_a_tokenizer_that_gets_no_threads_works_in_one(model):
     class Alone:
-        """The library's, whose threads cannot be started."""
+        """The library's tokenizer, whose threads cannot be started."""
 
         def __getattr__(self, name):
             return getattr(model.tokenizer, name)

@@ -76,7 +76,7 @@ SA_INLINE void FN(reduce_vector)(const real *x, real *y, ptrdiff_t i, ptrdiff_t 
     }
 }
 
-/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a); EXP_STORED also y = e^(x − a). y may be x. */
+/* SUM Σx; SQUARES Σx²; CENTRED Σ(x − a) and Σ(x − a)²; EXP Σe^(x − a); EXP_STORED also writes y = e^(x − a). y may be x. */
 SA_INLINE FN(sums) FN(reduce)(const real *x, real *y, ptrdiff_t n, real a, const int what) {
     FN(sums) total = {0, 0};
     for (ptrdiff_t i = 0; i < n;) {
