@@ -105,7 +105,7 @@ typedef struct {
 int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void sa_call_release(sa_call *c);
 
-/* Call it last, since drawing changes a generator. Both halves of a vjp must drop the same weights, so neither takes a generator. */
+/* Call it last, since drawing changes a generator. The halves of a vjp must drop the same weights, so neither takes one. */
 int sa_call_read_seed(sa_call *c);
 
 /* Takes over a reference to array. */
