@@ -36,7 +36,7 @@ SENTENCES = [
     "the sea was calm", "a ship", "", "ships sailed over dark water near old stones.", "é 🙂 שלום", "zzz ship",
     "The SEA", "  the\tsea \n", "a\x00b \u200b", "[SEP] the [CLS]",
 ]  # fmt: skip
-# For sums of up to 32 products and 16 tokens after two layers of numbers of size 1.
+# The tolerance is for sums of up to 32 products and 16 tokens after two layers of numbers of size 1.
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-5}
 
 
@@ -66,7 +66,7 @@ def theirs(folder):
 
 
 PROMPT = {"prompts": {"q": "query: "}, "default_prompt_name": "q"}
-PIPELINES = {  # as older versions wrote them; drawn folders have those of version 6
+PIPELINES = {  # pipelines as older versions wrote them; drawn folders have those of version 6
     "cls, normalised": {"pooling": old_pooling("cls"), "normalize": True},
     "three side by side, in the old order": {"pooling": old_pooling("mean", "cls", "max")},
     "two in another order": {
@@ -96,7 +96,7 @@ def test_embeddings_are_those_of_sentence_transformers(folder, name, tmp_path_fa
     np.testing.assert_allclose(y, expected, **TOLERANCE)
     for n, sentence in enumerate(SENTENCES):
         np.testing.assert_array_equal(model.encode(sentence), y[n])
-    # What is saved here gives the same there, and here the same bits.
+    # A saved model gives the same there, and the same bits here.
     again = tmp_path_factory.mktemp("saved") / "model"
     models.save(model, again)
     np.testing.assert_allclose(theirs(again), expected, rtol=0, atol=1e-6)
@@ -185,7 +185,7 @@ def test_the_tokenizers_padding_is_never_embedded(folder, model):
     tokenizer.enable_truncation(4)
     tokenizer.save(str(folder / "tokenizer.json"))
     padded = models.load(folder)
-    for direction in (None, "right", "left"):  # None: the file's padding; else somebody switches it on later
+    for direction in (None, "right", "left"):  # None: the file's padding; else it is switched on later
         if direction is not None:
             padded.tokenizer.enable_padding(length=20, direction=direction)
         assert padded.tokens("the sea was calm") == ["[CLS]", "the", "sea", "was", "calm", "[SEP]"]
@@ -311,7 +311,7 @@ test_bad_input = refusals(
 
 
 class Table:
-    """What DataFrames of pandas and Polars and tables of Arrow have."""
+    """It has what DataFrames of pandas and Polars and tables of Arrow have."""
 
     columns = column_names = ("text",)
 
@@ -556,13 +556,13 @@ def test_logits_of_pairs_and_sentences(tmp_path):
     np.testing.assert_array_equal(ours.vjp(PAIRS)[0], ours.encode(PAIRS))
     assert ours.predict([]).shape == (0, 3)
     config = json.loads((tmp_path / "config.json").read_text())
-    del config["type_vocab_size"]  # it may be left out, and there are two types all the same
+    del config["type_vocab_size"]  # without this key there are two types, too
     write_json(tmp_path / "config.json", config)
     np.testing.assert_array_equal(models.load(tmp_path).predict(mixed), y)
 
 
 def test_a_cross_encoder_of_sentence_transformers(tmp_path):
-    """Its folder has a modules.json without pooling."""
+    """The folder of such an encoder has a modules.json without pooling."""
     torch, library = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers")
     save_bert(tmp_path / "bert", kind="BertForSequenceClassification", num_labels=1)
     library.CrossEncoder(str(tmp_path / "bert"), device="cpu").save(str(tmp_path / "made"))
@@ -636,7 +636,7 @@ def test_a_dense_layer_in_bfloat16_needs_no_other_package(folder):
 
 
 def test_files_of_sentence_transformers_without_modules_change_nothing(folder):
-    """As in sentence-transformers, which reads none of them."""
+    """sentence-transformers does not read these files either."""
     expected = models.load(folder).encode(SENTENCES)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 3})
     write_json(folder / "config_sentence_transformers.json", {"truncate_dim": 4})

@@ -1,4 +1,4 @@
-"""nn.GPT: the numbers of plain NumPy, gradients, generation; test_cli_gpt.py takes it as a GPT-2, which drawn folders compare with theirs."""
+"""nn.GPT: the numbers of plain NumPy, gradients, generation; test_cli_gpt.py loads one as GPT-2, which drawn folders compare with Transformers."""
 
 import copy
 import functools

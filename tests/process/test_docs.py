@@ -234,7 +234,7 @@ def modules_imported_by(path):
 
 
 def test_nothing_imports_the_reference():
-    """The reference imports nothing of the package either. Steps and tutorials may import it, since they show it."""
+    """The reference imports nothing else of the package. Steps and tutorials may import the reference, since they show it."""
     for path in sorted((ROOT / "selfattn").rglob("*.py")):
         imported = [f"{name}." for name in modules_imported_by(path) if name.startswith("selfattn")]
         of_reference = [name for name in imported if name.startswith("selfattn.reference.")]
