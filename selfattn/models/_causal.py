@@ -689,11 +689,8 @@ def streamed(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Ite
 def attach(model: CausalModel, folder: Path) -> None:
     """Give a language model the tokenizer of a folder, its chat template, and the tokens that end its answers."""
     tokenizer, config = _tokenizer.load_tokenizer(folder)
-    model.kept = {
-        name: (folder / name).read_bytes()
-        for name in (_tokenizer.TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, TEMPLATE)
-        if (folder / name).is_file()
-    }
+    names = (_tokenizer.TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION_CONFIG, TEMPLATE)
+    model.kept = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
     model._folder, model.tokenizer = folder, tokenizer
     if tokenizer is not None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, folder)

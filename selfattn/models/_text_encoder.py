@@ -354,14 +354,10 @@ class TextEncoder(Pretrained):
 
             model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
         """
-        found = self._tokens(self._ids_and_types(sentence)[0])
-        if found is None:
+        ids = self._ids_and_types(sentence)[0]
+        if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
-        return found
-
-    def _tokens(self, ids: Sequence[int]) -> list[str] | None:
-        """Return ids as strings, None without a tokenizer."""
-        return None if self.tokenizer is None else [str(self.tokenizer.id_to_token(n)) for n in ids]
+        return [str(self.tokenizer.id_to_token(n)) for n in ids]
 
     def _ids(self, sentence: Any) -> Sequence[int]:
         """Return the ids of one text or pair, or check those that are given."""
