@@ -135,7 +135,7 @@ static void try_leaf(const sa_compact_unit *p, bool int8, ptrdiff_t rows, ptrdif
         }
         const double error = fabs(got - sum) / (int8 ? 0x1p-100 : (double)(n + 2) * U * size);
         if (r != odd_row) {
-            worst = error <= worst ? worst : error; /* a NaN becomes the worst */
+            worst = isnan(error) ? INFINITY : fmax(worst, error);
         } else if (isfinite(got)) {
             worst = INFINITY;
         }

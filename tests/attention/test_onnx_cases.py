@@ -1,4 +1,4 @@
-"""ONNX's own test cases of Attention: 93, of opsets 23 to 25.
+"""ONNX's own test cases: 93 of Attention (opsets 23 to 25), 64 of norms, activations and rotary embeddings.
 
 `onnx.backend.test` generates inputs and expected outputs; each case is a graph of one node. Here every node
 is spelled with selfattn's functions and must meet ONNX's tolerances. bfloat16 has a tolerance of its own,
@@ -19,12 +19,24 @@ onnx = pytest.importorskip("onnx", reason="the ONNX cases need the package onnx"
 
 functions = pytest.mark.parametrize("function", [reference, sa], ids=["reference", "selfattn"])
 
+# Operators, and the module of onnx.backend.test.case.node that makes the cases of each.
+MODULES = {
+    "Attention": "attention",
+    "Gelu": "gelu",
+    "LayerNormalization": "layernormalization",
+    "LogSoftmax": "logsoftmax",
+    "RMSNormalization": "rmsnormalization",
+    "RotaryEmbedding": "rotaryembedding",
+    "Softmax": "softmax",
+}
+
 
 @dataclass(frozen=True)
 class Case:
-    """One node with its data; the dicts leave absent inputs and outputs out."""
+    """One node with its data; what is absent is missing from the dicts."""
 
     name: str
+    operator: str
     opset: int
     inputs: dict[str, np.ndarray]  # by the names of the operator's definition
     outputs: dict[str, np.ndarray]
@@ -39,25 +51,30 @@ def collect():
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            np.random.seed(0)
-            importlib.import_module("onnx.backend.test.case.node.attention")
+            for module in MODULES.values():
+                np.random.seed(0)
+                importlib.import_module(f"onnx.backend.test.case.node.{module}")
     finally:
         np.random.set_state(state)
     from onnx.backend.test.case import node as generated
 
     for made in generated._NodeTestCases:
         nodes = made.model.graph.node
-        if len(nodes) != 1 or nodes[0].op_type != "Attention":
-            continue  # an operator that is a graph of others, or that selfattn lacks
+        if len(nodes) != 1 or nodes[0].op_type not in MODULES:
+            continue  # an operator as a graph of others, or one that selfattn lacks
         [node], [(given, expected)] = nodes, made.data_sets
         opset = next(entry.version for entry in made.model.opset_import if entry.domain == "")
         schema = onnx.defs.get_schema(node.op_type, opset)
         yield Case(
-            name=made.name, opset=opset, inputs=named(schema.inputs, node.input, given),
+            name=made.name,
+            operator=node.op_type,
+            opset=opset,
+            inputs=named(schema.inputs, node.input, given),
             outputs=named(schema.outputs, node.output, expected),
             attributes={a.name: onnx.helper.get_attribute_value(a) for a in node.attribute},
-            rtol=made.rtol, atol=made.atol,
-        )  # fmt: skip
+            rtol=made.rtol,
+            atol=made.atol,
+        )
 
 
 def named(formal, actual, arrays):
@@ -66,7 +83,9 @@ def named(formal, actual, arrays):
     return dict(zip(present, arrays, strict=True))
 
 
-ATTENTION = list(collect())
+CASES = list(collect())
+ATTENTION = [case for case in CASES if case.operator == "Attention"]
+OTHERS = [case for case in CASES if case.operator != "Attention"]
 
 
 def assert_meets(case, name, got):
@@ -80,8 +99,11 @@ def assert_meets(case, name, got):
 
 
 def test_all_cases_are_here():
-    assert len(ATTENTION) >= 93
+    assert len(ATTENTION) >= 93 and len(OTHERS) >= 64
     assert {case.opset for case in ATTENTION} >= {23, 24, 25}
+    given = [case.inputs.keys() for case in CACHED]
+    assert sum("past_key" in names for names in given) >= 18
+    assert sum("nonpad_kv_seqlen" in names for names in given) >= 13
 
 
 def split_heads(x, heads):
@@ -105,7 +127,7 @@ def arrays_of(case):
 
 
 def masking(case, n_queries, n_keys):
-    """Translate the inputs that close keys to selfattn's arguments: to an option if there is one, else to a mask.
+    """Express what closes keys with selfattn's arguments: by an option if there is one, else by a mask.
 
     In ONNX the first query's own key is the first one after the past. With a cache outside the node (lengths, but
     no past) the last query's own key is the last one that is not padding: each batch entry has its own diagonal.
@@ -172,3 +194,100 @@ def test_attention(function, case):
     results = attention_node(function, case)
     for name in case.outputs.keys() - {"present_key", "present_value"}:  # the caches are concatenated above
         assert_meets(case, name, results[name])
+
+
+# KVCache is what ONNX keeps for the caller: past keys and values, or a cache of which nonpad_kv_seqlen are in use.
+# Each query has its own key there; not so where ONNX is causal with other numbers of queries than of new keys.
+CACHED = [
+    case
+    for case in ATTENTION
+    if "nonpad_kv_seqlen" in case.inputs
+    or (
+        "past_key" in case.inputs
+        and (
+            not case.attributes.get("is_causal", 0)
+            or case.inputs["Q"].shape[-2] == case.inputs["K"].shape[-2]
+        )
+    )
+]
+
+
+def cached_node(case):
+    """Compute one node with KVCache: its Y, and the cache's keys and values."""
+    query, key, value, packed = arrays_of(case)
+    cache = sa.KVCache(*key.shape[:2], key.shape[3], value_dim=value.shape[3], dtype=key.dtype)
+    lengths = case.inputs.get("nonpad_kv_seqlen")
+    if lengths is None:
+        cache.append(case.inputs["past_key"], case.inputs["past_value"])
+    cache.append(key, value, lengths=lengths)
+
+    options = {"scale": case.attributes.get("scale"), "attn_mask": case.inputs.get("attn_mask")}
+    if options["attn_mask"] is not None:  # the cache has as many keys as its longest sequence
+        options["attn_mask"] = options["attn_mask"][..., : cache.lengths.max()]
+    if case.attributes.get("softcap", 0.0) > 0.0:
+        options["softcap"] = case.attributes["softcap"]
+    if case.attributes.get("is_causal", 0):
+        left = case.attributes.get("left_window_size", -1)
+        out = cache.attend(query, window=(None if left < 0 else left, None), **options)
+    else:
+        out = sa.scaled_dot_product_attention(
+            query, cache.key, cache.value, enable_gqa=True, key_lengths=cache.lengths[:, None], **options
+        )
+    return {"Y": merge_heads(out) if packed else out, "present_key": cache.key, "present_value": cache.value}
+
+
+@pytest.mark.parametrize("case", CACHED, ids=[case.name for case in CACHED])
+def test_attention_with_a_cache(case):
+    results = cached_node(case)
+    for name in case.outputs.keys() - {"qk_matmul_output"}:
+        assert_meets(case, name, results[name])
+
+
+def norm_node(function, case):
+    x, scale = case.inputs["X"], case.inputs.get("Scale", case.inputs.get("scale"))
+    shape = x.shape[case.attributes.get("axis", -1) % x.ndim :]
+    eps = case.attributes.get("epsilon", 1e-5)
+    if case.operator == "LayerNormalization":
+        return function.layer_norm(x, shape, scale, case.inputs.get("B"), eps)
+    return function.rms_norm(x, shape, np.broadcast_to(scale, shape), eps)
+
+
+def gelu_node(function, case):
+    [x] = case.inputs.values()
+    return function.gelu(x, approximate=case.attributes.get("approximate", b"none").decode())
+
+
+def softmax_node(function, case):
+    [x] = case.inputs.values()
+    softmax = function.softmax if case.operator == "Softmax" else function.log_softmax
+    return softmax(x, case.attributes.get("axis", -1))
+
+
+def rotary_node(function, case):
+    x, cos, sin, *positions = case.inputs.values()
+    packed = x.ndim == 3
+    if packed:
+        x = split_heads(x, case.attributes["num_heads"])
+    if positions:
+        cos, sin = cos[positions[0]], sin[positions[0]]
+    n = case.attributes.get("rotary_embedding_dim", 0) or x.shape[-1]
+    turned = function.apply_rotary_emb(x[..., :n], cos, sin, bool(case.attributes.get("interleaved", 0)))
+    y = np.concatenate([turned, x[..., n:]], axis=-1)
+    return merge_heads(y) if packed else y
+
+
+NODES = {
+    "Gelu": gelu_node,
+    "LayerNormalization": norm_node,
+    "LogSoftmax": softmax_node,
+    "RMSNormalization": norm_node,
+    "RotaryEmbedding": rotary_node,
+    "Softmax": softmax_node,
+}
+
+
+@functions
+@pytest.mark.parametrize("case", OTHERS, ids=[case.name for case in OTHERS])
+def test_others(function, case):
+    name = next(iter(case.outputs))  # norms may also give their mean and deviation
+    assert_meets(case, name, NODES[case.operator](function, case))
