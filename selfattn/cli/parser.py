@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
 import sys
@@ -47,7 +48,8 @@ class Parser(argparse.ArgumentParser):
         if file is not None and file is sys.stdout:
             print(message, end="", file=streams.results())
         else:
-            super()._print_message(message, file)
+            with contextlib.suppress(OSError):  # as newer Pythons do
+                super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage and the message, and exit."""

@@ -61,7 +61,7 @@ def memory_settles(call):
     if not tracemalloc.is_tracing():
         tracemalloc.start()
     before = -np.inf
-    for _ in range(40):
+    for _ in range(120):
         for _ in range(TIMES):
             call()
         gc.collect()  # this empties Python's own caches of tuples and other objects
