@@ -496,6 +496,8 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     model.special_tokens = {NAMES[name]: tokens[n] for name, n in found.items() if name in NAMES}
     types = _types(entries, {n for name, n in found.items() if name in (*ENDS, "bos")})
     turns = [n for n in map(entries.ids.get, ENDS_OF_TURN) if n is not None and types[n] == CONTROL]
+    if kind == "llama" and "eos" not in found and len(tokens) > 2:
+        turns.append(2)  # </s>, as llama.cpp and Transformers take it
     model.stop_ids = frozenset([*turns, *(n for name, n in found.items() if name in ENDS)])
     template = file.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):

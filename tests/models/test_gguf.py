@@ -255,7 +255,6 @@ def test_sentencepiece_tokenizers(tmp_path):
         writer.add_token_scores([scores.get(token, -9.0) for token in tokens])
         writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * 9)
         writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
 
     config = LLAMA | {"vocab_size": len(tokens)}
     write(tmp_path / "model.gguf", config, make(config).state_dict(), tokenizer=add)
