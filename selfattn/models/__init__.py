@@ -6,8 +6,9 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. A
-setting of a folder that is not supported and would change results is an error; one that is not known is in a warning. Needs ``pip install 'selfattn[models]'``.
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. A setting of a
+folder that is not supported and would change results is an error; one that is not known is in a warning. Needs
+``pip install 'selfattn[models]'``.
 """
 
 from __future__ import annotations

@@ -20,10 +20,13 @@ def test_the_model_that_ships_spells_words():
     assert other.head.weight.any()  # a new copy
 
 
-def test_the_page_holds_the_weights():
+def test_the_page_holds_the_weights(tmp_path):
     page = views.gpt_page(prompt="the ")
     assert len(page.html) < 1_000_000
     assert "what follows “the ”" in page.svg
+    with pytest.raises(FileNotFoundError) as caught:
+        page.save(tmp_path / "no" / "page.html")
+    assert caught.value.filename == str(tmp_path / "no")  # the missing folder, not the name of a new file in it
 
 
 def test_the_folder_of_a_gpt(tmp_path):
