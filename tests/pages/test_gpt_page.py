@@ -26,7 +26,7 @@ def test_the_page_holds_the_weights(tmp_path):
     assert "what follows “the ”" in page.svg
     with pytest.raises(FileNotFoundError) as caught:
         page.save(tmp_path / "no" / "page.html")
-    assert caught.value.filename == str(tmp_path / "no")  # the missing folder, not the name of a new file in it
+    assert caught.value.filename == str(tmp_path / "no")  # not a new file in it
 
 
 def test_the_folder_of_a_gpt(tmp_path):
