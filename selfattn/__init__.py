@@ -41,7 +41,8 @@ __version__ = "0.1.0"
 
 _STEPS = ("AttentionSteps", "attention_steps")
 _MODULES = (
-    "files", "functional", "models", "nn", "optim", "reference", "text", "training", "tutorials", "views",
+    "files", "functional", "interop", "models", "nn", "optim", "reference", "text", "training", "tutorials",
+    "views",
 )  # fmt: skip
 # Attributes that `dir` does not list.
 _INNER_MODULES = ("benchmarks", "cli", "config", "engine", "random", "steps")

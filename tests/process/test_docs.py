@@ -18,7 +18,12 @@ import selfattn as sa
 from selfattn import _core, functional, nn, optim
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"selfattn.views.plot": "matplotlib"}  # what a module's examples need beyond the tests' own packages
+# What a module's examples need beyond the tests' own packages.
+EXTRAS = {
+    "selfattn.views.plot": "matplotlib", "selfattn.interop.torch": "torch", "selfattn.interop.huggingface": "transformers",
+    "selfattn.interop.sklearn": "sklearn", "selfattn.interop.jax": "jax", "selfattn.interop.autograd": "autograd",
+    "selfattn.interop.langchain": "langchain_core", "selfattn.interop.bertopic": "bertopic", "selfattn.interop.dask": "distributed",
+}  # fmt: skip
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted((ROOT / "selfattn").rglob("*.py"))
@@ -87,8 +92,9 @@ def test_code_in_markdown(path, tmp_path, monkeypatch):
     namespace, text = {"__name__": "__example__"}, path.read_text(encoding="utf-8")
     for block in re.finditer(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         line, code = text.count("\n", 0, block.start(1)), block[1]
-        if "import torch" in code and importlib.util.find_spec("torch") is None:
-            continue  # the other blocks do not depend on this one
+        imported = re.findall(r"^ *(?:import|from) (\w+)", code, re.MULTILINE)
+        if not all(map(importlib.util.find_spec, imported)):
+            continue  # a library is missing; blocks without it do not depend on this one
         if ">>> " in code:
             run_examples(code, path.name, namespace, path, line)
         else:
