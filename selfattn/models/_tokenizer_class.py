@@ -59,12 +59,14 @@ def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: 
     kind = of_model.get("model_type")
     if config.get(AS_WRITTEN) is True:
         return ""
+    if kind == "qwen2":
+        return "Qwen2Tokenizer"
     named = config.get("tokenizer_class") or of_model.get("tokenizer_class") or BY_MODEL.get(str(kind), "")
     name = str(named).removesuffix("Fast")
     name = OTHER_NAMES.get(name, name)
     if kind in ("mistral", "modernbert") or (name == "LlamaTokenizer" and _is_byte_level(content)):
         return ""
-    return "Qwen2Tokenizer" if kind == "qwen2" else name
+    return name
 
 
 def _names_a_token(key: str, value: Any) -> bool:

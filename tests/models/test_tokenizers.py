@@ -103,6 +103,13 @@ def test_a_class_that_makes_another_kind_of_model_is_an_error(tmp_path):
     assert tokenizer.encode("the", add_special_tokens=False).tokens == ["the"]
 
 
+def test_a_qwen2_folder_has_qwen2s_steps_whatever_class_it_names(tmp_path):
+    make("bytes").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    assert "NFC" in str(load_tokenizer(tmp_path)[0].normalizer)
+
+
 @pytest.mark.parametrize("name", ["bert", "qwen2", "roberta"])
 def test_a_tokenizer_that_its_class_would_change_is_saved_as_it_is(name, tmp_path):
     tokenizer = make("pieces")
