@@ -18,6 +18,8 @@ import selfattn as sa
 from selfattn import _core, functional, nn, optim
 
 ROOT = Path(__file__).parents[2]
+# Folders that "coming from" pages load, as their readers would: tiny models with random weights, under these names.
+MODELS_OF_PAGES = {"all-MiniLM-L6-v2": "BertModel", "ms-marco-MiniLM-L6-v2": "BertForSequenceClassification"}
 # What a module's examples need beyond the tests' own packages.
 EXTRAS = {
     "selfattn.views.plot": "matplotlib", "selfattn.interop.torch": "torch", "selfattn.interop.huggingface": "transformers",
@@ -89,6 +91,10 @@ def test_examples_of_modules(name):
 def test_code_in_markdown(path, tmp_path, monkeypatch):
     """The ```python blocks of a file, one after the other, in one namespace: sessions (>>>) or plain code."""
     monkeypatch.chdir(tmp_path)
+    if path.parent.name == "coming_from":
+        folders = pytest.importorskip("text_folders")
+        for name, kind in MODELS_OF_PAGES.items():
+            folders.save_bert(tmp_path / name, 512, kind, num_labels=1)
     namespace, text = {"__name__": "__example__"}, path.read_text(encoding="utf-8")
     for block in re.finditer(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         line, code = text.count("\n", 0, block.start(1)), block[1]
