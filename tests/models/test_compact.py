@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from encoders import CONFIGS, PICTURES, VOCABULARY, class_of
+from architectures import CONFIGS, PICTURES, VOCABULARY, class_of
 from instruction_sets import ISAS, using
 from safetensors_headers import hostile
 

@@ -1,56 +1,24 @@
-"""Language models: caches, folders for Transformers, rounded weights, perplexity, refusals; drawn folders have logits and answers."""
+"""Language models: rounded weights, perplexity, old folders, refusals; drawn folders have Transformers' logits and answers."""
 
 import json
 
 import numpy as np
 import pytest
+from architectures import CONTEXT, GPT2, LANGUAGE, LLAMA, VOCABULARY
+from nn_checks import perturbed
 from refusals import refusals
-from text_folders import with_drawn_parameters
 
 from selfattn import models
 from selfattn.engine.rope import KINDS, read_rope
 from selfattn.models._folder import Config
 
-torch = pytest.importorskip("torch", reason="the expected values come from PyTorch and Transformers")
-transformers = pytest.importorskip("transformers", reason="the expected values come from Transformers")
-pytest.importorskip("tokenizers")
-pytest.importorskip("safetensors")
-pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
-
-VOCABULARY, CONTEXT = 53, 64
-SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
-GPT2 = SPECIAL | {"n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": CONTEXT}
-LLAMA = SPECIAL | {
-    "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
-    "max_position_embeddings": CONTEXT,
-}  # fmt: skip
+safetensors = pytest.importorskip("safetensors.numpy")
+families = pytest.mark.parametrize("name", LANGUAGE)
 
 
-CONFIGS = {
-    "gpt2": ("GPT2LMHead", GPT2),
-    "llama": ("LlamaForCausalLM", LLAMA),
-    "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5}),
-    "qwen2 with windows": ("Qwen2ForCausalLM", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
-}  # fmt: skip
-
-
-def other(name):
-    kind, values = CONFIGS[name]
-    family = kind.replace("LMHead", "").replace("ForCausalLM", "")
-    config = getattr(transformers, f"{family}Config")(**values)
-    config._attn_implementation = "eager"
-    kind += "Model" if kind.endswith("Head") else ""
-    return with_drawn_parameters(getattr(transformers, kind)(config))
-
-
-@pytest.fixture
-def pair(request, tmp_path):
-    theirs = other(request.param)
-    theirs.save_pretrained(tmp_path / "theirs")
-    return theirs, models.load(tmp_path / "theirs")
-
-
-families = pytest.mark.parametrize("pair", CONFIGS, indirect=True)
+def make(name):
+    config = LANGUAGE[name][1] | {"model_type": name.split()[0], "initializer_range": 0.3}
+    return perturbed(models.MODELS[config["model_type"]](config, rng=0))
 
 
 def drawn(*lengths, seed=0):
@@ -58,24 +26,8 @@ def drawn(*lengths, seed=0):
     return [rng.integers(2, VOCABULARY, length) for length in lengths]
 
 
-@families
-def test_saved_here_and_loaded_there(pair, tmp_path):
-    theirs, ours = pair
-    models.save(ours, tmp_path / "ours")
-    config = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert config["architectures"] == [type(theirs).__name__]
-    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
-    state = again.state_dict()
-    for name, array in theirs.state_dict().items():
-        assert torch.equal(state[name], array), name
-    np.testing.assert_array_equal(models.load(tmp_path / "ours").logits([3, 4, 5]), ours.logits([3, 4, 5]))
-    assert set(ours.state_dict()) <= set(theirs.state_dict())
-
-
-@pytest.mark.parametrize("pair", ["gpt2"], indirect=True)
-def test_the_first_gpt2_folders_have_no_prefix_and_hold_masks(pair, tmp_path):
-    safetensors = pytest.importorskip("safetensors.numpy")
-    _, ours = pair
+def test_the_first_gpt2_folders_have_no_prefix_and_hold_masks(tmp_path):
+    ours = make("gpt2")
     state = {name.removeprefix("transformer."): array for name, array in ours.state_dict().items()}
     state["h.0.attn.bias"] = np.tril(np.ones((1, 1, 4, 4), np.float32))
     config = dict(ours.config)
@@ -87,19 +39,19 @@ def test_the_first_gpt2_folders_have_no_prefix_and_hold_masks(pair, tmp_path):
 
 
 @families
-def test_rounded_weights_stay_near(pair, tmp_path):
+def test_rounded_weights_stay_near(name, tmp_path):
     """int8 has 7 bits, of weights and of what enters a product: the answers of a small random model differ by some percent."""
-    _, ours = pair
+    ours = make(name)
+    models.save(ours, tmp_path)
     ids = drawn(20)[0]
     exact = ours.logits(ids)
-    rounded = models.load(tmp_path / "theirs", dtype="int8")
+    rounded = models.load(tmp_path, dtype="int8")
     assert rounded.dtype == "int8"
     error = np.abs(rounded.logits(ids) - exact).mean() / np.abs(exact).mean()
     assert 1e-4 < error < 0.2
     prompts = drawn(4, 9)
-    for prompt, got in zip(prompts, rounded.generate(prompts, 8), strict=True):
-        np.testing.assert_array_equal(rounded.generate(prompt, 8), got)
-    if "gpt2" in ours.config["model_type"]:
+    np.testing.assert_equal(rounded.generate(prompts, 8), [rounded.generate(prompt, 8) for prompt in prompts])
+    if name == "gpt2":
         with pytest.raises(ValueError, match="GPT-2 is not saved in int8"):
             models.save(rounded, tmp_path / "int8")
         return
@@ -110,12 +62,9 @@ def test_rounded_weights_stay_near(pair, tmp_path):
 
 
 @families
-def test_perplexity_against_transformers(pair):
-    theirs, ours = pair
-    ids = drawn(40)[0]
-    with torch.no_grad():
-        loss = theirs.double()(torch.tensor(ids)[None], labels=torch.tensor(ids)[None]).loss
-    assert np.log(ours.perplexity(ids)) == pytest.approx(float(loss), abs=1e-5)
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
+def test_perplexity(name, tmp_path):
+    ours, ids = make(name), drawn(40)[0]
 
     def logp(begin, end, first):
         """−log p of the tokens first … end − 1 in a window, straight from logits."""
@@ -128,41 +77,39 @@ def test_perplexity_against_transformers(pair):
     assert np.log(ours.perplexity(ids, window=16, stride=10)) == pytest.approx(expected, abs=1e-6)
     long = np.tile(ids, 5)
     assert np.log(ours.perplexity(long)) == pytest.approx(np.log(ours.perplexity(long, window=64, stride=32)))
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    models.save(ours, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    with torch.no_grad():
+        loss = theirs.double()(torch.tensor(ids)[None], labels=torch.tensor(ids)[None]).loss
+    assert np.log(ours.perplexity(ids)) == pytest.approx(float(loss), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
-        ({"hidden_size": 26}, "hidden_size 26 must be a multiple of num_attention_heads 4"),
-        ({"head_dim": 7}, "even width, not 7"),
-        ({"head_dim": 10**8}, "heads of a width of 100000000; more than 65536"),
-        ({"rope_scaling": {"type": "su", "factor": 2}}, "the type 'su' of rotary positions is not supported"),
-        ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
-        ({"rope_scaling": [2]}, "must be an object"),
-        ({"rope_theta": 1.0}, "rope_theta must be above 1"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
-        (
-            {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1, 2, 3]}},
-            "long_factor differs from short_factor",
-        ),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "must be 3 positive numbers"),
-        ({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}, "must be below"),
-        ({"hidden_act": "tanh"}, "hidden_act must be one of"),
-        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be an int of at least 1"),
-        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name"),
-        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "with a sliding_window"),
-        ({"model_type": "gemma"}, "is of type 'gemma'"),
-        (GPT2 | {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
-        (GPT2 | {"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),
-    ],
+test_configurations_that_would_change_results_are_errors = refusals(
+    ({"num_key_value_heads": 3}, "num_attention_heads 4 must be a multiple of num_key_value_heads 3"),
+    ({"hidden_size": 26}, "hidden_size 26 must be a multiple of num_attention_heads 4"),
+    ({"head_dim": 7}, "even width, not 7"),
+    ({"head_dim": 10**8}, "heads of a width of 100000000; more than 65536"),
+    ({"rope_scaling": {"type": "su", "factor": 2}}, "the type 'su' of rotary positions is not supported"),
+    ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
+    ({"rope_scaling": [2]}, "must be an object"),
+    ({"rope_theta": 1.0}, "rope_theta must be above 1"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported"),
+    (
+        {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1], "long_factor": [1, 2, 3]}},
+        "long_factor differs from short_factor",
+    ),
+    ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "must be 3 positive numbers"),
+    ({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1}}, "must be below"),
+    ({"hidden_act": "tanh"}, "hidden_act must be one of"),
+    ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be an int of at least 1"),
+    ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name"),
+    ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "with a sliding_window"),
+    ({"model_type": "gemma"}, "is of type 'gemma'"),
+    (GPT2 | {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
+    (GPT2 | {"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),
+    call=lambda more: models.GPT2LMHeadModel(more, rng=0) if "n_embd" in more else models.LlamaForCausalLM(LLAMA | more, rng=0),
 )  # fmt: skip
-def test_configurations_that_would_change_results_are_errors(more, message):
-    kind, config = (
-        (models.GPT2LMHeadModel, more) if "n_embd" in more else (models.LlamaForCausalLM, LLAMA | more)
-    )
-    with pytest.raises(ValueError, match=message):
-        kind(config, rng=0)
 
 
 @pytest.mark.parametrize("factor", [float("inf"), 1e-300])

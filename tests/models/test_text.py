@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from encoders import CONFIGS, TEXTS, class_of
+from architectures import CONFIGS, TEXTS, class_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refusals

@@ -1,4 +1,4 @@
-"""Small encoders of every architecture: configurations, with the family's name in Transformers."""
+"""Small models of every architecture: configurations, with the family's name in Transformers."""
 
 from selfattn import models
 
@@ -28,6 +28,19 @@ CONFIGS = {
 TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
 PICTURES = [name for name in CONFIGS if name not in TEXTS]
 CLASSIFIERS = ["bert", "roberta", "xlm-roberta", "distilbert"]
+CONTEXT = 64
+SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
+GPT2 = SPECIAL | {"n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": CONTEXT}
+LLAMA = SPECIAL | {
+    "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
+    "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+LANGUAGE = {
+    "gpt2": ("GPT2", GPT2),
+    "llama": ("Llama", LLAMA),
+    "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
+    "qwen2 with windows": ("Qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+}  # fmt: skip
 
 
 def class_of(name, kind="Model"):
