@@ -6,7 +6,7 @@ from pathlib import Path
 import selfattn
 
 FLOORS = (
-    ("_check", "_disk", "_extras", "_interrupt", "_timing", "config", "reference", "_core"),
+    ("_check", "_disk", "_docs", "_extras", "_interrupt", "_timing", "config", "reference", "_core"),
     ("functional", "text", "random"), ("engine",), ("steps",), ("nn", "optim", "files"),
     ("models", "training", "tutorials"), ("views", "interop", "search"), ("cli", "benchmarks", "__main__"),
 )  # fmt: skip

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
@@ -18,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
+from selfattn._docs import repeats
 from selfattn.functional.block_mask import BlockMask
 from selfattn.random import TorchGenerator
 
@@ -82,26 +81,15 @@ _PARAMETERS = inspect.signature(_core.scaled_dot_product_attention).parameters
 _PLACES = {name: place for place, name in enumerate(_PARAMETERS)}
 
 
-def _descriptions() -> dict[str, str]:
-    """Return the description of each parameter in the docstring of `scaled_dot_product_attention`; none under -OO."""
-    doc = inspect.cleandoc(_core.scaled_dot_product_attention.__doc__ or "")
-    section = re.search(r"^Parameters\n-+\n(.*?)\n\n(?=\S.*\n---)", doc, re.MULTILINE | re.DOTALL)
-    entries = re.findall(r"^\S.*(?:\n .*)*", section[1] if section else "", re.MULTILINE)
-    return {name: entry for entry in entries for name in entry.partition(" : ")[0].split(", ")}
+def takes(
+    options: type[Any], other: Callable[..., Any] = _core.scaled_dot_product_attention
+) -> Callable[[Function], Function]:
+    """Add the options of a class above to the signature of a function, which then refuses others; the docs repeat ``other``.
 
-
-_DESCRIPTIONS = _descriptions()
-
-
-def takes(options: type[Any]) -> Callable[[Function], Function]:
-    """Add the options of a class above to the signature and docstring of a function, which then refuses others.
-
-    In the docstring they replace ``**options``, after masks and dropout where these are positional. The check is here because
-    the called functions may take more options, and their errors would name them instead.
+    The check is here because the called functions may take more options, and their errors would name them instead.
     """
     types = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
     keyword = inspect.Parameter.KEYWORD_ONLY
-    optional = {name for name, p in _PARAMETERS.items() if p.default is not p.empty}
     taken = [_PARAMETERS[name].replace(kind=keyword, annotation=kind) for name, kind in types.items()]
 
     def shown(function: Function) -> Function:
@@ -112,20 +100,9 @@ def takes(options: type[Any]) -> Callable[[Function], Function]:
         first = shared.index(True) if any(shared) else sum(p.kind is not keyword for p in own)
         rest = sorted([*own[first:], *taken], key=lambda p: _PLACES.get(p.name, len(_PLACES)))
         function.__signature__ = signature.replace(parameters=own[:first] + rest)  # type: ignore[attr-defined]
-        positional = [p.name for p in own[:first] if p.name in optional and p.default is not p.empty]
-        names = sorted([*positional, *types], key=_PLACES.__getitem__)
-        text = "\n".join(dict.fromkeys(_DESCRIPTIONS.get(name, name) for name in names))
-        if function.__doc__:
-            function.__doc__ = re.sub(
-                r"^( *)\*\*options$",
-                lambda place: textwrap.indent(text, place[1]),
-                function.__doc__,
-                count=1,
-                flags=re.MULTILINE,
-            )
         known = {p.name for p in own} | types.keys()
 
-        @functools.wraps(function)
+        @functools.wraps(repeats(other)(function))
         def checked(*arguments: Any, **named: Any) -> Any:
             for name in named:
                 if name not in known:

@@ -69,7 +69,6 @@ def additive_attention(
     w_key : array_like, shape (Ek, A)
     v : array_like, shape (A,)
         The weights of the score, applied as ``query @ w_query``.
-    **options
     return_lse, return_weights : bool, default False
         Append the log-sum-exp of each row (..., L), and the weights (..., L, S).
     num_threads : int, optional
@@ -116,7 +115,7 @@ def additive_attention(
     return results if len(results) > 1 else out
 
 
-@takes(AdditiveOptions)
+@takes(AdditiveOptions, additive_attention)
 def additive_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -129,12 +128,6 @@ def additive_attention_vjp(
     **options: Unpack[AdditiveOptions],
 ) -> tuple[Array, Callable[[npt.ArrayLike], AdditiveGradients]]:
     """Compute additive attention, and a function that pulls gradients back through it.
-
-    Parameters
-    ----------
-    query, key, value, w_query, w_key, v, num_threads
-        See :func:`additive_attention`.
-    **options
 
     Returns
     -------

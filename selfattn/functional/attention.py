@@ -54,8 +54,6 @@ def scaled_dot_product_attention_vjp(
 
     Parameters
     ----------
-    query, key, value, out : as :func:`scaled_dot_product_attention` takes them
-    **options
     return_lse : bool, default False
         Return ``(out, lse)`` in place of ``out``; the pullback then takes the gradient of both.
     return_weights : bool, default False
@@ -141,8 +139,6 @@ def scaled_dot_product_attention_forward(
 
     Parameters
     ----------
-    query, key, value, return_lse, return_weights : as :func:`scaled_dot_product_attention`, with its errors
-    **options
     out : ndarray, optional
         As :func:`scaled_dot_product_attention`. In place of 16 bits it may be float32: then it is not rounded, and gradients
         from it take less time and are more exact, as those of the vjp are.
@@ -208,7 +204,6 @@ def scaled_dot_product_attention_backward(
     statistics : ndarray, shape (..., L, 2)
         As :func:`scaled_dot_product_attention_forward` returned them.
     query, key, value : as in the forward call, like all parameters to ``num_threads``
-    **options
     grad_lse : array_like, shape (..., L), optional
         The gradient with respect to the log-sum-exp.
     wrt : sequence of str

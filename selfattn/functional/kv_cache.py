@@ -280,8 +280,7 @@ class KVCache:
 
         The queries are the last tokens of each sequence: query i of n sees the keys up to its own, the key
         n − 1 − i places before the last. If a sequence has fewer keys, the query sees none. The diagonal of ``window`` and
-        ``alibi_slopes`` is a query's own key: ``window=(left, 0)`` is a sliding window. Errors are those of :meth:`append`
-        and :func:`selfattn.scaled_dot_product_attention`; nothing is appended then.
+        ``alibi_slopes`` is a query's own key: ``window=(left, 0)`` is a sliding window.
 
         Parameters
         ----------
@@ -293,7 +292,6 @@ class KVCache:
             The number of the n queries (and keys) of each sequence that are real, the first ones; the others are padding.
         attn_mask : array_like of bool or float, broadcastable to (batch_size, num_heads, n, S), optional
             S is the longest of the lengths, new tokens included. A key must be open in the mask as well.
-        **options
         return_lse : bool, default False
             Also return the log-sum-exp.
 
@@ -303,6 +301,11 @@ class KVCache:
             Zeros where the query is padding, or sees no key.
         lse : ndarray, shape (batch_size, num_heads, n)
             With ``return_lse``; -inf where the query is padding, or sees neither key nor sink.
+
+        Raises
+        ------
+        TypeError, ValueError, MemoryError, KeyboardInterrupt
+            As :meth:`append` and :func:`selfattn.scaled_dot_product_attention`. Nothing is appended then.
 
         Examples
         --------

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
+from selfattn._docs import repeats
 from selfattn.functional._gradients import as_fitting_gradient, like
 
 
@@ -111,6 +112,7 @@ def merge_attention(outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
     return merged.astype(result), (np.log(total) + top).astype(lse_dtype)
 
 
+@repeats(merge_attention)
 def merge_attention_vjp(
     outs: Sequence[npt.ArrayLike], lses: Sequence[npt.ArrayLike]
 ) -> tuple[tuple[Array, Array], Callable[..., MergeGradients]]:
@@ -127,10 +129,6 @@ def merge_attention_vjp(
 
     A part whose lse is -inf has no share: its gradients are 0 there, whatever its output holds. Without ``dlse`` the
     merged lse was not used; with ``dout=None`` the merged output was not.
-
-    Parameters
-    ----------
-    outs, lses : as :func:`merge_attention` takes them, with its errors
 
     Returns
     -------

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, compute_dtype
+from selfattn._docs import repeats
 from selfattn.functional._gradients import as_fitting_gradient, check_wrt, like, sum_to_shape
 
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
@@ -65,18 +66,14 @@ class RotaryGradients(NamedTuple):
     sin: Array | None
 
 
+@repeats(_core.softmax)
 def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """Compute softmax, and a function that pulls gradients back through it.
 
     ``y = exp(x) / sum(exp(x))``, ``dx = y * (dy - sum(y * dy))``, the sums along ``axis``.
 
-    Parameters
-    ----------
-    x, axis : as :func:`softmax` takes them
-
     Returns
     -------
-    y : ndarray, as :func:`softmax` returns it
     pullback : callable
         ``dx = pullback(dy)``, in the shape and dtype of x (float64 for integers). It may be called again; until the last call
         x must not change.
@@ -100,18 +97,14 @@ def softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     return _with_pullback(_core.softmax, _core._softmax_backward, x, axis)
 
 
+@repeats(_core.log_softmax)
 def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     """Compute log-softmax, and a function that pulls gradients back through it.
 
     ``y = x - log(sum(exp(x)))``, ``dx = dy - exp(y) * sum(dy)``, the sums along ``axis``.
 
-    Parameters
-    ----------
-    x, axis : as :func:`log_softmax` takes them, with its errors
-
     Returns
     -------
-    y : ndarray, as :func:`log_softmax` returns it
     pullback : callable, as that of :func:`softmax_vjp`
 
     Examples
@@ -123,6 +116,7 @@ def log_softmax_vjp(x: npt.ArrayLike, axis: int = -1) -> tuple[Array, Pullback]:
     return _with_pullback(_core.log_softmax, _core._log_softmax_backward, x, axis)
 
 
+@repeats(_core.layer_norm)
 def layer_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -143,13 +137,8 @@ def layer_norm_vjp(
         dunit   = dy * weight
         dx      = r * (dunit - mean(dunit) - unit * mean(dunit * unit))   # means over normalized_shape
 
-    Parameters
-    ----------
-    x, normalized_shape, weight, bias, eps : as :func:`layer_norm` takes them, with its errors
-
     Returns
     -------
-    y : ndarray, as :func:`layer_norm` returns it
     pullback : callable
         ``pullback(dy)`` returns :class:`LayerNormGradients` ``(x, weight, bias)``, None for a parameter that was not given, in
         the shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must
@@ -168,6 +157,7 @@ def layer_norm_vjp(
     return y, lambda dy: LayerNormGradients(*gradients(dy))
 
 
+@repeats(_core.rms_norm)
 def rms_norm_vjp(
     x: npt.ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -186,13 +176,8 @@ def rms_norm_vjp(
         dunit   = dy * weight
         dx      = r * (dunit - unit * mean(dunit * unit))        # means over normalized_shape
 
-    Parameters
-    ----------
-    x, normalized_shape, weight, eps : as :func:`rms_norm` takes them, with its errors
-
     Returns
     -------
-    y : ndarray, as :func:`rms_norm` returns it
     pullback : callable, as that of :func:`layer_norm_vjp`; it returns :class:`RMSNormGradients` ``(x, weight)``
 
     Examples
@@ -211,6 +196,7 @@ def rms_norm_vjp(
     return _with_pullback(_core.rms_norm, backward, x, normalized_shape, weight, eps)
 
 
+@repeats(_core.gelu)
 def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") -> tuple[Array, Pullback]:
     """Compute gelu, and a function that pulls gradients back through it.
 
@@ -219,13 +205,8 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     ``z = 2 * sqrt(2 / pi) * (x + 0.044715 * x**3)``, so ``dx = dy * (s + x * s * (1 - s) * dz/dx)``. NaN where x is
     infinite, as in PyTorch.
 
-    Parameters
-    ----------
-    x, approximate : as :func:`gelu` takes them, with its errors
-
     Returns
     -------
-    y : ndarray, as :func:`gelu` returns it
     pullback : callable, as that of :func:`softmax_vjp`
 
     Examples
@@ -237,6 +218,7 @@ def gelu_vjp(x: npt.ArrayLike, approximate: Literal["none", "tanh"] = "none") ->
     return _with_pullback(_core.gelu, _core._gelu_backward, x, approximate)
 
 
+@repeats(_core.apply_rotary_emb)
 def apply_rotary_emb_vjp(
     x: npt.ArrayLike,
     cos: npt.ArrayLike,
@@ -255,13 +237,11 @@ def apply_rotary_emb_vjp(
 
     Parameters
     ----------
-    x, cos, sin, interleaved : as :func:`apply_rotary_emb` takes them
     wrt : str or sequence of str
         The inputs to differentiate with respect to. ``wrt="x"`` saves the gradients of tables that are not trained.
 
     Returns
     -------
-    y : ndarray, as :func:`apply_rotary_emb` returns it
     pullback : callable
         ``pullback(dy)`` returns :class:`RotaryGradients` ``(x, cos, sin)``, None for those that ``wrt`` does not name, in the
         shapes and dtypes of the inputs (float64 for integers). It may be called again; until the last call the inputs must

@@ -54,7 +54,6 @@ def varlen_attention(
     attn_mask : list of (array_like or None), optional
         One for each sequence, since their shapes differ: each broadcastable to (H, L, S) of its sequence,
         boolean (True = attend) or float (added to the scaled scores).
-    **options
     return_lse : bool, default False
         Append the log-sum-exp.
     out : ndarray, optional
@@ -105,7 +104,7 @@ def varlen_attention(
     )  # fmt: skip
 
 
-@takes(VarlenOptions)
+@takes(VarlenOptions, varlen_attention)
 def varlen_attention_vjp(
     query: npt.ArrayLike,
     key: npt.ArrayLike,
@@ -123,8 +122,6 @@ def varlen_attention_vjp(
 
     Parameters
     ----------
-    query, key, value, cu_seqlens_q, cu_seqlens_k, attn_mask, out : as :func:`varlen_attention`, with its errors
-    **options
     return_lse, wrt
         See :func:`scaled_dot_product_attention_vjp`.
 

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, Self, SupportsIndex
 
+from selfattn._docs import repeats
 from selfattn.nn.module import Module, Pullback
 
 
@@ -128,17 +129,12 @@ class Sequential(ModuleList):
             x = module(x, **own)
         return x
 
+    @repeats(forward)
     def vjp(self, x: Any, **options: Any) -> tuple[Any, Pullback]:
         """Call one module after the other; the pullback calls their pullbacks in reverse order.
 
-        Parameters
-        ----------
-        x, **options : as :meth:`forward` takes them
-
         Returns
         -------
-        y : object
-            What :meth:`forward` returns.
         pullback : callable
             ``dx, grads = pullback(dy)``, as :class:`Module` says, or ``grads = pullback(dy)`` if the first module's pullback
             returns only these.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, check_divisor, check_rows, check_size, if_missing, quoted
+from selfattn._docs import repeats
 from selfattn._extras import progress_bar
 from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
 from selfattn.functional._products import plain, widened, widest
@@ -159,19 +160,9 @@ class EmbeddingModel(Module):
         y = self._embed(ids, cu_seqlens, self._core_model())
         return y[0] if alone else y
 
+    @repeats(forward)
     def vjp(self, sentence: Sentence | Sequence[Sentence]) -> tuple[Array, Pullback]:
-        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``.
-
-        Parameters
-        ----------
-        sentence : str, sequence of int, or an iterable of such
-
-        Returns
-        -------
-        y : ndarray, shape (embedding_dim,) or (n, embedding_dim)
-        pullback : callable
-            ``grads = pullback(dy)``, as :class:`Module` says, summed over sentences.
-        """
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``, which are summed over sentences."""
         alone, given = as_batch(sentence)
         ids, cu_seqlens = self.pack(given)
         computed, saved = _core._transformer_forward(ids, cu_seqlens, self._core_model(), True)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_gradient, as_integers, check_divisor, check_number, check_size
+from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.sampling import generate
@@ -204,20 +205,9 @@ class GPT(Module):
         call = _Call(self, ids)
         return call.unpacked(multiply(call.rows(), self.head._operand("weight"), None))
 
+    @repeats(forward)
     def vjp(self, ids: npt.ArrayLike | Sequence[npt.ArrayLike]) -> tuple[Any, Pullback]:
-        """Compute the logits and their pullback, ``dy -> grads``: ids have no gradient. The pullback uses the same dropout.
-
-        Parameters
-        ----------
-        ids : array_like of int, shape (L,) or (N, L), or a list of N of different lengths
-
-        Returns
-        -------
-        y : ndarray or list of ndarray
-            What :meth:`forward` returns.
-        pullback : callable
-            ``grads = pullback(dy)``, as :class:`Module` says; ``dy`` is like ``y``.
-        """
+        """Compute the logits and their pullback, ``dy -> grads``, with ``dy`` like the logits. The pullback uses the same dropout."""
         call = _Call(self, ids)
         logits, back = call.vjp()
         y = call.unpacked(logits)
@@ -261,24 +251,13 @@ class GPT(Module):
         logits = multiply(call.rows(), self.head._operand("weight"), None)
         return float(CrossEntropyLoss(ignore_index=IGNORED)(logits, wanted))
 
+    @repeats(loss)
     def loss_vjp(
         self,
         ids: npt.ArrayLike | Sequence[npt.ArrayLike],
         targets: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
     ) -> tuple[float, Pullback]:
-        """Compute the loss and its pullback, ``d_value -> grads``. The pullback uses the same dropout.
-
-        Parameters
-        ----------
-        ids, targets : as :meth:`loss` takes them
-
-        Returns
-        -------
-        value : float
-            What :meth:`loss` returns.
-        pullback : callable
-            ``grads = pullback(1.0)``, as :class:`Module` says.
-        """
+        """Compute the loss and its pullback, ``d_value -> grads``, by default of 1.0. The pullback uses the same dropout."""
         call, wanted = self._loss_call(ids, targets)
         logits, back = call.vjp()
         value, loss_back = CrossEntropyLoss(ignore_index=IGNORED).vjp(logits, wanted)

@@ -17,6 +17,7 @@ from selfattn._check import (
     check_size,
     layer_dtype,
 )
+from selfattn._docs import repeats
 from selfattn.engine.transformer import check_ids
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import as_rows, linear, linear_backward, widened
@@ -107,18 +108,9 @@ class Linear(Module):
         weight = self._operand("weight")
         return multiply(as_features(x, self.in_features, weight.dtype), weight, self.bias)
 
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., in_features)
-
-        Returns
-        -------
-        y : ndarray, shape (..., out_features)
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         refuse_gradients(self.weight)
         x = as_features(x, self.in_features, self.weight.dtype)
         y = linear(x, self.weight, self.bias)
@@ -238,19 +230,11 @@ class Embedding(Module):
         """
         return self.weight[self.check_ids(ids)]
 
+    @repeats(forward)
     def vjp(self, ids: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Look up ids; the pullback is ``dy -> grads``.
+        """Look up ids; the pullback is ``dy -> {"weight": gradient}``.
 
-        Parameters
-        ----------
-        ids : array_like of int
-
-        Returns
-        -------
-        y : ndarray, shape (*ids.shape, embedding_dim)
-        pullback : callable
-            ``{"weight": gradient} = pullback(dy)``, as :class:`Module` says. Each row is the sum of ``dy`` over the places of its
-            id; that of ``padding_idx`` is 0.
+        Each row of the gradient is the sum of ``dy`` over the places of its id; that of ``padding_idx`` is 0.
         """
         ids = self.check_ids(ids)
         y = self.weight[ids]
@@ -320,18 +304,9 @@ class Dropout(Module):
         x = as_input(x, self.dtype)
         return _times(x, self._factors(x))
 
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``; dx has zeros in the same places as the output.
-
-        Parameters
-        ----------
-        x : array_like
-
-        Returns
-        -------
-        y : ndarray, in the shape and dtype of ``x``
-        pullback : callable, ``dx, {} = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, {})``; dx has zeros in the same places as the output."""
         x = as_input(x, self.dtype)
         factors = self._factors(x)
         y = _times(x, factors)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn._check import Array, as_array, as_input, check_probability, is_float, layer_dtype, promoted
+from selfattn._docs import repeats
 from selfattn.functional._products import widened, widest
 from selfattn.nn.module import Module, Pullback
 
@@ -67,21 +68,11 @@ class Loss(Module):
         return self._reduced(self._elements(x, target))
 
     @np.errstate(all="ignore")
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike, target: npt.ArrayLike) -> tuple[Any, Pullback]:
-        """Compute the loss and its pullback, ``d_value -> dx``.
+        """Compute the loss and its pullback, ``d_value -> dx``: ``d_value`` is 1.0 for the gradient of the loss.
 
-        Parameters
-        ----------
-        x, target : array_like
-            As :meth:`forward` takes them.
-
-        Returns
-        -------
-        value : floating, or ndarray with ``reduction="none"``
-            What :meth:`forward` returns.
-        pullback : callable
-            ``dx = pullback(1.0)``, as :class:`Module` says. Without reduction, ``d_value`` is an array in the shape of the losses, or
-            one number for all.
+        Without reduction, ``d_value`` is an array in the shape of the losses, or one number for all.
         """
         elements = self._elements(x, target)
         value, array, losses = self._reduced(elements), elements.x, elements.losses

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_features, check_divisor, check_probability, check_size, seed_from_rng
+from selfattn._docs import repeats
 from selfattn.engine.weights import float_type, refuse_gradients
 from selfattn.functional._gradients import WRT, take_gradients
 from selfattn.functional._products import widened, widest
@@ -195,6 +196,7 @@ class MultiheadAttention(Module):
         masks = key_padding_mask, attn_mask, is_causal, key_lengths
         return self._run(False, (query, key, value), masks, need_weights, average_attn_weights)[0]
 
+    @repeats(forward)
     def vjp(
         self,
         query: npt.ArrayLike,
@@ -212,11 +214,6 @@ class MultiheadAttention(Module):
 
         No gradient flows back through the weights. In self-attention, where one array is query, key and value, its gradient is
         ``dq + dk + dv``. The pullback drops the same weights.
-
-        Parameters
-        ----------
-        query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal, key_lengths
-            As :meth:`forward` takes them.
 
         Returns
         -------
@@ -253,6 +250,7 @@ class MultiheadAttention(Module):
         own = dict(self._own_parameters()).values()
         return result, checked_pullback(self, output, own, backward, "d_output")
 
+    @repeats(forward)
     def steps(
         self,
         query: npt.ArrayLike,
@@ -265,10 +263,6 @@ class MultiheadAttention(Module):
         key_lengths: npt.ArrayLike | None = None,
     ) -> LayerSteps:
         """Compute the output with every intermediate result.
-
-        Parameters
-        ----------
-        query, key, value, key_padding_mask, attn_mask, is_causal, key_lengths : as :meth:`forward` takes them
 
         Returns
         -------

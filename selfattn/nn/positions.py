@@ -20,6 +20,7 @@ from selfattn._check import (
     check_size,
     layer_dtype,
 )
+from selfattn._docs import repeats
 from selfattn.engine.rope import read_rope
 from selfattn.functional._products import widened
 from selfattn.nn import init
@@ -62,18 +63,9 @@ class AddedPositions(Module):
         y: Array = x + table[: x.shape[-2]]
         return y
 
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``; ``dx`` is a copy of ``dy``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., L, d_model)
-
-        Returns
-        -------
-        y : ndarray, shape (..., L, d_model)
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``; ``dx`` is a copy of ``dy``."""
         x = as_sequence(x, self.d_model, self._rows().dtype)
         y, kind, parameters = self(x), x.dtype, self.parameters()
 
@@ -296,18 +288,9 @@ class RotaryEmbedding(Module):
         x = as_sequence(x, self.dim, self.cos.dtype)
         return sa.apply_rotary_emb(x, *self._tables(x, positions), self.interleaved)
 
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike, positions: npt.ArrayLike | None = None) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``, which rotates the gradient back.
-
-        Parameters
-        ----------
-        x, positions : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``x``
-        pullback : callable, ``dx, {} = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, {})``, which rotates the gradient back."""
         x = as_sequence(x, self.dim, self.cos.dtype)
         y, rotary_pullback = sa.apply_rotary_emb_vjp(
             x, *self._tables(x, positions), self.interleaved, wrt="x"

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_input
+from selfattn._docs import repeats
 from selfattn.functional._products import widened
 from selfattn.nn.embedding_model import EmbeddingModel, Sentence, as_batch
 from selfattn.nn.module import Gradients, Module, Pullback
@@ -114,21 +115,11 @@ class ProxyTask(Module):
                     kind = TypeError if isinstance(error, TypeError) else ValueError
                     raise kind(f"triplets[{number}]: {error}") from error
 
+    @repeats(execute)
     def vjp(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> tuple[Any, Pullback]:
         """Compute the confidence and its pullback, ``d_confidence -> grads``.
 
-        Parameters
-        ----------
-        main, similar, non_similar : str, sequence of int, or lists of n such
-            As :meth:`execute` takes them.
-
-        Returns
-        -------
-        confidence : floating, or ndarray of shape (n,)
-            What :meth:`execute` returns.
-        pullback : callable
-            ``grads = pullback(d_confidence)``, as :class:`Module` says. For n triplets, ``d_confidence`` is (n,), or a number for all
-            of them: −1/n for the mean loss.
+        For n triplets, ``d_confidence`` is (n,), or a number for all of them: −1/n for the mean loss.
         """
         batch, sentences = _all_of(main, similar, non_similar)
         rows, model_pullback = self.model.vjp(sentences)

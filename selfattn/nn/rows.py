@@ -11,6 +11,7 @@ import numpy.typing as npt
 import selfattn as sa
 from selfattn import _core
 from selfattn._check import Array, as_gradient, as_input, check_number, check_size, layer_dtype
+from selfattn._docs import repeats
 from selfattn.functional._products import widened
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
 
@@ -69,18 +70,9 @@ class Norm(Module):
         y: Array = self._function(*self._arguments(x))
         return y
 
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``.
-
-        Parameters
-        ----------
-        x : array_like, shape (..., *normalized_shape)
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``x``
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``."""
         y, norm_pullback = self._function_vjp(*self._arguments(x))
 
         def backward(dy: Array) -> tuple[Array, Gradients]:
@@ -212,18 +204,9 @@ class Activation(Module):
         array = as_input(x, self.dtype)
         return np.asarray(self._apply(widened(array)), array.dtype)
 
+    @repeats(forward)
     def vjp(self, x: npt.ArrayLike) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, {})``.
-
-        Parameters
-        ----------
-        x : array_like
-
-        Returns
-        -------
-        y : ndarray, in the shape and dtype of ``x``
-        pullback : callable, ``dx, {} = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, {})``."""
         array = as_input(x, self.dtype)
         y = self.forward(array)
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn._check import FLOATS, Array, as_array, as_gradient, as_input, layer_dtype
+from selfattn._docs import repeats
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
 from selfattn.nn._attention import weighted_sum
@@ -93,6 +94,7 @@ class ScaledDotProductAttention(Module):
             raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
         return self._run(False, query, key, value, (mask, attn_mask, key_lengths), dropout)[0]
 
+    @repeats(forward)
     def vjp(
         self,
         query: npt.ArrayLike,
@@ -115,7 +117,6 @@ class ScaledDotProductAttention(Module):
 
         Parameters
         ----------
-        query, key, value, mask, attn_mask, key_lengths : as :meth:`forward` takes them
         dropout : Module, optional
             One with a ``vjp``.
 

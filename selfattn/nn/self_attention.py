@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn._check import Array, as_sequence, check_divisor, check_size, layer_dtype
+from selfattn._docs import repeats
 from selfattn.nn import init
 from selfattn.nn._attention import (
     ADDITIVE_OPTIONS,
@@ -195,13 +196,9 @@ class SelfAttention(Module):
     def _scale(self) -> float | None:
         return 1.0 if self.score == "dot" else None
 
+    @repeats(forward)
     def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
-        """Compute the output with every intermediate result.
-
-        Parameters
-        ----------
-        x, attn_mask, **options
-            As :meth:`forward` takes them. ``num_threads`` has no effect: NumPy computes the steps.
+        """Compute the output with every intermediate result, in NumPy: ``num_threads`` has no effect.
 
         Returns
         -------
@@ -221,20 +218,11 @@ class SelfAttention(Module):
             attn_mask=attn_mask, **options,
         )  # fmt: skip
 
+    @repeats(forward)
     def vjp(
         self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout.
-
-        Parameters
-        ----------
-        x, attn_mask, **options : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, shape (..., L, d_v)
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout."""
         x = array = self._checked(x, options)
         attention_pullback: Any
         if self.v is not None:
@@ -334,6 +322,7 @@ class SelfAttentionBlock(Module):
         """
         return self._run(False, x, attn_mask, key_lengths, options)[0]
 
+    @repeats(forward)
     def steps(
         self,
         x: npt.ArrayLike,
@@ -342,12 +331,7 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> LayerSteps:
-        """Compute the output with every intermediate result.
-
-        Parameters
-        ----------
-        x, attn_mask, key_lengths, **options
-            As :meth:`forward` takes them. ``num_threads`` has no effect: NumPy computes the steps.
+        """Compute the output with every intermediate result, in NumPy: ``num_threads`` has no effect.
 
         Returns
         -------
@@ -368,6 +352,7 @@ class SelfAttentionBlock(Module):
             attn_mask=attn_mask, key_lengths=key_lengths, **options,
         )  # fmt: skip
 
+    @repeats(forward)
     def vjp(
         self,
         x: npt.ArrayLike,
@@ -376,17 +361,7 @@ class SelfAttentionBlock(Module):
         key_lengths: npt.ArrayLike | None = None,
         **options: Any,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout.
-
-        Parameters
-        ----------
-        x, attn_mask, key_lengths, **options : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, shape (..., L, d_model)
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout."""
         return self._run(True, x, attn_mask, key_lengths, options)
 
     def _run(

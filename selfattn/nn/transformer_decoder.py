@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from selfattn._check import Array, as_features, as_gradient
+from selfattn._docs import repeats
 from selfattn.engine.weights import float_type
 from selfattn.nn.layers import Dropout
 from selfattn.nn.module import Gradients, Module, Pullback, run
@@ -108,6 +109,7 @@ class TransformerDecoderLayer(ResidualLayer):
         cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
         return self._run(False, tgt, memory, own, cross)[0]
 
+    @repeats(forward)
     def vjp(
         self,
         tgt: npt.ArrayLike,
@@ -122,18 +124,7 @@ class TransformerDecoderLayer(ResidualLayer):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout.
-
-        Parameters
-        ----------
-        tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
-        key_lengths, memory_key_lengths : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``tgt``
-        pullback : callable, ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout."""
         own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
         cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
         return self._run(True, tgt, memory, own, cross)
@@ -287,6 +278,7 @@ class TransformerDecoder(Stack):
         lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}
         return self._run(False, tgt, memory, *masks, *causal, **lengths)[0]
 
+    @repeats(forward)
     def vjp(
         self,
         tgt: npt.ArrayLike,
@@ -301,18 +293,7 @@ class TransformerDecoder(Stack):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout.
-
-        Parameters
-        ----------
-        tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, tgt_is_causal, memory_is_causal,
-        key_lengths, memory_key_lengths : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``tgt``
-        pullback : callable, ``(d_tgt, d_memory), grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout."""
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal
         lengths = {"key_lengths": key_lengths, "memory_key_lengths": memory_key_lengths}

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_features, as_integers, check_divisor, check_size, seed_from_rng
+from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
 from selfattn.functional._products import plain, widest
@@ -175,6 +176,7 @@ class TransformerEncoderLayer(ResidualLayer):
         masks = src_mask, src_key_padding_mask, is_causal, key_lengths
         return _Call(self, [self], None, src, *masks).run(False)[0]
 
+    @repeats(forward)
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -184,17 +186,7 @@ class TransformerEncoderLayer(ResidualLayer):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout.
-
-        Parameters
-        ----------
-        src, src_mask, src_key_padding_mask, is_causal, key_lengths : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``src``
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout."""
         masks = src_mask, src_key_padding_mask, is_causal, key_lengths
         return _Call(self, [self], None, src, *masks).run(True)
 
@@ -329,6 +321,7 @@ class TransformerEncoder(Stack):
         """
         return self._encode(False, src, mask, src_key_padding_mask, is_causal, key_lengths)[0]
 
+    @repeats(forward)
     def vjp(
         self,
         src: npt.ArrayLike,
@@ -338,17 +331,7 @@ class TransformerEncoder(Stack):
         *,
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
-        """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout.
-
-        Parameters
-        ----------
-        src, mask, src_key_padding_mask, is_causal, key_lengths : as :meth:`forward` takes them
-
-        Returns
-        -------
-        y : ndarray, in the shape of ``src``
-        pullback : callable, ``dx, grads = pullback(dy)``, as :class:`Module` says
-        """
+        """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout."""
         return self._encode(True, src, mask, src_key_padding_mask, is_causal, key_lengths)
 
 

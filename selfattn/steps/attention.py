@@ -221,18 +221,17 @@ def attention_steps(
 ) -> AttentionSteps:
     """Compute attention and keep every intermediate result.
 
-    The arguments, with shapes, dtypes and errors, are those of
-    :func:`~selfattn.reference.scaled_dot_product_attention`; with the same ``rng``, dropout drops the same
-    weights. All key and value heads are shown as the query heads see them: with ``enable_gqa``, repeated.
-
-    Parameters
-    ----------
-    query, key, value : as :func:`scaled_dot_product_attention` takes them
-    **options
+    With the same ``rng``, dropout drops the weights that :func:`~selfattn.reference.scaled_dot_product_attention`
+    drops. All key and value heads are shown as the query heads see them: with ``enable_gqa``, repeated.
 
     Returns
     -------
     AttentionSteps
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`~selfattn.reference.scaled_dot_product_attention`.
 
     References
     ----------
