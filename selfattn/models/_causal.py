@@ -26,7 +26,7 @@ from selfattn.engine.weights import Weight
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
-from selfattn.models._pretrained import Parameters, Pretrained, states
+from selfattn.models._pretrained import Parameters, Pretrained, Shapes, states
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
 from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
 from selfattn.text import TextStream, spelled, without_pads
@@ -93,6 +93,9 @@ class CausalModel(Pretrained):
 
     def _head(self, p: Parameters) -> Weight:
         return p.weight(self.word_table if self.tied else "lm_head.weight")
+
+    def _more_shapes(self) -> tuple[Shapes, bool]:
+        return {} if self.tied else {"lm_head.weight": (self.vocab_size, self.hidden_size)}, False
 
     def _weights(self) -> set[str]:
         return super()._weights() | (set() if self.tied else {"lm_head.weight"})

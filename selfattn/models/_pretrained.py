@@ -23,16 +23,12 @@ from selfattn.nn.module import Gradients, IncompatibleKeys, Module
 
 Shapes = dict[str, tuple[int, ...]]
 Pulled = Callable[[Array], Gradients]
+ALL = slice(None)
 
 
 def linear(name: str, out: int, into: int) -> Shapes:
     """Return the shapes of a linear layer."""
     return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
-
-
-def norm(name: str, width: int) -> Shapes:
-    """Return the shapes of a LayerNorm."""
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 class _Origin(NamedTuple):
@@ -55,7 +51,7 @@ class _Made(NamedTuple):
 class Parameters:
     """The parameters of a model as elements of the core's settings; remembers the origin of each, for gradients.
 
-    Compact weights are kept in ``made``, by their names and rows, so that they are packed once; with None they stay arrays. Quants
+    Settings name each parameter with its shape, which :class:`Noted` collects. Compact weights are kept in ``made``, by their names and rows, so that they are packed once; with None they stay arrays. Quants
     are not arrays.
     """
 
@@ -69,10 +65,10 @@ class Parameters:
         self.made = made
         self.weights: set[str] = set()  # names of weights that may be compact
 
-    def array(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Array:
+    def array(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
         """Return a parameter, some of its rows, or its rows times the elements of another one."""
         whole = self.arrays[name]
-        array = whole if rows == slice(None) else whole[rows]
+        array = whole if rows == ALL else whole[rows]
         if factor is not None:
             scale = self.arrays[factor]
             array = array * (scale[:, None] if array.ndim == 2 else scale)
@@ -80,14 +76,14 @@ class Parameters:
         self.origins[id(array)] = _Origin(name, rows, factor)
         return array
 
-    def weight(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Weight:
+    def weight(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Weight:
         """Return what :meth:`array` does, for a table or the weight of a projection, which may be compact."""
         if name in self.quants:
-            return self.quants[name] if rows == slice(None) else self.quants[name].take(rows)
+            return self.quants[name] if rows == ALL else self.quants[name].take(rows)
         self.weights.add(name)
         values, scale = self.arrays[name], self.arrays.get(name + weights.SCALE)
         if self.made is None or not is_compact(values):
-            return self.array(name, rows, factor)
+            return self.array(name, rows=rows, factor=factor)
         factors = None if factor is None else self.arrays[factor][:, None]
         now = b"" if factors is None else factors.tobytes()
         key = name, rows.start, rows.stop
@@ -97,15 +93,17 @@ class Parameters:
             made = self.made[key] = _Made(values, scale, now, compact)
         return made.compact
 
-    def projection(self, name: str, rows: slice = slice(None), factor: str | None = None) -> Projection:
-        """Return ``name.weight``, and ``name.bias`` if there is one."""
-        weight, bias = self.weight(f"{name}.weight", rows, factor), f"{name}.bias"
-        return Projection(weight, self.array(bias, rows, factor) if bias in self.arrays else None)
+    def projection(
+        self, name: str, out: int, into: int, bias: bool = True, rows: slice = ALL, factor: str | None = None
+    ) -> Projection:
+        """Return ``name.weight`` (out, into) or some of its rows, with ``name.bias`` if there is one."""
+        weight = self.weight(f"{name}.weight", out, into, rows=rows, factor=factor)
+        return Projection(weight, self.array(f"{name}.bias", out, rows=rows, factor=factor) if bias else None)
 
-    def norm(self, name: str, eps: float) -> Norm:
-        """Return a LayerNorm."""
-        bias = f"{name}.bias"
-        return Norm(self.array(f"{name}.weight"), self.array(bias) if bias in self.arrays else None, eps)
+    def norm(self, name: str, width: int, eps: float, bias: bool = True) -> Norm:
+        """Return a LayerNorm, which may have a bias."""
+        weight = self.array(f"{name}.weight", width)
+        return Norm(weight, self.array(f"{name}.bias", width) if bias else None, eps)
 
     def gradients(self, of: Iterable[Weight], grads: Iterable[Array]) -> Gradients:
         """Turn the gradients of the core's arrays into those of parameters."""
@@ -117,11 +115,26 @@ class Parameters:
                 add(found, factor, product.sum(axis=1) if product.ndim == 2 else product)
                 scale = self.arrays[factor]
                 grad = grad * (scale[:, None] if grad.ndim == 2 else scale)  # noqa: PLW2901
-            if rows == slice(None):
+            if rows == ALL:
                 add(found, name, grad)
             else:
                 found.setdefault(name, np.zeros_like(self.arrays[name]))[rows] += grad
         return found
+
+
+class Noted(Parameters):
+    """The shapes of the parameters that settings ask for; an empty array takes the place of each."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.shapes: Shapes = {}
+
+    def array(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
+        """Note a shape."""
+        self.shapes[name] = shape
+        return np.zeros((1,) * len(shape), np.float32)
+
+    weight = array
 
 
 def _cut(name: str, values: Array, scale: Array | None, rows: slice, factors: Array | None) -> Compact:
@@ -211,7 +224,7 @@ class Pretrained(Module):
         if arrays is not None and 4 * self.num_layers > len(arrays) + 1000:  # too many to name
             layers = f"{read.where} describes {self.num_layers} layers"
             raise ValueError(f"{layers}; there are {len(arrays)} weights")
-        shapes, optional = self._with_head(*self._shapes())
+        shapes, optional = self._shapes()
         if arrays is None:
             self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
         else:
@@ -402,20 +415,23 @@ class Pretrained(Module):
         """Read sizes from the configuration."""
         raise NotImplementedError
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        """Return the shapes of all parameters by name, and the names of those that may be missing."""
-        raise NotImplementedError
-
     def _read_head(self, config: Config) -> None:
         """Read what the configuration says about a head."""
 
-    def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
-        """Add the parameters of a head."""
-        return shapes, optional
-
-    def _settings(self, parameters: Parameters, longest: int) -> Transformer:
+    def _settings(self, p: Parameters, longest: int) -> Transformer:
         """Return the core's settings for sequences of at most ``longest`` tokens."""
         raise NotImplementedError
+
+    def _more_shapes(self) -> tuple[Shapes, bool]:
+        """Return the shapes of parameters that the settings do not have, and whether these may be missing."""
+        return {}, False
+
+    def _shapes(self) -> tuple[Shapes, set[str]]:
+        """Return Transformers' shapes of all parameters by name, and the names of those that may be missing."""
+        noted, (more, optional) = Noted(), self._more_shapes()
+        self._settings(noted, 0)
+        shapes = {n: x[::-1] if n.endswith(self.transposed) else x for n, x in noted.shapes.items()}
+        return shapes | more, set(more) if optional else set()
 
     # ------------------------------------------------------------------------------------------------------- calls
 

@@ -19,12 +19,11 @@ from selfattn._check import Array, check_size, quoted
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer, check_ids, pack
 from selfattn.functional._products import linear as multiply
-from selfattn.functional._products import linear_backward
 from selfattn.functional._similarity import similarities
 from selfattn.models import _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
-from selfattn.models._pretrained import Pretrained, Pulled, Shapes, add, linear, states
+from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear, states
 from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, chunks, groups, is_pair, is_text_or_pair
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import spelled, without_pads
@@ -61,6 +60,7 @@ class TextEncoder(Pretrained):
     has_fixed_settings = True  # they depend on no lengths or parameters' values, so they are made once
     # In a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
     head: ClassVar[tuple[str, str, str] | None] = None
+    has_pooler: ClassVar[bool] = False  # files may hold a pooler, which classifiers use
     num_labels: int
 
     # -------------------------------------------------------------------------------------------------- embeddings
@@ -616,13 +616,12 @@ class TextEncoder(Pretrained):
             raise config.error(f"id2label must be names by number, not {labels!r:.80}")
         self.num_labels = config.size("num_labels", len(labels) if labels else 2)
 
-    def _with_head(self, shapes: Shapes, optional: set[str]) -> tuple[Shapes, set[str]]:
-        if self.head is None:
-            return shapes, optional
-        first, _, second = self.head
-        shapes = {name: shape for name, shape in shapes.items() if name not in optional}
+    def _more_shapes(self) -> tuple[Shapes, bool]:
         d = self.hidden_size
-        return shapes | linear(first, d, d) | linear(second, self.num_labels, d), set()
+        if self.head is None:
+            return linear("pooler.dense", d, d) if self.has_pooler else {}, True
+        first, _, second = self.head
+        return linear(first, d, d) | linear(second, self.num_labels, d), False
 
     def _name(self, name: str) -> str:
         return name if self.head is None or "classifier" in name else self.prefix + name
@@ -631,40 +630,15 @@ class TextEncoder(Pretrained):
         """Compute (sequences, num_labels)."""
         (first, activation, second), arrays = self._classifier(), self.arrays
         x = self._rows(ids, cu_seqlens, "first", types)
-        active, _ = _activate(multiply(x, arrays[f"{first}.weight"], arrays[f"{first}.bias"]), activation)
+        x = multiply(x, arrays[f"{first}.weight"], arrays[f"{first}.bias"])
+        active = np.tanh(x) if activation == "tanh" else np.maximum(x, 0)
         return multiply(active, arrays[f"{second}.weight"], arrays[f"{second}.bias"])
-
-    def _logits_vjp(self, ids: Array, cu_seqlens: Array, types: Array | None = None) -> tuple[Array, Pulled]:
-        """Compute what :meth:`_logits` does, and ``dy -> grads`` of all parameters."""
-        (first, activation, second), arrays = self._classifier(), self.arrays
-        x, rows_pulled = self._rows_vjp(ids, cu_seqlens, "first", types)
-        w1, w2 = arrays[f"{first}.weight"], arrays[f"{second}.weight"]
-        active, back = _activate(multiply(x, w1, arrays[f"{first}.bias"]), activation)
-
-        def pulled(dy: Array) -> Gradients:
-            d_active, d_w2, d_b2 = linear_backward(dy, active, w2)
-            dx, d_w1, d_b1 = linear_backward(back(d_active), x, w1)
-            found = rows_pulled(dx)
-            for layer, d_weight, d_bias in (first, d_w1, d_b1), (second, d_w2, d_b2):
-                add(found, f"{layer}.weight", d_weight)
-                add(found, f"{layer}.bias", d_bias)
-            return found
-
-        return multiply(active, w2, arrays[f"{second}.bias"]), pulled
 
     def _classifier(self) -> tuple[str, str, str]:
         if self.head is None:
             one = "the folders of …ForSequenceClassification have one"
             raise TypeError(f"{type(self).__name__} has no classifier; {one}")
         return self.head
-
-
-def _activate(x: Array, kind: str) -> tuple[Array, Callable[[Array], Array]]:
-    """Return the activation of x, and its pullback."""
-    if kind == "tanh":
-        y = np.tanh(x)
-        return y, lambda dy: dy * (1 - y * y)
-    return np.maximum(x, 0), lambda dy: np.where(x > 0, dy, 0)
 
 
 def attach(model: TextEncoder, folder: Path) -> None:

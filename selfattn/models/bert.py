@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from selfattn._check import Array
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._folder import Config
-from selfattn.models._pretrained import Parameters, Shapes, linear, norm
+from selfattn.models._pretrained import Parameters
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.nn.module import Gradients
 
@@ -43,7 +43,7 @@ class BertModel(TextEncoder):
     prefix = "bert."
     word_table = "embeddings.word_embeddings.weight"
     type_table: ClassVar[str | None] = "embeddings.token_type_embeddings.weight"
-    position_table = "embeddings.position_embeddings.weight"
+    position_table: ClassVar[str] = "embeddings.position_embeddings.weight"
     # Width, number of layers, number of heads, width of the feed-forward network, its activation.
     keys: ClassVar[tuple[str, str, str, str, str]] = (
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
@@ -55,7 +55,7 @@ class BertModel(TextEncoder):
     )  # fmt: skip
     feed_forward: ClassVar[tuple[str, str]] = ("intermediate.dense", "output.dense")
     norms: ClassVar[tuple[str, str]] = ("attention.output.LayerNorm", "output.LayerNorm")
-    has_pooler: ClassVar[bool] = True  # files may hold a pooler, which classifiers use
+    has_pooler = True
 
     def _read(self, config: Config) -> None:
         width, layers, heads, wide, activation = self.keys
@@ -78,39 +78,31 @@ class BertModel(TextEncoder):
         self.eps = config.number("layer_norm_eps", 1e-12)
         self.types = config.size("type_vocab_size", 2) if self.type_table else 1
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        d, wide = self.hidden_size, self.intermediate_size
-        shapes: Shapes = {self.word_table: (self.vocab_size, d), self.position_table: (self.positions, d)}
-        if self.type_table is not None:
-            shapes[self.type_table] = (self.types, d)
-        shapes |= norm("embeddings.LayerNorm", d)
-        up, down = self.feed_forward
-        for n in range(self.num_layers):
-            name = f"{self.layer_name}{n}."
-            for part in self.projections:
-                shapes |= linear(name + part, d, d)
-            shapes |= norm(name + self.norms[0], d)
-            shapes |= linear(name + up, wide, d) | linear(name + down, d, wide)
-            shapes |= norm(name + self.norms[1], d)
-        pooler = linear("pooler.dense", d, d) if self.has_pooler else {}
-        return shapes | pooler, set(pooler)
-
     def _settings(self, p: Parameters, longest: int) -> Transformer:
+        d = self.hidden_size
         return Transformer(
-            tuple(self._layer(p, f"{self.layer_name}{n}.") for n in range(self.num_layers)),
-            table=p.weight(self.word_table),
-            always=None if self.type_table is None else self.arrays[self.type_table][0],
-            positions=self.arrays[self.position_table][self.first_position :],
-            embedding_norm=p.norm("embeddings.LayerNorm", self.eps),
+            table=p.weight(self.word_table, self.vocab_size, d),
+            positions=p.array(self.position_table, self.positions, d)[self.first_position :],
+            always=None if self.type_table is None else p.array(self.type_table, self.types, d)[0],
+            embedding_norm=p.norm("embeddings.LayerNorm", d, self.eps),
+            layers=tuple(self._layer(p, f"{self.layer_name}{n}.") for n in range(self.num_layers)),
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        query, key, value, output = (p.projection(name + part) for part in self.projections)
+        d, wide, (up, down) = self.hidden_size, self.intermediate_size, self.feed_forward
+        query, key, value, output = (p.projection(name + part, d, d) for part in self.projections)
         return Layer(
-            self.num_heads, query, key, value, output, p.norm(name + self.norms[0], self.eps),
-            up=p.projection(name + self.feed_forward[0]), down=p.projection(name + self.feed_forward[1]),
-            feed_forward_norm=p.norm(name + self.norms[1], self.eps), activation=self.activation,
-        )  # fmt: skip
+            self.num_heads,
+            query,
+            key,
+            value,
+            output,
+            attention_norm=p.norm(name + self.norms[0], d, self.eps),
+            up=p.projection(name + up, wide, d),
+            down=p.projection(name + down, d, wide),
+            feed_forward_norm=p.norm(name + self.norms[1], d, self.eps),
+            activation=self.activation,
+        )
 
 
 class RobertaModel(BertModel):
@@ -159,20 +151,14 @@ class MPNetModel(RobertaModel):
     norms = ("attention.LayerNorm", "output.LayerNorm")
     bias_table = "encoder.relative_attention_bias.weight"
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        shapes, pooler = super()._shapes()
-        last = {name: shapes.pop(name) for name in list(shapes) if name in pooler}
-        return shapes | {self.bias_table: (BUCKETS, self.num_heads)} | last, pooler
-
     def _settings(self, p: Parameters, longest: int) -> Transformer:
+        settings, table = super()._settings(p, longest), p.array(self.bias_table, BUCKETS, self.num_heads)
         # Each head has a number for every distance from 1 − longest to longest − 1; row i of the mask begins at −i.
-        line = np.ascontiguousarray(self.arrays[self.bias_table][_buckets(longest)].T)
-        shape, strides = (
-            (1, self.num_heads, longest, longest),
-            (0, line.strides[0], -line.itemsize, line.itemsize),
-        )
+        line = np.ascontiguousarray(table[_buckets(longest)].T)
+        shape = (1, self.num_heads, longest, longest)
+        strides = (0, line.strides[0], -line.itemsize, line.itemsize)
         mask = as_strided(line[:, longest - 1 :], shape, strides, writeable=False)
-        return super()._settings(p, longest)._replace(mask=mask)
+        return settings._replace(mask=mask)
 
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
         heads, longest, _ = dmask.shape

@@ -11,10 +11,9 @@ from selfattn._extras import import_extra
 from selfattn.engine.transformer import Layer, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._folder import Config
-from selfattn.models._pretrained import Parameters, Shapes, norm
+from selfattn.models._pretrained import Parameters
 from selfattn.nn.gpt import GPT
 
-PRODUCTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 OWN_NAMES = {  # the names of arrays of nn.GPT, and below of its layers
     "token_embedding.weight": "wte.weight", "position_embedding.weight": "wpe.weight", "norm.weight": "ln_f.weight",
     "norm.bias": "ln_f.bias",
@@ -32,7 +31,7 @@ class GPT2LMHeadModel(CausalModel):
     suffix = "LMHeadModel"
     prefix = "transformer."
     buffers = (".attn.bias", ".attn.masked_bias")  # the causal mask
-    transposed = tuple(f"{name}.weight" for name in PRODUCTS)
+    transposed = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
     word_table = "transformer.wte.weight"
 
     def _read(self, config: Config) -> None:
@@ -49,39 +48,36 @@ class GPT2LMHeadModel(CausalModel):
         self.scaled_by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
         config.check_multiple("n_embd", self.hidden_size, "n_head", self.num_heads)
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        d, wide = self.hidden_size, self.wide
-        shapes: Shapes = {self.word_table: (self.vocab_size, d)}
-        shapes["transformer.wpe.weight"] = (self.max_positions, d)
-        for n in range(self.num_layers):
-            name = f"transformer.h.{n}."
-            shapes |= norm(f"{name}ln_1", d) | norm(f"{name}ln_2", d)
-            sizes = ((d, 3 * d), (d, d), (d, wide), (wide, d))
-            for part, (into, out) in zip(PRODUCTS, sizes, strict=True):
-                shapes |= {f"{name}{part}.weight": (into, out), f"{name}{part}.bias": (out,)}
-        shapes |= norm("transformer.ln_f", d)
-        return shapes | ({} if self.tied else {"lm_head.weight": (self.vocab_size, d)}), set()
-
     def _settings(self, p: Parameters, longest: int) -> Transformer:
+        d = self.hidden_size
         return Transformer(
-            tuple(self._layer(p, n) for n in range(self.num_layers)),
-            table=p.weight(self.word_table),
-            positions=p.array("transformer.wpe.weight"),
-            final_norm=p.norm("transformer.ln_f", self.eps),
+            table=p.weight(self.word_table, self.vocab_size, d),
+            positions=p.array("transformer.wpe.weight", self.max_positions, d),
+            layers=tuple(self._layer(p, n) for n in range(self.num_layers)),
+            final_norm=p.norm("transformer.ln_f", d, self.eps),
         )
 
     def _layer(self, p: Parameters, n: int) -> Layer:
         name, d = f"transformer.h.{n}.", self.hidden_size
+        first, last = (p.norm(f"{name}{norm}", d, self.eps) for norm in ("ln_1", "ln_2"))
         thirds = (slice(d * part, d * (part + 1)) for part in range(3))
-        query, key, value = (p.projection(f"{name}attn.c_attn", rows) for rows in thirds)
+        query, key, value = (p.projection(f"{name}attn.c_attn", 3 * d, d, rows=rows) for rows in thirds)
         scale = (d // self.num_heads) ** -0.5 if self.scaled else 1.0
         return Layer(
-            self.num_heads, query, key, value, output=p.projection(f"{name}attn.c_proj"),
-            attention_norm=p.norm(f"{name}ln_1", self.eps), up=p.projection(f"{name}mlp.c_fc"),
-            down=p.projection(f"{name}mlp.c_proj"), feed_forward_norm=p.norm(f"{name}ln_2", self.eps),
-            norm_first=True, activation=self.activation, causal=True,
+            self.num_heads,
+            query,
+            key,
+            value,
+            output=p.projection(f"{name}attn.c_proj", d, d),
+            attention_norm=first,
+            up=p.projection(f"{name}mlp.c_fc", self.wide, d),
+            down=p.projection(f"{name}mlp.c_proj", d, self.wide),
+            feed_forward_norm=last,
+            norm_first=True,
+            activation=self.activation,
+            causal=True,
             scale=scale / (n + 1) if self.scaled_by_layer else scale,
-        )  # fmt: skip
+        )
 
 
 def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:

@@ -11,7 +11,7 @@ from selfattn.engine.rope import read_rope
 from selfattn.engine.transformer import Layer, Norm, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
-from selfattn.models._pretrained import Parameters, Shapes
+from selfattn.models._pretrained import Parameters
 
 
 class LlamaForCausalLM(CausalModel):
@@ -70,47 +70,36 @@ class LlamaForCausalLM(CausalModel):
             raise config.error(f"layer_types must name {what} for each layer, not {kinds!r}")
         self.windows: list[int | None] = [size if kind == SLIDING else None for kind in kinds]
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        d, wide = self.hidden_size, self.wide
-        queries, keys = self.num_heads * self.head_width, self.num_key_heads * self.head_width
-        shapes: Shapes = {self.word_table: (self.vocab_size, d)}
-        before, after, inner = self.biases
-        for n in range(self.num_layers):
-            name = f"model.layers.{n}."
-            shapes |= {f"{name}input_layernorm.weight": (d,), f"{name}post_attention_layernorm.weight": (d,)}
-            for part, rows, columns, bias in (
-                ("self_attn.q_proj", queries, d, before), ("self_attn.k_proj", keys, d, before),
-                ("self_attn.v_proj", keys, d, before), ("self_attn.o_proj", d, queries, after),
-                ("mlp.gate_proj", wide, d, inner), ("mlp.up_proj", wide, d, inner), ("mlp.down_proj", d, wide, inner),
-            ):  # fmt: skip
-                shapes[f"{name}{part}.weight"] = (rows, columns)
-                if bias:
-                    shapes[f"{name}{part}.bias"] = (rows,)
-        shapes["model.norm.weight"] = (d,)
-        return shapes | ({} if self.tied else {"lm_head.weight": (self.vocab_size, d)}), set()
-
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
-            tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
-            table=p.weight(self.word_table),
+            table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
+            layers=tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
             final_norm=self._norm(p, "model.norm"),
         )
 
     def _norm(self, p: Parameters, name: str) -> Norm:
-        return p.norm(name, self.eps)._replace(kind="rms")
+        return p.norm(name, self.hidden_size, self.eps, bias=False)._replace(kind="rms")
 
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
-        name = f"model.layers.{n}."
-        window, dtype = self.windows[n], self.arrays["model.norm.weight"].dtype
+        name, window, d, wide = f"model.layers.{n}.", self.windows[n], self.hidden_size, self.wide
+        queries, keys = self.num_heads * self.head_width, self.num_key_heads * self.head_width
+        before, after, inner = self.biases
+        norm = self._norm(p, f"{name}input_layernorm")
         return Layer(
-            self.num_heads, query=p.projection(f"{name}self_attn.q_proj"),
-            key=p.projection(f"{name}self_attn.k_proj"), value=p.projection(f"{name}self_attn.v_proj"),
-            output=p.projection(f"{name}self_attn.o_proj"),
-            attention_norm=self._norm(p, f"{name}input_layernorm"),
-            gate=p.projection(f"{name}mlp.gate_proj"), up=p.projection(f"{name}mlp.up_proj"),
-            down=p.projection(f"{name}mlp.down_proj"),
+            num_heads=self.num_heads,
+            attention_norm=norm,
             feed_forward_norm=self._norm(p, f"{name}post_attention_layernorm"),
-            num_key_heads=self.num_key_heads, norm_first=True, activation=self.activation, causal=True,
+            query=p.projection(f"{name}self_attn.q_proj", queries, d, before),
+            key=p.projection(f"{name}self_attn.k_proj", keys, d, before),
+            value=p.projection(f"{name}self_attn.v_proj", keys, d, before),
+            output=p.projection(f"{name}self_attn.o_proj", d, queries, after),
+            gate=p.projection(f"{name}mlp.gate_proj", wide, d, inner),
+            up=p.projection(f"{name}mlp.up_proj", wide, d, inner),
+            down=p.projection(f"{name}mlp.down_proj", d, wide, inner),
+            num_key_heads=self.num_key_heads,
+            norm_first=True,
+            activation=self.activation,
+            causal=True,
             window=(None if window is None else window - 1, None),
-            rotary=self.rope.rotary(longest, dtype, self.interleaved),
-        )  # fmt: skip
+            rotary=self.rope.rotary(longest, norm.weight.dtype, self.interleaved),
+        )

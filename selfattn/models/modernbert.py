@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from selfattn.engine.rope import plain_rope
-from selfattn.engine.transformer import Layer, Transformer
+from selfattn.engine.transformer import Layer, Norm, Transformer
 from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
-from selfattn.models._pretrained import Parameters, Shapes
+from selfattn.models._pretrained import Parameters
 from selfattn.models._text_encoder import TextEncoder
 
 
@@ -53,43 +53,43 @@ class ModernBertModel(TextEncoder):
         config.only("rope_scaling", None)
         self.layer_types, self.theta = list(kinds), theta
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        d = self.hidden_size
-        shapes: Shapes = {self.word_table: (self.vocab_size, d)} | self._shape("norm", "embeddings.norm", d)
-        for n in range(self.num_layers):
-            name = f"layers.{n}."
-            if n > 0:  # the embedding's norm takes its place
-                shapes |= self._shape("norm", f"{name}attn_norm", d)
-            shapes |= self._shape("attention", f"{name}attn.Wqkv", 3 * d, d)
-            shapes |= self._shape("attention", f"{name}attn.Wo", d, d)
-            shapes |= self._shape("norm", f"{name}mlp_norm", d)
-            shapes |= self._shape("mlp", f"{name}mlp.Wi", 2 * self.wide, d)
-            shapes |= self._shape("mlp", f"{name}mlp.Wo", d, self.wide)
-        return shapes | self._shape("norm", "final_norm", d), set()
-
-    def _shape(self, kind: str, name: str, *shape: int) -> Shapes:
-        return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.biases[kind] else {})
-
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
-            tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
-            table=p.weight(self.word_table),
-            embedding_norm=p.norm("embeddings.norm", self.eps),
-            final_norm=p.norm("final_norm", self.eps),
+            table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
+            embedding_norm=self._norm(p, "embeddings.norm"),
+            layers=tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
+            final_norm=self._norm(p, "final_norm"),
         )
 
+    def _norm(self, p: Parameters, name: str) -> Norm:
+        return p.norm(name, self.hidden_size, self.eps, self.biases["norm"])
+
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
-        name, kind = f"layers.{n}.", self.layer_types[n]
-        d, dtype = self.hidden_size, self.arrays["embeddings.norm.weight"].dtype
+        name, kind, d, wide = f"layers.{n}.", self.layer_types[n], self.hidden_size, self.wide
+        outer, inner = self.biases["attention"], self.biases["mlp"]
+        first = self._norm(p, f"{name}attn_norm") if n > 0 else None  # the embedding's norm takes its place
         thirds = (slice(d * part, d * (part + 1)) for part in range(3))
-        query, key, value = (p.projection(f"{name}attn.Wqkv", rows) for rows in thirds)
+        query, key, value = (p.projection(f"{name}attn.Wqkv", 3 * d, d, outer, rows) for rows in thirds)
+        output, last = p.projection(f"{name}attn.Wo", d, d, outer), self._norm(p, f"{name}mlp_norm")
+        halves = (slice(0, wide), slice(wide, 2 * wide))
+        gate, up = (p.projection(f"{name}mlp.Wi", 2 * wide, d, inner, rows) for rows in halves)
+        rotary = None
+        if longest:
+            rope = plain_rope(d // self.num_heads, self.theta[kind])
+            rotary = rope.rotary(longest, last.weight.dtype)
         return Layer(
-            self.num_heads, query, key, value, output=p.projection(f"{name}attn.Wo"),
-            attention_norm=p.norm(f"{name}attn_norm", self.eps) if n > 0 else None,
-            gate=p.projection(f"{name}mlp.Wi", slice(0, self.wide)),
-            up=p.projection(f"{name}mlp.Wi", slice(self.wide, 2 * self.wide)),
-            down=p.projection(f"{name}mlp.Wo"), feed_forward_norm=p.norm(f"{name}mlp_norm", self.eps),
-            norm_first=True, activation=self.activation,
+            self.num_heads,
+            query,
+            key,
+            value,
+            output,
+            attention_norm=first,
+            gate=gate,
+            up=up,
+            down=p.projection(f"{name}mlp.Wo", d, wide, inner),
+            feed_forward_norm=last,
+            norm_first=True,
+            activation=self.activation,
             window=(None, None) if kind == FULL else (self.window, self.window),
-            rotary=plain_rope(self.hidden_size // self.num_heads, self.theta[kind]).rotary(longest, dtype),
-        )  # fmt: skip
+            rotary=rotary,
+        )

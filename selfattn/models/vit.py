@@ -13,7 +13,7 @@ from selfattn.engine.transformer import Layer, Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._folder import Config
-from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear, norm, states
+from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear, states
 from selfattn.nn.module import Gradients, checked_pullback
 
 Grid: TypeAlias = tuple[int, int]
@@ -73,40 +73,41 @@ class ViTModel(Pretrained):
             return "norm1", "norm2", "mlp.fc1", "mlp.fc2"
         return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
 
-    def _shapes(self) -> tuple[Shapes, set[str]]:
-        d, (first, last, up, down) = self.hidden_size, self._names
-        places = (self.image // self.patch) ** 2 + 1
-        shapes: Shapes = {CLASS: (1, 1, d), PLACES: (1, places, d)}
-        optional = {"embeddings.mask_token": (1, d)} if self.dino else linear("pooler.dense", d, d)
-        shapes |= {f"{PATCHES}.weight": (d, self.channels, self.patch, self.patch), f"{PATCHES}.bias": (d,)}
-        for n in range(self.num_layers):
-            name = f"encoder.layer.{n}."
-            shapes |= norm(name + first, d)
-            for part in ("query", "key", "value"):
-                own = linear(f"{name}attention.attention.{part}", d, d)
-                shapes |= own if self.biased else dict(list(own.items())[:1])
-            shapes |= linear(f"{name}attention.output.dense", d, d) | norm(name + last, d)
-            shapes |= linear(name + up, self.wide, d) | linear(name + down, d, self.wide)
-            if self.dino:
-                shapes |= {f"{name}layer_scale{k}.lambda1": (d,) for k in (1, 2)}
-        return shapes | norm("layernorm", d) | optional, set(optional)
+    def _more_shapes(self) -> tuple[Shapes, bool]:
+        d = self.hidden_size
+        return {"embeddings.mask_token": (1, d)} if self.dino else linear("pooler.dense", d, d), True
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:  # the same for all lengths
+        d = self.hidden_size
+        p.array(CLASS, 1, 1, d)
+        p.array(PLACES, 1, (self.image // self.patch) ** 2 + 1, d)
+        p.array(f"{PATCHES}.weight", d, self.channels, self.patch, self.patch)
+        p.array(f"{PATCHES}.bias", d)
         return Transformer(
             tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
-            final_norm=p.norm("layernorm", self.eps),
+            final_norm=p.norm("layernorm", d, self.eps),
         )
 
     def _layer(self, p: Parameters, name: str) -> Layer:
-        first, last, up, down = self._names
+        d, (first, last, up, down) = self.hidden_size, self._names
         scale = [f"{name}layer_scale{k}.lambda1" if self.dino else None for k in (1, 2)]
-        return Layer(
-            self.num_heads, p.projection(f"{name}attention.attention.query"),
-            p.projection(f"{name}attention.attention.key"), p.projection(f"{name}attention.attention.value"),
-            p.projection(f"{name}attention.output.dense", factor=scale[0]), p.norm(name + first, self.eps),
-            up=p.projection(name + up), down=p.projection(name + down, factor=scale[1]),
-            feed_forward_norm=p.norm(name + last, self.eps), norm_first=True, activation=self.activation,
-        )  # fmt: skip
+        inner, own = f"{name}attention.attention.", self.biased
+        layer = Layer(
+            num_heads=self.num_heads,
+            attention_norm=p.norm(name + first, d, self.eps),
+            query=p.projection(f"{inner}query", d, d, own),
+            key=p.projection(f"{inner}key", d, d, own),
+            value=p.projection(f"{inner}value", d, d, own),
+            output=p.projection(f"{name}attention.output.dense", d, d, factor=scale[0]),
+            feed_forward_norm=p.norm(name + last, d, self.eps),
+            up=p.projection(name + up, self.wide, d),
+            down=p.projection(name + down, d, self.wide, factor=scale[1]),
+            norm_first=True,
+            activation=self.activation,
+        )
+        for factor in filter(None, scale):
+            p.array(factor, d)
+        return layer
 
     # ------------------------------------------------------------------------------------------------------ pixels
 

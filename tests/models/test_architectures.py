@@ -109,9 +109,7 @@ def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
 def test_logits(pair):
     theirs, ours = pair
     ids, flat, ends = drawn_ids()
-    y, pulled = ours._logits_vjp(flat, ends)
-    np.testing.assert_array_equal(y, ours._logits(flat, ends))
-    assert_gradients(y, lambda dy: ours._named(pulled(dy)), theirs(**padded(ids)).logits, theirs, ours)
+    close(ours._logits(flat, ends), theirs(**padded(ids)).logits)
 
 
 @pytest.mark.parametrize("mode", [None, "cls", "lasttoken"])
