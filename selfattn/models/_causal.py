@@ -219,11 +219,20 @@ class CausalModel(Pretrained):
     # ------------------------------------------------------------------------------------------------- generation
 
     def generate(
-        self, prompt: Any, max_new_tokens: int | None = None, *, temperature: float | None = None,
-        top_k: int | None = None, top_p: float | None = None, repetition_penalty: float | None = None,
-        stop: str | Sequence[str] | None = None, rng: Any = None, stream: bool = False,
-        sampling: str | None = None, **more: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        prompt: Any,
+        max_new_tokens: int | None = None,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        rng: Any = None,
+        stream: bool = False,
+        sampling: str | None = None,
+        **more: Any,
+    ) -> Any:
         """Continue a prompt, or each of many at once.
 
         Parameters
@@ -302,9 +311,14 @@ class CausalModel(Pretrained):
         return streamed(pieces, given.alone, texts) if stream else collected(pieces, given.alone, texts)
 
     def chat(
-        self, messages: Any, max_new_tokens: int | None = None, *, stream: bool = False,
-        sampling: str | None = None, **how: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        messages: Any,
+        max_new_tokens: int | None = None,
+        *,
+        stream: bool = False,
+        sampling: str | None = None,
+        **how: Any,
+    ) -> Any:
         """Answer the last message of a chat.
 
         Parameters
@@ -446,9 +460,13 @@ class CausalModel(Pretrained):
         return found
 
     def _answers(
-        self, ids: list[Array], texts: list[bool], how: dict[str, Any], ends: Iterable[int],
+        self,
+        ids: list[Array],
+        texts: list[bool],
+        how: dict[str, Any],
+        ends: Iterable[int],
         before: Sequence[Any],
-    ) -> Iterator[list[Any]]:  # fmt: skip
+    ) -> Iterator[list[Any]]:
         """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call.
 
         ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues.
@@ -535,9 +553,13 @@ class CausalModel(Pretrained):
         return float(self.evaluate(text, window=window, stride=stride)["perplexity"])
 
     def evaluate(
-        self, text: str | Sequence[int], *, window: int | None = None, stride: int | None = None,
+        self,
+        text: str | Sequence[int],
+        *,
+        window: int | None = None,
+        stride: int | None = None,
         most_tokens: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Compute how well the model predicts a text.
 
         Parameters

@@ -84,9 +84,13 @@ class Config(Entries):
     off: Collection[Any] = (None,)
 
     def __init__(
-        self, values: Mapping[str, Any], where: str = "the configuration", rows: Rows = NO_ROWS,
-        file: str = "config.json", before: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        values: Mapping[str, Any],
+        where: str = "the configuration",
+        rows: Rows = NO_ROWS,
+        file: str = "config.json",
+        before: str = "",
+    ) -> None:
         super().__init__(values, where)
         self.rows, self.file, self.before = rows, file, before
         for alias in rows.aliases.keys() & self.values.keys():
@@ -293,9 +297,13 @@ def _map(path: Path, keep_bfloat16: bool) -> dict[str, Array]:
 
 
 def fit(
-    arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]], optional: set[str], ignored: tuple[str, ...],
-    prefix: str, where: str,
-) -> dict[str, Array]:  # fmt: skip
+    arrays: Mapping[str, Array],
+    shapes: Mapping[str, tuple[int, ...]],
+    optional: set[str],
+    ignored: tuple[str, ...],
+    prefix: str,
+    where: str,
+) -> dict[str, Array]:
     """Return the arrays of these names and shapes, in that order; a ValueError lists all that differs.
 
     The scales of an int8 matrix follow it, under its name and ``_scale``. All floats have one dtype: float32, or float64 where

@@ -56,9 +56,11 @@ class Parameters:
     """
 
     def __init__(
-        self, arrays: Mapping[str, Array], made: dict[Any, _Made] | None = None,
+        self,
+        arrays: Mapping[str, Array],
+        made: dict[Any, _Made] | None = None,
         quants: Mapping[str, Quants] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.arrays, self.quants = arrays, quants or {}
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
@@ -197,9 +199,13 @@ class Pretrained(Module):
     arrays: dict[str, Array]
 
     def __init__(
-        self, config: Mapping[str, Any], arrays: Mapping[str, Array] | None = None, rng: init.Rng = None,
-        where: str = "", dtype: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: Mapping[str, Any],
+        arrays: Mapping[str, Array] | None = None,
+        rng: init.Rng = None,
+        where: str = "",
+        dtype: str | None = None,
+    ) -> None:
         for name, given in {"config": config, "arrays": {} if arrays is None else arrays}.items():
             if not isinstance(given, Mapping):
                 raise TypeError(f"{name} must be a mapping, not {type(given).__name__}")

@@ -66,9 +66,13 @@ class TextEncoder(Pretrained):
     # -------------------------------------------------------------------------------------------------- embeddings
 
     def encode(
-        self, sentences: Any, batch_size: int | None = None, progress: bool = False,
-        normalize: bool | None = None, prompt: str | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        sentences: Any,
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ) -> Array:
         """Compute the embedding of a sentence, or of each of many.
 
         Parameters
@@ -115,9 +119,13 @@ class TextEncoder(Pretrained):
         return self._encoded(sentences, batch_size, progress, normalize, prompt)
 
     def encode_query(
-        self, sentences: Any, prompt: str | None = None, batch_size: int | None = None,
-        progress: bool = False, normalize: bool | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        sentences: Any,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+    ) -> Array:
         """Compute the embeddings of queries, for :meth:`similarity` to those of :meth:`encode_document`.
 
         Parameters
@@ -134,9 +142,13 @@ class TextEncoder(Pretrained):
         return self._encoded(sentences, batch_size, progress, normalize, self._prompt("query", prompt))
 
     def encode_document(
-        self, sentences: Any, prompt: str | None = None, batch_size: int | None = None,
-        progress: bool = False, normalize: bool | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        sentences: Any,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+    ) -> Array:
         """Compute the embeddings of texts that are searched.
 
         Parameters
@@ -184,9 +196,13 @@ class TextEncoder(Pretrained):
         return self.pipeline.prompts.get(name, "") if given is None else given
 
     def _encoded(
-        self, sentences: Any, batch_size: int | None, progress: bool, normalize: bool | None,
+        self,
+        sentences: Any,
+        batch_size: int | None,
+        progress: bool,
+        normalize: bool | None,
         prompt: str | None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         given = Given(sentences)
         parts = list(self._embeddings(given, batch_size, progress, normalize, prompt))
         given.warn(self.tokenizer, depth=4)
@@ -196,9 +212,14 @@ class TextEncoder(Pretrained):
         return y[0] if given.alone else y
 
     def encode_to(
-        self, path: _disk.PathLike, sentences: Iterable[Any], batch_size: int | None = None,
-        progress: bool = False, normalize: bool | None = None, prompt: str | None = None,
-    ) -> Array:  # fmt: skip
+        self,
+        path: _disk.PathLike,
+        sentences: Iterable[Any],
+        batch_size: int | None = None,
+        progress: bool = False,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+    ) -> Array:
         """Write the embeddings of many sentences to a ``.npy`` file, chunk by chunk.
 
         Neither the sentences nor the embeddings need fit into memory.
@@ -253,9 +274,14 @@ class TextEncoder(Pretrained):
         return self._computed(given, batch_size, progress, prepare, compute, "encode")
 
     def _computed(
-        self, given: Given, batch_size: int | None, progress: bool, prepare: Callable[[Chunk], Ready],
-        compute: Callable[[Array, Array, Array | None, list[int] | None], Array], name: str,
-    ) -> Iterator[Array]:  # fmt: skip
+        self,
+        given: Given,
+        batch_size: int | None,
+        progress: bool,
+        prepare: Callable[[Chunk], Ready],
+        compute: Callable[[Array, Array, Array | None, list[int] | None], Array],
+        name: str,
+    ) -> Iterator[Array]:
         """Tokenise chunks, one ahead, and compute each in packed calls."""
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
         with _tokenizer.bar(progress, given.total, name) as done:
