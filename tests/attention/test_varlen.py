@@ -216,9 +216,9 @@ def test_layouts(layout, dtype):
     assert_array_equal(sa.varlen_attention(*moved, is_causal=True), expected)
     _, pullback = sa.varlen_attention_vjp(*moved, is_causal=True)
     _, plain = sa.varlen_attention_vjp(*arguments, is_causal=True)
-    for got, same in zip(pullback(LAYOUTS[layout](expected))[:3], plain(expected)[:3], strict=True):
-        assert_array_equal(got, same)
-        assert got.dtype == dtype
+    grads = pullback(LAYOUTS[layout](expected))[:3]
+    np.testing.assert_equal(grads, plain(expected)[:3])
+    assert {got.dtype for got in grads} == {np.dtype(dtype)}
 
 
 @pytest.mark.parametrize(
@@ -346,5 +346,4 @@ def test_offsets_of_another_library_changed_later_do_not_matter():
             out, pullback = sa.varlen_attention_vjp(Q, K, V, offsets, KEYS)
         expected = pullback(out)
         np.asarray(offsets)[:] = 10**6
-        for a, b in zip(pullback(out)[:3], expected[:3], strict=True):
-            assert_array_equal(a, b)
+        np.testing.assert_equal(pullback(out)[:3], expected[:3])

@@ -275,8 +275,7 @@ def test_saved_and_loaded(name, kind, tmp_path):
     wide = models.load(tmp_path, dtype="float32")
     expected = rounded_weights(drawn(name).state_dict(), kind)
     assert wide.dtype == "float32" and wide.parameters().keys() == expected.keys()
-    for key, array in wide.parameters().items():
-        np.testing.assert_array_equal(array, expected[key], err_msg=key)
+    np.testing.assert_equal(dict(wide.parameters()), expected)
     if kind == "bfloat16":
         assert models.load(tmp_path).dtype == "float32"
     else:
@@ -426,8 +425,7 @@ def test_weights_that_cannot_be_rounded(kind, bad):
     with pytest.raises(ValueError, match=name):
         model.quantize(kind)
     assert model.dtype == "float32" and model.parameters().keys() == state.keys()
-    for key, array in model.parameters().items():
-        np.testing.assert_array_equal(array, state[key])
+    np.testing.assert_equal(dict(model.parameters()), dict(state))
     model.parameters()[name][3, 200] = kept
     np.testing.assert_array_equal(result("bert", model), before)
 
@@ -448,8 +446,7 @@ def test_what_is_refused(kind):
         model.vjp([2, 3, 4])
     with pytest.raises(ValueError, match=f"weights of {kind} have no gradients"):
         drawn("vit").quantize(kind).vjp(PIXELS)
-    for key, array in state.items():
-        np.testing.assert_array_equal(model.parameters()[key], array)
+    np.testing.assert_equal(dict(model.parameters()), dict(state))
     make, config = CASES["bert, other activation"]
     wide = {key: array.astype(np.float64) for key, array in make(config, rng=0).state_dict().items()}
     with pytest.raises(ValueError, match="this model is float64"):

@@ -94,8 +94,7 @@ def test_embeddings_are_those_of_sentence_transformers(folder, name, tmp_path_fa
     assert y.dtype == np.float32
     assert y.shape == expected.shape
     np.testing.assert_allclose(y, expected, **TOLERANCE)
-    for n, sentence in enumerate(SENTENCES):
-        np.testing.assert_array_equal(model.encode(sentence), y[n])
+    np.testing.assert_array_equal(list(map(model.encode, SENTENCES)), y)
     # A saved model gives the same there, and the same bits here.
     again = tmp_path_factory.mktemp("saved") / "model"
     models.save(model, again)
@@ -547,8 +546,7 @@ def test_logits_of_pairs_and_sentences(tmp_path):
     mixed = [*PAIRS, "the sea was calm"]
     y = ours.predict(mixed)
     assert y.shape == (4, 3)
-    for n, each in enumerate(mixed):
-        np.testing.assert_array_equal(ours.predict(each), y[n])
+    np.testing.assert_array_equal(list(map(ours.predict, mixed)), y)
     np.testing.assert_array_equal(ours.predict(map(list, PAIRS), batch_size=1), y[:3])
     states = [ours.hidden_states(pair)[-1] for pair in PAIRS]
     np.testing.assert_allclose(ours.steps(PAIRS[0]).output, states[0], **TOLERANCE)

@@ -80,12 +80,10 @@ def test_logits_are_those_of_plain_numpy(kind):
     np.testing.assert_allclose(model(ALONE), expected, rtol=0, atol=1e-13 * max(1, np.abs(expected).max()))
     y = model(BATCH)
     assert y.shape == (3, 8, V)
-    for got, own in zip(y, BATCH, strict=True):
-        np.testing.assert_array_equal(got, model(own))
+    np.testing.assert_array_equal(y, list(map(model, BATCH)))
     y = model(LISTS)
     assert [own.shape for own in y] == [(5, V), (1, V), (9, V)]
-    for got, own in zip(y, LISTS, strict=True):
-        np.testing.assert_array_equal(got, model(own))
+    np.testing.assert_equal(y, list(map(model, LISTS)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,8 +219,7 @@ def test_16_bit_parameters_compute_in_float32(dtype):
     np.testing.assert_array_equal(narrow(ALONE), model(ALONE))
     assert narrow.generate([1, 2], 5).tolist() == model.generate([1, 2], 5).tolist()
     grads, wide = narrow.loss_vjp(ALONE)[1](1.0), model.loss_vjp(ALONE)[1](1.0)
-    for name, grad in grads.items():
-        np.testing.assert_array_equal(grad, wide[name].astype(dtype), err_msg=name)
+    np.testing.assert_equal(grads, {name: grad.astype(dtype) for name, grad in wide.items()})
 
 
 def test_rounded_weights():

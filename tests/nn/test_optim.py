@@ -41,8 +41,7 @@ def trajectory(name, options, dtype):
     for grads in steps:
         given = {key: grad.copy() for key, grad in grads.items()}
         assert optimizer.step(grads) is None
-        for key, grad in grads.items():
-            np.testing.assert_array_equal(grad, given[key])
+        np.testing.assert_equal(grads, given)
     return start, steps, live
 
 
@@ -95,9 +94,7 @@ def test_bits_depend_on_neither_threads_nor_instruction_set(name, options, isa):
     try:
         expected = after(1, "generic")
         for threads in (1, 2, 7):
-            got = after(threads, isa)
-            for key, array in expected.items():
-                np.testing.assert_array_equal(got[key], array)
+            np.testing.assert_equal(after(threads, isa), expected)
     finally:
         sa.set_num_threads(None)
 
@@ -323,8 +320,7 @@ def test_integers_of_every_kind_are_sizes_and_seeds(two):
     ):
         ours, plain = make(two), make(2)
         assert repr(ours) == repr(plain)
-        for name, array in ours.state_dict().items():
-            np.testing.assert_array_equal(array, plain.state_dict()[name])
+        np.testing.assert_equal(dict(ours.state_dict()), dict(plain.state_dict()))
     task = nn.ProxyTask(nn.EmbeddingModel(lambda s: [len(s)], 8, 2, max_seq_len=2, rng=0))
     triplets = [("a", "bb", "ccc")] * 5
     history = training.fit(task, triplets, epochs=two, batch_size=two, rng=two, log_every=None)

@@ -108,12 +108,10 @@ def test_finite_differences_of_merging_rows_without_keys():
     assert all((g[0] == 0).all() for g in grads)
     out_1[:2], out_2[0] = np.nan, np.inf  # the outputs of parts without keys do not matter
     again = merge(out_1, out_2, lse_1, lse_2)[1](np.ones((3, 4)), np.ones(3))
-    for g, a in zip(grads, again, strict=True):
-        np.testing.assert_array_equal(g, a)
+    np.testing.assert_equal(grads, again)
     nothing = np.array([np.nan, 1, 1])  # the gradients of a row without keys do not matter either
     again = pullback(np.ones((3, 4)) * nothing[:, None], nothing)
-    for g, a in zip(grads, again, strict=True):
-        np.testing.assert_array_equal(g, a)
+    np.testing.assert_equal(grads, again)
 
 
 def assert_like_reference(name, dys, *arguments, bounds, **options):
@@ -124,8 +122,7 @@ def assert_like_reference(name, dys, *arguments, bounds, **options):
     y, pullback = getattr(sa, name)(*arguments, **options)
     forward = getattr(sa, name.removesuffix("_vjp"))
     wrt = {key: value for key, value in options.items() if key != "wrt"}
-    for a, b in zip(flat(y), flat(forward(*arguments, **wrt)), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(flat(y), flat(forward(*arguments, **wrt)))
     got = flat(pullback(*dys))
     plain = flat(getattr(reference, name)(*arguments, **options)[1](*dys))
     exact = flat(getattr(reference, name)(*arguments, **options, compute_dtype=np.float64)[1](*dys))
@@ -364,8 +361,7 @@ def test_a_gradient_of_more_bits_than_the_result_is_refused():
                     pullback(dy)
             same = flat(pullback(np.ones((2, 4), dtype)))
             for dy in (np.ones((2, 4)).tolist(), np.ones((2, 4), np.float32)):  # computed in float32
-                for got, expected in zip(flat(pullback(dy)), same, strict=True):
-                    np.testing.assert_array_equal(got, expected)
+                np.testing.assert_equal(flat(pullback(dy)), same)
         with pytest.raises(TypeError, match=NARROWED.format("dlse", "float64", "float32")):
             calls[-1][-1](x, np.ones(2))
 
@@ -391,7 +387,6 @@ def test_merging_of_which_the_output_was_not_used():
     rng = np.random.default_rng(0)
     outs, lses, dlse = rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 3)), rng.normal(size=3)
     _, pullback = sa.merge_attention_vjp(list(outs), list(lses))
-    for got, expected in zip(flat(pullback(None, dlse)), flat(pullback(np.zeros((3, 4)), dlse)), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_equal(flat(pullback(None, dlse)), flat(pullback(np.zeros((3, 4)), dlse)))
     with pytest.raises(TypeError, match="dout"):
         pullback(None)

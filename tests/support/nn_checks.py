@@ -45,8 +45,7 @@ def assert_born_alike(ours, make_theirs, seed):
     torch.manual_seed(seed)
     expected, got = torch_state(make_theirs(torch)), ours(sa.torch_rng(seed)).state_dict()
     assert list(got) == list(expected)
-    for name, array in got.items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+    np.testing.assert_equal(dict(got), expected)
 
 
 def assert_close(got, expected, dtype, n, what=""):
