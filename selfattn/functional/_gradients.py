@@ -68,7 +68,7 @@ def attention_vjp(
         q, k, v, **options, return_lse=return_lse, out=out, unrounded=True
     )
     if unrounded is not output:
-        _round_into(output, unrounded, options.get("num_threads"))
+        round_into(output, unrounded, options.get("num_threads"))
     dtype = output.dtype  # the pullback must not hold `output`
 
     def pullback(grad_out: npt.ArrayLike | None, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
@@ -237,7 +237,7 @@ def rounded(x: Array, dtype: np.dtype[Any], num_threads: int | None) -> Array:
     return narrow
 
 
-def _round_into(out: Array, x: Array, num_threads: int | None) -> None:
+def round_into(out: Array, x: Array, num_threads: int | None) -> None:
     """Round a C-contiguous float32 array into a 16-bit array of any strides."""
     if out.flags.c_contiguous and out.flags.aligned:
         _core._narrow(x, out, num_threads or 0)

@@ -115,7 +115,7 @@ def scaled_dot_product_attention_vjp(
         check_float_mask("attn_mask", attn_mask)
     arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
     return attention_vjp(
-        _core._attention_forward, _backward, (query, key, value), HEADS, arguments, names=names, return_lse=return_lse, out=out
+        _core._attention_forward, attention_backward, (query, key, value), HEADS, arguments, names=names, return_lse=return_lse, out=out
     )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def scaled_dot_product_attention_backward(
         given = {"query": q, "key": k, "value": v, "grad_out": grad_out, "out": out, "statistics": statistics,
                  "grad_lse": grad_lse, **arguments}  # fmt: skip
         _check_gradients(gradients, names, given)
-    found = _backward(
+    found = attention_backward(
         q, apart(k, HEADS), apart(v, HEADS), names=names, grad_out=grad_out, grad_lse=grad_lse, out=out,
         statistics=statistics, gradients=gradients, **arguments,
     )  # fmt: skip
@@ -267,7 +267,8 @@ def scaled_dot_product_attention_backward(
     return AttentionGradients(*[new if mine is None else mine for mine, new in pairs])
 
 
-def _backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
+def attention_backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
+    """Compute gradients from the results of the core's forward half, without checks."""
     return take_gradients(
         _core._attention_backward, *arrays, row_sums=lambda rows: rows.sum(axis=-1), **arguments
     )

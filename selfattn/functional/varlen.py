@@ -153,22 +153,23 @@ def varlen_attention_vjp(
     if "attn_mask" in names and isinstance(attn_mask, Sequence):
         for s, mask in enumerate(attn_mask):
             check_float_mask(f"attn_mask[{s}]", mask)
-    arguments: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": 0.0, **options}
+    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    arguments: dict[str, Any] = {"attn_mask": attn_mask, "dropout_p": 0.0, **offsets, **options}
+    result = attention_vjp(
+        _core._varlen_forward, varlen_backward, (query, key, value), slice(1, 2), arguments, names=names,
+        return_lse=return_lse, out=out,
+    )  # fmt: skip
+    arguments.update({name: np.asarray(x).copy() for name, x in offsets.items()})  # the pullback's own
+    return result
 
-    def forward(*arrays: Array, **given: Any) -> tuple[Array, ...]:
-        return _core._varlen_forward(*arrays, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, **given)
 
-    def backward(*arrays: Array, **given: Any) -> AttentionGradients:
-        given |= {"cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
-        return take_gradients(_core._varlen_backward, *arrays, row_sums=row_sums, **given)
+def varlen_backward(*arrays: Array, **arguments: Any) -> AttentionGradients:
+    """Compute gradients from the results of the core's forward half, without checks."""
+    offsets = arguments["cu_seqlens_q"]
 
     def row_sums(rows: Array) -> Array:
         """Sum an array (total_q, H) over the rows of each sequence."""
-        sums = [rows[a:b].sum(axis=0) for a, b in pairwise(offsets_q)]
-        return np.array(sums).reshape(len(offsets_q) - 1, rows.shape[1])
+        sums = [rows[a:b].sum(axis=0) for a, b in pairwise(offsets)]
+        return np.array(sums).reshape(len(offsets) - 1, rows.shape[1])
 
-    result = attention_vjp(
-        forward, backward, (query, key, value), slice(1, 2), arguments, names=names, return_lse=return_lse, out=out
-    )  # fmt: skip
-    offsets_q, offsets_k = (np.asarray(x).copy() for x in (cu_seqlens_q, cu_seqlens_k))
-    return result
+    return take_gradients(_core._varlen_backward, *arrays, row_sums=row_sums, **arguments)
