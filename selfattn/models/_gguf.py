@@ -12,18 +12,20 @@ import mmap
 import re
 import struct
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from selfattn import _disk
 from selfattn._check import Array, quoted
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn.models._causal import checked_settings
 from selfattn.models._folder import Config
-from selfattn.models._table import FolderWarning, rows
+from selfattn.models._table import GPT2_ALIASES, FolderWarning, rows
+from selfattn.models._tokenizer_class import QWEN2, sentencepiece_decoder
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 
@@ -74,9 +76,8 @@ class GGUF:
         self._at, self._size = 0, len(self._bytes)
         if self._take(4) != MAGIC:
             raise self._error("it does not begin with GGUF")
-        version = self._number("I")
-        if version not in VERSIONS:
-            swapped = struct.unpack(">I", struct.pack("<I", version))[0] in (*VERSIONS, 1)
+        if (version := self._number("I")) not in VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little")) in (*VERSIONS, 1)
             what = "is written for big-endian machines" if swapped else f"has version {version}"
             raise self._error(f"it {what}; supported are little-endian files of the versions 2 and 3")
         tensors, entries = self._number("Q"), self._number("Q")
@@ -273,12 +274,11 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
         raise ValueError(f"{path} has the architecture {architecture!r:.80}; supported are {known}")
     kind, names, layers = ARCHITECTURES[architecture]
     entries = Architecture(file, architecture)
-    config = _gpt2_config(entries, file) if architecture == "gpt2" else _llama_config(entries, file)
+    config = _config(entries, file)
     entries.finish()
     renamed = {name: _renamed(file, name, names, layers) for name in file.tensors if name != FACTORS}
     as_stored = dtype is None and any(file.quants(name) is not None for name in renamed)
     arrays = {new: _tensor(file, old, as_stored) for old, new in renamed.items()}
-    config["tie_word_embeddings"] = "output.weight" not in file.tensors
     permuted = architecture == "llama"  # rows of q and k as llama.cpp rotates them: pairs are neighbours
     if permuted and not as_stored:
         arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
@@ -355,9 +355,20 @@ def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 
 
-def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
-    heads, d = entries.size("attention.head_count"), entries.size("embedding_length")
-    longest = entries.size("context_length")
+def _config(entries: Architecture, file: GGUF) -> dict[str, Any]:
+    """Return a file's sizes and settings by Transformers' names."""
+    heads, d, longest = map(entries.size, ("attention.head_count", "embedding_length", "context_length"))
+    table = file.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise ValueError(f"{file.path} has no matrix token_embd.weight")
+    config: dict[str, Any] = {
+        "model_type": entries.prefix, "vocab_size": table.shape[0], "hidden_size": d, "num_hidden_layers": entries.size("block_count"),
+        "num_attention_heads": heads, "max_position_embeddings": longest, "tie_word_embeddings": "output.weight" not in file.tensors,
+    }  # fmt: skip
+    if entries.prefix == "gpt2":
+        config = {GPT2_ALIASES.get(name, name): value for name, value in config.items()}
+        wide, eps = entries.size("feed_forward_length", 4 * d), entries.number("attention.layer_norm_epsilon")
+        return config | {"n_inner": wide, "layer_norm_epsilon": eps, "activation_function": "gelu_new"}
     width = entries.size("attention.key_length", d // heads)
     if entries.size("attention.value_length", width) != width:
         raise entries.error("keys and values of different widths are not supported")
@@ -365,13 +376,9 @@ def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
         raise entries.error("rotary positions of a part of each head are not supported")
     if entries.size("attention.sliding_window", longest) < longest:
         raise entries.error("sliding windows are not supported in GGUF files")
-    config: dict[str, Any] = {
-        "model_type": entries.prefix, "vocab_size": _rows(file, "token_embd.weight"), "hidden_size": d,
-        "num_hidden_layers": entries.size("block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": entries.size("attention.head_count_kv", heads), "head_dim": width,
-        "intermediate_size": entries.size("feed_forward_length"), "max_position_embeddings": longest,
-        "rms_norm_eps": float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str)),
-    }  # fmt: skip
+    eps = float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str))
+    config |= {"num_key_value_heads": entries.size("attention.head_count_kv", heads), "head_dim": width}
+    config |= {"intermediate_size": entries.size("feed_forward_length"), "rms_norm_eps": eps}
     rope: dict[str, Any] = {"rope_theta": entries.number("rope.freq_base", 10000.0)}
     scaling = entries.raw("rope.scaling.type", "none")
     factor = entries.raw("rope.scaling.factor")  # read_rope checks it
@@ -390,10 +397,8 @@ def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
         if scaling != "none":
             raise entries.error(f"{FACTORS} with rope.scaling.type {scaling!r} is not supported")
         factors = file.array(FACTORS).reshape(-1).tolist()
-        rope |= {
-            "rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0,
-            "original_max_position_embeddings": longest,
-        }  # fmt: skip
+        rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
+        rope |= {"attention_factor": 1.0, "original_max_position_embeddings": longest}
     config["rope_parameters"] = rope
     if entries.prefix == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
@@ -401,30 +406,13 @@ def _llama_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
     return config
 
 
-def _gpt2_config(entries: Architecture, file: GGUF) -> dict[str, Any]:
-    d = entries.size("embedding_length")
-    return {
-        "model_type": "gpt2", "vocab_size": _rows(file, "token_embd.weight"), "n_embd": d,
-        "n_layer": entries.size("block_count"), "n_head": entries.size("attention.head_count"),
-        "n_inner": entries.size("feed_forward_length", 4 * d), "n_positions": entries.size("context_length"),
-        "layer_norm_epsilon": entries.number("attention.layer_norm_epsilon"),
-        "activation_function": "gelu_new",
-    }  # fmt: skip
-
-
-def _rows(file: GGUF, name: str) -> int:
-    if name not in file.tensors or len(file.tensors[name].shape) != 2:
-        raise ValueError(f"{file.path} has no matrix {name}")
-    return file.tensors[name].shape[0]
-
-
 # ----------------------------------------------------------------------------------------------------- the tokenizer
 
 # There are two kinds: byte-level BPE ("gpt2"), whose pre-tokenizer has a name of llama.cpp's, and SentencePiece's BPE ("llama"),
 # whose merges follow from the scores of its tokens.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+WHOLE = (CONTROL, UNKNOWN, USER_DEFINED)
+LLAMA3 = QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -466,6 +454,9 @@ class Vocabulary(Entries):
         super().__init__(file, "tokenizer.ggml")
         self.tokens = self.list_of("tokens", str)
         self.ids = {token: n for n, token in enumerate(self.tokens)}
+        self.types = self.list_of("token_type", int) or [NORMAL] * len(self.tokens)
+        if len(self.types) != len(self.tokens):
+            raise self.error(f"there are {len(self.types)} types for {len(self.tokens)} tokens")
         self.architecture = file.metadata["general.architecture"]
 
     def list_of(self, name: str, kind: type) -> list[Any]:
@@ -494,7 +485,9 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     special = {name: entries.special(name) for name in {*NAMES, *ENDS}}
     found = {name: n for name, n in special.items() if n is not None}
     model.special_tokens = {NAMES[name]: tokens[n] for name, n in found.items() if name in NAMES}
-    types = _types(entries, {n for name, n in found.items() if name in (*ENDS, "bos")})
+    controls = {n for name, n in found.items() if name in (*ENDS, "bos")}
+    controls |= {n for n, token in enumerate(tokens) if MARK.fullmatch(token)}
+    types = [CONTROL if own == NORMAL and n in controls else own for n, own in enumerate(entries.types)]
     turns = [n for n in map(entries.ids.get, ENDS_OF_TURN) if n is not None and types[n] == CONTROL]
     if kind == "llama" and "eos" not in found and len(tokens) > 2:
         turns.append(2)  # </s>, as llama.cpp and Transformers take it
@@ -512,13 +505,13 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     if len(entries.ids) < len(tokens):
         twice = next(token for n, token in enumerate(tokens) if entries.ids[token] != n)
         raise entries.error(f"it has the token {quoted(twice)} twice")
-    try:
+    what = f"{entries.where}: no tokenizer can be made of its tokens and merges"
+    with _disk.library_errors(what, ValueError, ImportError, Warning):
         tokenizer = make(library, entries)
-    except (ValueError, ImportError):
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise entries.error(f"no tokenizer can be made of its tokens and merges: {error}") from None
-    _add_special(library, tokenizer, tokens, types)
+    # These are found whole in a text; decoding leaves out the special ones.
+    whole = [(token, own) for token, own in zip(tokens, types, strict=True) if token and own in WHOLE]
+    added = [library.AddedToken(token, special=own != USER_DEFINED, normalized=False) for token, own in whole]
+    tokenizer.add_tokens(added)
     begins = kind == "llama" or entries.raw("pre") in BOS_FIRST
     wanted = {"bos": entries.flag("add_bos_token", begins), "eos": entries.flag("add_eos_token", False)}
     first, last = ([tokens[found[x]]] if wanted[x] and x in found else [] for x in wanted)
@@ -564,11 +557,10 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
     scores, tokens, ids = entries.list_of("scores", float), entries.tokens, entries.ids
     if len(scores) != len(tokens):
         raise entries.error(f"there are {len(scores)} scores for {len(tokens)} tokens")
-    types = entries.list_of("token_type", int) or [NORMAL] * len(tokens)
     merges = []
     for n in sorted(range(len(tokens)), key=lambda n: -scores[n]):  # stable: equal scores in order
         token = tokens[n]
-        if n >= len(types) or types[n] not in (NORMAL, USER_DEFINED, UNUSED):
+        if entries.types[n] not in (NORMAL, USER_DEFINED, UNUSED):
             continue
         if len(token) > MOST_LETTERS:
             raise entries.error(f"there is a token of {len(token)} characters, more than {MOST_LETTERS}")
@@ -579,28 +571,8 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
     unknown = None if place is None else tokens[place]
     model = library.models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = library.Tokenizer(model)
-    normalizers, decoders = library.normalizers, library.decoders
     prefix = entries.flag("add_space_prefix", True)
-    before, after = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if prefix else ([], [])
-    tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
-    tokenizer.decoder = decoders.Sequence(steps)
+    before = [library.normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = library.normalizers.Sequence([*before, library.normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = sentencepiece_decoder(library, prefix)
     return tokenizer
-
-
-def _types(entries: Vocabulary, marks: Collection[int]) -> list[int]:
-    """Return the type of each token: CONTROL for normal tokens of ``marks``, or that match MARK."""
-    tokens, types = entries.tokens, entries.list_of("token_type", int) or [NORMAL] * len(entries.tokens)
-    if len(types) != len(tokens):
-        raise entries.error(f"there are {len(types)} types for {len(tokens)} tokens")
-    marked = [n in marks or MARK.fullmatch(token) for n, token in enumerate(tokens)]
-    return [CONTROL if own == NORMAL and mark else own for own, mark in zip(types, marked, strict=True)]
-
-
-def _add_special(library: Any, tokenizer: Any, tokens: list[str], types: list[int]) -> None:
-    """Add the tokens that are found whole in a text, as special ones if decoding leaves them out."""
-    for wanted, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
-        chosen = [token for token, own in zip(tokens, types, strict=True) if own in wanted and token]
-        found = [library.AddedToken(token, special=special, normalized=False) for token in chosen]
-        if found:
-            tokenizer.add_special_tokens(found) if special else tokenizer.add_tokens(found)

@@ -278,9 +278,7 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
         if llama:
             prefix = ("always" if config.raw("legacy") else "first") if prefix_space else "never"
             tokenizer.pre_tokenizer = before.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
-            decoders = [after.Replace("▁", " "), after.ByteFallback(), after.Fuse()]
-            decoders += [after.Strip(content=" ", left=1)] if prefix_space else []
-            tokenizer.decoder = after.Sequence(decoders)
+            tokenizer.decoder = sentencepiece_decoder(library, prefix_space)
         elif name == "Qwen2Tokenizer":
             tokenizer.normalizer = steps.NFC()
             split = before.Split(library.Regex(QWEN2), behavior="isolated", invert=False)
@@ -301,6 +299,13 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
             one = f"{first[0]} $A {last[0]}"
             pair = f"{one} $B:1 {last[0]}:1" if name == "BertTokenizer" else f"{one} {last[0]} $B {last[0]}"
             tokenizer.post_processor = ends.TemplateProcessing(one, pair, [first, last])
+
+
+def sentencepiece_decoder(library: Any, prefix_space: bool) -> Any:
+    """Return the decoder of SentencePiece's BPE; the space that is put before each text is left out."""
+    steps = library.decoders
+    strip = [steps.Strip(" ", 1, 0)] if prefix_space else []
+    return steps.Sequence([steps.Replace("▁", " "), steps.ByteFallback(), steps.Fuse(), *strip])
 
 
 def _prefix_space(config: Config, llama: bool, default: bool) -> bool:
