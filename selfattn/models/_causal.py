@@ -11,7 +11,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, compress, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,6 +20,7 @@ import numpy as np
 
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
+from selfattn._docs import repeats
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
 from selfattn.engine.weights import Weight
@@ -137,12 +138,9 @@ class CausalModel(Pretrained):
         ids = self._ids(text)
         return self._decoder(len(ids)).logits(ids)
 
+    @repeats(logits)
     def hidden_states(self, text: str | Sequence[int]) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer.
-
-        Parameters
-        ----------
-        text : str or sequence of int
 
         Returns
         -------
@@ -152,12 +150,9 @@ class CausalModel(Pretrained):
         ids = self._ids(text)
         return states(self._built(len(ids))[0], ids)
 
+    @repeats(logits)
     def steps(self, text: str | Sequence[int]) -> TransformerSteps:
         """Compute what enters the head with every intermediate result, to look at.
-
-        Parameters
-        ----------
-        text : str or sequence of int
 
         Returns
         -------
@@ -299,16 +294,15 @@ class CausalModel(Pretrained):
             raise ValueError("there are no prompts")
         ids = [self._ids(each, n) for n, each in enumerate(prompts)]
         texts = [isinstance(each, str) for each in prompts]
-        for n, (each, text) in enumerate(zip(ids, texts, strict=True)):
-            if text:
-                self._check_begin(each, f"text {n}")
+        for n in compress(count(), texts):
+            self._check_begin(ids[n], f"text {n}")
         more |= {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
             "repetition_penalty": repetition_penalty, "stop": stop, "rng": rng,
         }  # fmt: skip
         how = self._how("generate", 100, sampling, more)
         pieces = self._answers(ids, texts, how, self.stop_ids, ids)
-        return streamed(pieces, given.alone, texts) if stream else collected(pieces, given.alone, texts)
+        return streamed(pieces, given.alone) if stream else collected(pieces, given.alone)
 
     def chat(
         self,
@@ -368,7 +362,7 @@ class CausalModel(Pretrained):
         ids = self._fitting(messages, self.max_positions - max(room - 1, 0))  # the last token needs no place
         self._check_begin(ids, "the chat")
         pieces = self._answers([ids], [True], how, self.stop_ids | self._ends_of_turns(), [[]])
-        return streamed(pieces, True, [True]) if stream else collected(pieces, True, [True])
+        return streamed(pieces, True) if stream else collected(pieces, True)
 
     def _fitting(self, messages: Any, most: int) -> Array:
         """Return the ids of a chat, without its oldest turns if there are more than ``most``."""
@@ -475,10 +469,8 @@ class CausalModel(Pretrained):
         if stops and self.tokenizer is None:
             raise ValueError(f"stop needs text: {_tokenizer.missing(self._folder)}")
         stops, marks = self._marked(stops)
-        answers = [
-            Answer(TextStream(self.tokenizer, own) if text or stops else None, stops, marks)
-            for own, text in zip(before, texts, strict=True)
-        ]
+        given = zip(before, texts, strict=True)
+        answers = [Answer(self.tokenizer, own, text, stops, marks) for own, text in given]
         stop_ids = frozenset(ends)
 
         def ended(i: int, new: int) -> bool:
@@ -489,21 +481,17 @@ class CausalModel(Pretrained):
         decoder = self._decoder(min(longest, self.max_positions))
         steps = generate(decoder, ids, **how, context=self.max_positions, ends=ended, stop_ids=stop_ids)
 
-        def taken() -> list[Any]:
-            both = zip(answers, texts, strict=True)
-            return [answer.text() if text else answer.new_ids() for answer, text in both]
-
         def pieces() -> Iterator[list[Any]]:
-            count = 0
+            done = 0
             try:
-                for count, _ in enumerate(steps, 1):  # noqa: B007
-                    yield taken()
+                for done, _ in enumerate(steps, 1):  # noqa: B007
+                    yield [answer.new() for answer in answers]
             except KeyboardInterrupt:
-                told = AnswerInterrupted(f"interrupted after {count} new tokens; the answer ends there")
+                told = AnswerInterrupted(f"interrupted after {done} new tokens; the answer ends there")
                 warnings.warn(told, stacklevel=3)
             for answer in answers:
                 answer.finish()
-            yield taken()
+            yield [answer.new() for answer in answers]
 
         return pieces()
 
@@ -552,6 +540,7 @@ class CausalModel(Pretrained):
         """
         return float(self.evaluate(text, window=window, stride=stride)["perplexity"])
 
+    @repeats(perplexity)
     def evaluate(
         self,
         text: str | Sequence[int],
@@ -564,8 +553,6 @@ class CausalModel(Pretrained):
 
         Parameters
         ----------
-        text, window, stride
-            As for :meth:`perplexity`.
         most_tokens : int, optional
             Use only this many, the first ones.
 
@@ -573,11 +560,6 @@ class CausalModel(Pretrained):
         -------
         dict
             ``perplexity``; ``mean_nll``, the mean negative log-likelihood of a token in nats; ``tokens``, how many were predicted.
-
-        Raises
-        ------
-        ValueError
-            As for :meth:`perplexity`.
         """
         ids = self._ids(text, any_length=True)
         if most_tokens is not None:
@@ -619,16 +601,20 @@ class CausalModel(Pretrained):
 
 
 class Answer:
-    """What is generated for one prompt: ids, and their text up to a stop; without a stream there is no text.
+    """What is generated for one prompt: a text up to a stop, or ids.
 
-    ``marks`` are letters that the text has in place of special tokens, which are in stops; they are not given out.
+    ``before`` are the ids that the text continues; ``marks`` are letters that the text has in place of special tokens, which are
+    in stops; they are not given out.
     """
 
-    def __init__(self, stream: TextStream | None, stops: tuple[str, ...], marks: Mapping[int, str]) -> None:
-        self.stream, self.stops, self.marks = stream, stops, marks
+    def __init__(
+        self, tokenizer: Any, before: Any, is_text: bool, stops: tuple[str, ...], marks: Mapping[int, str]
+    ) -> None:
+        self.stream = TextStream(tokenizer, before) if is_text or stops else None
+        self.is_text, self.stops, self.marks = is_text, stops, marks
         self.ids: list[int] = []
         self.found = ""  # the text so far
-        self.given, self.given_ids = 0, 0  # how much of text and ids has been taken
+        self.given = 0  # how much of the text, or of the ids, has been taken
         self.stopped = False
 
     def add(self, new: int, last: bool) -> bool:
@@ -653,20 +639,15 @@ class Answer:
             self._append(self.stream.finish())
         self.stopped = True
 
-    def text(self) -> str:
-        """Return the text since the last call, without an end that may become a stop."""
-        safe = len(self.found)
-        if not self.stopped:
+    def new(self) -> str | list[int]:
+        """Return the text since the last call, without an end that may become a stop; or the ids."""
+        safe = len(self.found if self.is_text else self.ids)
+        if self.is_text and not self.stopped:
             safe -= max((_overlap(self.found, stop) for stop in self.stops), default=0)
-        piece = self.found[self.given : safe]
-        self.given = max(self.given, safe)
-        return piece.translate(dict.fromkeys(map(ord, self.marks.values()))) if self.marks else piece
-
-    def new_ids(self) -> list[int]:
-        """Return the ids since the last call."""
-        piece = self.ids[self.given_ids :]
-        self.given_ids = len(self.ids)
-        return piece
+        begin, self.given = self.given, max(self.given, safe)
+        if not self.is_text:
+            return self.ids[begin:safe]
+        return self.found[begin:safe].translate(dict.fromkeys(map(ord, self.marks.values())))
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -686,26 +667,23 @@ def stops_of(stop: Any) -> tuple[str, ...]:
     return found
 
 
-def collected(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Any:
+def collected(pieces: Iterator[list[Any]], alone: bool) -> Any:
     """Return the whole answers: a text, or an array of ids."""
     steps = list(pieces)  # CPython 3.11 leaks memory if an iterator raises while it is spread
     results = [
-        "".join(parts) if text else np.array([*chain.from_iterable(parts)], np.int64)
-        for *parts, text in zip(*steps, texts, strict=True)
+        "".join(parts) if isinstance(parts[0], str) else np.array([*chain(*parts)], np.int64)
+        for parts in zip(*steps, strict=True)
     ]
     return results[0] if alone else results
 
 
-def streamed(pieces: Iterator[list[Any]], alone: bool, texts: list[bool]) -> Iterator[Any]:
+def streamed(pieces: Iterator[list[Any]], alone: bool) -> Iterator[Any]:
     """Yield what is new, unless it is empty."""
     for step in pieces:
-        if not alone:
-            if any(step):
-                yield step
-        elif not texts[0]:
+        if alone and isinstance(step[0], list):
             yield from step[0]
-        elif step[0]:
-            yield step[0]
+        elif any(step):
+            yield step[0] if alone else step
 
 
 # ------------------------------------------------------------------------------------------------------------ a folder
