@@ -13,7 +13,6 @@ import warnings
 from pathlib import Path
 from typing import ClassVar
 
-import gguf
 import gguf_files
 import numpy as np
 import sentence_transformers
@@ -406,10 +405,9 @@ class DrawGGUF(Draw):
             "attention.key_length": config.get("head_dim"), "attention.value_length": config.get("head_dim"),
         }  # fmt: skip
         more = {name: value for name, value in (usual | chosen).items() if value is not None}
-        gguf_files.write(self.folder / "model.gguf", config, state, kind, self.add_tokens, more)
+        gguf_files.write(self.folder / "model.gguf", config, state, kind, self.tokens(), more)
 
-    def add_tokens(self, writer):
-        others = self.others
+    def tokens(self):
         tokenizer, added = self.tokenizer, self.tokenizer.added_tokens_decoder
         tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         kinds = [(3 if added[n].special else 4) if n in added else 1 for n in range(len(tokens))]
@@ -417,22 +415,16 @@ class DrawGGUF(Draw):
         ranks = {a + b: n for n, (a, b) in enumerate(spelled)}
         if self.family == "Llama":
             kinds = [6 if token.startswith("<0x") else own for token, own in zip(tokens, kinds, strict=True)]
-            writer.add_token_scores([-float(ranks.get(token, 9999)) for token in tokens])
+            own = {"model": "llama", "scores": [-float(ranks.get(token, 9999)) for token in tokens]}
         else:
-            writer.add_token_merges([f"{a} {b}" for a, b in spelled])
-        writer.add_tokenizer_model("llama" if self.family == "Llama" else "gpt2")
-        writer.add_token_list(tokens)
-        if self.pre is not None:
-            writer.add_tokenizer_pre(self.pre)
+            own = {"model": "gpt2", "merges": [f"{a} {b}" for a, b in spelled]}
+        own |= {"tokens": tokens, "pre": self.pre, "token_type": kinds if self.typed else None}
         if self.pre == "llama-bpe":  # with it llama.cpp adds a bos token unless the file says no
-            others = {"tokenizer.ggml.add_bos_token": False} | others
-        if self.typed:
-            writer.add_token_types(kinds)
+            own["add_bos_token"] = False
         for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown"}.items():
             if (n := getattr(tokenizer, f"{name}_token_id")) is not None and self.chance(0.9):
-                writer.add_uint32(f"tokenizer.ggml.{key}_token_id", n)
-        for name, value in others.items():
-            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+                own[f"{key}_token_id"] = n
+        return gguf_files.of_tokenizer(**own) | self.others
 
     @torch.no_grad()
     def theirs(self):

@@ -10,7 +10,7 @@ import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-from gguf_files import byte_level, write
+from gguf_files import byte_level, sentencepiece, write
 from language_folders import SPECIAL, save_language_model
 from text_folders import add_pipeline, random_dense, save_bert, write_json
 
@@ -80,13 +80,6 @@ def obeyed():
     return {re.sub(r"^\d_|/config\.json$", "", name): keys for name, keys in found.items()}
 
 
-def sentencepiece(writer):
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(["a", "b", "▁"])
-    writer.add_token_scores([0.0, -1.0, -2.0])
-    writer.add_token_types([1, 1, 1])
-
-
 def _sample(folder):
     """Load a folder of each kind with all files that are read, and a GGUF file."""
     text, language = folder / "text", folder / "language"
@@ -105,8 +98,8 @@ def _sample(folder):
     for kind in (models.LlamaForCausalLM, models.GPT2LMHeadModel):
         config = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8} if "gpt2" in kind.kinds else {}
         model = kind(SIZES | {"max_position_embeddings": 8} | config, rng=0)
-        tokenizer = sentencepiece if "llama" in kind.kinds else byte_level(SPECIAL)
-        write(folder / "a.gguf", model.config, model.state_dict(), tokenizer=tokenizer)
+        entries = sentencepiece({"a": 0.0}) if "llama" in kind.kinds else byte_level(SPECIAL)
+        write(folder / "a.gguf", model.config, model.state_dict(), entries=entries)
         models.load(folder / "a.gguf")
 
 

@@ -6,11 +6,9 @@ import random
 import tempfile
 from pathlib import Path
 
-import numpy as np
-from blocks import drawn
+from gguf_files import byte_level, sentencepiece, write
 from hostile import SENTENCE, TEXTS, change_bytes, closest, contents, dumps, put, put_parts, reads, use
-from hostile_gguf import Parts, add_tensor, packed, put_together
-from language_folders import MERGES, TEMPLATE, make_tokenizer
+from language_folders import SPECIAL, TEMPLATE, make_tokenizer
 
 from selfattn import models
 
@@ -179,84 +177,28 @@ def read_template(folder: Path, content: bytes) -> None:
         assert all(isinstance(text, str) and len(text) <= 20_000_000 for text in found)
 
 
-SIZES = {"d": 32, "heads": 4, "keys": 2, "wide": 64, "layers": 1, "longest": 64}
-NUMBERS_OF_KINDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "BF16": 30}
-
-
-def entries_of(architecture: str, **more: object) -> dict[str, object]:
-    s = SIZES
-    found = {
-        "context_length": s["longest"], "embedding_length": s["d"], "block_count": s["layers"], "feed_forward_length": s["wide"],
-        "attention.head_count": s["heads"],
-    }  # fmt: skip
-    if architecture == "gpt2":
-        found["attention.layer_norm_epsilon"] = 1e-5
-    else:
-        found |= {
-            "attention.head_count_kv": s["keys"], "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
-            "rope.dimension_count": s["d"] // s["heads"], "vocab_size": 300,
-        }  # fmt: skip
-    named = {f"{architecture}.{name}": value for name, value in (found | more).items()}
-    return {"general.architecture": architecture} | named
-
-
-def byte_level_entries() -> dict[str, object]:
-    made = make_tokenizer()
-    tokens = [made.id_to_token(n) for n in range(made.get_vocab_size())]
-    found = {
-        "model": "gpt2", "pre": "smollm", "tokens": tokens, "token_type": [3 if t.startswith("<|") else 1 for t in tokens],
-        "merges": MERGES, "eos_token_id": len(tokens) - 3, "bos_token_id": len(tokens) - 2, "add_bos_token": True,
-    }  # fmt: skip
-    named = {f"tokenizer.ggml.{name}": value for name, value in found.items()}
-    return named | {"tokenizer.chat_template": TEMPLATE}
-
-
-def sentencepiece_entries() -> dict[str, object]:
-    pieces = ["▁", "t", "h", "e", "he", "the", "▁the", "sea"]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
-    found = {
-        "model": "llama", "tokens": tokens, "scores": [-float(n) for n in range(len(tokens))],
-        "token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)], "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "add_space_prefix": True, "add_eos_token": False,
-    }  # fmt: skip
-    return {f"tokenizer.ggml.{name}": value for name, value in found.items()}
-
-
 @functools.cache
 def some_gguf() -> list[bytes]:
     """Llama in Q8_0 with SentencePiece's tokens, Qwen2 in float32 and 16-bit floats, GPT-2 in Q4_0, both with bytes' tokens."""
-    d, wide, rows = SIZES["d"], SIZES["wide"], 300
-    keys = d // SIZES["heads"] * SIZES["keys"]
-    llama = {
-        "attn_norm": (d,), "attn_q": (d, d), "attn_k": (keys, d), "attn_v": (keys, d), "attn_output": (d, d), "ffn_norm": (d,),
-        "ffn_gate": (wide, d), "ffn_up": (wide, d), "ffn_down": (d, wide),
-    }  # fmt: skip
-    gpt2 = {
-        "attn_norm": (d,), "attn_qkv": (3 * d, d), "attn_output": (d, d), "ffn_norm": (d,), "ffn_up": (wide, d), "ffn_down": (d, wide),
-    }  # fmt: skip
-    made = []
-    for architecture, tokenizer, kinds, layer in (
-        ("llama", sentencepiece_entries(), ["Q8_0"], llama),
-        ("qwen2", byte_level_entries(), ["F32", "F16", "BF16"], llama),
-        ("gpt2", byte_level_entries(), ["Q4_0"], gpt2),
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
+    scores = {piece: -float(n) for n, piece in enumerate(["▁", "t", "h", "e", "he", "the", "▁the", "sea"])}
+    ids = {"unknown_token_id": 0, "eos_token_id": 2}
+    pieces = sentencepiece(scores, **ids, add_space_prefix=True, add_eos_token=False)
+    letters = byte_level(SPECIAL, "<|user|>", TEMPLATE, "smollm")
+    common = {"rope.dimension_count": 8, "vocab_size": 300}
+    yarn = common | {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    found = []
+    for config, kinds, entries, more in (
+        (LLAMA | sizes, ["Q8_0"], pieces, common),
+        (LANGUAGE_CONFIGS[6] | sizes, ["F32", "F16", "BF16"], letters, yarn),
+        (LANGUAGE_CONFIGS[7] | {"n_embd": 32, "n_layer": 1}, ["Q4_0"], letters, {}),
     ):
-        more = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0} if architecture == "qwen2" else {}
-        entries = entries_of(architecture, **more) | tokenizer
-        parts = Parts([(name, *packed(value)) for name, value in entries.items()])
-        shapes = {"token_embd.weight": (rows, d), "output_norm.weight": (d,)}
-        shapes |= {f"blk.0.{name}.weight": shape for name, shape in layer.items()}
-        if architecture == "qwen2":
-            shapes |= {f"blk.0.attn_{part}.bias": (n,) for part, n in (("q", d), ("k", keys), ("v", keys))}
-            shapes["output.weight"] = (rows, d)
-        if architecture == "gpt2":
-            shapes |= {"position_embd.weight": (SIZES["longest"], d), "output_norm.bias": (d,)}
-            shapes |= {f"blk.0.{name}.bias": shape[:1] for name, shape in layer.items()}
-        for n, (name, shape) in enumerate(shapes.items()):
-            kind = kinds[n % len(kinds)] if len(shape) == 2 and "position" not in name else "F32"
-            blocks = drawn(np.random.default_rng(n), kind, *(1, *shape)[-2:])
-            add_tensor(parts, name, NUMBERS_OF_KINDS[kind], shape, blocks.raw.tobytes())
-        made.append(put_together(parts))
-    return made
+        state = models.MODELS[config["model_type"]](config, rng=0).state_dict()
+        kind = {name: kinds[n % len(kinds)] for n, name in enumerate(state)}
+        with tempfile.TemporaryDirectory() as folder:
+            write(Path(folder) / "a.gguf", config, state, kind, entries, more)
+            found.append((Path(folder) / "a.gguf").read_bytes())
+    return found
 
 
 def read_gguf(folder: Path) -> None:

@@ -41,32 +41,35 @@ def random_blocks(kind, rows, columns):
     return blocks.reshape(rows, -1)
 
 
-def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=None):
-    """Write a file. ``more`` has entries by name, None to leave one out; ``tensors`` replaces or adds tensors.
+def write(path, config, state, kind="F32", entries=None, more=None, tensors=None):
+    """Write a file. ``entries`` and, of its architecture, ``more`` have entries by name, None to leave one out.
 
     Matrices become blocks of a kind, or of kinds by name, if their rows allow it; returns the numbers in them, under Transformers' names.
+    ``tensors`` replaces or adds tensors.
     """
     gguf = pytest.importorskip("gguf")
     arch = config["model_type"] if config["model_type"] != "mistral" else "llama"
     writer = gguf.GGUFWriter(path, arch)
-    entries = {"context_length": config.get("max_position_embeddings", config.get("n_positions"))}
+    own = {"context_length": config.get("max_position_embeddings", config.get("n_positions"))}
     if arch == "gpt2":
-        entries |= {
+        own |= {
             "embedding_length": config["n_embd"], "block_count": config["n_layer"], "attention.head_count": config["n_head"],
             "feed_forward_length": 4 * config["n_embd"], "attention.layer_norm_epsilon": 1e-5,
         }  # fmt: skip
     else:
-        entries |= {
+        own |= {
             "embedding_length": config["hidden_size"], "block_count": config["num_hidden_layers"],
             "attention.head_count": config["num_attention_heads"], "attention.head_count_kv": config["num_key_value_heads"],
             "feed_forward_length": config["intermediate_size"], "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6),
             "rope.freq_base": 10000.0,
         }  # fmt: skip
-    for name, value in (entries | (more or {})).items():
+    named = {f"{arch}.{name}": value for name, value in (own | (more or {})).items()}
+    for name, value in (named | (entries or {})).items():
         if value is not None:
-            writer.add_key_value(f"{arch}.{name}", value, gguf.GGUFValueType.get_type(value))
-    if tokenizer is not None:
-        tokenizer(writer)
+            of = gguf.GGUFValueType
+            writer.add_key_value(
+                name, value, of.UINT32 if type(value) is int and value >= 0 else of.get_type(value)
+            )
     meant = {}
     for name, array in state.items():
         stored = np.ascontiguousarray(array.T) if name.endswith(CONV1D) and arch == "gpt2" else array
@@ -99,24 +102,37 @@ def write(path, config, state, kind="F32", tokenizer=None, more=None, tensors=No
     return meant
 
 
+def of_tokenizer(**values):
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+
+
 def byte_level(special, bos=None, template=None, pre="gpt-2"):
-    """The tokenizer of `language_folders` as entries."""
+    """Return the entries of the tokenizer of `language_folders`."""
     from language_folders import MERGES, make_tokenizer
 
     made = make_tokenizer()
     tokens = [made.id_to_token(n) for n in range(made.get_vocab_size())]
+    types = [3 if token in special else 1 for token in tokens]
+    found = of_tokenizer(
+        model="gpt2",
+        pre=pre,
+        tokens=tokens,
+        token_type=types,
+        merges=MERGES,
+        eos_token_id=made.token_to_id("<|end|>"),
+    )
+    if bos is not None:
+        found |= of_tokenizer(bos_token_id=made.token_to_id(bos), add_bos_token=True)
+    return found | {"tokenizer.chat_template": template}
 
-    def add(writer):
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pre)
-        writer.add_token_list(tokens)
-        writer.add_token_types([3 if token in special else 1 for token in tokens])
-        writer.add_token_merges(MERGES)
-        writer.add_eos_token_id(made.token_to_id("<|end|>"))
-        if bos is not None:
-            writer.add_bos_token_id(made.token_to_id(bos))
-            writer.add_add_bos_token(True)
-        if template is not None:
-            writer.add_chat_template(template)
 
-    return add
+SPELLED = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256))]
+
+
+def sentencepiece(scores, **more):
+    """Return the entries of a tokenizer of `SPELLED` and these pieces, as SentencePiece's in llama.cpp."""
+    types = [2, 3, 3] + [6] * 256 + [1] * len(scores)
+    scored = [-9.0] * len(SPELLED) + list(scores.values())
+    return of_tokenizer(
+        model="llama", tokens=[*SPELLED, *scores], scores=scored, token_type=types, bos_token_id=1, **more
+    )

@@ -62,11 +62,6 @@ def put_together(parts):
     return header + bytes(-len(header) % ALIGNED) + parts.data
 
 
-def add_tensor(parts, name, kind, shape, content):
-    parts.tensors.append((name, tuple(shape), kind, len(parts.data)))
-    parts.data += content + bytes(-len(content) % ALIGNED)
-
-
 def taken_apart(content):
     """Return the parts of a file; raise ValueError or struct.error if it cannot be parsed."""
     at = 4
