@@ -114,6 +114,7 @@ class GPT(Module):
 
     position_embedding: Embedding | None
     norm: LayerNorm | None
+    _in_repr = ("vocab_size", "d_model", "num_layers", "num_heads", "max_seq_len", "positions")
 
     def __init__(
         self,
@@ -174,13 +175,6 @@ class GPT(Module):
                 init.normal_(array, 0.0, STD / math.sqrt(2 * self.num_layers) if added else STD, rng=rng)
             elif name.endswith("bias"):
                 init.zeros_(array)
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return (
-            f"vocab_size={self.vocab_size}, d_model={self.d_model}, num_layers={self.num_layers}, "
-            f"num_heads={self.num_heads}, max_seq_len={self.max_seq_len}, positions={self.positions!r}"
-        )
 
     # ---------------------------------------------------------------------------------------------- the model
 

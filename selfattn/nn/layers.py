@@ -65,6 +65,7 @@ class Linear(Module):
     weight: Array
     bias: Array | None
     _rounds = ("weight",)
+    _in_repr = ("in_features", "out_features")
 
     def __init__(
         self,
@@ -83,10 +84,6 @@ class Linear(Module):
         bound = 1 / math.sqrt(in_features)
         drawn = init.uniform_(np.empty(out_features, kind), -bound, bound, rng=generator) if bias else None
         self.register_parameter("bias", drawn)
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"in_features={self.in_features}, out_features={self.out_features}"
 
     def forward(self, x: npt.ArrayLike) -> Array:
         """Map (..., in_features) to (..., out_features).
@@ -158,6 +155,7 @@ class Embedding(Module):
     """
 
     weight: Array
+    _in_repr = ("num_embeddings", "embedding_dim", "padding_idx")
 
     def __init__(
         self,
@@ -180,11 +178,6 @@ class Embedding(Module):
         self.register_parameter("weight", init.normal_(weight, rng=rng))
         if padding_idx is not None:
             self.weight[padding_idx] = 0
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}{padding}"
 
     def check_ids(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Return ids as an array, after a check that they are integers within the table.
@@ -280,14 +273,12 @@ class Dropout(Module):
     array([1., 2., 3., 4.], dtype=float32)
     """
 
+    _in_repr = ("p",)
+
     def __init__(self, p: float = 0.5, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None) -> None:
         self.p = check_probability("p", p)
         self.dtype = layer_dtype(dtype)
         self.rng = init.as_generator(rng)
-
-    def extra_repr(self) -> str:
-        """Return the probability."""
-        return f"p={self.p}"
 
     def forward(self, x: npt.ArrayLike) -> Array:
         """Drop numbers of an array of any shape.

@@ -32,15 +32,13 @@ class Elements(NamedTuple):
 class Loss(Module):
     """The base of the losses: the reduction and its gradient. A subclass computes the :class:`Elements`."""
 
+    _in_repr = ("reduction",)
+
     def __init__(self, reduction: Reduction, dtype: npt.DTypeLike) -> None:
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
         self.reduction = reduction
         self.dtype = layer_dtype(dtype)
-
-    def extra_repr(self) -> str:
-        """Return the reduction."""
-        return f"reduction={self.reduction!r}"
 
     def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
         raise NotImplementedError

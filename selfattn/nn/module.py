@@ -103,6 +103,7 @@ class Module:
     _parameter_names: tuple[str, ...] = ()
     _rounds: ClassVar[tuple[str, ...]] = ()  # the names of weights that quantize rounds
     _floats_alone: ClassVar[bool] = False  # True: the module cannot use submodules with rounded weights
+    _in_repr: ClassVar[tuple[str, ...]] = ()  # the attributes in the repr; those that are None are left out
     _call_options: ClassVar[tuple[str, ...] | None] = None  # names that forward takes as **options; None: any
 
     # ---------------------------------------------------------------------------------------------- calling
@@ -412,8 +413,11 @@ class Module:
     # --------------------------------------------------------------------------------------------------- repr
 
     def extra_repr(self) -> str:
-        """Return the part of the repr before the shapes; subclasses may define it."""
-        return ""
+        """Return the part of the repr before the shapes: the attributes that ``_in_repr`` names; subclasses may define it."""
+        shown = [(name, value) for name in self._in_repr if (value := getattr(self, name)) is not None]
+        return ", ".join(
+            f"{name}={value!r}" if isinstance(value, str) else f"{name}={value}" for name, value in shown
+        )
 
     def __repr__(self) -> str:
         own = dict(self._own_parameters())

@@ -106,6 +106,7 @@ class MultiheadAttention(Module):
     v_proj_weight: Array | None
     in_proj_bias: Array | None
     _rounds = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+    _in_repr = ("embed_dim", "num_heads", "dropout", "batch_first")
 
     def __init__(
         self,
@@ -145,11 +146,6 @@ class MultiheadAttention(Module):
         self.register_parameter("in_proj_bias", np.zeros(3 * embed_dim, kind) if bias else None)
         if self.out_proj.bias is not None:
             init.zeros_(self.out_proj.bias)
-
-    def extra_repr(self) -> str:
-        """Return the sizes and the order of the axes of a batch."""
-        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
-        return f"{sizes}, batch_first={self.batch_first}"
 
     # --------------------------------------------------------------------------------------------- the calls
 

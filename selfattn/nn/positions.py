@@ -32,10 +32,7 @@ class AddedPositions(Module):
 
     d_model: int
     max_len: int
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"d_model={self.d_model}, max_len={self.max_len}"
+    _in_repr = ("d_model", "max_len")
 
     def _rows(self) -> Array:
         raise NotImplementedError

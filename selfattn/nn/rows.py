@@ -311,6 +311,8 @@ class GELU(Activation):
     (array([0.    , 0.8413], dtype=float32), array([0.5   , 1.0833], dtype=float32))
     """
 
+    _in_repr = ("approximate",)
+
     def __init__(
         self, approximate: Literal["none", "tanh"] = "none", *, dtype: npt.DTypeLike = np.float32
     ) -> None:
@@ -318,10 +320,6 @@ class GELU(Activation):
         if approximate not in ("none", "tanh"):
             raise ValueError(f'approximate must be "none" or "tanh", not {approximate!r}')
         self.approximate = approximate
-
-    def extra_repr(self) -> str:
-        """Return the approximation."""
-        return f"approximate={self.approximate!r}"
 
     def _apply(self, x: Array) -> Array:
         return sa.gelu(x, self.approximate)

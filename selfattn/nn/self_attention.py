@@ -93,6 +93,7 @@ class SelfAttention(Module):
     b_value: Array | None
     v: Array | None
     _call_options = OPTIONS
+    _in_repr = ("d_in", "d_out", "d_v", "score")
 
     def __init__(
         self,
@@ -123,10 +124,6 @@ class SelfAttention(Module):
             self.register_parameter(f"b_{name}", drawn)
         additive = init.uniform_(np.empty(d_out, kind), rng=generator) if score == "additive" else None
         self.register_parameter("v", additive)
-
-    def extra_repr(self) -> str:
-        """Return the sizes and the kind of score."""
-        return f"d_in={self.d_in}, d_out={self.d_out}, d_v={self.d_v}, score={self.score!r}"
 
     def _project(self, x: Array) -> list[Array]:
         # Linear's weights are transposed: return views.
@@ -278,6 +275,7 @@ class SelfAttentionBlock(Module):
     """
 
     _call_options = OPTIONS
+    _in_repr = ("d_model", "num_heads")
 
     def __init__(
         self, d_model: int, num_heads: int = 1, *, dtype: npt.DTypeLike = np.float32, rng: init.Rng = None
@@ -289,10 +287,6 @@ class SelfAttentionBlock(Module):
         self.key = Linear(d_model, d_model, dtype=dtype, rng=generator)
         self.value = Linear(d_model, d_model, dtype=dtype, rng=generator)
         self.ln = LayerNorm(d_model, dtype=dtype)
-
-    def extra_repr(self) -> str:
-        """Return the sizes."""
-        return f"d_model={self.d_model}, num_heads={self.num_heads}"
 
     def forward(
         self,

@@ -37,6 +37,7 @@ class ResidualLayer(Module):
     dropout: Dropout
 
     _attentions: ClassVar[tuple[str, ...]]
+    _in_repr = ("d_model", "activation", "norm_first")
 
     def __init__(
         self,
@@ -71,10 +72,6 @@ class ResidualLayer(Module):
             setattr(self, f"norm{n}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype))
         for n in numbers:
             setattr(self, f"dropout{n}", Dropout(dropout, **drawn))
-
-    def extra_repr(self) -> str:
-        """Return the width and the options that parameters' shapes do not show."""
-        return f"d_model={self.d_model}, activation={self.activation!r}, norm_first={self.norm_first}"
 
 
 class TransformerEncoderLayer(ResidualLayer):

@@ -313,9 +313,8 @@ class Training:
     callbacks: list[Callback]
     epochs: int | None  # the epochs in all, also before resuming
     total_steps: int | None  # the steps in all
-    fixed: dict[str, Any] = field(
-        default_factory=dict
-    )  # the properties that a checkpoint must share with the training
+    # The properties that a checkpoint must share with the training.
+    fixed: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
     total_loss: float = 0.0  # the loss of the epoch so far, summed over items
     history: History = field(default_factory=History)

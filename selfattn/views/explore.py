@@ -35,12 +35,10 @@ from selfattn.views.writing import token_list, visible
 __all__ = ["Explorer", "explorer"]
 
 Text: TypeAlias = Any
-_Layer: TypeAlias = tuple[
-    int, int, int | None
-]  # heads; heads of keys; width of a head, None if products do not give its weights
-MOST_BYTES = (
-    17_000_000  # of a page's numbers before compression; a larger page is refused before it is computed
-)
+# Heads; heads of keys; width of a head, None if products do not give its weights.
+_Layer: TypeAlias = tuple[int, int, int | None]
+# Of a page's numbers before compression; a larger page is refused before it is computed.
+MOST_BYTES = 17_000_000
 MOST_RIBBONS = 40  # tokens whose ribbons are drawn
 MOST_NEW = 256
 
@@ -181,9 +179,8 @@ def _size(layers: list[_Layer], lengths: list[tuple[int, int]]) -> int:
         for heads, key_heads, d in layers:
             pairs, rows = heads * length * width, heads * length + key_heads * width
             size += 2 * pairs if d is None or rows * d >= pairs else rows * (2 * d + 4)
-            size += (
-                heads * min(length, SMALL) * min(width, SMALL) + 2 * length * width
-            )  # small maps and means
+            # Small maps and means.
+            size += heads * min(length, SMALL) * min(width, SMALL) + 2 * length * width
     return size
 
 
