@@ -27,7 +27,7 @@ from selfattn.engine.weights import Weight
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
-from selfattn.models._pretrained import Parameters, Pretrained, Shapes, states
+from selfattn.models._pretrained import Parameters, Pretrained, states
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
 from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
 from selfattn.text import TextStream, spelled, without_pads
@@ -93,13 +93,8 @@ class CausalModel(Pretrained):
     # --------------------------------------------------------------------------------------------------- the core
 
     def _head(self, p: Parameters) -> Weight:
-        return p.weight(self.word_table if self.tied else "lm_head.weight")
-
-    def _more_shapes(self) -> tuple[Shapes, bool]:
-        return {} if self.tied else {"lm_head.weight": (self.vocab_size, self.hidden_size)}, False
-
-    def _weights(self) -> set[str]:
-        return super()._weights() | (set() if self.tied else {"lm_head.weight"})
+        name = self.word_table if self.tied else "lm_head.weight"
+        return p.weight(name, self.vocab_size, self.hidden_size)
 
     def _decoder(self, length: int) -> Decoder:
         """Return a decoder of sequences of this length, made once for all lengths up to a power of two."""

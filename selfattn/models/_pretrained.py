@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from selfattn._check import Array
 from selfattn.engine import transformer, weights
-from selfattn.engine.transformer import Norm, Projection, Transformer
+from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 from selfattn.engine.weights import Compact, Quants, Weight, is_compact, kind_of, rounded, to_float32
 from selfattn.models._folder import Config, check_quantization, fit, one_warning
 from selfattn.models._table import rows
@@ -65,7 +66,6 @@ class Parameters:
         self.origins: dict[int, _Origin] = {}
         self.held: list[Array] = []
         self.made = made
-        self.weights: set[str] = set()  # names of weights that may be compact
 
     def array(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
         """Return a parameter, some of its rows, or its rows times the elements of another one."""
@@ -82,7 +82,6 @@ class Parameters:
         """Return what :meth:`array` does, for a table or the weight of a projection, which may be compact."""
         if name in self.quants:
             return self.quants[name] if rows == ALL else self.quants[name].take(rows)
-        self.weights.add(name)
         values, scale = self.arrays[name], self.arrays.get(name + weights.SCALE)
         if self.made is None or not is_compact(values):
             return self.array(name, rows=rows, factor=factor)
@@ -130,13 +129,17 @@ class Noted(Parameters):
     def __init__(self) -> None:
         super().__init__({})
         self.shapes: Shapes = {}
+        self.weights: set[str] = set()  # names of weights that may be compact
 
     def array(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
         """Note a shape."""
         self.shapes[name] = shape
         return np.zeros((1,) * len(shape), np.float32)
 
-    weight = array
+    def weight(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
+        """Note the shape of a weight."""
+        self.weights.add(name)
+        return self.array(name, *shape)
 
 
 def _cut(name: str, values: Array, scale: Array | None, rows: slice, factors: Array | None) -> Compact:
@@ -196,6 +199,9 @@ class Pretrained(Module):
     heads: ClassVar[tuple[str, ...]] = (
         "cls.", "lm_head.", "classifier.", "pre_classifier.", "qa_outputs.", "vocab_", "head.", "decoder.", "pooler.",
     )  # fmt: skip
+    layer_name: ClassVar[str]  # what the names of a layer's parameters begin with, before its number
+    # A layer's fields, each with the middle of its parameters' names, in the order of files. Fields of one name are rows of one weight.
+    fields: ClassVar[dict[str, str]]
     arrays: dict[str, Array]
 
     def __init__(
@@ -305,7 +311,7 @@ class Pretrained(Module):
 
     def _round(self, dtype: str | None) -> None:
         """Round the weights of layers and the table to a dtype (None: their own), and widen all other arrays."""
-        names = self._weights()
+        names = self._rounded
         compact = [name for name in self.arrays if name in names and is_compact(self.arrays[name])]
         if dtype is None and compact:
             dtype = kind_of(self.arrays[compact[0]])
@@ -331,12 +337,6 @@ class Pretrained(Module):
         self.arrays = found
         self._prepared.clear()
         self._made.clear()
-
-    def _weights(self) -> set[str]:
-        """Return the names of the weights that :meth:`quantize` rounds."""
-        parameters = Parameters(self.arrays, None, self.blocks)
-        self._settings(parameters, 1)  # asks `parameters` for each weight
-        return parameters.weights
 
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
         """Copy arrays into the parameters, as :meth:`Module.load_state_dict` does.
@@ -416,6 +416,15 @@ class Pretrained(Module):
 
     hidden_size: int
     num_layers: int
+    num_heads: int
+    wide: int  # the width of the feed-forward network
+    activation: Any
+    eps: float
+    attention_widths: tuple[int, int] | None = (
+        None  # of all queries and of all keys together; None: hidden_size
+    )
+    unbiased: Collection[str] = ()  # fields without a bias
+    factors: Mapping[str, str] = MappingProxyType({})  # names of parameters that multiply the rows of a field
 
     def _read(self, config: Config) -> None:
         """Read sizes from the configuration."""
@@ -428,6 +437,48 @@ class Pretrained(Module):
         """Return the core's settings for sequences of at most ``longest`` tokens."""
         raise NotImplementedError
 
+    def _layers(self, p: Parameters, longest: int) -> tuple[Layer, ...]:
+        return tuple(self._layer(p, n, longest) for n in range(self.num_layers))
+
+    def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
+        (queries, keys), d, wide = (
+            self.attention_widths or (self.hidden_size,) * 2,
+            self.hidden_size,
+            self.wide,
+        )
+        shapes = {"query": (queries, d), "key": (keys, d), "value": (keys, d), "output": (d, queries)}
+        shapes |= {"gate": (wide, d), "up": (wide, d), "down": (d, wide)}
+        names = {field: f"{self.layer_name}{n}.{own}" for field, own in self._fields(n).items()}
+        found: dict[str, Any] = {}
+        for field, name in names.items():
+            if field not in shapes:
+                found[field] = self._norm(p, name)
+                continue
+            (out, into), together = shapes[field], [each for each in names if names[each] == name]
+            begin = out * together.index(field)
+            rows = slice(begin, begin + out) if len(together) > 1 else ALL
+            factor = f"{self.layer_name}{n}.{self.factors[field]}" if field in self.factors else None
+            bias = field not in self.unbiased
+            found[field] = p.projection(name, out * len(together), into, bias, rows, factor)
+        for factor in self.factors.values():
+            p.array(f"{self.layer_name}{n}.{factor}", d)
+        more = self._options(n, longest, found["feed_forward_norm"].weight.dtype)
+        return Layer(self.num_heads, **found, activation=self.activation, **more)
+
+    def _fields(self, n: int) -> dict[str, str]:
+        """Return the fields of a layer with their names."""
+        return self.fields
+
+    def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
+        """Return the settings of a layer that are no parameters."""
+        return {}
+
+    def _norm(self, p: Parameters, name: str) -> Norm:
+        return p.norm(name, self.hidden_size, self.eps)
+
+    def _head(self, p: Parameters) -> Any:
+        """Return what makes logits of the last hidden states, in a language model."""
+
     def _more_shapes(self) -> tuple[Shapes, bool]:
         """Return the shapes of parameters that the settings do not have, and whether these may be missing."""
         return {}, False
@@ -436,6 +487,8 @@ class Pretrained(Module):
         """Return Transformers' shapes of all parameters by name, and the names of those that may be missing."""
         noted, (more, optional) = Noted(), self._more_shapes()
         self._settings(noted, 0)
+        self._head(noted)
+        self._rounded = noted.weights  # the names of those that `quantize` rounds
         shapes = {n: x[::-1] if n.endswith(self.transposed) else x for n, x in noted.shapes.items()}
         return shapes | more, set(more) if optional else set()
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from selfattn._check import Array
-from selfattn.engine.transformer import Layer, Transformer
+from selfattn.engine.transformer import Transformer
 from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters
 from selfattn.models._text_encoder import TextEncoder
@@ -48,13 +48,12 @@ class BertModel(TextEncoder):
     keys: ClassVar[tuple[str, str, str, str, str]] = (
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
     )  # fmt: skip
-    # A layer's names: query, key, value and output; the feed-forward network; the norms after attention and after the network.
-    layer_name: ClassVar[str] = "encoder.layer."
-    projections: ClassVar[tuple[str, str, str, str]] = (
-        "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-    )  # fmt: skip
-    feed_forward: ClassVar[tuple[str, str]] = ("intermediate.dense", "output.dense")
-    norms: ClassVar[tuple[str, str]] = ("attention.output.LayerNorm", "output.LayerNorm")
+    layer_name = "encoder.layer."
+    fields: ClassVar[dict[str, str]] = {
+        "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
+        "output": "attention.output.dense", "attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
+        "down": "output.dense", "feed_forward_norm": "output.LayerNorm",
+    }  # fmt: skip
     has_pooler = True
 
     def _read(self, config: Config) -> None:
@@ -64,6 +63,7 @@ class BertModel(TextEncoder):
         self.num_layers = config.size(layers, least=0)
         self.num_heads = config.size(heads)
         self.intermediate_size = config.size(wide)
+        self.wide = self.intermediate_size
         self.activation = config.activation(activation)
         self.positions = config.size("max_position_embeddings", 512)
         self.max_positions = self.positions - self.first_position
@@ -84,24 +84,8 @@ class BertModel(TextEncoder):
             table=p.weight(self.word_table, self.vocab_size, d),
             positions=p.array(self.position_table, self.positions, d)[self.first_position :],
             always=None if self.type_table is None else p.array(self.type_table, self.types, d)[0],
-            embedding_norm=p.norm("embeddings.LayerNorm", d, self.eps),
-            layers=tuple(self._layer(p, f"{self.layer_name}{n}.") for n in range(self.num_layers)),
-        )
-
-    def _layer(self, p: Parameters, name: str) -> Layer:
-        d, wide, (up, down) = self.hidden_size, self.intermediate_size, self.feed_forward
-        query, key, value, output = (p.projection(name + part, d, d) for part in self.projections)
-        return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output,
-            attention_norm=p.norm(name + self.norms[0], d, self.eps),
-            up=p.projection(name + up, wide, d),
-            down=p.projection(name + down, d, wide),
-            feed_forward_norm=p.norm(name + self.norms[1], d, self.eps),
-            activation=self.activation,
+            embedding_norm=self._norm(p, "embeddings.LayerNorm"),
+            layers=self._layers(p, longest),
         )
 
 
@@ -128,9 +112,10 @@ class DistilBertModel(BertModel):
     type_table = None
     keys = ("dim", "n_layers", "n_heads", "hidden_dim", "activation")
     layer_name = "transformer.layer."
-    projections = ("attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin")
-    feed_forward = ("ffn.lin1", "ffn.lin2")
-    norms = ("sa_layer_norm", "output_layer_norm")
+    fields: ClassVar[dict[str, str]] = {
+        "query": "attention.q_lin", "key": "attention.k_lin", "value": "attention.v_lin", "output": "attention.out_lin",
+        "attention_norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "feed_forward_norm": "output_layer_norm",
+    }  # fmt: skip
     has_pooler = False
 
     def _read_more(self, config: Config) -> None:
@@ -147,8 +132,10 @@ class MPNetModel(RobertaModel):
     prefix = "mpnet."
     has_fixed_settings = False
     type_table = None
-    projections = ("attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o")
-    norms = ("attention.LayerNorm", "output.LayerNorm")
+    fields: ClassVar[dict[str, str]] = BertModel.fields | {
+        "query": "attention.attn.q", "key": "attention.attn.k", "value": "attention.attn.v", "output": "attention.attn.o",
+        "attention_norm": "attention.LayerNorm",
+    }  # fmt: skip
     bias_table = "encoder.relative_attention_bias.weight"
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:

@@ -8,7 +8,7 @@ import numpy as np
 
 from selfattn._check import Array
 from selfattn._extras import import_extra
-from selfattn.engine.transformer import Layer, Transformer
+from selfattn.engine.transformer import Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters
@@ -33,6 +33,11 @@ class GPT2LMHeadModel(CausalModel):
     buffers = (".attn.bias", ".attn.masked_bias")  # the causal mask
     transposed = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
     word_table = "transformer.wte.weight"
+    layer_name = "transformer.h."
+    fields: ClassVar[dict[str, str]] = {
+        "attention_norm": "ln_1", "feed_forward_norm": "ln_2", "query": "attn.c_attn", "key": "attn.c_attn", "value": "attn.c_attn",
+        "output": "attn.c_proj", "up": "mlp.c_fc", "down": "mlp.c_proj",
+    }  # fmt: skip
 
     def _read(self, config: Config) -> None:
         self.vocab_size = config.size("vocab_size", 50257)
@@ -49,35 +54,17 @@ class GPT2LMHeadModel(CausalModel):
         config.check_multiple("n_embd", self.hidden_size, "n_head", self.num_heads)
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
-        d = self.hidden_size
         return Transformer(
-            table=p.weight(self.word_table, self.vocab_size, d),
-            positions=p.array("transformer.wpe.weight", self.max_positions, d),
-            layers=tuple(self._layer(p, n) for n in range(self.num_layers)),
-            final_norm=p.norm("transformer.ln_f", d, self.eps),
+            table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
+            positions=p.array("transformer.wpe.weight", self.max_positions, self.hidden_size),
+            layers=self._layers(p, longest),
+            final_norm=self._norm(p, "transformer.ln_f"),
         )
 
-    def _layer(self, p: Parameters, n: int) -> Layer:
-        name, d = f"transformer.h.{n}.", self.hidden_size
-        first, last = (p.norm(f"{name}{norm}", d, self.eps) for norm in ("ln_1", "ln_2"))
-        thirds = (slice(d * part, d * (part + 1)) for part in range(3))
-        query, key, value = (p.projection(f"{name}attn.c_attn", 3 * d, d, rows=rows) for rows in thirds)
-        scale = (d // self.num_heads) ** -0.5 if self.scaled else 1.0
-        return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output=p.projection(f"{name}attn.c_proj", d, d),
-            attention_norm=first,
-            up=p.projection(f"{name}mlp.c_fc", self.wide, d),
-            down=p.projection(f"{name}mlp.c_proj", d, self.wide),
-            feed_forward_norm=last,
-            norm_first=True,
-            activation=self.activation,
-            causal=True,
-            scale=scale / (n + 1) if self.scaled_by_layer else scale,
-        )
+    def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
+        scale = (self.hidden_size // self.num_heads) ** -0.5 if self.scaled else 1.0
+        scale = scale / (n + 1) if self.scaled_by_layer else scale
+        return {"norm_first": True, "causal": True, "scale": scale}
 
 
 def as_gpt2(gpt: GPT, tokenizer: Any = None) -> GPT2LMHeadModel:

@@ -5,10 +5,10 @@ Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023; Qwen team, "Qwe
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from selfattn.engine.rope import read_rope
-from selfattn.engine.transformer import Layer, Norm, Transformer
+from selfattn.engine.transformer import Norm, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
 from selfattn.models._pretrained import Parameters
@@ -25,6 +25,12 @@ class LlamaForCausalLM(CausalModel):
     prefix = "model."
     buffers = (".rotary_emb.inv_freq",)
     word_table = "model.embed_tokens.weight"
+    layer_name = "model.layers."
+    fields: ClassVar[dict[str, str]] = {
+        "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm", "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj", "gate": "mlp.gate_proj",
+        "up": "mlp.up_proj", "down": "mlp.down_proj",
+    }  # fmt: skip
 
     def _read(self, config: Config) -> None:
         kind = self.config["model_type"]
@@ -41,10 +47,12 @@ class LlamaForCausalLM(CausalModel):
         self.max_positions = config.size("max_position_embeddings", longest)
         self.eps = config.number("rms_norm_eps", 1e-6)
         self.tied = config.flag("tie_word_embeddings", False)
-        # Biases of query, key and value; of the output; of the feed-forward network.
         attention = kind == "llama" and config.flag("attention_bias", False)
         inner = kind == "llama" and config.flag("mlp_bias", False)
-        self.biases = (attention or kind == "qwen2", attention, inner)
+        biased = {"query", "key", "value"} if attention or kind == "qwen2" else set()
+        biased |= ({"output"} if attention else set()) | ({"gate", "up", "down"} if inner else set())
+        self.unbiased = self.fields.keys() - biased
+        self.attention_widths = self.num_heads * self.head_width, self.num_key_heads * self.head_width
         self._read_windows(config, kind)
         self.rope = read_rope(config, self.head_width, self.max_positions)
         heads = ("num_attention_heads", self.num_heads)
@@ -73,33 +81,19 @@ class LlamaForCausalLM(CausalModel):
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
             table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
-            layers=tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
+            layers=self._layers(p, longest),
             final_norm=self._norm(p, "model.norm"),
         )
 
     def _norm(self, p: Parameters, name: str) -> Norm:
         return p.norm(name, self.hidden_size, self.eps, bias=False)._replace(kind="rms")
 
-    def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
-        name, window, d, wide = f"model.layers.{n}.", self.windows[n], self.hidden_size, self.wide
-        queries, keys = self.num_heads * self.head_width, self.num_key_heads * self.head_width
-        before, after, inner = self.biases
-        norm = self._norm(p, f"{name}input_layernorm")
-        return Layer(
-            num_heads=self.num_heads,
-            attention_norm=norm,
-            feed_forward_norm=self._norm(p, f"{name}post_attention_layernorm"),
-            query=p.projection(f"{name}self_attn.q_proj", queries, d, before),
-            key=p.projection(f"{name}self_attn.k_proj", keys, d, before),
-            value=p.projection(f"{name}self_attn.v_proj", keys, d, before),
-            output=p.projection(f"{name}self_attn.o_proj", d, queries, after),
-            gate=p.projection(f"{name}mlp.gate_proj", wide, d, inner),
-            up=p.projection(f"{name}mlp.up_proj", wide, d, inner),
-            down=p.projection(f"{name}mlp.down_proj", d, wide, inner),
-            num_key_heads=self.num_key_heads,
-            norm_first=True,
-            activation=self.activation,
-            causal=True,
-            window=(None if window is None else window - 1, None),
-            rotary=self.rope.rotary(longest, norm.weight.dtype, self.interleaved),
-        )
+    def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
+        window = self.windows[n]
+        return {
+            "num_key_heads": self.num_key_heads,
+            "norm_first": True,
+            "causal": True,
+            "window": (None if window is None else window - 1, None),
+            "rotary": self.rope.rotary(longest, dtype, self.interleaved),
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from selfattn.engine.rope import plain_rope
-from selfattn.engine.transformer import Layer, Norm, Transformer
+from selfattn.engine.transformer import Norm, Transformer
 from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
 from selfattn.models._pretrained import Parameters
 from selfattn.models._text_encoder import TextEncoder
@@ -18,6 +18,11 @@ class ModernBertModel(TextEncoder):
     prefix = "model."
     has_fixed_settings = False
     word_table = "embeddings.tok_embeddings.weight"
+    layer_name = "layers."
+    fields: ClassVar[dict[str, str]] = {
+        "attention_norm": "attn_norm", "query": "attn.Wqkv", "key": "attn.Wqkv", "value": "attn.Wqkv", "output": "attn.Wo",
+        "feed_forward_norm": "mlp_norm", "gate": "mlp.Wi", "up": "mlp.Wi", "down": "mlp.Wo",
+    }  # fmt: skip
 
     def _read(self, config: Config) -> None:
         self.vocab_size = config.size("vocab_size")
@@ -30,6 +35,8 @@ class ModernBertModel(TextEncoder):
         self.eps = config.number("norm_eps", 1e-5)
         self.window = config.size("local_attention", 128) // 2
         self.biases = {name: config.flag(f"{name}_bias", False) for name in ("norm", "attention", "mlp")}
+        outer = set() if self.biases["attention"] else {"query", "key", "value", "output"}
+        self.unbiased = outer | (set() if self.biases["mlp"] else {"gate", "up", "down"})
         self._read_layers(config)
         config.check_multiple("hidden_size", self.hidden_size, "2 * num_attention_heads", 2 * self.num_heads)
 
@@ -57,39 +64,20 @@ class ModernBertModel(TextEncoder):
         return Transformer(
             table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
             embedding_norm=self._norm(p, "embeddings.norm"),
-            layers=tuple(self._layer(p, n, longest) for n in range(self.num_layers)),
+            layers=self._layers(p, longest),
             final_norm=self._norm(p, "final_norm"),
         )
 
     def _norm(self, p: Parameters, name: str) -> Norm:
         return p.norm(name, self.hidden_size, self.eps, self.biases["norm"])
 
-    def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
-        name, kind, d, wide = f"layers.{n}.", self.layer_types[n], self.hidden_size, self.wide
-        outer, inner = self.biases["attention"], self.biases["mlp"]
-        first = self._norm(p, f"{name}attn_norm") if n > 0 else None  # the embedding's norm takes its place
-        thirds = (slice(d * part, d * (part + 1)) for part in range(3))
-        query, key, value = (p.projection(f"{name}attn.Wqkv", 3 * d, d, outer, rows) for rows in thirds)
-        output, last = p.projection(f"{name}attn.Wo", d, d, outer), self._norm(p, f"{name}mlp_norm")
-        halves = (slice(0, wide), slice(wide, 2 * wide))
-        gate, up = (p.projection(f"{name}mlp.Wi", 2 * wide, d, inner, rows) for rows in halves)
-        rotary = None
+    def _fields(self, n: int) -> dict[str, str]:  # the embedding's norm takes the place of the first
+        return {field: name for field, name in self.fields.items() if n > 0 or field != "attention_norm"}
+
+    def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
+        kind, rotary = self.layer_types[n], None
         if longest:
-            rope = plain_rope(d // self.num_heads, self.theta[kind])
-            rotary = rope.rotary(longest, last.weight.dtype)
-        return Layer(
-            self.num_heads,
-            query,
-            key,
-            value,
-            output,
-            attention_norm=first,
-            gate=gate,
-            up=up,
-            down=p.projection(f"{name}mlp.Wo", d, wide, inner),
-            feed_forward_norm=last,
-            norm_first=True,
-            activation=self.activation,
-            window=(None, None) if kind == FULL else (self.window, self.window),
-            rotary=rotary,
-        )
+            rope = plain_rope(self.hidden_size // self.num_heads, self.theta[kind])
+            rotary = rope.rotary(longest, dtype)
+        window = (None, None) if kind == FULL else (self.window, self.window)
+        return {"norm_first": True, "window": window, "rotary": rotary}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_array
 from selfattn.engine import transformer
-from selfattn.engine.transformer import Layer, Transformer
+from selfattn.engine.transformer import Transformer
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._products import linear_backward
 from selfattn.models._folder import Config
@@ -44,6 +44,15 @@ class ViTModel(Pretrained):
 
     kinds: ClassVar[dict[str, str]] = {"vit": "ViT", "dinov2": "Dinov2"}
     prefix = "vit."
+    layer_name = "encoder.layer."
+    fields: ClassVar[dict[str, str]] = {
+        "attention_norm": "layernorm_before", "query": "attention.attention.query", "key": "attention.attention.key",
+        "value": "attention.attention.value", "output": "attention.output.dense", "feed_forward_norm": "layernorm_after",
+        "up": "intermediate.dense", "down": "output.dense",
+    }  # fmt: skip
+    names_of_dino: ClassVar[dict[str, str]] = {
+        "attention_norm": "norm1", "feed_forward_norm": "norm2", "up": "mlp.fc1", "down": "mlp.fc2",
+    }  # fmt: skip
 
     def _read(self, config: Config) -> None:
         self.dino = config.raw("model_type") == "dinov2"
@@ -55,8 +64,9 @@ class ViTModel(Pretrained):
         self.channels = config.size("num_channels", 3)
         self.activation = config.activation("hidden_act")
         self.eps = config.number("layer_norm_eps", 1e-6 if self.dino else 1e-12)
-        self.biased = config.flag("qkv_bias", True)
+        self.unbiased = () if config.flag("qkv_bias", True) else ("query", "key", "value")
         if self.dino:
+            self.factors = {"output": "layer_scale1.lambda1", "down": "layer_scale2.lambda1"}
             ratio = config.number("mlp_ratio", 4)
             if ratio * self.hidden_size >= 2**31:
                 raise config.error(f"mlp_ratio {ratio} is too large")
@@ -65,13 +75,6 @@ class ViTModel(Pretrained):
             self.wide = config.size("intermediate_size")
         config.check_multiple("hidden_size", self.hidden_size, "num_attention_heads", self.num_heads)
         config.check_multiple("image_size", self.image, "patch_size", self.patch)
-
-    @property
-    def _names(self) -> tuple[str, str, str, str]:
-        """A layer's names of the norms before attention and before the feed-forward network, and of that network's products."""
-        if self.dino:
-            return "norm1", "norm2", "mlp.fc1", "mlp.fc2"
-        return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
 
     def _more_shapes(self) -> tuple[Shapes, bool]:
         d = self.hidden_size
@@ -83,31 +86,13 @@ class ViTModel(Pretrained):
         p.array(PLACES, 1, (self.image // self.patch) ** 2 + 1, d)
         p.array(f"{PATCHES}.weight", d, self.channels, self.patch, self.patch)
         p.array(f"{PATCHES}.bias", d)
-        return Transformer(
-            tuple(self._layer(p, f"encoder.layer.{n}.") for n in range(self.num_layers)),
-            final_norm=p.norm("layernorm", d, self.eps),
-        )
+        return Transformer(self._layers(p, longest), final_norm=self._norm(p, "layernorm"))
 
-    def _layer(self, p: Parameters, name: str) -> Layer:
-        d, (first, last, up, down) = self.hidden_size, self._names
-        scale = [f"{name}layer_scale{k}.lambda1" if self.dino else None for k in (1, 2)]
-        inner, own = f"{name}attention.attention.", self.biased
-        layer = Layer(
-            num_heads=self.num_heads,
-            attention_norm=p.norm(name + first, d, self.eps),
-            query=p.projection(f"{inner}query", d, d, own),
-            key=p.projection(f"{inner}key", d, d, own),
-            value=p.projection(f"{inner}value", d, d, own),
-            output=p.projection(f"{name}attention.output.dense", d, d, factor=scale[0]),
-            feed_forward_norm=p.norm(name + last, d, self.eps),
-            up=p.projection(name + up, self.wide, d),
-            down=p.projection(name + down, d, self.wide, factor=scale[1]),
-            norm_first=True,
-            activation=self.activation,
-        )
-        for factor in filter(None, scale):
-            p.array(factor, d)
-        return layer
+    def _fields(self, n: int) -> dict[str, str]:
+        return self.fields | self.names_of_dino if self.dino else self.fields
+
+    def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
+        return {"norm_first": True}
 
     # ------------------------------------------------------------------------------------------------------ pixels
 
