@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from architectures import CONFIGS, PICTURES, VOCABULARY, class_of
 from instruction_sets import ISAS, using
+from rounded import bits, from_bits, from_int8, int8, rounded_rows
 from safetensors_headers import hostile
 
 import selfattn as sa
@@ -16,7 +17,6 @@ from selfattn import _core, models
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="weights are safetensors files")
 reference = importlib.import_module("selfattn.reference.transformer")  # a function has its name as well
-GROUP = 128
 EPS = np.finfo(np.float32).eps
 # Weights of these sizes have a whole group of 128 columns and part of another, those of other sizes part of one.
 WIDE = {
@@ -81,51 +81,9 @@ def result(name, model):
     return (model._logits if "classifier" in name else model._rows)(*ids_and_ends())
 
 
-def split(x):
-    groups = -(-x.shape[1] // GROUP)
-    return [x[:, GROUP * g : GROUP * (g + 1)] for g in range(groups)]
-
-
-def int8(weight):
-    """Return values and scales; the largest value of a group is 127."""
-    scale = np.stack([np.abs(part).max(1) / np.float32(127) for part in split(weight)], 1)
-    safe = np.where(scale == 0, np.float32(1), scale)
-    values = [np.rint(part / safe[:, g, None]).astype(np.int8) for g, part in enumerate(split(weight))]
-    return np.concatenate(values, 1), scale
-
-
-def from_int8(values, scale):
-    return np.concatenate(
-        [part.astype(np.float32) * scale[:, g, None] for g, part in enumerate(split(values))], 1
-    )
-
-
-def bits(x):
-    """Return the upper halves of float32 numbers, rounded to nearest, ties to even."""
-    whole = np.ascontiguousarray(x, np.float32).view(np.uint32).astype(np.uint64)
-    return ((whole + 0x7FFF + ((whole >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_bits(x):
-    return (x.astype(np.uint32) << 16).view(np.float32)
-
-
 def rounded_weights(state, kind):
     there_and_back = (lambda w: from_int8(*int8(w))) if kind == "int8" else (lambda w: from_bits(bits(w)))
     return {key: there_and_back(array) if is_rounded(key, array) else array for key, array in state.items()}
-
-
-def rounded_rows(x, kind):
-    x = x.astype(np.float32)
-    if kind == "bfloat16":
-        return from_bits(bits(x)).astype(np.float64)
-    parts = []
-    for part in split(x):
-        least = part.min(1, keepdims=True)
-        span = part.max(1, keepdims=True) - least
-        q = np.rint((part - least) * (np.float32(255) / np.where(span == 0, np.float32(1), span)))
-        parts.append(least.astype(np.float64) + q * span.astype(np.float64) / 255)
-    return np.concatenate(parts, 1)
 
 
 def emulated(settings, inputs, ends, kind, monkeypatch):
