@@ -5,6 +5,7 @@ They are for functions in NumPy and for the layers; the C core checks its own ar
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 from collections.abc import Collection, Iterable, Mapping, MappingView, Set
@@ -13,32 +14,83 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._extras import import_extra
+
 Array: TypeAlias = npt.NDArray[Any]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
+ODD = (np.ma.MaskedArray, np.matrix)
+HOST = (1, 3, 8, 11)  # DLPack's numbers of CPU, CUDA_HOST, METAL and ROCM_HOST, whose memory the CPU reads
+
+
 def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists to arrays; refuse masked arrays and matrices, whose operators mean something else."""
+    """Convert lists to arrays, and arrays of other libraries, in their own memory if NumPy can read it; the core calls this too.
+
+    Masked arrays and matrices, whose operators mean something else, are refused.
+    """
     if type(x) is np.ndarray:
         return x
-    if isinstance(x, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
+    if isinstance(x, np.ndarray):
+        if isinstance(x, ODD):
+            kind = type(x).__name__
+            raise TypeError(f"{name} is a {kind}; pass a plain array, such as numpy.asarray({name})")
+        return np.asarray(x)
+    if hasattr(x, "__dlpack__"):
+        torch = sys.modules.get("torch")
+        is_tensor = isinstance(x, getattr(torch, "Tensor", ()))
+        return _of_torch(name, x, torch) if is_tensor else _of_library(name, x)
     try:
         return np.asarray(x)
     except ValueError as error:  # lists of different lengths
         raise ValueError(f"{name} cannot become an array: {error}") from None
+
+
+def _of_torch(name: str, x: Any, torch: Any) -> Array:
+    """Return PyTorch's tensor as an array; an error says what gives a tensor that NumPy can read."""
+    try:
+        if x.dtype is torch.bfloat16 and not x.requires_grad:  # which a view of integers would lose
+            bits: Array = x.view(torch.int16).numpy()
+            return bits.view(import_extra("ml_dtypes", None).bfloat16)
+        found: Array = x.numpy()
+        return found
     except (RuntimeError, TypeError) as error:
-        tensor: Any = x  # of PyTorch, with gradients, of bfloat16 or on another device
-        if not hasattr(tensor, "requires_grad"):
-            raise
         ways = {
-            ".detach()": tensor.requires_grad,
-            ".cpu()": tensor.device.type != "cpu",
-            ".float()": "bfloat16" in str(tensor.dtype),
-        }
-        way = name + "".join(each for each, needed in ways.items() if needed)
-        raise type(error)(f"NumPy cannot read {name}, a tensor of {tensor.dtype}; give {way}") from None
+            ".detach()": x.requires_grad, ".cpu()": x.device.type != "cpu", ".to_padded_tensor(0.0)": x.is_nested,
+            ".to_dense()": "sparse" in str(x.layout), ".resolve_neg()": x.is_neg(), ".dequantize()": x.is_quantized,
+            ".float()": "float8" in str(x.dtype),
+        }  # fmt: skip
+        way = "".join(each for each, needed in ways.items() if needed)
+        kind = TypeError if isinstance(error, TypeError) else RuntimeError
+        what = f"; give {name}{way}" if way else f": {error}"
+        raise kind(f"NumPy cannot read {name}, a tensor of {x.dtype}{what}") from None
+
+
+def _of_library(name: str, x: Any) -> Array:
+    """Return an array that offers DLPack as NumPy's; NumPy itself would copy some from a device without a word."""
+    try:
+        on_device = x.__dlpack_device__()[0] not in HOST
+    except BufferError:  # of JAX: an array on several devices, or on one that DLPack does not number
+        on_device = any(device.platform != "cpu" for device in getattr(x, "devices", tuple)())
+    if on_device:
+        ways = f"jax.device_get({name}) of JAX or {name}.get() of CuPy"
+        raise TypeError(f"{name} is not in the CPU's memory; give a copy that is, such as {ways}")
+    dtype = getattr(x, "dtype", None)
+    if isinstance(dtype, np.dtype) or "bfloat16" not in str(dtype):
+        array = np.asarray(x)
+        if array.dtype != object:
+            return array
+        with contextlib.suppress(BufferError, RuntimeError):  # of NumPy, if it has no such dtype
+            return np.from_dlpack(x)
+    from selfattn import _core  # which imports this file
+
+    bfloat16 = import_extra("ml_dtypes", None).bfloat16
+    try:
+        capsule = x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # before DLPack had versions
+        capsule = x.__dlpack__()
+    return _core._read_bfloat16(capsule).view(bfloat16)
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -116,12 +168,14 @@ def check_divisor(name: str, value: Any, of: str, size: int) -> int:
     return number
 
 
-def seed_from_rng(rng: Any) -> int:
-    """Return the 64-bit seed of dropout: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None."""
-    if rng is None:
-        rng = np.random.default_rng()
-    if hasattr(rng, "integers"):
-        return int(rng.integers(0, 2**64, dtype=np.uint64))
+def seed_from_rng(rng: Any, draws: bool = True) -> int:
+    """Return the 64-bit seed of dropout: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None.
+
+    The core and the reference call this too. Without ``draws``, as without dropout, rng is only checked.
+    """
+    if rng is None or hasattr(rng, "integers"):
+        generator = np.random.default_rng() if rng is None and draws else rng
+        return operator.index(generator.integers(0, 2**64, dtype=np.uint64)) % 2**64 if draws else 0
     if isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__"):
         raise TypeError(f"rng must be an int, a numpy.random.Generator or None, not {type(rng).__name__}")
     if operator.index(rng) < 0:
@@ -150,7 +204,8 @@ def as_input(x: npt.ArrayLike, dtype: np.dtype[Any], name: str = "x") -> Array:
     if type(x) is np.ndarray and x.dtype == dtype:
         return x
     array = as_array(name, x)
-    if array.dtype.kind in "iu" or (not isinstance(x, np.ndarray | np.generic) and array.dtype.kind == "f"):
+    listed = isinstance(x, list | tuple | float) and not isinstance(x, np.generic)
+    if array.dtype.kind in "iu" or (listed and array.dtype.kind == "f"):
         return array.astype(dtype)
     if array.dtype.name not in FLOATS:
         raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")

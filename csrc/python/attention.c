@@ -9,7 +9,8 @@
 
 /* A pullback reads these arrays again, so out may not overlap them. */
 static int check_given(const sa_call *c, PyObject *given, const char *name) {
-    PyArrayObject *array = given ? (PyArrayObject *)PyArray_FROM_O(given) : NULL;
+    sa_dtype dtype;
+    PyArrayObject *array = given ? sa_as_array(c->state, given, name, SA_ANY, &dtype) : NULL;
     if (array == NULL) {
         return given ? -1 : 0;
     }
@@ -44,7 +45,8 @@ bool sa_call_takes_out(const sa_call *c, sa_dtype dtype) {
 static int take_out(sa_call *c, int ndim, const npy_intp *shape, sa_dtype *dtype) {
     PyObject *given = c->given.out;
     if (!PyArray_Check(given)) {
-        return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s", sa_type_name(given));
+        return sa_error(PyExc_TypeError, "out must be a NumPy array, got %s (numpy.asarray(out) of a tensor shares its memory)",
+                        sa_type_name(given));
     }
     c->results[SA_OUT] = (PyArrayObject *)Py_NewRef(given);
     PyArrayObject *same = sa_as_array(c->state, given, "out", SA_ANY, dtype);

@@ -228,7 +228,8 @@ static int read_packed_shapes(sa_call *c) {
 }
 
 /* Checks that offsets go from 0 to `rows` and never fall. */
-static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows, const char *rows_of) {
+static int check_offsets(const sa_call *c, PyArrayObject *offsets, PyObject *value, const char *name, npy_intp rows,
+                         const char *rows_of) {
     const int64_t *offset = PyArray_DATA(offsets);
     const npy_intp n = PyArray_SIZE(offsets);
     if (PyArray_NDIM(offsets) != 1 || n == 0) {
@@ -241,7 +242,7 @@ static int check_offsets(PyArrayObject *offsets, PyObject *value, const char *na
     if (wrong < 0) {
         return 0;
     }
-    PyObject *got = sa_element(value, wrong);
+    PyObject *got = sa_element(c->state, value, wrong);
     if (got == NULL) {
         return -1;
     }
@@ -270,7 +271,7 @@ static npy_intp read_offsets(sa_call *c, PyObject *value, const char *name, npy_
     }
     sa_call_own(c, offsets, name);
     *begin = PyArray_DATA(offsets);
-    return check_offsets(offsets, value, name, rows, rows_of) < 0 ? -1 : PyArray_SIZE(offsets);
+    return check_offsets(c, offsets, value, name, rows, rows_of) < 0 ? -1 : PyArray_SIZE(offsets);
 }
 
 static int read_packed(sa_call *c) {
@@ -380,20 +381,19 @@ static int read_window(void *call, PyObject *value, const char *name, void *to) 
     (void)name, (void)to;
     sa_attention *a = &((sa_call *)call)->a;
     const bool sequence = PyTuple_Check(value) || PyList_Check(value);
-    PyObject *pair = sequence ? PySequence_Tuple(value) : NULL; /* a copy, as __index__ might change the list */
-    if (sequence && pair == NULL) {
+    PyObject *pair = sequence ? PySequence_Tuple(value) : PyTuple_New(0); /* a copy, as __index__ might change the list */
+    if (pair == NULL) {
         return -1;
     }
-    int status;
-    if (!sequence || PyTuple_GET_SIZE(pair) != 2) {
+    int status = 0;
+    if (PyTuple_GET_SIZE(pair) != 2) {
         status = sa_error(sequence ? PyExc_ValueError : PyExc_TypeError,
                           "window must be (left, right), each an int >= 0 or None, got %R", value);
-    } else {
-        status = read_bound(PyTuple_GET_ITEM(pair, 0), value, &a->window_left) < 0
-                     ? -1
-                     : read_bound(PyTuple_GET_ITEM(pair, 1), value, &a->window_right);
     }
-    Py_XDECREF(pair);
+    for (int side = 0; status == 0 && side < 2; ++side) {
+        status = read_bound(PyTuple_GET_ITEM(pair, side), value, side == 0 ? &a->window_left : &a->window_right);
+    }
+    Py_DECREF(pair);
     return status;
 }
 
@@ -535,7 +535,7 @@ static int read_lengths(void *call, PyObject *value, const char *name, void *to)
     while (i < n && length[i] >= 0 && length[i] <= most) {
         ++i;
     }
-    PyObject *wrong = i < n ? sa_element(value, i) : NULL;
+    PyObject *wrong = i < n ? sa_element(c->state, value, i) : NULL;
     if (wrong != NULL) {
         sa_error(PyExc_ValueError, "%s must be between 0 and %s = %zd, got %S", name, of_keys ? "S" : "L", (Py_ssize_t)most,
                  wrong);
@@ -576,85 +576,23 @@ static int read_key_bias(void *call, PyObject *value, const char *name, void *to
 
 /* ---- rng ------------------------------------------------------------------------------------------------------------ */
 
-static int read_entropy(uint64_t *seed) {
-    PyObject *os = PyImport_ImportModule("os");
-    PyObject *bytes = os ? PyObject_CallMethod(os, "urandom", "i", 8) : NULL;
-    if (bytes != NULL) {
-        memcpy(seed, PyBytes_AS_STRING(bytes), 8);
-    }
-    const int status = bytes != NULL ? 0 : -1;
-    Py_XDECREF(os);
-    Py_XDECREF(bytes);
-    return status;
-}
-
-static PyObject *draw(PyObject *rng) {
-    PyObject *most = PyLong_FromString("18446744073709551616", NULL, 10);
-    PyObject *drawn = most ? PyObject_CallMethod(rng, "integers", "iOOs", 0, most, Py_None, "uint64") : NULL;
-    Py_XDECREF(most);
-    PyObject *number = drawn ? PyNumber_Index(drawn) : NULL;
-    Py_XDECREF(drawn);
-    return number;
-}
-
-/* Returns 1 for a generator, 0 for any other object. */
-static int draws_integers(PyObject *rng) {
-    PyObject *method = PyObject_GetAttrString(rng, "integers");
-    if (method == NULL && !PyErr_ExceptionMatches(PyExc_AttributeError)) {
-        return -1;
-    }
-    PyErr_Clear();
-    Py_XDECREF(method);
-    return method != NULL;
-}
-
-static PyObject *as_seed(PyObject *rng) {
-    PyObject *number = sa_as_index(rng);
-    if (number == NULL) {
-        return PyErr_Occurred()
-                   ? NULL
-                   : PyErr_Format(PyExc_TypeError, "rng must be an int >= 0, a numpy.random.Generator or None, got %s",
-                                  sa_type_name(rng));
-    }
-    PyObject *zero = PyLong_FromLong(0);
-    const int negative = zero ? PyObject_RichCompareBool(number, zero, Py_LT) : -1;
-    Py_XDECREF(zero);
-    if (negative > 0) {
-        sa_error(PyExc_ValueError, "rng must be an int >= 0, a numpy.random.Generator or None, got %R", number);
-    }
-    if (negative != 0) {
-        Py_CLEAR(number);
-    }
-    return number;
-}
-
-/* An int is taken modulo 2^64. Without dropout, rng is only checked. */
+/* Without dropout, rng is only checked. */
 int sa_call_read_seed(sa_call *c) {
-    PyObject *rng = c->given.rng;
+    PyObject *rng = c->given.rng ? c->given.rng : Py_None;
     const bool drops = c->a.dropout_p > 0;
-    const int draws = rng == NULL ? 0 : draws_integers(rng);
-    if (draws < 0) {
-        return -1;
+    if (rng == Py_None && !drops) {
+        return 0;
     }
-    if (c->want_stats && drops && (rng == NULL || draws)) {
+    if (c->want_stats && drops && (rng == Py_None || PyObject_HasAttrString(rng, "integers"))) {
         return sa_error(PyExc_TypeError,
                         "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "
                         "would drop other weights",
-                        rng == NULL ? "None" : sa_type_name(rng));
+                        rng == Py_None ? "None" : sa_type_name(rng));
     }
-    if (rng == NULL) {
-        return drops ? read_entropy(&c->a.seed) : 0;
-    }
-    if (draws && !drops) {
-        return 0;
-    }
-    PyObject *number = draws ? draw(rng) : as_seed(rng);
-    if (number == NULL) {
-        return -1;
-    }
-    c->a.seed = PyLong_AsUnsignedLongLongMask(number);
-    Py_DECREF(number);
-    return c->a.seed == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
+    PyObject *seed = PyObject_CallFunction(c->state->imported[SA_SEED], "OO", rng, drops ? Py_True : Py_False);
+    c->a.seed = seed ? PyLong_AsUnsignedLongLong(seed) : 0;
+    Py_XDECREF(seed);
+    return seed == NULL || PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------------ */

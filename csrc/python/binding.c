@@ -32,19 +32,19 @@ const char *sa_type_name(PyObject *value) {
 }
 
 int sa_state_start(sa_state *state) {
-    static const char *const of_numpy[SA_FROM_NUMPY][2] = {[SA_MASKED_ARRAY] = {"numpy.ma", "MaskedArray"},
-                                                           [SA_MATRIX] = {"numpy", "matrix"},
-                                                           [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
-                                                           [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
-                                                           [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
+    static const char *const from[SA_IMPORTED][2] = {[SA_AS_ARRAY] = {"selfattn._check", "as_array"},
+                                                     [SA_SEED] = {"selfattn._check", "seed_from_rng"},
+                                                     [SA_SHARES_MEMORY] = {"numpy", "shares_memory"},
+                                                     [SA_TOO_HARD_ERROR] = {"numpy.exceptions", "TooHardError"},
+                                                     [SA_AXIS_ERROR] = {"numpy.exceptions", "AxisError"}};
     if (_import_array() < 0) { /* import_array() would make an ImportError of every exception, even of Ctrl-C */
         return -1;
     }
-    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
-        PyObject *from = PyImport_ImportModule(of_numpy[i][0]);
-        state->numpy[i] = from ? PyObject_GetAttrString(from, of_numpy[i][1]) : NULL;
-        Py_XDECREF(from);
-        if (state->numpy[i] == NULL) {
+    for (int i = 0; i < SA_IMPORTED; ++i) {
+        PyObject *module = PyImport_ImportModule(from[i][0]);
+        state->imported[i] = module ? PyObject_GetAttrString(module, from[i][1]) : NULL;
+        Py_XDECREF(module);
+        if (state->imported[i] == NULL) {
             return -1;
         }
     }
@@ -263,30 +263,11 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     static const char *const kinds[] = {"", "of dtype float16, bfloat16, float32, float64 or an integer type",
                                         "of dtype float16, bfloat16, float32 or float64", "of an integer dtype",
                                         "of dtype bool, float16, bfloat16, float32 or float64"};
-    if (PyArray_CheckExact(x)) {
-        Py_INCREF(x);
-    } else {
-        int refused = PyArray_Check(x) ? PyObject_IsInstance(x, state->numpy[SA_MASKED_ARRAY]) : 0;
-        refused = refused == 0 && PyArray_Check(x) ? PyObject_IsInstance(x, state->numpy[SA_MATRIX]) : refused;
-        if (refused > 0) {
-            sa_error(PyExc_TypeError,
-                     "%s must be a plain array, got %s, whose arithmetic differs (use attn_mask for masks, and "
-                     "numpy.asarray for the data)",
-                     name, sa_type_name(x));
-        }
-        if (refused != 0) {
-            return NULL;
-        }
-        const bool is_tensor = PyObject_HasAttrString(x, "requires_grad"); /* PyTorch's */
-        if ((x = PyArray_FromAny(x, NULL, 0, 0, 0, NULL)) == NULL) {
-            if (is_tensor) { /* with gradients, of bfloat16 or on another device; the error is of NumPy's kind */
-                sa_error(PyErr_Occurred(), "NumPy cannot read %s, a tensor; give %s.detach().cpu(), or .float() of bfloat16",
-                         name, name);
-            }
-            return NULL;
-        }
+    PyObject *found = PyArray_CheckExact(x) ? Py_NewRef(x) : PyObject_CallFunction(state->imported[SA_AS_ARRAY], "sO", name, x);
+    if (found == NULL) {
+        return NULL;
     }
-    PyArrayObject *array = (PyArrayObject *)x;
+    PyArrayObject *array = (PyArrayObject *)found;
     *dtype = dtype_of(PyArray_DESCR(array));
     const bool empty_list = kind == SA_INTEGERS && *dtype == SA_F64 && PyArray_SIZE(array) == 0;
     if (!is_of_kind(*dtype, kind) && !empty_list) {
@@ -298,9 +279,10 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     return array;
 }
 
-PyObject *sa_element(PyObject *x, npy_intp i) {
-    PyObject *array = PyArray_FromAny(x, NULL, 0, 0, 0, NULL);
-    PyObject *element = array ? PyObject_CallMethod(array, "item", "n", i) : NULL; /* raises IndexError if x has shrunk */
+PyObject *sa_element(const sa_state *state, PyObject *x, npy_intp i) {
+    sa_dtype dtype;
+    PyArrayObject *array = sa_as_array(state, x, "", SA_ANY, &dtype);
+    PyObject *element = array ? PyObject_CallMethod((PyObject *)array, "item", "n", i) : NULL; /* IndexError: x has shrunk */
     Py_XDECREF(array);
     return element;
 }
@@ -406,9 +388,9 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
     if (!extent(out, &out_low, &out_high) || !extent(array, &low, &high) || out_high <= low || high <= out_low) {
         return 0;
     }
-    PyObject *shared = PyObject_CallFunction(state->numpy[SA_SHARES_MEMORY], "OOi", out, array, 10000);
+    PyObject *shared = PyObject_CallFunction(state->imported[SA_SHARES_MEMORY], "OOi", out, array, 10000);
     if (shared == NULL) {
-        return !PyErr_ExceptionMatches(state->numpy[SA_TOO_HARD_ERROR])
+        return !PyErr_ExceptionMatches(state->imported[SA_TOO_HARD_ERROR])
                    ? -1
                    : sa_error(PyExc_ValueError,
                               "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out", name);

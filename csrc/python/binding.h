@@ -86,12 +86,12 @@ typedef struct {
 
 #define SA_ARENA_SLOTS 8
 
-/* Objects of NumPy's Python modules. */
-enum { SA_MASKED_ARRAY, SA_MATRIX, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_ERROR, SA_FROM_NUMPY };
+/* Objects of Python modules. */
+enum { SA_AS_ARRAY, SA_SEED, SA_SHARES_MEMORY, SA_TOO_HARD_ERROR, SA_AXIS_ERROR, SA_IMPORTED };
 
 typedef struct {
     sa_family_state attention, rows;
-    PyObject *numpy[SA_FROM_NUMPY];
+    PyObject *imported[SA_IMPORTED];
     /* Kept memory, and the slot that is replaced next (run.c). */
     _Atomic(void *) arena[SA_ARENA_SLOTS];
     atomic_uint next_slot;
@@ -100,7 +100,7 @@ typedef struct {
 
 static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyModule_GetState(module); }
 
-/* Imports NumPy, and from it what the state holds. */
+/* Imports NumPy, and what the state holds of Python's modules. */
 int sa_state_start(sa_state *state);
 
 /* Like PyErr_Format, but returns −1. */
@@ -154,7 +154,7 @@ static inline bool sa_is_integer(sa_dtype dtype) { return dtype >= SA_I8 && dtyp
  * SA_ANY the dtype may be SA_DTYPES. */
 typedef enum { SA_ANY, SA_NUMBERS, SA_FLOATS, SA_INTEGERS, SA_MASK } sa_kind;
 
-/* Returns x or a conversion of x, and its dtype. Refuses masked arrays and matrices. */
+/* Returns x, or what selfattn/_check.py makes of it, and its dtype. */
 PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name, sa_kind kind, sa_dtype *dtype);
 
 /* True if the core can read x in place. ndim −1: any number of axes. */
@@ -168,7 +168,7 @@ static inline npy_intp sa_dim(PyObject *x, int axis) { return PyArray_DIM((PyArr
 static inline void *sa_data(PyObject *x) { return PyArray_DATA((PyArrayObject *)x); }
 
 /* Element i as the caller passed it, for messages; its copy as int64 may have another sign. */
-PyObject *sa_element(PyObject *x, npy_intp i);
+PyObject *sa_element(const sa_state *state, PyObject *x, npy_intp i);
 
 /* The dtype of results. */
 sa_dtype sa_promote(sa_dtype a, sa_dtype b);

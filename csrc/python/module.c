@@ -1,8 +1,9 @@
 /* Owns the extension module: its functions, its initialisation and end. */
 #include "python/run.h"
 
-extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_compact_methods[], sa_linear_methods[],
-    sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[], sa_transformer_methods[], sa_update_methods[];
+extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_compact_methods[], sa_dlpack_methods[],
+    sa_linear_methods[], sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[], sa_transformer_methods[],
+    sa_update_methods[];
 extern const sa_family sa_attention_family, sa_row_family;
 
 static int exec_module(PyObject *module) {
@@ -11,11 +12,11 @@ static int exec_module(PyObject *module) {
         sa_family_start(&state->rows, &sa_row_family) < 0) {
         return -1;
     }
-    PyMethodDef *const tables[] = {sa_attention_methods, sa_attention_backward_methods,
-                                   sa_compact_methods,   sa_linear_methods,
-                                   sa_proxy_methods,     sa_rows_methods,
-                                   sa_runtime_methods,   sa_transformer_methods,
-                                   sa_update_methods};
+    PyMethodDef *const tables[] = {sa_attention_methods,   sa_attention_backward_methods,
+                                   sa_compact_methods,     sa_dlpack_methods,
+                                   sa_linear_methods,      sa_proxy_methods,
+                                   sa_rows_methods,        sa_runtime_methods,
+                                   sa_transformer_methods, sa_update_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;
@@ -27,8 +28,8 @@ static int exec_module(PyObject *module) {
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {
     sa_state *state = sa_state_of(module);
-    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
-        Py_VISIT(state->numpy[i]);
+    for (int i = 0; i < SA_IMPORTED; ++i) {
+        Py_VISIT(state->imported[i]);
     }
     return 0;
 }
@@ -37,8 +38,8 @@ static int clear(PyObject *module) {
     sa_state *state = sa_state_of(module);
     sa_family_clear(&state->attention);
     sa_family_clear(&state->rows);
-    for (int i = 0; i < SA_FROM_NUMPY; ++i) {
-        Py_CLEAR(state->numpy[i]);
+    for (int i = 0; i < SA_IMPORTED; ++i) {
+        Py_CLEAR(state->imported[i]);
     }
     sa_arena_clear(state);
     return 0;

@@ -113,7 +113,7 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
         *first = (int)(axis < 0 ? axis + most : axis);
         k->c.last = k->c.ndim > 0 ? *first + 1 : 0;
     } else {
-        sa_error(k->state->numpy[SA_AXIS_ERROR], "axis %R is out of bounds for x of shape %s", number,
+        sa_error(k->state->imported[SA_AXIS_ERROR], "axis %R is out of bounds for x of shape %s", number,
                  sa_shape_of(k->array[SA_ROW_X]));
     }
     Py_DECREF(number);
@@ -123,36 +123,24 @@ static int read_axis(void *call, PyObject *value, const char *name, void *to) {
 static int read_normalized_shape(void *call, PyObject *value, const char *name, void *to) {
     row_call *k = call;
     PyObject *shape = PyIndex_Check(value) ? PyTuple_Pack(1, value) : PySequence_Tuple(value);
-    if (shape == NULL) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %s", name, sa_type_name(value));
-        }
-        return -1;
-    }
-    const Py_ssize_t axes = PyTuple_GET_SIZE(shape);
-    bool fits = axes > 0 && axes <= k->c.ndim;
-    for (Py_ssize_t i = 0; i < axes; ++i) {
+    const Py_ssize_t axes = shape ? PyTuple_GET_SIZE(shape) : 0;
+    bool ints = shape != NULL, fits = axes > 0 && axes <= k->c.ndim;
+    for (Py_ssize_t i = 0; ints && i < axes; ++i) {
         PyObject *number = sa_as_index(PyTuple_GET_ITEM(shape, i));
-        if (number == NULL) {
-            if (!PyErr_Occurred()) {
-                sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %R", name, value);
-            }
-            goto fail;
-        }
-        const Py_ssize_t n = PyNumber_AsSsize_t(number, NULL); /* clipped to the range of Py_ssize_t */
-        Py_DECREF(number);
-        fits = fits && k->c.shape[k->c.ndim - axes + i] == n;
+        ints = number != NULL;
+        /* a number is clipped to the range of Py_ssize_t */
+        fits = fits && ints && k->c.shape[k->c.ndim - axes + i] == PyNumber_AsSsize_t(number, NULL);
+        Py_XDECREF(number);
     }
-    if (!fits) {
+    if (!ints && (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_TypeError))) {
+        PyErr_Clear();
+        sa_error(PyExc_TypeError, "%s must be an int or a tuple of ints, got %R", name, value);
+    } else if (ints && !fits) {
         sa_error(PyExc_ValueError, "x of shape %s does not end in %s %R", sa_shape_of(k->array[SA_ROW_X]), name, shape);
-        goto fail;
     }
-    Py_DECREF(shape);
+    Py_XDECREF(shape);
     *(int *)to = k->c.ndim - (int)axes;
-    return 0;
-fail:
-    Py_DECREF(shape);
-    return -1;
+    return ints && fits ? 0 : -1;
 }
 
 static int read_parameter(void *call, PyObject *value, const char *name, void *to) {

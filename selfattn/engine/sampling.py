@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from selfattn._check import Array, check_number, check_size, quoted, seed_from_rng
+from selfattn._check import Array, as_array, check_number, check_size, quoted, seed_from_rng
 
 Ids = tuple[int, ...]
 Words = tuple[tuple[Ids, float], ...]  # consecutive ids, and a number for the last id's logit
@@ -243,7 +243,7 @@ def generate(
 
 
 def _prompt(number: int, prompt: Array, context: int | None) -> Array:
-    ids = np.asarray(prompt)
+    ids = as_array(f"prompt {number}", prompt)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise TypeError(f"prompt {number} must be a vector of ids, not {ids.dtype} of shape {ids.shape}")
     if not ids.size:

@@ -61,7 +61,7 @@ def attention_vjp(
     for name in names:
         if name not in WRT and options.get(name) is None:
             raise ValueError(f"wrt names {name}, which was not given")
-    q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in arrays)  # the core checks the rest
+    q, k, v = map(as_array, WRT, arrays)
     k, v = apart(k, heads), apart(v, heads)
     options["dropout_p"], options["rng"] = _settled(options["dropout_p"], options.get("rng"))
     output, statistics, unrounded, *lse = forward(
@@ -119,7 +119,7 @@ def _fitted(raw: Any, given: Any, num_threads: int | None) -> Any:
         return None
     if isinstance(raw, list | tuple):  # masks of packed sequences
         return [_fitted(*each, num_threads) for each in zip(raw, given, strict=True)]
-    given = np.asarray(given)
+    given = as_array("given", given)
     if raw.shape == given.shape and raw.dtype == given.dtype:
         return raw
     dtype = gradient_dtype(given)
@@ -160,7 +160,7 @@ def check_wrt(wrt: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ..
 
 def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:
     """Refuse a boolean mask, which has no gradient."""
-    if mask is not None and np.asarray(mask).dtype == np.bool_:
+    if mask is not None and as_array(name, mask).dtype == np.bool_:
         raise ValueError(f"wrt names attn_mask, but {name} is boolean and has no gradient: pass a float mask")
 
 

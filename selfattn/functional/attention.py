@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array
+from selfattn._check import Array, as_array
 from selfattn.functional._gradients import (
     WRT,
     AttentionGradients,
@@ -247,7 +247,7 @@ def scaled_dot_product_attention_backward(
             raise TypeError(
                 f"{name} must be the array that the forward call returned, got {type(kept).__name__}"
             )
-    q, k, v = (x if isinstance(x, np.ndarray) else np.asarray(x) for x in (query, key, value))
+    q, k, v = map(as_array, WRT, (query, key, value))
     grad_out = as_gradient("grad_out", grad_out, out.dtype)
     arguments = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, **options}
     if gradients is not None:
@@ -278,13 +278,13 @@ def _check_gradients(gradients: AttentionGradients, names: tuple[str, ...], give
     """Check that the arrays to write to overlap neither one another nor an array that the call reads."""
     if not isinstance(gradients, AttentionGradients):
         raise TypeError(f"gradients must be an AttentionGradients, got {type(gradients).__name__}")
-    readers = {name: x for name, x in given.items() if isinstance(x, np.ndarray)}
+    readers = {name: as_array(name, x) for name, x in given.items() if hasattr(x, "__dlpack__")}
     for name, target in gradients._asdict().items():
         if target is None:
             continue
         if name not in names or given.get(name) is None:
             raise ValueError(f"gradients has an array for {name}, which wrt does not name")
-        _check_target(f"gradients.{name}", target, np.asarray(given[name]))
+        _check_target(f"gradients.{name}", target, as_array(name, given[name]))
         for other, x in readers.items():
             _check_overlap(f"gradients.{name}", target, other, x)
         readers[f"gradients.{name}"] = target

@@ -344,7 +344,7 @@ class KVCache:
     # ------------------------------------------------------------------------------------------ arguments
 
     def _queries(self, query: npt.ArrayLike) -> Array:
-        queries = np.asanyarray(query)
+        queries = as_array("query", query)
         batch_size, heads, _, width = self._key.shape
         fits = queries.ndim == 4 and queries.shape[0] == batch_size and queries.shape[3] == width
         if not fits or queries.shape[1] % heads or queries.shape[1] == 0:

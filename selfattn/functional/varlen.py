@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array
+from selfattn._check import Array, as_array
 from selfattn.functional._gradients import (
     WRT,
     AttentionGradients,
@@ -159,7 +159,7 @@ def varlen_attention_vjp(
         _core._varlen_forward, varlen_backward, (query, key, value), slice(1, 2), arguments, names=names,
         return_lse=return_lse, out=out,
     )  # fmt: skip
-    arguments.update({name: np.asarray(x).copy() for name, x in offsets.items()})  # the pullback's own
+    arguments.update({name: as_array(name, x).copy() for name, x in offsets.items()})  # the pullback's own
     return result
 
 

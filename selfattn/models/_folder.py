@@ -311,10 +311,10 @@ def fit(
     within one with a head, such as ``"bert."``; arrays whose names begin with one of ``ignored``, heads for other tasks, are left out.
     """
     shapes, named = dict(shapes), dict[str, Array]()
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f"{name} must be an ndarray, not {type(array).__name__}")
-        as_array(name, array)  # refuses a masked one
+    for name, given in arrays.items():
+        if not hasattr(given, "__dlpack__"):
+            raise TypeError(f"{name} must be an ndarray, not {type(given).__name__}")
+        array = as_array(name, given)
         new = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         suffix = weights.SCALE if new.endswith(".weight" + weights.SCALE) else ""
         new = new.removesuffix(suffix)

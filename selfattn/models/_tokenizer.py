@@ -322,7 +322,7 @@ def checked_ids(
         plain = not isinstance(ids, np.ma.MaskedArray | bytes | bytearray | memoryview)
         found = as_array("ids", ids) if plain else np.empty((), object)
     except (TypeError, ValueError, RuntimeError) as error:
-        found, way = np.empty((), object), f"; {error}" if hasattr(ids, "requires_grad") else way
+        found, way = np.empty((), object), f"; {error}" if hasattr(ids, "__dlpack__") else way
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise TypeError(f"{what} {number} must be a str or a sequence of ids, not {quoted(ids)}{way}")
     if not found.size:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, check_divisor, check_rows, check_size, if_missing, quoted
+from selfattn._check import Array, as_array, check_divisor, check_rows, check_size, if_missing, quoted
 from selfattn._docs import repeats
 from selfattn._extras import progress_bar
 from selfattn.engine.transformer import POOLINGS, attention_layer, check_ids, compute, pack
@@ -312,7 +312,7 @@ class EmbeddingModel(Module):
     def _checked(self, ids: Any, sentence: Sentence, name: str) -> npt.NDArray[np.intp]:
         """Check the ids of a sentence; ``name`` is its name in messages."""
         try:
-            found = np.asarray(_first(ids, self.max_seq_len))
+            found = as_array("ids", _first(ids, self.max_seq_len))
             if found.dtype == object and found.size:
                 found = np.array([operator.index(n) for n in found], np.int64)
         except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError):

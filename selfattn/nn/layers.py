@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import (
     Array,
+    as_array,
     as_features,
     as_gradient,
     as_input,
@@ -198,9 +198,7 @@ class Embedding(Module):
         ValueError
             One is negative or beyond the table.
         """
-        if isinstance(ids, np.ma.MaskedArray):
-            raise TypeError("ids is a MaskedArray; pass a plain array")
-        array: npt.NDArray[Any] = np.asarray(ids)
+        array = as_array("ids", ids)
         if array.size == 0 and not isinstance(ids, np.ndarray):
             array = array.astype(np.intp)  # an empty list is float64
         if array.dtype.kind not in "iu":

@@ -203,7 +203,7 @@ def _attend(
         return values, weights, None
     scored, open_pairs = _pairs(inputs, mask, attn_mask, key_lengths)
     both = scored
-    if attn_mask is not None and np.asarray(attn_mask).dtype != np.bool_:
+    if attn_mask is not None and as_array("attn_mask", attn_mask).dtype != np.bool_:
         both = np.where(scored, attn_mask, -np.inf)
     values, weights = sa.scaled_dot_product_attention(q, k, v, both, return_weights=True)
     uniform = ~scored.any(axis=-1, keepdims=True)
@@ -241,8 +241,8 @@ def _pairs(
 
 def _kept(mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
     """Return the mask as booleans: True where the mask is not zero."""
-    array = np.asarray(mask)
-    if array.dtype.kind not in "iub" or isinstance(mask, np.ma.MaskedArray | np.matrix):
+    array = as_array("mask", mask)
+    if array.dtype.kind not in "iub":
         raise TypeError(
             f"mask must hold integers or booleans, whose zeros are closed, not {array.dtype} of type "
             f"{type(mask).__name__}; floats that are added to the scores are attn_mask="

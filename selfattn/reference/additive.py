@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes, like, prepare
+from selfattn._check import as_array
+from selfattn.reference.arguments import dtypes, like, prepare
 from selfattn.reference.attention import Attended, attend, weighted_sum
 from selfattn.reference.dropout import Array
 
@@ -99,7 +100,7 @@ def additive_attention_vjp(
 
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike) -> AdditiveGradients:
-        d_out = np.asarray(grad_out, out.dtype)
+        d_out = as_array("grad_out", grad_out).astype(out.dtype)
         d_weights = np.where(allowed, d_out @ np.swapaxes(values, -1, -2), 0)
         delta = (out * d_out).sum(axis=-1, keepdims=True)
         d_scores = np.where(allowed, weights * (d_weights - delta), 0)[..., None]

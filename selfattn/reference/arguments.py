@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.dropout import Array, check_seed, dropout_keep_mask, seed_from_rng
+from selfattn._check import as_array, seed_from_rng
+from selfattn.reference.dropout import Array, dropout_keep_mask
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,9 @@ def prepare(
     dropout_p = check_real("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be between 0 and 1, not {dropout_p!r}")
-    if rng is not None and not hasattr(rng, "integers"):
-        check_seed(rng)
-    keep = None
+    seed, keep = seed_from_rng(rng, draws=dropout_p > 0), None
     if dropout_p > 0:
-        keep = dropout_keep_mask(seed_from_rng(rng), dropout_p, lead, n_queries, n_keys, first_head)
+        keep = dropout_keep_mask(seed, dropout_p, lead, n_queries, n_keys, first_head)
     if scale is None:
         scale = 1.0 / math.sqrt(width) if width else 1.0
     return Call(
@@ -183,16 +182,6 @@ def repeat_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
         raise ValueError(f"enable_gqa=True: {heads} query heads are not a multiple of {kv_heads} key heads")
     times = heads // kv_heads if kv_heads else 1
     return np.repeat(key, times, axis=-3), np.repeat(value, times, axis=-3)
-
-
-def as_array(name: str, x: npt.ArrayLike) -> Array:
-    """Convert lists to arrays; refuse masked arrays and matrices, whose operators mean something else."""
-    if isinstance(x, np.ma.MaskedArray | np.matrix):
-        raise TypeError(f"{name} is a {type(x).__name__}; pass a plain array")
-    try:
-        return np.asarray(x)
-    except ValueError as error:  # lists of different lengths
-        raise ValueError(f"{name} cannot become an array: {error}") from None
 
 
 def float_dtype(name: str, array: Array) -> np.dtype[Any]:
@@ -346,6 +335,6 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 def like(x: npt.ArrayLike, dx: Array, compute_dtype: npt.DTypeLike | None) -> Array:
     """Return a gradient in the shape and dtype of its input, or in the ``compute_dtype`` if there is one."""
-    given = np.asarray(x)
+    given = as_array("x", x)
     summed = sum_to_shape(dx, given.shape)
     return summed if compute_dtype is not None else summed.astype(float_dtype("x", given), order="C")

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import Call, as_array, dtypes, prepare
+from selfattn._check import as_array
+from selfattn.reference.arguments import Call, dtypes, prepare
 from selfattn.reference.dropout import Array
 
 

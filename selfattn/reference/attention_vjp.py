@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import as_array
 from selfattn.reference.arguments import like, prepare
 from selfattn.reference.attention import attend, dot_products, drop_weights, weighted_sum
 from selfattn.reference.dropout import Array
@@ -75,11 +76,11 @@ def scaled_dot_product_attention_vjp(
     @np.errstate(all="ignore")
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
         alive = (lse != -np.inf)[..., None]
-        d_out = np.where(alive, np.asarray(grad_out, dtype=compute), zero)
+        d_out = np.where(alive, as_array("grad_out", grad_out).astype(compute), zero)
         meets = alive & (output != 0)  # the output of a row with only a sink is 0, and 0 · NaN would be NaN
         delta = np.where(meets, output * d_out, zero).sum(axis=-1)
         if grad_lse is not None:
-            delta = delta - np.where(alive[..., 0], np.asarray(grad_lse, dtype=compute), zero)
+            delta = delta - np.where(alive[..., 0], as_array("grad_lse", grad_lse).astype(compute), zero)
 
         allowed_t = call.allowed.swapaxes(-1, -2)
         d_value = weighted_sum(dropped.swapaxes(-1, -2), d_out, allowed_t)
@@ -121,5 +122,5 @@ def scaled_dot_product_attention_vjp(
 def _of_key_heads(x: npt.ArrayLike, dx: Array) -> Array:
     """Add up the gradients of all query heads that share a key head, (..., H, S, E) to (..., H_kv, S, E)."""
     *lead, heads, rows, width = dx.shape
-    shared = np.asarray(x).shape[-3]
+    shared = np.shape(x)[-3]
     return np.asarray(dx.reshape(*lead, shared, heads // max(shared, 1), rows, width).sum(axis=-3))

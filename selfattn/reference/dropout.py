@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -71,21 +70,3 @@ def dropout_keep_mask(
     words = philox4x32([seed & mask32, seed >> 32 & mask32], counter)
     words = words.reshape(n_heads, n_queries, 4 * blocks)[..., :n_keys]  # word j & 3 of block j >> 2
     return np.asarray(words >= np.uint64(round(p * 2**32))).reshape(*lead_shape, n_queries, n_keys)
-
-
-def seed_from_rng(rng: Any) -> int:
-    """Return dropout's 64-bit seed: an int modulo 2**64, one uint64 of a generator, or fresh entropy for None."""
-    if rng is None:
-        rng = np.random.default_rng()
-    if hasattr(rng, "integers"):
-        return int(rng.integers(0, 2**64, dtype=np.uint64))
-    return check_seed(rng) % 2**64
-
-
-def check_seed(rng: Any) -> int:
-    """Return an ``rng`` that is not a generator as an int."""
-    if isinstance(rng, bool | np.bool_) or not hasattr(rng, "__index__"):
-        raise TypeError(f"rng must be an int, a numpy.random.Generator or None, not {type(rng).__name__}")
-    if operator.index(rng) < 0:
-        raise ValueError(f"rng must not be negative, not {rng}")
-    return operator.index(rng)

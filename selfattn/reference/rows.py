@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes, norm_arguments, rotary_table
+from selfattn._check import as_array
+from selfattn.reference.arguments import dtypes, norm_arguments, rotary_table
 from selfattn.reference.dropout import Array
 
 

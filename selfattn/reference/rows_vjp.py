@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import as_array
 from selfattn.reference.arguments import (
-    as_array,
     dtypes,
     float_dtype,
     like,

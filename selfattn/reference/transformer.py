@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import as_array
 from selfattn.reference.dropout import Array, philox4x32
 from selfattn.reference.rows import apply_rotary_emb
 from selfattn.reference.rows_vjp import gelu_vjp, layer_norm_vjp, rms_norm_vjp
@@ -91,7 +92,7 @@ def transformer_vjp(
     model's fields, the table first; ``dmask`` (heads, longest, longest) is that of a float mask that all sequences share,
     else None.
     """
-    cu_seqlens, given = np.asarray(cu_seqlens), np.asarray(inputs)
+    cu_seqlens, given = as_array("cu_seqlens", cu_seqlens), as_array("inputs", inputs)
     compute = np.dtype(compute_dtype or (given if model.table is None else model.table).dtype)
     tape = Tape()
     x = rows = _enter(model, given, cu_seqlens, compute)
@@ -102,7 +103,7 @@ def transformer_vjp(
     y = _pool(tape, model.pooling, x, cu_seqlens)
 
     def pullback(dy: npt.ArrayLike) -> tuple[Array, list[Array], Array | None]:
-        found = tape.back(y, np.asarray(dy, compute))
+        found = tape.back(y, as_array("dy", dy).astype(compute))
         dx = found.pop(id(rows))
         places = sorted(place for place in found if isinstance(place, tuple))
         grads = [found[place] for place in places if place[1] != MASK]

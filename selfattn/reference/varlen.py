@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn.reference.arguments import as_array, dtypes, sum_to_shape
+from selfattn._check import as_array, seed_from_rng
+from selfattn.reference.arguments import dtypes, sum_to_shape
 from selfattn.reference.attention import scaled_dot_product_attention
 from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
-from selfattn.reference.dropout import Array, seed_from_rng
+from selfattn.reference.dropout import Array
 
 PER_HEAD = AttentionGradients._fields[4:]
 
@@ -87,7 +88,8 @@ def varlen_attention_vjp(
     )
 
     def pullback(grad_out: npt.ArrayLike, grad_lse: npt.ArrayLike | None = None) -> AttentionGradients:
-        d_out, d_lse = np.asarray(grad_out), None if grad_lse is None else np.asarray(grad_lse)
+        d_out = as_array("grad_out", grad_out)
+        d_lse = None if grad_lse is None else as_array("grad_lse", grad_lse)
         found = []
         for rows, one in _sequences(*arrays, cu_seqlens_q, cu_seqlens_k, options):
             _, pull = scaled_dot_product_attention_vjp(**one, return_lse=True, compute_dtype=compute_dtype)
@@ -116,8 +118,8 @@ def _sequences(
     options: dict[str, Any],
 ) -> Iterator[tuple[slice, dict[str, Any]]]:
     """Yield each sequence's rows, and the arguments of its own call: (H, L, E), (H_kv, S, E), (H_kv, S, Ev)."""
-    rows = [slice(a, b) for a, b in pairwise(np.asarray(cu_seqlens_q))]
-    keys = [slice(a, b) for a, b in pairwise(np.asarray(cu_seqlens_k))]
+    rows = [slice(a, b) for a, b in pairwise(as_array("cu_seqlens_q", cu_seqlens_q))]
+    keys = [slice(a, b) for a, b in pairwise(as_array("cu_seqlens_k", cu_seqlens_k))]
     heads = query.shape[1]
     seed = seed_from_rng(options.get("rng")) if options.get("dropout_p", 0) > 0 else None
     for s in range(len(rows)):
@@ -126,7 +128,7 @@ def _sequences(
             own["attn_mask"] = own["attn_mask"][s]
         for name in PER_HEAD:
             if (scalars := options.get(name)) is not None:
-                own[name] = np.broadcast_to(np.asarray(scalars), (len(rows), heads))[s]
+                own[name] = np.broadcast_to(as_array(name, scalars), (len(rows), heads))[s]
         for name, x in (("query", query[rows[s]]), ("key", key[keys[s]]), ("value", value[keys[s]])):
             own[name] = x.swapaxes(0, 1)
         yield rows[s], own

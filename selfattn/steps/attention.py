@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import selfattn
 from selfattn import reference
-from selfattn._check import Array
+from selfattn._check import Array, as_array
 from selfattn.functional._options import StepsOptions, takes
 
 __all__ = ["AttentionSteps", "attention_steps"]
@@ -149,7 +149,7 @@ class AttentionSteps(Shown):
         >>> steps.with_weights(steps.weights == steps.weights.max(axis=-1, keepdims=True)).output
         array([[10.]])
         """
-        given = reference.arguments.as_array("weights", weights)
+        given = as_array("weights", weights)
         if given.dtype != np.bool_:
             reference.arguments.float_dtype("weights", given)
         call, dtype = self._call, self.output.dtype

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import reference
-from selfattn._check import Array
+from selfattn._check import Array, as_array
 from selfattn.steps.attention import STEPS, AttentionSteps, Shown, attention_steps, steps_from_scores
 
 __all__ = ["AdditiveSteps", "LayerParameters", "LayerSteps", "ModelSteps", "layer_steps", "model_steps"]
@@ -195,7 +195,7 @@ def layer_steps(
     }  # fmt: skip
     weight, bias, eps = norm if norm is not None else (None, None, 1e-5)
     names |= {"norm weight": weight, "norm bias": bias}
-    given = {name: reference.arguments.as_array(name, a) for name, a in names.items() if a is not None}
+    given = {name: as_array(name, a) for name, a in names.items() if a is not None}
     compute, result = reference.arguments.dtypes(None, given)
     arrays = {name: array.astype(compute) for name, array in given.items()}
     x = arrays["inputs"]
@@ -361,7 +361,7 @@ def model_steps(
     >>> model_steps(embeddings, positions, [block]).output.round(3)
     array([0.728, 1.272])
     """
-    rows, places = np.asarray(embeddings), np.asarray(positions)
+    rows, places = as_array("embeddings", embeddings), as_array("positions", positions)
     if rows.ndim != 2 or rows.shape != places.shape:
         raise ValueError(f"embeddings {rows.shape} and positions {places.shape} are not both (L, d)")
     inputs = x = rows + places

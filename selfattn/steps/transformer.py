@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from selfattn._check import Array
+from selfattn._check import Array, as_array
 from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import StackSteps
@@ -156,7 +156,7 @@ def transformer_steps(
     TransformerSteps
         Read-only, in the dtype of the parameters.
     """
-    given = np.asarray(inputs)
+    given = as_array("inputs", inputs)
     embeddings = given if model.table is None else model.table[given]
     if model.always is not None:
         embeddings = embeddings + model.always

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import check_rows
+from selfattn._check import as_array, check_rows
 from selfattn._extras import import_extra
 from selfattn.views.writing import as_whole, letters, said, short, visible
 from selfattn.views.writing import number as written
@@ -155,7 +155,7 @@ def plot_attention(
 
 def _as_matrix(weights: npt.ArrayLike) -> Array:
     """Check the weights; return them in float32 or float64, which matplotlib draws."""
-    array = np.asarray(weights)
+    array = as_array("weights", weights)
     kind = array.dtype.kind
     if kind not in "fiub" and array.dtype.name != "bfloat16":
         raise TypeError(f"weights must be real numbers, not {array.dtype}")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn._check import as_array
 from selfattn.functional.attention import scaled_dot_product_attention_vjp
 from selfattn.steps.attention import AttentionSteps
 from selfattn.steps.layers import AdditiveSteps, LayerSteps
@@ -95,7 +96,7 @@ def way_back_page(
     forward = _forward(steps, head, bool(projections))
     added = _added(steps, head)
     shape = forward["O"].shape
-    wish = np.zeros(shape) if grad_output is None else np.asarray(grad_output, np.float64)
+    wish = np.zeros(shape) if grad_output is None else as_array("grad_output", grad_output).astype(np.float64)
     if grad_output is None:
         wish[-1:, :1] = 1
     if wish.shape != shape or not np.isfinite(wish).all():

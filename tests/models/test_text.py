@@ -4,7 +4,6 @@ import collections
 import copy
 import json
 import pickle
-import re
 import shutil
 import warnings
 
@@ -350,20 +349,10 @@ def test_missing_texts(model):
 
 def test_tensors_that_numpy_cannot_read(model):
     torch = pytest.importorskip("torch")
-    for x, way in (
-        (torch.ones(2, 3, requires_grad=True), ".detach()"),
-        (torch.ones(2, 3).bfloat16(), ".float()"),
-    ):
-        for call in (
-            lambda x: model.similarity(x, x),
-            model.encode,
-            nn.Linear(3, 2),
-            lambda x: sa.scaled_dot_product_attention(x, x, x),
-        ):
-            with pytest.raises(
-                (TypeError, RuntimeError), match=r"NumPy cannot read .*, a tensor.*" + re.escape(way)
-            ):
-                call(x)
+    x = torch.ones(2, 3, requires_grad=True)
+    for call in (lambda x: model.similarity(x, x), model.encode):
+        with pytest.raises((TypeError, RuntimeError), match=r"NumPy cannot read .*, a tensor.*\.detach\(\)"):
+            call(x)
 
 
 def test_a_tokenizer_that_gets_no_threads_works_in_one(model):

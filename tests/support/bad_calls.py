@@ -228,7 +228,7 @@ BAD_PACKED = {
     "heads": ({"key": PACKED["key"][:, :2], "value": PACKED["value"][:, :2]}, ValueError, "pass enable_gqa=True"),
     "gqa": ({"key": PACKED["key"][:, :3], "value": PACKED["value"][:, :3], "enable_gqa": True}, ValueError, "must be a multiple"),
     "bool": ({"query": PACKED["query"] > 0}, TypeError, "query must be of dtype float16, .* integer type, got bool"),
-    "masked array": ({"query": np.ma.masked_array(PACKED["query"])}, TypeError, "query must be a plain array"),
+    "masked array": ({"query": np.ma.masked_array(PACKED["query"])}, TypeError, "query is a MaskedArray; pass a plain array"),
     "float offsets": ({"cu_seqlens_q": PACKED["cu_seqlens_q"] * 1.0}, TypeError, "cu_seqlens_q must be of an integer dtype, got float64"),
     "no offsets": ({"cu_seqlens_k": None}, TypeError, "cu_seqlens_k must be an array of integers, got None"),
     "huge offsets": ({"cu_seqlens_k": np.array([0, 2**63 + 7], np.uint64)}, ValueError, "of key, 7, got 9223372036854775815"),
