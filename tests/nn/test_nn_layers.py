@@ -1,5 +1,6 @@
-"""selfattn.nn: linear layers, states, dtypes, options of a Sequential, errors; test_every_layer.py has numbers and gradients."""
+"""Layers, activations, states, dtypes, reprs, options of a Sequential, errors; test_every_layer.py has numbers and gradients."""
 
+import math
 import re
 
 import numpy as np
@@ -183,6 +184,63 @@ def test_a_shared_layer_has_one_gradient_the_sum():
     sa.check_vjp(f, np.eye(3), shared.weight, shared.bias)
 
 
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (nn.GELU("tanh"), "GELU(approximate='tanh')"),
+        (nn.Dropout(0.25), "Dropout(p=0.25)"),
+        (nn.MSELoss(reduction="sum"), "MSELoss(reduction='sum')"),
+        (nn.CrossEntropyLoss(np.ones(3), label_smoothing=0.1),
+         "CrossEntropyLoss(ignore_index=-100, weight=(3,), label_smoothing=0.1, reduction='mean')"),
+        (nn.RotaryEmbedding(8, max_len=16, interleaved=True),
+         "RotaryEmbedding(dim=8, max_len=16, theta=10000.0, interleaved=True)"),
+        (nn.MultiheadAttention(8, 2, batch_first=True),
+         "MultiheadAttention(embed_dim=8, num_heads=2, dropout=0.0, batch_first=True"),
+        (nn.TransformerEncoderLayer(8, 2, 16), "TransformerEncoderLayer(d_model=8, activation='relu', norm_first=False"),
+        (nn.TransformerDecoderLayer(8, 2, 16), "TransformerDecoderLayer(d_model=8, activation='relu', norm_first=False"),
+        (nn.GPT(5, 8, 1, 2, 4, rng=0), "GPT("),
+    ],
+)  # fmt: skip
+def test_texts(module, text):
+    assert "".join(repr(module).split()).startswith("".join(text.split()).rstrip(")"))
+
+
+ACTIVATIONS = {
+    "ReLU": (nn.ReLU, lambda x: max(x, 0)),
+    "Tanh": (nn.Tanh, math.tanh),
+    "SiLU": (nn.SiLU, lambda x: x / (1 + math.exp(-x))),
+    "GELU": (nn.GELU, lambda x: x * (1 + math.erf(x / math.sqrt(2))) / 2),
+    "GELU by tanh": (
+        lambda **more: nn.GELU("tanh", **more),
+        lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    ),
+}
+NUMBERS = 3 * np.random.default_rng(0).standard_normal((3, 4, 5))
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_values_of_activations(kind):
+    make, formula = ACTIVATIONS[kind]
+    layer = make(**F64)
+    # x·Φ(x) loses a few eps of x where Φ is small
+    np.testing.assert_allclose(layer(NUMBERS), np.vectorize(formula)(NUMBERS), rtol=1e-14, atol=1e-15)
+    assert layer.parameters() == {}
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_of_special_numbers(kind):
+    """Far from 0 the slope is 1 or 0, also where exponentials overflow; NaN stays."""
+    x = np.float32([200, 1e30, -200, -1e30, 0, np.nan])
+    ends = [1, 1, -1, -1] if kind == "Tanh" else [200, 1e30, 0, 0]
+    y, pullback = ACTIVATIONS[kind][0]().vjp(x)
+    dx, grads = pullback(np.ones_like(x))
+    np.testing.assert_allclose(y, [*ends, 0, np.nan], atol=1e-30)
+    slopes = {"Tanh": [0, 0, 0, 0, 1, np.nan], "ReLU": [1, 1, 0, 0, 0, 1]}  # as PyTorch has them
+    np.testing.assert_allclose(dx, slopes.get(kind, [1, 1, 0, 0, 0.5, np.nan]), atol=1e-30)
+    assert grads == {} and y.dtype == dx.dtype == np.float32
+
+
+ARRAY = np.zeros((2, 3), np.float32)
 test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: nn.Linear(0, 1), ValueError, "in_features must be at least 1, not 0"),
     (lambda: nn.Linear(2.0, 1), TypeError, "in_features must be an int"),
@@ -224,7 +282,19 @@ test_wrong_calls_say_what_is_wrong = refusals(
      TypeError, r"tensor must be .*, which is filled, not \[1.0, 2.0\]"),
     (lambda: nn.init.xavier_uniform_([[1.0]]), TypeError, r"tensor must be .*, not \[\[1.0\]\]"),
     (lambda: nn.init.calculate_gain("cube"), ValueError, "cube"),
+    (lambda: nn.Linear(2, 2).register_parameter("w", [1.0]), TypeError, "parameter"),
+    (lambda: nn.Linear(2, 2).load_state_dict({"weight": np.ones((2, 2), bool), "bias": np.zeros(2, np.float32)}),
+     ValueError, "weight must hold floats or integers, not bool"),
+    (lambda: nn.init.kaiming_uniform_(ARRAY, mode="fan"), ValueError, 'mode must be "fan_in" or "fan_out", not \'fan\''),
+    (lambda: nn.init.normal_(ARRAY, rng=-1), ValueError, "rng must not be negative, not -1"),
+    (lambda: nn.GELU("erf"), ValueError, 'approximate must be "none" or "tanh", not \'erf\''),
+    (lambda: nn.ReLU()(1j), TypeError, "x must hold floats or integers, not complex"),
+    (lambda: nn.SiLU().vjp([1.0, 2.0])[1](1.0), ValueError, r"dy must have the shape of the result, \(2,\)"),
 )  # fmt: skip
+
+
+def test_ones():
+    assert (nn.init.ones_(np.zeros((2, 3))) == 1).all()
 
 
 @pytest.mark.parametrize("name", ["xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"])

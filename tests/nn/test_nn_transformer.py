@@ -1,4 +1,4 @@
-"""nn.TransformerEncoderLayer and nn.TransformerEncoder: copies, dropout, masks; test_every_layer.py has numbers and gradients."""
+"""Layers and stacks of the Transformer: copies, dropout, masks, errors; test_every_layer.py has numbers and gradients."""
 
 import itertools
 
@@ -10,10 +10,11 @@ from refusals import refusals
 
 from selfattn import nn
 
-N, L, D, HEADS, WIDE = 2, 5, 6, 2, 10
+N, L, S, D, HEADS, WIDE = 2, 5, 4, 6, 2, 10
 RNG = np.random.default_rng(2)
-X = RNG.standard_normal((N, L, D))
+X, MEMORY = RNG.standard_normal((N, L, D)), RNG.standard_normal((N, S, D))
 PADDING = np.arange(L) >= np.array([[3], [5]])  # True = ignore
+MEMORY_PADDING = np.arange(S) >= np.array([[4], [2]])
 TRIANGLE = ~np.tri(L, dtype=bool)
 BASE = {"d_model": D, "nhead": HEADS, "dim_feedforward": WIDE, "dropout": 0.0}
 KINDS = {
@@ -66,6 +67,76 @@ def test_layers_of_an_encoder_drop_different_places():
     assert (first.dropout(ones) != second.dropout(ones)).any()
 
 
+@pytest.mark.parametrize("norm", [None, "norm"])
+def test_layers_of_another_kind_compute_what_the_core_does(norm):
+    """A subclass may compute anything, so the encoder calls each layer; these subclasses compute the same as the core."""
+
+    class Own(nn.TransformerEncoderLayer):
+        pass
+
+    def encoder(kind):
+        layer = kind(8, 2, 16, batch_first=True, dropout=0.0, dtype=np.float64, rng=0)
+        last = nn.LayerNorm(8, dtype=np.float64) if norm else None
+        return nn.TransformerEncoder(layer, 2, last)
+
+    core, own = encoder(nn.TransformerEncoderLayer), encoder(Own)
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, 3, 5, 8))
+    lengths = np.array([5, 3, 1])
+    existing = np.arange(5) < lengths[:, None]
+    # sums of 16 terms, in two layers
+    near = {"rtol": 0, "atol": 1e-12}
+    y, pullback = own.vjp(x, key_lengths=lengths)
+    expected, expected_pullback = core.vjp(x, key_lengths=lengths)
+    np.testing.assert_allclose(y[existing], expected[existing], **near)
+    np.testing.assert_allclose(own(x, key_lengths=lengths)[existing], expected[existing], **near)
+    dy = dy * existing[..., None]
+    dx, gradients = pullback(dy)
+    expected_dx, expected_gradients = expected_pullback(dy)
+    np.testing.assert_allclose(dx, expected_dx, **near)
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected_gradients[name], err_msg=name, **near)
+
+
+def test_ways_to_say_the_same():
+    layer = nn.TransformerDecoderLayer(**BASE, batch_first=True, dtype=np.float64, rng=0)
+    y = layer(X, MEMORY, TRIANGLE, None, PADDING, MEMORY_PADDING)
+    same = layer(X, MEMORY, tgt_is_causal=True, key_lengths=[3, 5], memory_key_lengths=[4, 2])
+    np.testing.assert_allclose(same[:, :3], y[:, :3], atol=1e-12)
+    upper = np.arange(S) > np.arange(L)[:, None]
+    np.testing.assert_allclose(
+        layer(X, MEMORY, memory_is_causal=True), layer(X, MEMORY, memory_mask=upper), atol=1e-12
+    )
+    decoder = nn.TransformerDecoder(layer, 1)
+    np.testing.assert_array_equal(decoder(X, MEMORY, tgt_is_causal=None), layer(X, MEMORY))
+
+
+def test_the_future_and_missing_memory_are_not_seen():
+    layer = nn.TransformerDecoderLayer(**BASE, batch_first=True, dtype=np.float64, rng=0)
+    tgt, memory = X.copy(), MEMORY.copy()
+    y = layer(tgt, memory, tgt_is_causal=True, memory_key_lengths=[4, 2])
+    tgt[:, 2:], memory[1, 2:] = 9.0, np.nan
+    changed, pullback = layer.vjp(tgt, memory, tgt_is_causal=True, memory_key_lengths=[4, 2])
+    np.testing.assert_array_equal(changed[:, :2], y[:, :2])
+    (_, d_memory), grads = pullback(np.ones_like(y))
+    assert (d_memory[1, 2:] == 0).all() and all(np.isfinite(grad).all() for grad in grads.values())
+
+
+def test_dropout_drops_in_each_place_anew():
+    layer = nn.TransformerDecoderLayer(**{**BASE, "dropout": 0.4}, batch_first=True, dtype=np.float64, rng=0)
+    model = nn.TransformerDecoder(layer, 2)
+    assert not np.array_equal(model(X, MEMORY), model(X, MEMORY))
+    assert len({id(each.dropout1.rng) for each in model.layers}) == 1
+    model.eval()
+    np.testing.assert_array_equal(model(X, MEMORY), model(X, MEMORY))
+
+
+def encode(lengths):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, rng=0)
+    return lambda: nn.TransformerEncoder(layer, 1)(np.zeros((2, 3, 8), np.float32), key_lengths=lengths)
+
+
 def replaced(**parts):
     layer = layer_of("as it is", batch_first=True, dtype=np.float64, rng=0)
     for name, part in parts.items():
@@ -91,7 +162,25 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: replaced(norm2=nn.LayerNorm(6, elementwise_affine=False))(X), ValueError, "norm2 .* a weight"),
     (lambda: replaced(self_attn=nn.MultiheadAttention(6, 2, kdim=4))(X), ValueError, "self_attn .* as wide"),
     (lambda: replaced(activation="silu")(X), ValueError, '"relu" or "gelu", not \'silu\''),
-)
+    (lambda: nn.TransformerDecoderLayer(6, 2, activation="silu"),
+     ValueError, 'activation must be "relu" or "gelu"'),
+    (lambda: nn.TransformerDecoderLayer(6, 4), ValueError, "nhead must divide d_model; 4 does not divide 6"),
+    (lambda: nn.TransformerDecoder(3, 2), TypeError, "decoder_layer must be a Module, not int"),
+    (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(6, 2), 2, 3),
+     TypeError, "norm must be a Module or None, not int"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 5)), np.ones((2, 6))),
+     ValueError, r"tgt must have shape \(..., 6\), not \(2, 5\)"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((2, 5))),
+     ValueError, r"memory must have shape \(..., 6\), not \(2, 5\)"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 2, 6))),
+     ValueError, r"must all be \(L, E\) or all be"),
+    (lambda: nn.TransformerDecoderLayer(6, 2)(np.ones((2, 6)), np.ones((3, 6)), memory_mask=np.ones((2, 2), bool)),
+     ValueError, r"attn_mask must have shape .* \(2, 3\)"),
+    (encode([1.0, 2.0]), TypeError, "integers, got float64"),
+    (encode([1]), ValueError, r"shape \(2,\) or \(\), not \(1,\)"),
+    (encode([1, 4]), ValueError, r"in 0...3, not \[1, 4\]"),
+    (encode([-1, 2]), ValueError, r"in 0...3"),
+)  # fmt: skip
 
 
 def as_floats(mask, dtype):

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 
 import selfattn as sa
 
@@ -37,15 +36,6 @@ def check_gradients(layer, vjp, *inputs):
 def torch_state(module):
     """Copy the parameters of a PyTorch module into arrays."""
     return {name: tensor.detach().numpy().copy() for name, tensor in module.state_dict().items()}
-
-
-def assert_born_alike(ours, make_theirs, seed):
-    """Check that ``ours(rng)`` has the names, order and bits of the parameters that PyTorch makes from the same seed."""
-    torch = pytest.importorskip("torch", reason="torch, the peer, is not installed")
-    torch.manual_seed(seed)
-    expected, got = torch_state(make_theirs(torch)), ours(sa.torch_rng(seed)).state_dict()
-    assert list(got) == list(expected)
-    np.testing.assert_equal(dict(got), expected)
 
 
 def assert_close(got, expected, dtype, n, what=""):
