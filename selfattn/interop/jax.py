@@ -1,0 +1,170 @@
+"""Attention for JAX: :func:`scaled_dot_product_attention` under ``jit``, ``vmap`` and ``grad``, computed on the CPU.
+
+JAX calls back into Python, where the core computes both directions. Reverse mode, first order.
+
+>>> import jax, jax.numpy as jnp
+>>> from selfattn.interop.jax import scaled_dot_product_attention
+>>> x = jnp.ones((2, 3, 4))
+>>> jax.jit(jax.grad(lambda v: scaled_dot_product_attention(x, x, v).sum()))(x)[0, :, 0]
+Array([1., 1., 1.], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn import _core, functional
+from selfattn._check import seed_from_rng
+from selfattn._extras import import_extra
+from selfattn.functional._options import AttentionOptions, takes
+
+jax, jnp, _ = (import_extra(name, "jax") for name in ("jax", "jax.numpy", "jax.custom_derivatives"))
+
+Arrays: TypeAlias = dict[str, Any]
+Constants: TypeAlias = tuple[tuple[str, Any], ...]
+# What JAX traces, with the number of last axes that are neither batches nor heads; other arguments are constants of a call.
+_TRACED = {"query": 2, "key": 2, "value": 2, "attn_mask": 2, "alibi_slopes": 0, "sinks": 0, "key_lengths": 0}
+
+
+@takes(AttentionOptions)
+def scaled_dot_product_attention(
+    query: npt.ArrayLike,
+    key: npt.ArrayLike,
+    value: npt.ArrayLike,
+    attn_mask: npt.ArrayLike | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Any:
+    """Compute exact attention, with the arguments and the bits of :func:`selfattn.scaled_dot_product_attention`.
+
+    Parameters
+    ----------
+    query, key, value : array_like, shapes (..., L, E), (..., S, E), (..., S, Ev)
+        Integers become JAX's default float.
+    **options
+    return_lse : bool, default False
+        Return ``(out, lse)``.
+
+    Notes
+    -----
+    Query, key, value, a float ``attn_mask``, ``alibi_slopes`` and ``sinks`` have gradients. JAX traces these, ``key_lengths``
+    and ``rng``: an int, a key of ``jax.random`` or its uint32, which dropout needs. Others are constants under ``jit``.
+    """
+    given = {"query": query, "key": key, "value": value, "attn_mask": attn_mask, **options}
+    rng = given.pop("rng", None)
+    arrays = {name: jnp.asarray(given.pop(name)) for name in _TRACED if given.get(name) is not None}
+    for name in ("query", "key", "value"):
+        if jnp.issubdtype(arrays[name].dtype, jnp.integer):
+            arrays[name] = arrays[name].astype(float)
+    rank = max(arrays[name].ndim for name in ("query", "key", "value"))
+    for name, x in arrays.items():  # vmap adds axes before these
+        arrays[name] = x.reshape((1,) * (rank - 2 + _TRACED[name] - x.ndim) + x.shape)
+    if dropout_p:
+        arrays["rng"] = _seed(rng)
+    constants = {"return_lse": True, "dropout_p": dropout_p, "is_causal": is_causal, **given}
+    found = _attend(tuple((name, _hashable(x)) for name, x in constants.items()), arrays)
+    return found if return_lse else found[0]
+
+
+def _hashable(x: Any) -> Any:
+    x = x.tolist() if hasattr(x, "tolist") else x
+    return tuple(x) if isinstance(x, list) else x
+
+
+def _seed(rng: Any) -> Any:
+    """Return a seed as uint32, the lowest bits first."""
+    if isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.key_data(rng)
+    if isinstance(rng, jax.Array) and rng.dtype == np.uint32:
+        return rng
+    if not isinstance(rng, int | np.integer):
+        raise TypeError(f"dropout needs an int, a key of jax.random or its uint32 as rng, not {rng!r:.80}")
+    return jnp.asarray(np.array([seed_from_rng(rng)], np.uint64).view(np.uint32))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Callback:
+    """What JAX calls; it compiles equal ones once. NumPy alone is used here, since JAX would wait for itself."""
+
+    function: Callable[..., Any]
+    constants: Constants
+    rank: int
+
+    def __call__(self, given: Arrays) -> Any:
+        arrays, constants = {name: np.asarray(x) for name, x in given.items()}, dict(self.constants)
+        new = arrays["query"].ndim - self.rank
+        if new:  # vmap's axes have length 1 in an array that it does not map
+            batch = np.broadcast_shapes(*(x.shape[:new] for x in arrays.values()))
+            arrays = {name: np.broadcast_to(x, batch + x.shape[new:]) for name, x in arrays.items()}
+            arrays |= {
+                name: np.ascontiguousarray(arrays[name]) for name in arrays.keys() & {"out", "statistics"}
+            }
+        if "rng" in arrays:
+            constants["rng"] = int.from_bytes(arrays.pop("rng").tobytes(), "little")
+        return self.function(**arrays, **constants)
+
+
+def _run(function: Callable[..., Any], types: Any, arrays: Arrays, constants: Constants) -> Any:
+    """Compute when JAX does. With dropout vmap calls once for each example, so that it drops what it would drop alone."""
+    callback = _Callback(function, constants, arrays["query"].ndim)
+    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types)
+    method = "sequential" if "rng" in arrays else "expand_dims"
+    return jax.pure_callback(callback, types, arrays, vmap_method=method)
+
+
+def _outline(constants: Constants, arrays: Arrays) -> Any:
+    """Return out, statistics and lse of a call without keys, on arrays without memory, in which the core checks arguments."""
+    arguments: Arrays = {"key_lengths": 0, **dict(constants), "num_threads": 1}
+    arguments |= {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in arrays.items()} | {
+        "rng": 0
+    }
+    return functional.scaled_dot_product_attention_forward(**arguments)
+
+
+def _plain(constants: Constants, arrays: Arrays) -> Any:
+    out, _, lse = _outline(constants, arrays)
+    return _run(functional.scaled_dot_product_attention, (out, lse), arrays, constants)
+
+
+def _forward(constants: Constants, given: Arrays) -> Any:
+    arrays, perturbed = (
+        {name: x.value for name, x in given.items()},
+        {n for n, x in given.items() if x.perturbed},
+    )
+    out, statistics, lse = _outline(constants, arrays)
+    types = out, statistics, out.astype(lse.dtype), lse
+    _, statistics, unrounded, lse = _run(
+        _core._attention_forward, types, arrays, (*constants, ("unrounded", True))
+    )
+    kept = {"out": unrounded, "statistics": statistics}
+    return (unrounded.astype(out.dtype), lse), (
+        arrays,
+        kept,
+        dict.fromkeys(perturbed),
+    )  # names, as JAX keeps them
+
+
+def _backward(constants: Constants, saved: Any, gradients: Any) -> Any:
+    arrays, kept, perturbed = saved
+    zero = jax.custom_derivatives.SymbolicZero  # of a result that was not used
+    given = zip(("grad_out", "grad_lse"), gradients, strict=True)
+    kept |= {"grad_out": jnp.zeros_like(kept["out"])} | {
+        name: x for name, x in given if not isinstance(x, zero)
+    }
+    names = [name for name in functional.AttentionGradients._fields if name in perturbed]
+    wrt = tuple(name for name in names if jnp.issubdtype(arrays[name].dtype, jnp.floating))
+    backward, types = functional.scaled_dot_product_attention_backward, [arrays[name] for name in wrt]
+    found = _run(backward, types, arrays | kept, (*constants[1:], ("wrt", wrt)))  # without return_lse
+    return ({**dict.fromkeys(arrays), **dict(zip(wrt, found, strict=True))},)
+
+
+_attend = jax.custom_vjp(_plain, nondiff_argnums=(0,))
+_attend.defvjp(_forward, _backward, symbolic_zeros=True)
