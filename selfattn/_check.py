@@ -236,6 +236,14 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
     return array.astype(y.dtype, copy=False)
 
 
+def frames_to_caller() -> int:
+    """Return the stacklevel, for the calling function, of the first frame outside the package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def quoted(value: Any) -> str:
     """Quote a value; a long one is cut."""
     long = isinstance(value, str | list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)

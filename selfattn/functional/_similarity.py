@@ -12,20 +12,40 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 def similarities(kind: str, a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
     """Compute the similarity of each row of a with each row of b, (n, m); distances are negative."""
+    x, y = _rows(kind, a, b)
+    if kind in ("cosine", "dot"):
+        product: Array = x @ y.T
+        return product
+    found = np.empty((len(x), len(y)), x.dtype)
+    for n, row in enumerate(x):
+        found[n] = -np.linalg.norm(y - row, _order(kind), axis=1)
+    return found
+
+
+def pairwise_similarities(kind: str, a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
+    """Compute the similarity of each row of a with the same row of b, (n,); distances are negative."""
+    x, y = _rows(kind, a, b)
+    if len(x) != len(y):
+        raise ValueError(f"a and b must have the same number of rows, not {len(x)} and {len(y)}")
+    if kind in ("cosine", "dot"):
+        product: Array = np.einsum("nd,nd->n", x, y)
+        return product
+    distances: Array = -np.linalg.norm(y - x, _order(kind), axis=1)
+    return distances
+
+
+def _order(kind: str) -> int:
+    return 1 if kind == "manhattan" else 2
+
+
+def _rows(kind: str, a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Array, Array]:
+    """Return embeddings as rows of one dtype, for the cosine of length 1."""
     x, y = (np.atleast_2d(as_array(name, given)) for name, given in (("a", a), ("b", b)))
     if x.ndim > 2 or y.ndim > 2 or x.shape[1] != y.shape[1]:
         raise ValueError(f"a and b must be rows of one width, (n, d) and (m, d), not {x.shape} and {y.shape}")
     dtype = compute_dtype(x, y)
     x, y = (_unit(each) if kind == "cosine" else each for each in (x, y))
-    x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
-    if kind in ("cosine", "dot"):
-        product: Array = x @ y.T
-        return product
-    order = 1 if kind == "manhattan" else 2
-    found = np.empty((len(x), len(y)), dtype)
-    for n, row in enumerate(x):
-        found[n] = -np.linalg.norm(y - row, order, axis=1)
-    return found
+    return x.astype(dtype, copy=False), y.astype(dtype, copy=False)
 
 
 def _unit(rows: Array) -> Array:

@@ -6,8 +6,9 @@ embedding is an error that names it. The files are kept as they were read, so th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +19,7 @@ from selfattn._check import Array
 from selfattn.functional._similarity import SIMILARITIES
 from selfattn.models._folder import Config, read_weights
 from selfattn.models._table import rows
+from selfattn.models._tokenizer_class import TOKENIZER_CONFIG
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMER_CONFIG = "sentence_bert_config.json"  # for every architecture; old versions have other names
@@ -76,12 +78,12 @@ class Pipeline:
     similarity: str = "cosine"
     kept: dict[str, bytes] = field(default_factory=dict)  # small files, by their path in the folder
 
-    def width(self, d: int) -> int:
+    def width(self, d: int, truncate_dim: int | None = None) -> int:
         """Return the width of an embedding, for the width d of the transformer."""
         d *= len(self.modes)
         for _, dense in self.after:
             d = d if dense is None else dense.linear.out_features
-        return d if self.truncate_dim is None else min(d, self.truncate_dim)
+        return min(d, truncate_dim or self.truncate_dim or d)
 
     def prompt(self, given: str | None) -> str:
         """Return the text to put before each sentence, for a prompt or the name of one."""
@@ -91,15 +93,29 @@ class Pipeline:
             raise TypeError(f"prompt must be a str, not {type(given).__name__}")
         return self.prompts.get(given, given)
 
-    def finish(self, y: Array, normalize: bool | None) -> Array:
+    def named(self, name: str) -> str:
+        """Return what :meth:`prompt` takes for the prompt of a name; ``query`` and ``document`` are empty if the folder has none."""
+        if name in self.prompts:
+            return name
+        if name in ("query", "document"):
+            return ""
+        raise ValueError(f"prompt_name {name!r} is none of the folder's prompts, {sorted(self.prompts)}")
+
+    def keep_length(self, length: int) -> None:
+        """Have a saved folder say how long a text may be: sentence-transformers' file, or the tokenizer's without one."""
+        file, key = TOKENIZER_CONFIG, "model_max_length"
+        if MODULES in self.kept:
+            file, key = TRANSFORMER_CONFIG, "max_seq_length"
+        self.kept[file] = _disk.to_json(json.loads(self.kept.get(file, b"{}")) | {key: length})
+
+    def finish(self, y: Array, normalize: bool | None, truncate_dim: int | None = None) -> Array:
         """Compute embeddings of pooled rows, with the folder's dense layers and normalising."""
         for _, dense in self.after:
             if dense is not None:
                 y = dense(y)
             elif normalize is not False:
                 y = normalized(y)
-        if self.truncate_dim is not None:
-            y = y[:, : self.truncate_dim]
+        y = y[:, : truncate_dim or self.truncate_dim]
         return normalized(y) if normalize else y
 
 
@@ -136,11 +152,7 @@ def read_pipeline(folder: Path, classifies: bool = False) -> tuple[Pipeline, Pat
             _read_transformer(pipeline, _settings(pipeline, transformer, name, to=TRANSFORMER_CONFIG))
             break
     if (folder / SENTENCE_CONFIG).exists():
-        config = _settings(pipeline, folder, SENTENCE_CONFIG)
-        _read_sentence_config(pipeline, config)
-        if classifies and pipeline.default_prompt_name is not None:
-            name = pipeline.default_prompt_name
-            raise config.error(f"default_prompt_name {name!r} is not supported for classifiers")
+        _read_sentence_config(pipeline, _settings(pipeline, folder, SENTENCE_CONFIG))
     return pipeline, transformer
 
 
@@ -273,6 +285,14 @@ def _read_sentence_config(pipeline: Pipeline, config: Config) -> None:
         what = f"similarity_fn_name {pipeline.similarity!r} is not supported"
         raise config.error(f"{what}; supported are {', '.join(SIMILARITIES)}")
     config.finish()
+
+
+def change_settings(pipeline: Pipeline, where: str, settings: dict[str, Any]) -> None:
+    """Change what config_sentence_transformers.json says, also for the folder that the model is saved in."""
+    values = json.loads(pipeline.kept.get(SENTENCE_CONFIG, b"{}")) | settings
+    changed = replace(pipeline, kept=pipeline.kept | {SENTENCE_CONFIG: _disk.to_json(values)})
+    _read_sentence_config(changed, Config(values, where, rows(SENTENCE_CONFIG), SENTENCE_CONFIG))
+    vars(pipeline).update(vars(changed))
 
 
 def _settings(pipeline: Pipeline, folder: Path, name: str, to: str | None = None, kind: str = "") -> Config:

@@ -18,9 +18,10 @@ from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer, check_ids, pack
+from selfattn.functional import softmax
 from selfattn.functional._products import linear as multiply
-from selfattn.functional._similarity import similarities
-from selfattn.models import _pipeline, _tokenizer
+from selfattn.functional._similarity import pairwise_similarities, similarities
+from selfattn.models import _names, _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
 from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear, states
@@ -41,6 +42,8 @@ class TextEncoder(Pretrained):
     max_positions : int
         The longest sequence.
     tokenizer : tokenizers.Tokenizer or None
+    max_seq_length : int
+        The most tokens of a text; longer ones are cut there. May be set, and is saved.
     num_labels : int
         How many logits a classifier has.
     """
@@ -72,6 +75,7 @@ class TextEncoder(Pretrained):
         progress: bool = False,
         normalize: bool | None = None,
         prompt: str | None = None,
+        **theirs: Any,
     ) -> Array:
         """Compute the embedding of a sentence, or of each of many.
 
@@ -89,6 +93,9 @@ class TextEncoder(Pretrained):
         prompt : str, optional
             A text to put before each sentence, or the name of one of the folder's prompts. By default the prompt that
             the folder names; ``""`` for none.
+        **theirs
+            Keywords of sentence-transformers: ``prompt_name``; ``normalize_embeddings`` (False leaves it to the folder);
+            ``show_progress_bar``; ``truncate_dim``, before normalising; others, such as ``device``, with what is done anyway.
 
         Returns
         -------
@@ -100,7 +107,8 @@ class TextEncoder(Pretrained):
         TypeError
             A sentence is neither text nor ids; the message says which.
         ValueError
-            Lone surrogates, ids beyond the vocabulary, a text without tokens, or a folder without ``tokenizer.json``.
+            Lone surrogates, ids beyond the vocabulary, a text without tokens, or a folder without ``tokenizer.json``; or
+            ``convert_to_tensor``, ``device``, ``pool``, ``output_value`` or ``precision`` asks for what is not done here.
         ImportError
             ``tqdm`` is not installed: ``pip install 'selfattn[models]'``.
 
@@ -116,7 +124,17 @@ class TextEncoder(Pretrained):
             model = models.load("all-MiniLM-L6-v2")
             found = model.encode(["a storm at sea", "tea with milk"]) @ model.encode("the waves rose")
         """
-        return self._encoded(sentences, batch_size, progress, normalize, prompt)
+        call = _names.in_our_words(
+            "encode", theirs, self.pipeline, batch_size=batch_size, progress=progress, normalize=normalize, prompt=prompt,
+            truncate_dim=None,
+        )  # fmt: skip
+        given = Given(sentences)
+        parts = list(self._embeddings(given, **call))
+        given.warn(self.tokenizer)
+        if not parts:
+            return np.empty((0, self.pipeline.width(self.hidden_size, call["truncate_dim"])), np.float32)
+        y = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return y[0] if given.alone else y
 
     def encode_query(
         self,
@@ -125,12 +143,13 @@ class TextEncoder(Pretrained):
         batch_size: int | None = None,
         progress: bool = False,
         normalize: bool | None = None,
+        **theirs: Any,
     ) -> Array:
         """Compute the embeddings of queries, for :meth:`similarity` to those of :meth:`encode_document`.
 
         Parameters
         ----------
-        sentences, batch_size, progress, normalize
+        sentences, batch_size, progress, normalize, **theirs
             As for :meth:`encode`, and so are the result, errors and warnings.
         prompt : str, optional
             By default the folder's prompt of the name ``"query"``, none without one.
@@ -139,7 +158,8 @@ class TextEncoder(Pretrained):
         -------
         ndarray of float32, shape (d,) or (n, d)
         """
-        return self._encoded(sentences, batch_size, progress, normalize, self._prompt("query", prompt))
+        prompt = self._prompt("query", prompt, theirs)
+        return self.encode(sentences, batch_size, progress, normalize, prompt, **theirs)
 
     def encode_document(
         self,
@@ -148,12 +168,13 @@ class TextEncoder(Pretrained):
         batch_size: int | None = None,
         progress: bool = False,
         normalize: bool | None = None,
+        **theirs: Any,
     ) -> Array:
         """Compute the embeddings of texts that are searched.
 
         Parameters
         ----------
-        sentences, batch_size, progress, normalize
+        sentences, batch_size, progress, normalize, **theirs
             As for :meth:`encode`, and so are the result, errors and warnings.
         prompt : str, optional
             By default the folder's prompt of the name ``"document"``, none without one, as in sentence-transformers: a prompt of
@@ -170,7 +191,8 @@ class TextEncoder(Pretrained):
             documents = model.encode_document(["a storm at sea", "tea with milk"])
             scores = model.similarity(model.encode_query("the waves rose"), documents)[0]
         """
-        return self._encoded(sentences, batch_size, progress, normalize, self._prompt("document", prompt))
+        prompt = self._prompt("document", prompt, theirs)
+        return self.encode(sentences, batch_size, progress, normalize, prompt, **theirs)
 
     def similarity(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
         """Compute the similarity of each embedding of a with each of b, as the folder means it.
@@ -192,24 +214,46 @@ class TextEncoder(Pretrained):
         """
         return similarities(self.pipeline.similarity, a, b)
 
-    def _prompt(self, name: str, given: str | None) -> str:
-        return self.pipeline.prompts.get(name, "") if given is None else given
+    def similarity_pairwise(self, a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
+        """Compute the similarity of each embedding of a with the same one of b, as the folder means it.
 
-    def _encoded(
-        self,
-        sentences: Any,
-        batch_size: int | None,
-        progress: bool,
-        normalize: bool | None,
-        prompt: str | None,
-    ) -> Array:
-        given = Given(sentences)
-        parts = list(self._embeddings(given, batch_size, progress, normalize, prompt))
-        given.warn(self.tokenizer, depth=4)
-        if not parts:
-            return np.empty((0, self.pipeline.width(self.hidden_size)), np.float32)
-        y = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return y[0] if given.alone else y
+        Parameters
+        ----------
+        a, b : array_like, shape (n, d) or (d,)
+
+        Returns
+        -------
+        ndarray, shape (n,)
+        """
+        return pairwise_similarities(self.pipeline.similarity, a, b)
+
+    def get_embedding_dimension(self) -> int:
+        """Return the width of an embedding."""
+        return self.pipeline.width(self.hidden_size)
+
+    get_sentence_embedding_dimension = get_embedding_dimension  # its older name
+
+    @property
+    def max_seq_length(self) -> int:
+        """The most tokens of a text; longer ones are cut there."""
+        cutting = getattr(self.tokenizer, "truncation", None) or {}
+        return int(cutting.get("max_length", self.max_positions))
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        if self.tokenizer is None:
+            raise ValueError(_tokenizer.missing(self._folder))
+        if check_size("max_seq_length", value) > (most := self.max_positions):
+            raise ValueError(f"max_seq_length is {value}; this model takes {most} tokens at most")
+        direction = (self.tokenizer.truncation or {}).get("direction", "right")
+        self.tokenizer.enable_truncation(value, direction=direction)
+        self.pipeline.keep_length(value)
+
+    def _prompt(self, name: str, given: str | None, theirs: dict[str, Any]) -> str | None:
+        """Return what was given, or the folder's prompt of a name if nothing was."""
+        if given is not None or theirs.get("prompt_name") is not None:
+            return given
+        return self.pipeline.prompts.get(name, "")
 
     def encode_to(
         self,
@@ -252,7 +296,13 @@ class TextEncoder(Pretrained):
         return y
 
     def _embeddings(
-        self, given: Given, batch_size: int | None, progress: bool, normalize: bool | None, prompt: str | None
+        self,
+        given: Given,
+        batch_size: int | None,
+        progress: bool,
+        normalize: bool | None,
+        prompt: str | None,
+        truncate_dim: int | None = None,
     ) -> Iterator[Array]:
         """Compute the embeddings of sentences, a chunk at a time."""
         pipeline = self.pipeline
@@ -269,7 +319,7 @@ class TextEncoder(Pretrained):
             else:
                 rows = self._rows(ids, cu_seqlens, None, types)
                 y = _pipeline.pool(rows, cu_seqlens, modes, skipped or [0] * (len(cu_seqlens) - 1))
-            return pipeline.finish(y, normalize)
+            return pipeline.finish(y, normalize, truncate_dim)
 
         return self._computed(given, batch_size, progress, prepare, compute, "encode")
 
@@ -392,10 +442,12 @@ class TextEncoder(Pretrained):
     def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
         given, ready = Given([sentence]), self._ready(Chunk([sentence], 0))
         given.add(ready)
-        given.warn(self.tokenizer, depth=4)
+        given.warn(self.tokenizer)
         return ready.ids[0], None if ready.types is None else ready.types[0]
 
-    def predict(self, sentences: Any, batch_size: int | None = None, progress: bool = False) -> Array:
+    def predict(
+        self, sentences: Any, batch_size: int | None = None, progress: bool = False, **theirs: Any
+    ) -> Array:
         """Compute the logits of a classifier or cross-encoder.
 
         Parameters
@@ -404,6 +456,9 @@ class TextEncoder(Pretrained):
             A tuple of two texts is a pair. Ids may take the place of a text.
         batch_size, progress
             As for :meth:`encode`.
+        **theirs
+            Keywords of sentence-transformers: ``activation_fn``, a function of all logits, or ``"Sigmoid"``; ``apply_softmax``
+            over several labels; ``prompt``, before each first text; others as for :meth:`encode`.
 
         Returns
         -------
@@ -426,18 +481,69 @@ class TextEncoder(Pretrained):
             scores = reranker.predict([("who wrote it?", passage) for passage in passages])[:, 0]
         """
         self._classifier()
+        call = _names.in_our_words(
+            "predict", theirs, self.pipeline, progress=progress, prompt=None, activation_fn="Identity", apply_softmax=False
+        )  # fmt: skip
+        before = self.pipeline.prompt(call["prompt"])
         pair = isinstance(sentences, tuple) and is_pair(sentences)
         given = Given([sentences] if pair else sentences)
+
+        def prepare(chunk: Chunk) -> Ready:
+            return self._ready(chunk, before, refuse_ids=call["prompt"] is not None and bool(before))
 
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
             return self._logits(ids, cu_seqlens, types)
 
-        parts = list(self._computed(given, batch_size, progress, self._ready, compute, "predict"))
+        parts = list(self._computed(given, batch_size, call["progress"], prepare, compute, "predict"))
         given.warn(self.tokenizer)
-        if not parts:
-            return np.empty((0, self.num_labels), np.float32)
-        y = np.concatenate(parts)
+        y = np.concatenate(parts or [np.empty((0, self.num_labels), np.float32)])
+        y = _names.activated(y, call["activation_fn"])
+        y = softmax(y) if call["apply_softmax"] and self.num_labels > 1 else y
         return y[0] if pair or given.alone else y
+
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        batch_size: int | None = None,
+        progress: bool = False,
+        **theirs: Any,
+    ) -> list[dict[str, Any]]:
+        """Sort documents by the scores of a cross-encoder for them and a query, the best first.
+
+        Parameters
+        ----------
+        query : str
+        documents : iterable of str
+        top_k : int, optional
+            How many to return at most; by default all.
+        return_documents : bool, default False
+        batch_size, progress, **theirs
+            As for :meth:`predict`. By default ``activation_fn`` is the folder's, as in sentence-transformers.
+
+        Returns
+        -------
+        list of dict
+            ``corpus_id``, a document's number, ``score``, and ``text`` if asked for.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`predict`; or the model has several labels.
+        """
+        if self._classifier() and (labels := self.num_labels) != 1:
+            raise ValueError(f"rank needs one label, and the model has {labels}; predict has a score of each")
+        if isinstance(documents, str):
+            raise TypeError(f"documents must be an iterable of str, not {quoted(documents)}")
+        texts, most = list(documents), None if top_k is None else check_size("top_k", top_k)
+        of_folder = _names.folder_activation(self.config, self.pipeline, labels)
+        theirs["activation_fn"] = theirs.get("activation_fn") or of_folder
+        scores = self.predict([(query, text) for text in texts], batch_size, progress, **theirs)
+        found = [{"corpus_id": n, "score": score} for n, score in enumerate(scores[:, 0].tolist())]
+        found = sorted(found, key=lambda each: each["score"], reverse=True)[:most]
+        return [each | {"text": texts[each["corpus_id"]]} for each in found] if return_documents else found
 
     def steps(self, sentence: Any) -> TransformerSteps:
         """Compute the rows of one sentence, before they are pooled, with every intermediate result, to look at.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_array, is_float
+from selfattn._check import Array, as_array, frames_to_caller, is_float
 from selfattn.engine.weights import Weight, multiply
 from selfattn.functional._products import linear_backward
 
@@ -128,16 +127,8 @@ def _warn_of_inverted(mask: Array) -> None:
         f"attn_mask is a lower triangle of {closed}, but {meaning}; for causal attention pass is_causal=True, "
         "or a boolean mask that is True above the diagonal: ~np.tri(L, dtype=bool)",
         UserWarning,
-        stacklevel=_frames_to_caller(),
+        stacklevel=frames_to_caller(),
     )
-
-
-def _frames_to_caller() -> int:
-    """Return the stacklevel, for the calling function, of the first frame outside the package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _allowed(mask: Array) -> Array:
