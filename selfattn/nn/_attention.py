@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,15 +62,19 @@ def weighted_sum(weights: Array, value: Array, allowed: Array) -> Array:
     return output
 
 
+class Ignored(NamedTuple):
+    """What a call of PyTorch's layers ignores, as given: True in a boolean mask means *ignore*."""
+
+    attn_mask: npt.ArrayLike | None
+    key_padding_mask: npt.ArrayLike | None
+    is_causal: bool | None
+    key_lengths: npt.ArrayLike | None
+
+
 def mask_from_ignored(
-    attn_mask: npt.ArrayLike | None,
-    key_padding_mask: npt.ArrayLike | None,
-    lead: tuple[int, ...],
-    num_heads: int,
-    pairs: tuple[int, int],
-    dtype: npt.DTypeLike,
+    ignored: Ignored, lead: tuple[int, ...], num_heads: int, pairs: tuple[int, int], dtype: npt.DTypeLike
 ) -> tuple[Array | None, Array | None]:
-    """Convert the two masks of PyTorch's layers, in which True means *ignore*, to attention's mask and a bias of keys.
+    """Convert the two masks of PyTorch's layers to attention's mask and a bias of keys.
 
     ``attn_mask`` is (L, S) or (N·num_heads, L, S), ``key_padding_mask`` (N, S), or (S,) for one sequence; each is boolean, or
     floats that are added to the scores. ``lead`` is (N,), or () for one sequence, ``pairs`` (L, S); attention computes in ``dtype``.
@@ -79,6 +83,7 @@ def mask_from_ignored(
     bias is added to the scores of a key, (N, 1, S) or (1, S), and None unless there are both masks: one mask of both would be as
     large as the batch.
     """
+    attn_mask, key_padding_mask, *_ = ignored
     mask = padding = None
     if attn_mask is not None:
         per_head = (lead[0] * num_heads if lead else num_heads, *pairs)

@@ -16,6 +16,7 @@ from selfattn.functional._products import widened, widest
 from selfattn.nn import init
 from selfattn.nn._attention import (
     PROJECTIONS,
+    Ignored,
     lengths_for_heads,
     mask_from_ignored,
     project,
@@ -189,8 +190,8 @@ class MultiheadAttention(Module):
             (N, L, S), or (N, num_heads, L, S) when they are not averaged, without N for one sequence; after dropout. A row that
             ignores all keys has weights of 0 and an output of ``out_proj.bias``, where PyTorch gives NaN.
         """
-        masks = key_padding_mask, attn_mask, is_causal, key_lengths
-        return self._run(False, (query, key, value), masks, need_weights, average_attn_weights)[0]
+        ignored = Ignored(attn_mask, key_padding_mask, is_causal, key_lengths)
+        return self._run(False, (query, key, value), ignored, need_weights, average_attn_weights)[0]
 
     @repeats(forward)
     def vjp(
@@ -217,14 +218,14 @@ class MultiheadAttention(Module):
         pullback : callable, ``(dq, dk, dv), grads = pullback(d_output)``, as :class:`Module` says
         """
         refuse_gradients(self.out_proj.weight)
-        masks = key_padding_mask, attn_mask, is_causal, key_lengths
-        return self._run(True, (query, key, value), masks, need_weights, average_attn_weights)
+        ignored = Ignored(attn_mask, key_padding_mask, is_causal, key_lengths)
+        return self._run(True, (query, key, value), ignored, need_weights, average_attn_weights)
 
     def _run(
-        self, keep: bool, given: tuple[Any, ...], masks: tuple[Any, ...], need_weights: bool, average: bool
+        self, keep: bool, given: tuple[Any, ...], ignored: Ignored, need_weights: bool, average: bool
     ) -> tuple[tuple[Array, Array | None], Any]:
         inputs = self._inputs(*given)
-        options = self._options(inputs, *masks)
+        options = self._options(inputs, ignored)
         q, k, v = self._project(inputs)
         attended, statistics, *weights = _core._attention_forward(
             q, k, v, **options, return_weights=bool(need_weights)
@@ -269,7 +270,7 @@ class MultiheadAttention(Module):
         from selfattn.steps.layers import layer_steps  # in NumPy; imported when needed
 
         inputs = self._inputs(query, key, value)
-        options = self._options(inputs, key_padding_mask, attn_mask, is_causal, key_lengths)
+        options = self._options(inputs, Ignored(attn_mask, key_padding_mask, is_causal, key_lengths))
         bias = options.pop("key_bias")
         if bias is not None:
             options["attn_mask"] = with_key_bias(options["attn_mask"], bias)
@@ -312,25 +313,17 @@ class MultiheadAttention(Module):
         """Return the leading dims: (N,), or () for one sequence."""
         return () if x.ndim == 2 else (x.shape[0 if self.batch_first else 1],)
 
-    def _options(
-        self,
-        inputs: Inputs,
-        key_padding_mask: npt.ArrayLike | None,
-        attn_mask: npt.ArrayLike | None,
-        is_causal: bool,
-        key_lengths: npt.ArrayLike | None,
-    ) -> dict[str, Any]:
+    def _options(self, inputs: Inputs, ignored: Ignored) -> dict[str, Any]:
         """Return the options of attention, the seed of dropout included."""
         query, key, _ = inputs
         n_queries, n_keys = (x.shape[0 if self._sequence_first(x) else -2] for x in (query, key))
         compute = widest(*inputs, *[x for _, x in self._own_parameters()])
-        mask, key_bias = mask_from_ignored(
-            attn_mask, key_padding_mask, self._lead(query), self.num_heads, (n_queries, n_keys), compute
-        )
+        pairs = n_queries, n_keys
+        mask, key_bias = mask_from_ignored(ignored, self._lead(query), self.num_heads, pairs, compute)
         p = self.dropout if self.training else 0.0
         return {
-            "attn_mask": mask, "key_bias": key_bias, "dropout_p": p, "is_causal": bool(is_causal),
-            "key_lengths": lengths_for_heads(key_lengths), "rng": seed_from_rng(self.rng) if p > 0 else None,
+            "attn_mask": mask, "key_bias": key_bias, "dropout_p": p, "is_causal": bool(ignored.is_causal),
+            "key_lengths": lengths_for_heads(ignored.key_lengths), "rng": seed_from_rng(self.rng) if p > 0 else None,
         }  # fmt: skip
 
     def _projections(self) -> list[tuple[Any, Array | None]]:

@@ -14,10 +14,13 @@ from selfattn._check import FLOATS, Array, as_array, as_gradient, as_input, laye
 from selfattn._docs import repeats
 from selfattn.functional._gradients import sum_to_shape
 from selfattn.functional._products import widened
-from selfattn.nn._attention import weighted_sum
+from selfattn.nn._attention import PROJECTIONS, weighted_sum
 from selfattn.nn.module import Gradients, Module, Pullback, run
 
 Inputs = tuple[Array, Array, Array]
+Masks = tuple[
+    npt.ArrayLike | None, npt.ArrayLike | None, npt.ArrayLike | None
+]  # mask, attn_mask, key_lengths
 
 
 class ScaledDotProductAttention(Module):
@@ -92,7 +95,7 @@ class ScaledDotProductAttention(Module):
         """
         if dropout is not None and not callable(dropout):
             raise TypeError(f"dropout must be a module such as nn.Dropout(0.1), not {dropout!r}")
-        return self._run(False, query, key, value, (mask, attn_mask, key_lengths), dropout)[0]
+        return self._run(False, (query, key, value), (mask, attn_mask, key_lengths), dropout)[0]
 
     @repeats(forward)
     def vjp(
@@ -130,23 +133,17 @@ class ScaledDotProductAttention(Module):
         """
         if dropout is not None and not hasattr(dropout, "vjp"):
             raise TypeError(f"dropout must be a module with a vjp, such as nn.Dropout(0.1), not {dropout!r}")
-        return self._run(True, query, key, value, (mask, attn_mask, key_lengths), dropout)
+        return self._run(True, (query, key, value), (mask, attn_mask, key_lengths), dropout)
 
     def _run(
-        self,
-        keep: bool,
-        query: npt.ArrayLike,
-        key: npt.ArrayLike,
-        value: npt.ArrayLike,
-        masks: tuple[npt.ArrayLike | None, ...],
-        dropout: Any,
+        self, keep: bool, given: tuple[npt.ArrayLike, ...], masks: Masks, dropout: Any
     ) -> tuple[tuple[Array, Array], Any]:
-        inputs = self._inputs(query, key, value)
-        values, weights, pairs = _attend(inputs, *masks)
+        inputs = self._inputs(given)
+        values, weights, pairs = _attend(inputs, masks)
         dropped, dropout_pullback = weights, None
         if dropout is None and not keep:
             return (values, weights), None
-        scored, open_pairs = pairs or _pairs(inputs, *masks)
+        scored, open_pairs = pairs or _pairs(inputs, masks)
         if dropout is not None:
             found, dropout_pullback = run(dropout, keep, weights)
             dropped = _as_dropped(found, weights)
@@ -176,9 +173,8 @@ class ScaledDotProductAttention(Module):
         # The caller may change the weights, which the pullback reads.
         return (values, dropped.copy() if keep else dropped), pullback
 
-    def _inputs(self, query: npt.ArrayLike, key: npt.ArrayLike, value: npt.ArrayLike) -> Inputs:
-        given = (("query", query), ("key", key), ("value", value))
-        q, k, v = (as_input(x, self.dtype, name) for name, x in given)
+    def _inputs(self, given: tuple[npt.ArrayLike, ...]) -> Inputs:
+        q, k, v = (as_input(x, self.dtype, name) for x, name in zip(given, PROJECTIONS, strict=True))
         if min(q.ndim, k.ndim, v.ndim) < 2:
             raise ValueError(
                 f"query, key and value need at least 2 dims, not shapes {q.shape}, {k.shape} and {v.shape}"
@@ -186,14 +182,9 @@ class ScaledDotProductAttention(Module):
         return q, k, v
 
 
-def _attend(
-    inputs: Inputs,
-    mask: npt.ArrayLike | None,
-    attn_mask: npt.ArrayLike | None,
-    key_lengths: npt.ArrayLike | None,
-) -> tuple[Array, Array, tuple[Array, Array] | None]:
+def _attend(inputs: Inputs, masks: Masks) -> tuple[Array, Array, tuple[Array, Array] | None]:
     """Return values, weights before dropout, and with a mask the result of `_pairs`."""
-    q, k, v = inputs
+    (q, k, v), (mask, attn_mask, key_lengths) = inputs, masks
     values: Array
     weights: Array
     if mask is None:
@@ -201,7 +192,7 @@ def _attend(
             q, k, v, attn_mask, key_lengths=key_lengths, return_weights=True
         )
         return values, weights, None
-    scored, open_pairs = _pairs(inputs, mask, attn_mask, key_lengths)
+    scored, open_pairs = _pairs(inputs, masks)
     both = scored
     if attn_mask is not None and as_array("attn_mask", attn_mask).dtype != np.bool_:
         both = np.where(scored, attn_mask, -np.inf)
@@ -214,16 +205,12 @@ def _attend(
     return values, weights, (scored, open_pairs)
 
 
-def _pairs(
-    inputs: Inputs,
-    mask: npt.ArrayLike | None,
-    attn_mask: npt.ArrayLike | None,
-    key_lengths: npt.ArrayLike | None,
-) -> tuple[Array, Array]:
+def _pairs(inputs: Inputs, masks: Masks) -> tuple[Array, Array]:
     """Return which pairs have the score of their query and key, and which have a weight, both (..., L, S).
 
     They differ in rows without open keys, where all scores are −1e9.
     """
+    mask, attn_mask, key_lengths = masks
     finite = attn_mask
     if attn_mask is not None and (given := as_array("attn_mask", attn_mask)).dtype.name in FLOATS:
         finite = given != -np.inf

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from selfattn._check import Array, as_features, as_gradient
 from selfattn._docs import repeats
 from selfattn.engine.weights import float_type
+from selfattn.nn._attention import Ignored
 from selfattn.nn.layers import Dropout
 from selfattn.nn.module import Gradients, Module, Pullback, run
 from selfattn.nn.multihead_attention import MultiheadAttention
@@ -105,8 +106,8 @@ class TransformerDecoderLayer(ResidualLayer):
         ndarray, in the shape of ``tgt``
             The values of ignored tokens are undefined.
         """
-        own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
-        cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
+        own = Ignored(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
+        cross = Ignored(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
         return self._run(False, tgt, memory, own, cross)[0]
 
     @repeats(forward)
@@ -125,21 +126,21 @@ class TransformerDecoderLayer(ResidualLayer):
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> ((d_tgt, d_memory), grads)``. The pullback uses the same dropout."""
-        own = tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths
-        cross = memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths
+        own = Ignored(tgt_mask, tgt_key_padding_mask, tgt_is_causal, key_lengths)
+        cross = Ignored(memory_mask, memory_key_padding_mask, memory_is_causal, memory_key_lengths)
         return self._run(True, tgt, memory, own, cross)
 
     def _run(
-        self, keep: bool, tgt: npt.ArrayLike, memory: npt.ArrayLike, own: tuple[Any, ...], cross: tuple[Any, ...]
-    ) -> tuple[Array, Pullback]:  # fmt: skip
-        """Compute the output; ``own`` and ``cross`` are the options of self- and cross-attention."""
+        self, keep: bool, tgt: npt.ArrayLike, memory: npt.ArrayLike, own: Ignored, cross: Ignored
+    ) -> tuple[Array, Pullback]:
+        """Compute the output; self-attention and attention to the memory ignore ``own`` and ``cross``."""
         dtype = float_type(self.linear1.weight)
         x = as_features(tgt, self.d_model, dtype, "tgt")
         memory = as_features(memory, self.d_model, dtype, "memory")
 
-        def attend(name: str, dropout: Dropout, to: Array | None, options: tuple[Any, ...]) -> Sublayer:
+        def attend(name: str, dropout: Dropout, to: Array | None, ignored: Ignored) -> Sublayer:
             """Attend to the memory, or to x itself if ``to`` is None."""
-            mask, padding, is_causal, key_lengths = options
+            mask, padding, is_causal, key_lengths = ignored
 
             def sublayer(x: Array) -> tuple[Array, Back]:
                 keys = x if to is None else to

@@ -15,7 +15,7 @@ from selfattn.engine import transformer
 from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
 from selfattn.functional._products import plain, widest
 from selfattn.nn import init
-from selfattn.nn._attention import mask_from_ignored
+from selfattn.nn._attention import Ignored, mask_from_ignored
 from selfattn.nn.containers import ModuleList
 from selfattn.nn.layers import Dropout, Linear
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients, run
@@ -170,8 +170,8 @@ class TransformerEncoderLayer(ResidualLayer):
         ndarray, in the shape of ``src``
             The values of ignored tokens are undefined.
         """
-        masks = src_mask, src_key_padding_mask, is_causal, key_lengths
-        return _Call(self, [self], None, src, *masks).run(False)[0]
+        ignored = Ignored(src_mask, src_key_padding_mask, is_causal, key_lengths)
+        return _Call(self, [self], None, src, ignored).run(False)[0]
 
     @repeats(forward)
     def vjp(
@@ -184,8 +184,8 @@ class TransformerEncoderLayer(ResidualLayer):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout."""
-        masks = src_mask, src_key_padding_mask, is_causal, key_lengths
-        return _Call(self, [self], None, src, *masks).run(True)
+        ignored = Ignored(src_mask, src_key_padding_mask, is_causal, key_lengths)
+        return _Call(self, [self], None, src, ignored).run(True)
 
 
 class Stack(Module):
@@ -273,15 +273,7 @@ class TransformerEncoder(Stack):
         del enable_nested_tensor, mask_check
         super().__init__("encoder_layer", encoder_layer, num_layers, norm)
 
-    def _encode(
-        self,
-        keep: bool,
-        src: npt.ArrayLike,
-        mask: npt.ArrayLike | None,
-        padding_mask: npt.ArrayLike | None,
-        is_causal: bool | None,
-        key_lengths: npt.ArrayLike | None,
-    ) -> tuple[Array, Pullback]:
+    def _encode(self, keep: bool, src: npt.ArrayLike, ignored: Ignored) -> tuple[Array, Pullback]:
         """Run the layers, in one call of the core if it can compute all of them and the norm."""
         norm: Any = self.norm
         own: list[Any] = [layer for layer in self.layers if type(layer) is TransformerEncoderLayer]
@@ -291,8 +283,9 @@ class TransformerEncoder(Stack):
             known = type(norm) in (LayerNorm, RMSNorm) and norm.weight is not None
             whole = known and norm.normalized_shape == (own[0].d_model,)
         if whole:
-            return _Call(self, own, norm, src, mask, padding_mask, is_causal, key_lengths).run(keep)
-        return self._run(keep, src, mask, padding_mask, bool(is_causal), key_lengths=key_lengths)
+            return _Call(self, own, norm, src, ignored).run(keep)
+        *masks, is_causal, key_lengths = ignored
+        return self._run(keep, src, *masks, bool(is_causal), key_lengths=key_lengths)
 
     def forward(
         self,
@@ -316,7 +309,7 @@ class TransformerEncoder(Stack):
         -------
         ndarray, in the shape of ``src``
         """
-        return self._encode(False, src, mask, src_key_padding_mask, is_causal, key_lengths)[0]
+        return self._encode(False, src, Ignored(mask, src_key_padding_mask, is_causal, key_lengths))[0]
 
     @repeats(forward)
     def vjp(
@@ -329,7 +322,7 @@ class TransformerEncoder(Stack):
         key_lengths: npt.ArrayLike | None = None,
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``. The pullback uses the same dropout."""
-        return self._encode(True, src, mask, src_key_padding_mask, is_causal, key_lengths)
+        return self._encode(True, src, Ignored(mask, src_key_padding_mask, is_causal, key_lengths))
 
 
 class _Call:
@@ -344,10 +337,7 @@ class _Call:
         layers: Sequence[TransformerEncoderLayer],
         norm: Any,
         src: npt.ArrayLike,
-        mask: npt.ArrayLike | None,
-        padding_mask: npt.ArrayLike | None,
-        is_causal: bool | None,
-        key_lengths: npt.ArrayLike | None,
+        ignored: Ignored,
     ) -> None:
         first = layers[0]
         self.x = x = as_features(src, first.d_model, float_type(first.linear1.weight), "src")
@@ -368,18 +358,18 @@ class _Call:
         by_sequence = self._by_sequence(x)
         lead, length = by_sequence.shape[:-2], by_sequence.shape[-2]
         self.shape = (lead[0] if lead else 1, length, x.shape[-1])
-        self.exists = _existing(key_lengths, lead, length)
+        self.exists = _existing(ignored.key_lengths, lead, length)
         self.rows = self._packed(by_sequence)
         lengths = np.full(self.shape[0], length) if self.exists is None else self.exists.sum(axis=1)
         present = np.flatnonzero(lengths)
         self.cu_seqlens = np.concatenate([[0], np.cumsum(lengths[present])]).astype(np.int64)
         heads = first.self_attn.num_heads
-        allowed, key_bias = mask_from_ignored(mask, padding_mask, lead, heads, (length, length), self.compute)
+        allowed, key_bias = mask_from_ignored(ignored, lead, heads, (length, length), self.compute)
         if key_bias is not None:
             key_bias = key_bias.reshape(self.shape[:2])[present]
         self.described = Description(self.compute)
         self.model = transformer.Transformer(
-            tuple(self.described.layer(layer, bool(is_causal)) for layer in layers),
+            tuple(self.described.layer(layer, bool(ignored.is_causal)) for layer in layers),
             final_norm=None if norm is None else self.described.norm(norm),
             mask=self._mask(allowed, present),
             key_bias=key_bias if len(present) else None,
