@@ -1,15 +1,16 @@
-"""`selfattn steps`: what it writes, where, what it opens, and what it refuses."""
+"""`selfattn steps` and `selfattn explore`: what they write, where, what they open, and what they refuse."""
 
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pages import Reader
+from pages import Reader, data_of
 
-from selfattn import cli, views
+from selfattn import cli, files, nn, views
 from selfattn.cli import steps
 from selfattn.steps.layers import layer_steps
+from selfattn.text import WhitespaceTokenizer
 
 X = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 ATTENTION = {"query": X, "key": X, "value": X}
@@ -167,3 +168,52 @@ def test_wrong_usage(arguments, message, tmp_path, capsys):
     assert run(*arguments) == 2
     assert message in capsys.readouterr().err
     assert (tmp_path / "mine.npz").read_bytes() == before
+
+
+# ---- selfattn explore
+
+
+@pytest.fixture
+def trained(tmp_path):
+    pytest.importorskip("safetensors", reason="models are read from safetensors")
+    tokenizer = WhitespaceTokenizer(["the", "river", "bank", "loan"])
+    model = nn.EmbeddingModel(tokenizer, 5, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0)
+    files.save_model(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_two_texts_and_a_word(trained, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    arguments = ["explore", str(trained), "the river bank", "--compare", "the bank loan", "--word", "river"]
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    data = data_of(out.read_text(encoding="utf-8"))
+    assert [text["queries"] for text in data["texts"]] == [["the", "river", "bank"], ["the", "bank", "loan"]]
+    assert data["texts"][0]["chosen"] == 1 and data["heads"] == [2, 2]
+    assert cli.main([*arguments, "--out", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!DOCTYPE html>")
+
+
+def test_a_pair_of_sentences(tmp_path, capsys):
+    pytest.importorskip("tokenizers", reason="pretrained models need tokenizers")
+    from text_folders import add_pipeline, save_bert
+
+    save_bert(tmp_path)
+    add_pipeline(tmp_path, {"pooling_mode_mean_tokens": True})
+    assert cli.main(["explore", str(tmp_path), "a b", "--second", "c", "--out", "-"]) == 0
+    (text,) = data_of(capsys.readouterr().out)["texts"]
+    assert text["queries"].count("[SEP]") == 2 and text["queries"][0] == "[CLS]"
+
+
+def test_errors_of_explore(trained, tmp_path, capsys):
+    (tmp_path / "explorer.html").write_text("mine", encoding="utf-8")
+    for arguments, message in (
+        (["the bank"], "explorer.html exists and is not an explorer page; --out chooses another file"),
+        (["the bank", "--word", "sea"], "the token 'sea' is not among ['the', 'bank']"),
+        (["the bank", "--new-tokens", "3"], "new_tokens is for language models; EmbeddingModel is not one"),
+        (["the bank", "--out", "no/such/place.html"], "no/such"),
+    ):
+        assert cli.main(["explore", str(trained), *arguments]) == 1
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == "mine"
+    assert cli.main(["explore", str(trained), "the bank", "--open", "--out", "-"]) == 2
