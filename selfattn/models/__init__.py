@@ -31,6 +31,7 @@ from selfattn.models._table import FolderWarning
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.models._tokenizer import check_vocabulary, readable
 from selfattn.models.bert import (
+    CLASSIFIER,
     BertForSequenceClassification,
     BertModel,
     DistilBertForSequenceClassification,
@@ -51,16 +52,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _by_kind(*classes: type[Pretrained]) -> dict[str, type[Pretrained]]:
-    return {kind: each for each in classes for kind in each.kinds}
-
-
-MODELS = _by_kind(
-    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, GPT2LMHeadModel,
-    LlamaForCausalLM,
+CLASSES: tuple[type[Pretrained], ...] = (
+    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, GPT2LMHeadModel, LlamaForCausalLM,
+    BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification,
 )  # fmt: skip
-CLASSIFIERS = _by_kind(
-    BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification
+MODELS, CLASSIFIERS = (
+    {kind: each for each in CLASSES for kind in each.kinds if (each.suffix == CLASSIFIER) is classifies}
+    for classifies in (False, True)
 )
 
 # Files that another model may have left in a folder and that would change the model that is loaded from it.
@@ -129,7 +127,7 @@ def _load(folder: Path, dtype: str | None) -> Any:
     config = read_config(transformer)
     kind = config["model_type"]
     architectures = config.get("architectures") or []
-    classifies = any("ForSequenceClassification" in name for name in architectures) and not pools(folder)
+    classifies = any(CLASSIFIER in name for name in architectures) and not pools(folder)
     table = CLASSIFIERS if classifies else MODELS
     if kind not in table:
         what = f"{'a sequence classifier' if classifies else 'a model'} of type {kind!r}"

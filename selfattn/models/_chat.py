@@ -46,6 +46,12 @@ class Budget:
             self.spend(1 + letters // LETTERS)
             yield item
 
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, shallow: bool = False) -> Any:
+        """Call a function, and pay for its arguments, of a shallow one for their lengths alone, and for its result."""
+        for value in (*args, *kwargs.values()):
+            (self.result if shallow else self.weigh)(value)
+        return self.result(function(*args, **kwargs))
+
     def weigh(self, value: Any) -> Any:
         """Pay for everything in a value before it becomes, for example, a text; it may hold another value many times."""
         waiting = [value]
@@ -147,25 +153,19 @@ def _environment_class() -> Any:
         def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
             if obj is not self.globals["range"]:
                 _check_numbers([*args, *kwargs.values()])
-            weigh = self.budget.result if isinstance(obj, macro) else self.budget.weigh
-            for value in (*args, *kwargs.values()):
-                weigh(value)
-            return self.budget.result(super().call(context, obj, *args, **kwargs))
+            function = functools.partial(super().call, context, obj)
+            return self.budget.call(function, args, kwargs, isinstance(obj, macro))
 
     return Counting
 
 
 def _counted(function: Callable[..., Any], budget: Budget, shallow: bool = False) -> Callable[..., Any]:
     """Return a filter that pays for its arguments and its result, with the marks of Jinja2."""
-    weigh = budget.result if shallow else budget.weigh
 
     @functools.wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
-        _check_numbers(given[1:])
-        for value in given:
-            weigh(value)
-        return budget.result(function(*args, **kwargs))
+        _check_numbers([*args, *kwargs.values()][1:])
+        return budget.call(function, args, kwargs, shallow)
 
     return filtered
 
@@ -206,16 +206,9 @@ def _raise(message: Any) -> None:
     raise _RefusedError(str(message))
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+def _to_json(value: Any, ensure_ascii: bool = False, *given: Any, **more: Any) -> str:
+    named = dict(zip(("indent", "separators", "sort_keys"), given, strict=False))
+    return json.dumps(value, ensure_ascii=ensure_ascii, **named, **more)
 
 
 def checked_messages(messages: Any, template: str) -> list[dict[str, Any]]:

@@ -32,15 +32,6 @@ class Rows(NamedTuple):
         patterns = " ".join(self.no_effect.values()).split()
         return any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
 
-    def with_more(self, other: Rows) -> Rows:
-        """Return the rows of both."""
-        reasons = {**self.no_effect, **other.no_effect}
-        both = {
-            reason: f"{self.no_effect.get(reason, '')} {other.no_effect.get(reason, '')}"
-            for reason in reasons
-        }
-        return Rows(both, {**self.refused, **other.refused}, {**self.aliases, **other.aliases})
-
 
 NOTES = "names, versions and notes"
 TRAINING = "training, and how new parameters are drawn"
@@ -121,9 +112,8 @@ ABSENT = (
 
 TABLE: dict[str, Rows] = {
     "config.json": CONFIG,
-    "config.json of bert": BERT,
-    "config.json of camembert": BERT,
-    "config.json of dinov2": VIT,
+    **{f"config.json of {kind}": BERT for kind in ("bert", "camembert", "roberta", "xlm-roberta")},
+    **{f"config.json of {kind}": VIT for kind in ("dinov2", "vit")},
     "config.json of distilbert": Rows(
         aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     ),
@@ -135,9 +125,6 @@ TABLE: dict[str, Rows] = {
     ),
     "config.json of mpnet": Rows({}, {"relative_attention_num_buckets": 32}),
     "config.json of qwen2": Rows({}, {**CAUSAL, "use_mrope": False}),
-    "config.json of roberta": BERT,
-    "config.json of vit": VIT,
-    "config.json of xlm-roberta": BERT,
     "generation_config.json": Rows(
         {
             NOTES: "_* transformers_version",
@@ -228,4 +215,6 @@ TABLE: dict[str, Rows] = {
 
 def rows(name: str, kind: str = "") -> Rows:
     """Return the rows of all files of a name, and with ``kind`` also the rows of files of that kind."""
-    return TABLE.get(name, Rows()).with_more(TABLE.get(f"{name} of {kind}", Rows()))
+    all_files, own = TABLE.get(name, Rows()), TABLE.get(f"{name} of {kind}", Rows())
+    keys = " ".join((*all_files.no_effect.values(), *own.no_effect.values()))
+    return Rows({"": keys}, {**all_files.refused, **own.refused}, {**all_files.aliases, **own.aliases})

@@ -210,8 +210,8 @@ def load_tokenizer(folder: Path, lowercase: bool = False) -> tuple[Any, dict[str
 
 def gives_types(config: Mapping[str, Any], of_model: Mapping[str, Any]) -> bool:
     """Tell whether Transformers' tokenizer of a folder says which text of a pair a token belongs to; else all are of the first."""
-    by_model = "BertTokenizer" if of_model["model_type"] in ("bert", "distilbert") else ""
-    kind = config.get("tokenizer_class") or of_model.get("tokenizer_class") or by_model
+    by_model = _tokenizer_class.BY_MODEL.get(of_model["model_type"])
+    kind = _tokenizer_class.named_class(config, of_model) or by_model
     names = config.get("model_input_names")
     return str(kind).removesuffix("Fast") in TYPED if names is None else "token_type_ids" in names
 

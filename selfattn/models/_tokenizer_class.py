@@ -40,18 +40,21 @@ OTHER_NAMES = {
     "BartTokenizer": "RobertaTokenizer", "DistilBertTokenizer": "BertTokenizer",
     "MobileBertTokenizer": "BertTokenizer", "SqueezeBertTokenizer": "BertTokenizer",
 }  # fmt: skip
-# Another kind of model that these classes take.
-WORDS = {"BertTokenizer": "WordLevel", "MPNetTokenizer": "WordLevel"}
 AS_WRITTEN = "_selfattn_as_written"  # true: the file as it is, also where Transformers would not take it so
 AS_IT_IS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 # Transformers' class of a model whose folder names none.
 BY_MODEL = {
     "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gpt2": "GPT2Tokenizer",
-    "mpnet": "MPNetTokenizer", "qwen2": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+    "mpnet": "MPNetTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
 }  # fmt: skip
 LANGUAGE = ("gpt2", "llama", "mistral", "qwen2")  # models whose tokens become text
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def named_class(config: Mapping[str, Any], of_model: Mapping[str, Any]) -> Any:
+    """Return the class that the files of a folder name, if they do."""
+    return config.get("tokenizer_class") or of_model.get("tokenizer_class")
 
 
 def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: Mapping[str, Any]) -> str:
@@ -61,8 +64,7 @@ def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: 
         return ""
     if kind == "qwen2":
         return "Qwen2Tokenizer"
-    named = config.get("tokenizer_class") or of_model.get("tokenizer_class") or BY_MODEL.get(str(kind), "")
-    name = str(named).removesuffix("Fast")
+    name = str(named_class(config, of_model) or BY_MODEL.get(str(kind), "")).removesuffix("Fast")
     name = OTHER_NAMES.get(name, name)
     if kind in ("mistral", "modernbert") or (name == "LlamaTokenizer" and _is_byte_level(content)):
         return ""
@@ -198,11 +200,11 @@ def as_its_class(tokenizer: Any, folder: Path, raw: bytes, config: Config) -> tu
     of_model = _disk.read_object(folder / "config.json", required=False)
     name = class_name(config.values, of_model, content)
     kind = content["model"].get("type")
-    if name in CLASSES and kind not in (None, CLASSES[name][0], WORDS.get(name)):
-        named = config.values.get("tokenizer_class") or of_model.get("tokenizer_class")
-        if named or name == "Qwen2Tokenizer":
+    makes = CLASSES[name][0] if name in CLASSES else kind
+    if kind not in (None, makes, "WordLevel" if makes == "WordPiece" else makes):
+        if name == "Qwen2Tokenizer" or named_class(config.values, of_model):
             raise ValueError(
-                f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {CLASSES[name][0]} model; for a tokenizer as the "
+                f"{folder / TOKENIZER} has a {kind} model, of which {name} makes a {makes} model; for a tokenizer as the "
                 f"file says, set tokenizer_class in {TOKENIZER_CONFIG} to 'PreTrainedTokenizerFast'"
             )
         config.values["tokenizer_class"], name = name, ""  # nobody names it; the file as it is, and a warning
@@ -234,10 +236,8 @@ def _model(name: str, model: dict[str, Any], tokens: Tokens) -> dict[str, Any]:
         unknown = tokens.named["unk_token"].content
         n = 3 if name == "XLMRobertaTokenizer" else pieces.index(unknown) if unknown in pieces else 0
         return model | {"unk_id": n, "byte_fallback": False}
-    if model.get("type") == "WordLevel":
-        more = {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
-        return model | more
-    return model
+    words = {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    return model | words if model.get("type") == "WordLevel" else model
 
 
 def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any], tokens: Tokens) -> None:

@@ -18,6 +18,7 @@ from selfattn.models._pretrained import Parameters
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.nn.module import Gradients
 
+CLASSIFIER = "ForSequenceClassification"  # the end of the names of Transformers' classes
 BUCKETS, MOST_DISTANCE = 32, 128  # MPNet's number of buckets, and the distance at which they end
 
 
@@ -175,19 +176,19 @@ def _buckets(longest: int) -> Array:
 class BertForSequenceClassification(BertModel):
     """BERT with a classifier on the pooled first token: ``classifier(tanh(pooler(x[0])))``."""
 
-    suffix = "ForSequenceClassification"
+    suffix = CLASSIFIER
     head = ("pooler.dense", "tanh", "classifier")
 
 
 class RobertaForSequenceClassification(RobertaModel):
     """RoBERTa with a classifier on the first token: ``out_proj(tanh(dense(x[0])))``."""
 
-    suffix = "ForSequenceClassification"
+    suffix = CLASSIFIER
     head = ("classifier.dense", "tanh", "classifier.out_proj")
 
 
 class DistilBertForSequenceClassification(DistilBertModel):
     """DistilBERT with a classifier on the first token: ``classifier(relu(pre_classifier(x[0])))``."""
 
-    suffix = "ForSequenceClassification"
+    suffix = CLASSIFIER
     head = ("pre_classifier", "relu", "classifier")

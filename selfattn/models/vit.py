@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_array
+from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer
 from selfattn.functional._products import linear as multiply
@@ -118,29 +119,15 @@ class ViTModel(Pretrained):
             return height == width == self.image
         return height > 0 and width > 0 and height % self.patch == width % self.patch == 0
 
-    def _stretches(self, grid: Grid) -> list[Array] | None:
-        """Return the matrices that resize the rows and columns of the square of positions; None where it fits."""
-        side = self.image // self.patch
-        if grid == (side, side):
-            return None
-        return [_cubic(side, to).astype(self.arrays[PLACES].dtype) for to in grid]
-
-    def _positions(self, grid: Grid) -> Array:
-        """Return (1, 1 + patches, d): the class token's position, and those of patches, resized to the grid."""
-        table, stretches = self.arrays[PLACES], self._stretches(grid)
-        if stretches is None:
-            return table
+    def _resized(self, positions: Array, grid: Grid, back: bool = False) -> Array:
+        """Resize the table of positions (1, 1 + patches, d) to a grid; or ``back``, from its gradient there to that of the table."""
         side, d = self.image // self.patch, self.hidden_size
-        square = np.einsum("ik,jl,kld->ijd", *stretches, table[0, 1:].reshape(side, side, d), optimize=True)
-        return np.concatenate([table[:, :1], square.reshape(1, -1, d)], axis=1)
-
-    def _positions_gradient(self, d_positions: Array, grid: Grid) -> Array:
-        """Return the gradient of the table, of the gradient of what :meth:`_positions` returned."""
-        stretches, d = self._stretches(grid), self.hidden_size
-        if stretches is None:
-            return d_positions
-        square = np.einsum("ik,jl,ijd->kld", *stretches, d_positions[0, 1:].reshape(*grid, d), optimize=True)
-        return np.concatenate([d_positions[:, :1], square.reshape(1, -1, d)], axis=1)
+        if grid == (side, side):
+            return positions
+        stretches = [_cubic(side, to).astype(self.arrays[PLACES].dtype) for to in grid]
+        sums, shape = ("ik,jl,ijd->kld", grid) if back else ("ik,jl,kld->ijd", (side, side))
+        square = np.einsum(sums, *stretches, positions[0, 1:].reshape(*shape, d), optimize=True)
+        return np.concatenate([positions[:, :1], square.reshape(1, -1, d)], axis=1)
 
     def _weight(self) -> Array:
         weight: Array = self.arrays[f"{PATCHES}.weight"].reshape(self.hidden_size, -1)
@@ -153,7 +140,7 @@ class ViTModel(Pretrained):
         x = np.empty((n, count + 1, self.hidden_size), patches.dtype)
         x[:, :1] = self.arrays[CLASS]
         x[:, 1:] = multiply(patches, self._weight(), self.arrays[f"{PATCHES}.bias"])
-        x += self._positions(grid)
+        x += self._resized(self.arrays[PLACES], grid)
         return x.reshape(-1, self.hidden_size), np.arange(n + 1) * (count + 1), patches, grid
 
     def forward(self, pixels: npt.ArrayLike) -> Array:
@@ -176,20 +163,9 @@ class ViTModel(Pretrained):
         y = rows.reshape(len(rows) // count, count, self.hidden_size)
         return y[0] if np.ndim(pixels) == 3 else y
 
+    @repeats(forward)
     def vjp(self, pixels: npt.ArrayLike) -> tuple[Array, Pulled]:
-        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``.
-
-        Parameters
-        ----------
-        pixels : ndarray
-            As for :meth:`forward`.
-
-        Returns
-        -------
-        y : ndarray
-        pullback : callable
-            ``grads = pullback(dy)``, keyed like :meth:`parameters`; pixels have no gradient.
-        """
+        """Compute what :meth:`forward` does, and its pullback, ``dy -> grads``; pixels have no gradient."""
         rows, cu_seqlens, patches, grid = self._rows(pixels)
         settings, parameters = self._built(1)
         y, core_pullback = transformer.vjp(settings, rows, cu_seqlens)
@@ -198,7 +174,7 @@ class ViTModel(Pretrained):
             dx, grads, _ = core_pullback(dy.reshape(rows.shape))
             found = parameters.gradients(transformer.arrays(settings), grads)
             d_rows = dx.reshape(len(patches), patches.shape[1] + 1, self.hidden_size)
-            found[PLACES] = self._positions_gradient(d_rows.sum(axis=0, keepdims=True), grid)
+            found[PLACES] = self._resized(d_rows.sum(axis=0, keepdims=True), grid, back=True)
             found[CLASS] = d_rows[:, :1].sum(axis=0, keepdims=True)
             _, d_weight, d_bias = linear_backward(d_rows[:, 1:], patches, self._weight())
             found[f"{PATCHES}.weight"] = d_weight.reshape(self.arrays[f"{PATCHES}.weight"].shape)
