@@ -516,7 +516,7 @@ def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) ->
         raise ValueError(f"{name} holds {kind_of(parameter)}, rounded weights; not {array.dtype}")
     if array.dtype.name not in ("float16", "bfloat16", "float32", "float64") and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
-    typed = isinstance(value, np.ndarray) and array.dtype.kind not in "iu"
+    typed = hasattr(value, "dtype") and array.dtype.kind not in "iu"
     if strict and typed and not np.can_cast(array.dtype, parameter.dtype, "safe"):
         raise ValueError(
             f"{name} is {parameter.dtype}; {array.dtype} would lose precision (strict=False rounds)"
