@@ -1,7 +1,5 @@
 """Commands with standard streams that are closed, full, minimal or not a terminal, and ``-`` in place of a file."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
