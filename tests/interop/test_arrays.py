@@ -44,7 +44,7 @@ def test_hostile_capsules(monkeypatch):
     x, far = np.ones((2, 3, 4), BFLOAT16), (2**62, 1, 1)
     for change in (
         {"data": 0}, {"major": 2}, {"name": b"dltensor2"}, {"name": b"used_dltensor"}, {"device": 4}, {"lanes": 4}, {"bits": 8},
-        {"code": 12}, {"shape": None}, {"ndim": 65}, {"ndim": 2**31 - 1}, {"ndim": -1}, {"strides": far}, {"offset": 2**64 - 1},
+        {"code": 12}, {"shape": None}, {"ndim": 65, "shape": [1] * 65, "strides": [1] * 65}, {"ndim": 2**31 - 1}, {"ndim": -1}, {"strides": far}, {"offset": 2**64 - 1},
         {"strides": (-(2**63), 1, 1)}, {"shape": far}, {"shape": far, "strides": None}, {"shape": (2, -1, 4)},
         {"shape": (2**31, 2**31, 2**31), "strides": None},
     ):  # fmt: skip
