@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Mapping, MappingView, Set
 from typing import Any, TypeAlias
 
@@ -236,12 +237,12 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
     return array.astype(y.dtype, copy=False)
 
 
-def frames_to_caller() -> int:
-    """Return the stacklevel, for the calling function, of the first frame outside the package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
+def warn(message: str | Warning) -> None:
+    """Warn where the package was called: at the first frame outside it."""
+    frame, level, own = sys._getframe(1), 2, ("selfattn", "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(message, stacklevel=level)
 
 
 def quoted(value: Any) -> str:

@@ -51,7 +51,7 @@ def repeats(other: Callable[..., Any]) -> Callable[[Function], Function]:
             results = f"{arrow[2] if arrow else 'y'} : {result}\n{results}"
         shown = {
             "Parameters": "\n".join(dict.fromkeys(known[name] for name in names)),
-            "Returns": results,
+            "Returns": results or given.get("Returns"),
             "Raises": given.get("Raises"),
             **own,
         }
