@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, as_gradient
+from selfattn._docs import repeats
 from selfattn.engine.weights import (
     BITS,
     SCALE,
@@ -127,17 +128,12 @@ class Module:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
+    @repeats(forward)
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
         """Compute the output and a function that pulls gradients back; subclasses define it.
 
-        Parameters
-        ----------
-        *args, **kwargs : as ``forward`` of the subclass takes them
-
         Returns
         -------
-        y : object
-            What ``forward`` returns.
         pullback : callable
             ``dx, grads = pullback(dy)`` with the names of :meth:`parameters` in ``grads``, or ``grads = pullback(dy)`` where the
             input has no gradient.
