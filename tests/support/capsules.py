@@ -6,10 +6,8 @@ import struct
 import numpy as np
 
 RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.restype, new_capsule.argtypes = (
-    ctypes.py_object,
-    (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
 )
 
 
@@ -19,23 +17,26 @@ class Library:
     dtype, devices = "library.bfloat16", (1, 0)
 
     def __init__(self, x, old=False, name=None, flags=0, major=1, **changes):
+        strides = [n // 2 for n in x.strides]
         given = {
-            "data": x.ctypes.data, "device": 1, "number": 0, "ndim": x.ndim, "code": 4, "bits": 16, "lanes": 1,
-            "shape": x.shape, "strides": [n // 2 for n in x.strides], "offset": 0,
-        } | changes  # fmt: skip
-        self.kept = x, *(np.array(given[key] or (), np.int64) for key in ("shape", "strides"))
-        pointers = {
-            key: 0 if given[key] is None else self.kept[n].ctypes.data
-            for n, key in ((1, "shape"), (2, "strides"))
+            "data": x.ctypes.data,
+            "device": 1,
+            "number": 0,
+            "ndim": x.ndim,
+            "code": 4,
+            "bits": 16,
+            "lanes": 1,
         }
-        tensor = struct.pack("PiiiBBHPPQ", *(given | pointers).values())
+        given |= {"shape": x.shape, "strides": strides, "offset": 0} | changes
+        self.kept = [x]
+        for key in ("shape", "strides"):
+            self.kept.append(np.array(given[key] or (), np.int64))
+            given[key] = 0 if given[key] is None else self.kept[-1].ctypes.data
+        tensor = struct.pack("PiiiBBHPPQ", *given.values())
         self.released, self.old, self.release = 0, old, RELEASE(self.count)
         free = ctypes.cast(self.release, ctypes.c_void_p).value
-        owner = (
-            tensor + struct.pack("PP", 0, free)
-            if old
-            else struct.pack("IIPPQ", major, 0, 0, free, flags) + tensor
-        )
+        tail, head = struct.pack("PP", 0, free), struct.pack("IIPPQ", major, 0, 0, free, flags)
+        owner = tensor + tail if old else head + tensor
         self.owner = ctypes.create_string_buffer(owner, len(owner))
         self.name = name or (b"dltensor" if old else b"dltensor_versioned")
 
