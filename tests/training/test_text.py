@@ -93,16 +93,13 @@ def test_cutting_a_long_line_changes_no_piece():
     assert pieces[0] == pieces[1]
 
 
-def test_what_sentencepiece_refuses_is_an_error():
-    pytest.importorskip("sentencepiece", reason="SentencePiece is an extra")
-    with pytest.raises(ValueError, match="SentencePiece could not be trained with vocab_size=5: "):
-        train_sentencepiece(SENTENCES, 5)
-    with pytest.raises(ValueError, match="could not be trained with vocab_size=99999999999: "):
-        train_sentencepiece(SENTENCES, 99999999999)
-    with pytest.raises(ValueError, match="at least 1, not 0"):
-        train_sentencepiece(SENTENCES, 0)
-    with pytest.raises(ValueError, match="no text to train on"):
-        train_sentencepiece([" "], 100)
+test_what_sentencepiece_refuses_is_an_error = refusals(
+    ((SENTENCES, 5), "SentencePiece could not be trained with vocab_size=5: "),
+    ((SENTENCES, 99999999999), "could not be trained with vocab_size=99999999999: "),
+    ((SENTENCES, 0), "at least 1, not 0"),
+    (([" "], 100), "no text to train on"),
+    call=lambda given: pytest.importorskip("sentencepiece") and train_sentencepiece(*given),
+)
 
 
 def test_a_tokenizer_of_hugging_face_is_taken():
