@@ -43,9 +43,7 @@ def repeats(other: Callable[..., Any]) -> Callable[[Function], Function]:
         names = [name for name in inspect.signature(function).parameters if name in known]
         text, results = own.pop(""), own.pop("Returns", "")
         arrow = re.search(r"``(d_?(\w+)) -> \(?(.+?)\)?``", text)
-        if not arrow:
-            results = results or given.get("Returns", "")
-        elif not results:
+        if arrow and not results:
             dy, _, pulled = arrow.groups()
             results = f"pullback : callable, ``{pulled} = pullback({dy})``, as :class:`Module` says"
         if results.startswith("pullback"):
@@ -53,7 +51,7 @@ def repeats(other: Callable[..., Any]) -> Callable[[Function], Function]:
             results = f"{arrow[2] if arrow else 'y'} : {result}\n{results}"
         shown = {
             "Parameters": "\n".join(dict.fromkeys(known[name] for name in names)),
-            "Returns": results or given.get("Returns"),
+            "Returns": results,
             "Raises": given.get("Raises"),
             **own,
         }

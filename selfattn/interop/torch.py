@@ -1,42 +1,31 @@
-"""PyTorch: attention as differentiable operators that share memory with tensors.
+"""PyTorch: attention of tensors, differentiable there, and layers made from PyTorch's.
 
-Owns the operators ``selfattn::attention`` and ``selfattn::attention_backward``, through which PyTorch's autograd, compiler and export
-see the core.
+The operators that autograd, compiler and export see are in `_torch_operators`.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias, Unpack, cast
+import inspect
+from operator import attrgetter
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 
-from selfattn import _core
-from selfattn._check import Array, seed_from_rng
+from selfattn import nn
+from selfattn._check import seed_from_rng
 from selfattn._extras import import_extra
-from selfattn.functional._gradients import WRT, AttentionGradients, apart, round_into
+from selfattn.functional._gradients import WRT
 from selfattn.functional._options import AttentionOptions, takes
-from selfattn.functional.attention import HEADS, attention_backward
 from selfattn.functional.block_mask import BlockMask
-from selfattn.functional.varlen import varlen_backward
+from selfattn.interop._torch_operators import BLOCK_MASKS, TENSORS, attention, memory, plain_attention
 
 torch: Any = import_extra("torch", "torch")
 Tensor: TypeAlias = Any
 
-__all__ = ["scaled_dot_product_attention"]
+__all__ = ["from_torch", "scaled_dot_product_attention"]
 
-_WRT = AttentionGradients._fields
-_TENSORS = (*_WRT, "key_lengths", "cu_seqlens_q", "cu_seqlens_k", "rng")
-_SCHEMA = (
-    f"Tensor query, Tensor key, Tensor value, {', '.join(f'Tensor? {name}=None' for name in _TENSORS[3:])}, *, "
-    "float dropout_p=0.0, bool is_causal=False, float? scale=None, bool enable_gqa=False, str? causal=None, "
-    "int? left=None, int? right=None, float? softcap=None, int? block_mask=None, int? num_threads=None"
-)
+_LAYOUTS = {torch.strided, torch.jagged}
 _DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_block_masks: weakref.WeakValueDictionary[int, BlockMask] = (
-    weakref.WeakValueDictionary()
-)  # by what operators take
 
 
 @takes(AttentionOptions)
@@ -96,67 +85,52 @@ def scaled_dot_product_attention(
     >>> out.shape
     torch.Size([1, 8, 64, 32])
     """
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if (
-            type(x) is not torch.Tensor
-            or not x.is_cpu
-            or x.dtype not in _DTYPES
-            or x.dtype is not query.dtype
-        ):
-            _check(name, x, query)
     given: dict[str, Any] = {**options}
     if attn_mask is not None:
         given["attn_mask"] = attn_mask
     if dropout_p:
         given["dropout_p"] = dropout_p
-    if given:
-        _to_schema(given)
-    if query.is_nested:
-        return _jagged(
-            query,
-            key,
-            value,
-            given,
-            is_causal=is_causal,
-            return_lse=return_lse,
-            return_weights=return_weights,
-        )
-    given.update(is_causal=is_causal, return_lse=return_lse, return_weights=return_weights)
-    results = _run(query, key, value, given)
-    return results[0] if len(results) == 1 else results
+    if return_lse or return_weights:
+        given.update(return_lse=return_lse, return_weights=return_weights)
+    _check(query=query, key=key, value=value)
+    trains = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if not (given or trains or query.is_nested or torch.compiler.is_compiling()):
+        return plain_attention(query, key, value, is_causal)
+    _to_schema(given, is_causal)
+    return (_jagged if query.is_nested else _run)(query, key, value, given)
 
 
-def _run(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Call the operator; what it keeps for the backward pass is not returned."""
-    tensors = (query, key, value, *(x for x in given.values() if isinstance(x, torch.Tensor)))
+def _run(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Any:
+    """Call the operator; what it only keeps for the backward pass is not returned."""
+    tensors = query, key, value, *(x for x in given.values() if isinstance(x, torch.Tensor))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    results = _attention(query, key, value, keep=keep, **given)
-    return tuple(results[: 1 + given["return_lse"] + given["return_weights"]])
+    results = attention(query, key, value, **given, keep=keep)
+    n = 1 + given.get("return_lse", False) + given.get("return_weights", False)
+    return results[0] if n == 1 else tuple(results[:n])
 
 
-def _check(name: str, x: Any, query: Tensor) -> None:
-    """Refuse what is no tensor of the CPU, or has another dtype than query."""
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(
-            f"{name} must be a torch.Tensor, got {type(x).__name__}; selfattn's own function takes arrays"
-        )
-    if x.device.type != "cpu":
-        raise ValueError(f"{name} is on {x.device}; selfattn computes on the CPU: give {name}.cpu()")
-    if x.dtype not in _DTYPES:
-        raise TypeError(
-            f"{name} is {x.dtype}; float16, bfloat16, float32 and float64 work: give {name}.float()"
-        )
-    if x.dtype is not query.dtype:
-        raise TypeError(f"query is {query.dtype}, but {name} is {x.dtype}: give {name}.to(query.dtype)")
-    if x.is_nested != query.is_nested or x.layout not in (torch.strided, torch.jagged):
-        raise TypeError(
-            f"query is {query.layout}, and {name} {x.layout}: give all strided (dense), or all torch.jagged"
-        )
+def _check(**tensors: Tensor) -> None:
+    """Refuse what is no tensor of the CPU, and several dtypes or layouts."""
+    query = tensors["query"]
+    for name, x in tensors.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(
+                f"{name} is a {type(x).__name__}, not a Tensor; selfattn's own function takes arrays"
+            )
+        if not x.is_cpu:
+            raise ValueError(f"{name} is on {x.device}; selfattn computes on the CPU: give {name}.cpu()")
+        if x.dtype is not query.dtype:
+            raise TypeError(f"query is {query.dtype}, but {name} is {x.dtype}: give {name}.to(query.dtype)")
+        if x.dtype not in _DTYPES:
+            raise TypeError(f"{name} is {x.dtype}; give floats, such as {name}.float()")
+        if x.layout is not query.layout or x.layout not in _LAYOUTS:
+            raise TypeError(f"{name} is {x.layout}; give all three dense, as by to_dense(), or torch.jagged")
 
 
-def _to_schema(given: dict[str, Any]) -> None:
-    """Make options what the operators' schema takes: tensors, and numbers in place of objects."""
-    for name in _TENSORS[3:7]:
+def _to_schema(given: dict[str, Any], is_causal: bool) -> None:
+    """Make options what the operator's schema takes: tensors and numbers in place of objects."""
+    given["is_causal"] = is_causal
+    for name in TENSORS[3:7]:
         if given.get(name) is not None and not isinstance(given[name], torch.Tensor):
             given[name] = torch.as_tensor(np.asarray(given[name]))
     if (window := given.pop("window", None)) is not None:
@@ -166,195 +140,137 @@ def _to_schema(given: dict[str, Any]) -> None:
     if (mask := given.get("block_mask")) is not None:
         if not isinstance(mask, BlockMask):
             raise TypeError(f"block_mask must be a BlockMask, got {type(mask).__name__}")
-        _block_masks[id(mask)] = mask
         given["block_mask"] = id(mask)
+        BLOCK_MASKS[id(mask)] = mask
     rng = given.pop("rng", None)
-    if rng is None or isinstance(rng, torch.Generator):
-        if given.get("dropout_p"):
-            given["rng"] = torch.randint(2**63 - 1, (), generator=rng)
-    else:
+    if rng is not None and not isinstance(rng, torch.Generator):
         seed = seed_from_rng(rng)
-        given["rng"] = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+        given["rng"] = torch.tensor(seed if seed < 2**63 else seed - 2**64)
+    elif "dropout_p" in given:
+        given["rng"] = torch.randint(2**63 - 1, (), generator=rng)
 
 
-def _jagged(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any], **flags: bool) -> Any:
+def _jagged(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> Any:
     """Compute attention of nested tensors (N, H, L*, E), whose rows, packed one after the other, the operator takes."""
-    refused = [
-        name for name in ("attn_mask", "key_lengths", "block_mask") if given.pop(name, None) is not None
-    ]
-    if refused or flags["return_weights"]:
-        raise TypeError(f"nested tensors take no {[*refused, 'return_weights'][0]}")
+    for name in ("attn_mask", "key_lengths", "block_mask", "return_weights"):
+        if given.get(name) not in (None, False):
+            raise TypeError(f"nested tensors take no {name}")
     rows = [x.transpose(1, 2) if x.dim() == 4 else x for x in (query, key, value)]
-    for name, x in zip(_TENSORS, rows, strict=False):
-        if x.dim() != 4 or x.layout is not torch.jagged or not x.is_contiguous():
-            raise ValueError(f"{name} must be jagged, of shape (N, H, L*, E), contiguous as (N, L*, H, E)")
-    offsets = query.offsets()
-    given |= {"cu_seqlens_q": offsets, "cu_seqlens_k": key.offsets(), **flags}
+    for name, x in zip(WRT, rows, strict=True):
+        if x.dim() != 4 or not x.is_contiguous():
+            raise ValueError(f"{name} must have shape (N, H, L*, E) and be contiguous as (N, L*, H, E)")
     q, k, v = (x.values() for x in rows)
-    out, *lse = _run(q, k, v, given)
-    nested = [
-        torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2) for x in (out, *(x.T for x in lse))
-    ]
-    return tuple(nested) if lse else nested[0]
+    results = _run(q, k, v, {**given, "cu_seqlens_q": query.offsets(), "cu_seqlens_k": key.offsets()})
+    out, *lse = results if isinstance(results, tuple) else [results]
+    nest = torch.nested.nested_tensor_from_jagged
+    found = [nest(x, query.offsets()).transpose(1, 2) for x in (out, *(x.T for x in lse))]
+    return tuple(found) if lse else found[0]
 
 
-# -------------------------------------------------------------------------------------------------- operators
+# ---------------------------------------------------------------------------------------------------- layers
+
+_LAYER = {  # where PyTorch's encoder and decoder layers keep what their constructors take
+    "d_model": "linear1.in_features", "nhead": "self_attn.num_heads", "dim_feedforward": "linear1.out_features",
+    "dropout": "dropout.p", "layer_norm_eps": "norm1.eps", "batch_first": "self_attn.batch_first", "bias": "linear1.bias",
+}  # fmt: skip
+_PLACES = {
+    "MultiheadAttention": {"bias": "in_proj_bias", "add_bias_kv": "bias_k"},
+    "TransformerEncoderLayer": _LAYER, "TransformerDecoderLayer": _LAYER,
+    "TransformerEncoder": {"encoder_layer": "layers.0"}, "TransformerDecoder": {"decoder_layer": "layers.0"},
+}  # fmt: skip
+_ACTIVATIONS = {
+    torch.nn.functional.relu: "relu", torch.relu: "relu", torch.nn.functional.gelu: "gelu", "ReLU()": "relu",
+    "GELU(approximate='none')": "gelu",
+}  # fmt: skip
 
 
-def _read(tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Return an operator's arguments as the core takes them."""
-    given: dict[str, Any] = {
-        name: _array(x) for name, x in zip(_TENSORS, tensors, strict=False) if x is not None
-    }
-    if "rng" in given:
-        given["rng"] = int(given["rng"]) % 2**64
-    if "left" in options or "right" in options:
-        given["window"] = options.pop("left", None), options.pop("right", None)
-    if "block_mask" in options:
-        number = options.pop("block_mask")
-        if number not in _block_masks:
-            raise ValueError(
-                "the block mask of this call is gone; a graph that is saved takes a dense attn_mask"
-            )
-        given["block_mask"] = _block_masks[number]
-    if "num_threads" not in options:
-        given["num_threads"] = min(torch.get_num_threads(), _core.get_num_threads())
-    return given | options
+def from_torch(module: Any) -> nn.Module:
+    """Make selfattn's layer of the same name from a layer of ``torch.nn``, with copies of its parameters.
+
+    Options, dtype, training mode, parameters that are shared, and modules that are used twice are kept. It takes the layers that
+    :mod:`selfattn.nn` names as PyTorch does, and what contains them; modules of a ``Sequential`` get numbers as names.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+
+    Returns
+    -------
+    Module
+
+    Raises
+    ------
+    TypeError
+        A class that :mod:`selfattn.nn` does not have under this name, or a subclass.
+    ValueError
+        An option that the layer here does not have, such as ``max_norm``, another activation, or a hook.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from selfattn.interop.torch import from_torch
+    >>> layer = torch.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True).eval()
+    >>> x = torch.randn(3, 5, 8)
+    >>> torch.allclose(torch.from_numpy(from_torch(layer)(x.numpy())), layer(x), atol=1e-5)
+    True
+    """
+    first = next((x for x in module.parameters() if x.is_floating_point()), torch.zeros(()))
+    converted: nn.Module = _converted(module, memory(first).dtype, {})
+    return converted
 
 
-def _array(x: Tensor) -> Array:
-    """Return a tensor's memory as an array."""
-    x = x.detach() if x.requires_grad else x
-    if x.dtype is not torch.bfloat16:
-        return cast("Array", x.numpy())
-    array: Array = x.view(torch.int16).numpy()
-    return array.view(import_extra("ml_dtypes", "torch").bfloat16)
+def _converted(module: Any, dtype: np.dtype[Any], made: dict[Any, Any]) -> Any:
+    """Return the layer; ``made`` has what was made of each module and parameter so far."""
+    if module in made:
+        return made[module]
+    kind = type(module)
+    if kind is torch.nn.modules.linear.NonDynamicallyQuantizableLinear:  # in MultiheadAttention
+        kind = torch.nn.Linear
+    name = kind.__name__
+    known = [each for each in nn.__all__ if hasattr(torch.nn, each) and each not in ("Module", "init")]
+    if name not in known or kind is not getattr(torch.nn, name):
+        way = (
+            "; convert its encoder and its decoder"
+            if name == "Transformer"
+            else f"; it has {', '.join(known)}"
+        )
+        raise TypeError(f"selfattn.nn has no layer for a {kind.__module__}.{name}{way}")
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        raise ValueError(f"a {name} has a hook, which selfattn.nn.{name} would not call: remove it")
+    mine: Any = getattr(nn, name)
+    taken = inspect.signature(mine).parameters
+    for option, parameter in inspect.signature(kind).parameters.items():
+        found = getattr(module, option, parameter.default)
+        if option not in taken and option not in ("inplace", "args") and found != parameter.default:
+            raise ValueError(f"selfattn.nn.{name} has no {option}, which is {found!r} here")
+    if name in ("Sequential", "ModuleList"):
+        children = [_converted(child, dtype, made) for child in module]
+        made[module] = layer = mine(*children) if name == "Sequential" else mine(children)
+    else:
+        options = {
+            each: _option(module, name, each, dtype, made) for each in taken if each not in ("dtype", "rng")
+        }
+        made[module] = layer = mine(**options, dtype=dtype) if "dtype" in taken else mine(**options)
+        for child_name, child in module.named_children():
+            if child_name != "activation":
+                setattr(layer, child_name, _converted(child, dtype, made))
+    for own, parameter in module.named_parameters(recurse=False):
+        layer.register_parameter(own, made.setdefault(parameter, memory(parameter).copy()))
+    layer.training = module.training
+    return layer
 
 
-def _tensor(x: Array) -> Tensor:
-    """Return an array's memory as a tensor."""
-    x = np.asarray(x, order="C")
-    return (
-        torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-        if x.dtype.kind == "V"
-        else torch.from_numpy(x)
-    )
-
-
-def _forward(*tensors: Tensor | None, keep: bool = False, **options: Any) -> list[Tensor]:
-    """Return the results, and with ``keep`` statistics and, for 16 bits, the output before rounding."""
-    given = _read(tensors, options)
-    packed = "cu_seqlens_q" in given
-    if not keep:
-        results = (_core._varlen_attention if packed else _core.scaled_dot_product_attention)(**given)
-        return [_tensor(x) for x in (results if type(results) is tuple else (results,))]
-    call = _core._varlen_forward if packed else _core._attention_forward
-    out, statistics, unrounded, *rest = call(**given, unrounded=True)
-    kept = [statistics]
-    if unrounded is not out:
-        round_into(out, unrounded, given["num_threads"])
-        kept.append(unrounded)
-    return [_tensor(x) for x in (out, *rest, *kept)]
-
-
-def _forward_fake(
-    query: Tensor, key: Tensor, value: Tensor, *others: Tensor | None, keep: bool = False,
-    return_lse: bool = False, return_weights: bool = False, enable_gqa: bool = False, **_: Any,
-) -> list[Tensor]:  # fmt: skip
-    """Return empty tensors of the shapes, dtypes and strides that `_forward` returns."""
-    *lead, L, _E = query.shape
-    shape, rows = (*query.shape[:-1], value.shape[-1]), (query.shape[1], query.shape[0])
-    if len(others) < 5 or others[4] is None:  # no packed sequences
-        dims = -3 if enable_gqa else -2  # the heads of query count
-        lead = list(torch.broadcast_shapes(*(x.shape[:dims] for x in (query, key, value))))
-        lead += query.shape[dims:-2]
-        shape, rows = (*lead, L, value.shape[-1]), (*lead, L)
-    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-    found = [query.new_empty(shape)]
-    found += [query.new_empty(rows, dtype=wide)] * return_lse
-    found += [query.new_empty((*lead, L, key.shape[-2]))] * return_weights
-    if keep:
-        found.append(query.new_empty((*rows, 2), dtype=wide))
-        if query.dtype.itemsize == 2:
-            found.append(query.new_empty(shape, dtype=wide))
-    return found
-
-
-def _backward(
-    grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, statistics: Tensor, *tensors: Tensor | None,
-    wrt: list[int], **options: Any,
-) -> list[Tensor]:  # fmt: skip
-    """Return the gradients of the inputs whose places ``wrt`` lists."""
-    given = _read(tensors, options)
-    backward, heads = (
-        (varlen_backward, slice(1, 2)) if "cu_seqlens_q" in given else (attention_backward, HEADS)
-    )
-    query, key, value = (given.pop(name) for name in WRT)
-    grad = np.zeros(out.shape, value.dtype) if grad_out is None else _array(grad_out)
-    found = backward(
-        query, apart(key, heads), apart(value, heads), names=tuple(_WRT[n] for n in wrt), grad_out=grad,
-        grad_lse=None if grad_lse is None else _array(grad_lse), out=_array(out), statistics=_array(statistics), **given,
-    )  # fmt: skip
-    return [_tensor(cast("Array", found[n])) for n in wrt]
-
-
-def _backward_fake(*tensors: Any, wrt: list[int], **_: Any) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in (tensors[4 + n] for n in wrt)]
-
-
-def _save(
-    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: list[Tensor]
-) -> None:
-    """Keep what the gradients need; a tensor that is changed in place before they are computed is PyTorch's error."""
-    ctx.options = dict(keyword_only_inputs)
-    keep, ctx.lse, weights = (ctx.options.pop(name) for name in ("keep", "return_lse", "return_weights"))
-    kept = output[1 + ctx.lse :]
-    ctx.mark_non_differentiable(*kept)
-    kept = kept[weights:]
-    if not keep:
-        raise RuntimeError("selfattn::attention needs keep=True where an input requires a gradient")
-    ctx.save_for_backward(kept[1] if len(kept) > 1 else output[0], kept[0], *inputs)
-    ctx.set_materialize_grads(False)
-    ctx.block_mask = _block_masks.get(ctx.options["block_mask"])
-
-
-def _pull_back(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    wrt = [n for n, needed in enumerate(ctx.needs_input_grad) if needed]
-    found = _attention_backward(
-        grads[0], grads[1] if ctx.lse else None, *ctx.saved_tensors, wrt=wrt, **ctx.options
-    )
-    places = dict(zip(wrt, found, strict=True))
-    return tuple(places.get(n) for n in range(len(ctx.needs_input_grad)))
-
-
-def _refuse(ctx: Any, *grads: Any) -> None:
-    raise RuntimeError(
-        "selfattn's attention has first derivatives only: gradients cannot be differentiated again"
-    )
-
-
-def _operator(name: str, function: Callable[..., Any], fake: Callable[..., Any], schema: str) -> Any:
-    """Register a function as an operator; return what calls it."""
-    operator = torch.library.custom_op(
-        f"selfattn::{name}", function, mutates_args=(), device_types="cpu", schema=f"({schema}) -> Tensor[]"
-    )
-    operator.register_fake(fake)
-    return operator
-
-
-_forward_operator = _operator(
-    "attention",
-    _forward,
-    _forward_fake,
-    f"{_SCHEMA}, bool return_lse=False, bool return_weights=False, bool keep=False",
-)
-_backward_operator = _operator(
-    "attention_backward", _backward, _backward_fake,
-    f"Tensor? grad_out, Tensor? grad_lse, Tensor out, Tensor statistics, {_SCHEMA}, int[] wrt=[]",
-)  # fmt: skip
-_forward_operator.register_autograd(_pull_back, setup_context=_save)
-_backward_operator.register_autograd(_refuse)
-_attention, _attention_backward = (
-    torch.ops.selfattn.attention.default,
-    torch.ops.selfattn.attention_backward.default,
-)
+def _option(module: Any, name: str, option: str, dtype: np.dtype[Any], made: dict[Any, Any]) -> Any:
+    """Return what PyTorch's module has for an option of selfattn's constructor."""
+    places = {"bias": "bias"} if name in ("Linear", "LayerNorm") else {}
+    value = attrgetter({**places, **_PLACES.get(name, {})}.get(option, option))(module)
+    if option in ("bias", "add_bias_kv"):
+        return value is not None
+    if option == "activation":
+        activation = _ACTIVATIONS.get(repr(value) if isinstance(value, torch.nn.Module) else value)
+        if activation is None:
+            raise ValueError(f"activation of a {name} must be relu or gelu, not {value!r}")
+        return activation
+    if isinstance(value, torch.nn.Module):
+        return _converted(value, dtype, made)
+    return memory(value) if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""The door to PyTorch: the bits of the plain call, gradients, the operators' contracts, and what is refused."""
+"""The door to PyTorch: the bits of the plain call, gradients, the operators' contracts, layers, and what is refused."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,11 @@ import pytest
 import selfattn as sa
 
 torch = pytest.importorskip("torch")
-from selfattn.interop.torch import _array, scaled_dot_product_attention  # noqa: E402
+pytest.importorskip("ml_dtypes")
+from torch import nn  # noqa: E402
+
+from selfattn.interop._torch_operators import memory  # noqa: E402
+from selfattn.interop.torch import from_torch, scaled_dot_product_attention  # noqa: E402
 
 OPTIONS = {
     "plain": {}, "causal": {"is_causal": True}, "window": {"causal": "lower_right", "window": (3, None)},
@@ -17,42 +21,163 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def inputs(dtype=torch.float32, key_heads=4):
+def inputs(dtype=torch.float32, key_heads=4, grad=True):
     """Queries (2, 4, 7, 8), keys and values of length 9, each in another layout."""
     generator, sizes = torch.Generator().manual_seed(0), ((7, 4), (9, key_heads), (9, key_heads))
     q, k, v = (torch.randn(2, *size, 8, generator=generator).to(dtype).transpose(1, 2) for size in sizes)
-    return [x.requires_grad_() for x in (q, k[:1].expand(2, -1, -1, -1), v.contiguous())]
+    return [x.requires_grad_(grad) for x in (q, k[:1].expand(2, -1, -1, -1), v.contiguous())]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_bits_are_those_of_the_plain_call(name, dtype):
-    if dtype == torch.bfloat16:
-        pytest.importorskip("ml_dtypes")
     options, (q, k, v) = OPTIONS[name], inputs(dtype)
-    arrays = [_array(x) for x in (q, k, v)]
+    arrays = [memory(x) for x in (q, k, v)]
+    assert [x.ctypes.data for x in arrays] == [x.data_ptr() for x in (q, k, v)]  # no copies
     plain = {key: np.asarray(x) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
     out = scaled_dot_product_attention(q, k, v, **options)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected, pullback = sa.scaled_dot_product_attention_vjp(*arrays, **plain)
-    assert _array(out).tobytes() == expected.tobytes()
-    grads = pullback(_array(grad))
+    assert memory(out).tobytes() == expected.tobytes()
+    grads = pullback(memory(grad))
     for x, mine in zip(torch.autograd.grad(out, (q, k, v), grad), grads, strict=False):
-        assert _array(x).tobytes() == mine.tobytes()
-    with torch.no_grad():
+        assert memory(x).tobytes() == mine.tobytes()
+    with torch.inference_mode():
+        out = scaled_dot_product_attention(q, k, v, **options)
         results = scaled_dot_product_attention(q, k, v, **options, return_lse=True, return_weights=True)
     expected = sa.scaled_dot_product_attention(*arrays, **plain, return_lse=True, return_weights=True)
-    assert [_array(x).tobytes() for x in results] == [x.tobytes() for x in expected]
+    assert [memory(x).tobytes() for x in (out, *results)] == [x.tobytes() for x in (expected[0], *expected)]
 
 
 def test_gradcheck():
-    q, k, v = (x.double().detach().requires_grad_() for x in inputs())
     shapes = (4, 7, 9), (4,), (4,)
-    mask, sinks, slopes = (torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    qkv = [x.double().detach().requires_grad_() for x in inputs()]
+    others = [torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    options = {"softcap": 3.0, "window": (5, 3), "return_lse": True}
+    assert torch.autograd.gradcheck(
+        lambda *x: scaled_dot_product_attention(*x[:4], sinks=x[4], alibi_slopes=x[5], **options),
+        (*qkv, *others),
+    )
 
-    def call(q, k, v, mask, sinks, alibi_slopes):
-        return scaled_dot_product_attention(
-            q, k, v, mask, sinks=sinks, alibi_slopes=alibi_slopes, softcap=3.0, window=(5, 3), return_lse=True
-        )
 
-    assert torch.autograd.gradcheck(call, (q, k, v, mask, sinks, slopes))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_keep_their_contracts(dtype):
+    ops, check = torch.ops.selfattn, torch.library.opcheck
+    trained, mask = inputs(dtype, key_heads=2), torch.randn(7, 9, requires_grad=True)
+    plain = [x.detach() for x in trained]
+    options = {"enable_gqa": True, "left": 3, "return_lse": True, "return_weights": True}
+    check(ops.attention.default, (*trained, mask), {**options, "keep": True})
+    check(ops.attention.default, (*plain, mask.detach()), options)
+    check(ops.plain_attention.default, (*(x[:, :2] for x in plain), True))
+    rows, offsets = [trained[0][0].transpose(0, 1).detach() for _ in range(3)], torch.tensor([0, 3, 7])
+    packed = (*(x.requires_grad_() for x in rows), None, None, None, None, offsets, offsets)
+    check(ops.attention.default, packed, {"return_lse": True, "keep": True})
+    out, statistics, *_ = kept = ops.attention(*plain, enable_gqa=True, keep=True)
+    inner = (torch.ones_like(out), None, kept[-1] if len(kept) > 2 else out, statistics, *plain)
+    check(ops.attention_backward.default, inner, {"enable_gqa": True, "wrt": [0, 2]})
+
+
+def test_compile_and_export():
+    class Model(nn.Module):
+        def forward(self, *tensors):
+            options = {"key_lengths": [[5], [9]], "window": (4, None), "dropout_p": 0.1}
+            return scaled_dot_product_attention(*tensors, **options, return_weights=True)
+
+    arguments, model, found = (*inputs(), torch.randn(7, 9, requires_grad=True)), Model(), []
+    compiled = torch.compile(
+        model, fullgraph=True, backend="aot_eager"
+    )  # inductor would run its C++ compiler
+    for each in (model, compiled, torch.export.export(model, arguments).module()):
+        torch.manual_seed(0)  # dropout's
+        out, weights = each(*arguments)
+        found.append([out, weights, *torch.autograd.grad(out.square().sum(), arguments)])
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
+def test_jagged_tensors_are_packed_sequences():
+    lengths, generator = [3, 7, 1], torch.Generator().manual_seed(0)
+    rows = torch.randn(3, 11, 4, 8, generator=generator, requires_grad=True)
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    nested = [torch.nested.nested_tensor_from_jagged(x, offsets).transpose(1, 2) for x in rows]
+    out, lse = scaled_dot_product_attention(*nested, is_causal=True, return_lse=True)
+    parts = zip(*(x.transpose(0, 1).split(lengths, dim=1) for x in rows), strict=True)
+    alone = [scaled_dot_product_attention(*each, is_causal=True, return_lse=True) for each in parts]
+    assert all(torch.equal(x, y) for x, (y, _) in zip(out.unbind(), alone, strict=True))
+    (grad,) = torch.autograd.grad((out.values() ** 3).sum() + lse.values().sum(), rows)
+    (expected,) = torch.autograd.grad(sum((y**3).sum() + z.sum() for y, z in alone), rows)
+    assert torch.equal(grad, expected)
+    with pytest.raises(TypeError, match="nested tensors take no return_weights"):
+        scaled_dot_product_attention(*nested, return_weights=True)
+
+
+def test_seeds_and_threads_are_pytorchs(monkeypatch):
+    tensors, asked, plain = inputs(grad=False), [], sa._core.scaled_dot_product_attention
+    kept = lambda *x, **options: asked.append(options) or plain(*x, **options)  # noqa: E731
+    monkeypatch.setattr(sa._core, "scaled_dot_product_attention", kept)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for seed in (3, 3, 4):
+        scaled_dot_product_attention(*tensors, dropout_p=0.5, rng=torch.Generator().manual_seed(seed))
+    seeds = [options["rng"] for options in asked]
+    assert (seeds[0] == seeds[1] != seeds[2], asked[0]["num_threads"]) == (True, 1)
+
+
+@pytest.mark.parametrize(("change", "options", "text"), [
+    (lambda k: k.to("meta"), {}, "key is on meta; selfattn computes on the CPU: give key.cpu()"),
+    (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
+    (lambda k: k.double(), {}, "query is torch.float32, but key is torch.float64: give key.to(query.dtype)"),
+    (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
+    (torch.clone, {"window": 3}, "window must be (left, right)"), (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
+    (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
+])  # fmt: skip
+def test_other_tensors_and_options_are_refused(change, options, text):
+    q, k, v = inputs(grad=False)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        scaled_dot_product_attention(q, change(k), v, **options)
+    assert text in str(caught.value)
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = inputs()
+    (grad,) = torch.autograd.grad(scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second ones"):
+        grad.sum().backward()
+
+
+LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0}
+MODULES = {
+    "chain": lambda: nn.Sequential(nn.Linear(8, 6, bias=False), nn.SiLU(), nn.LayerNorm(6, 0.1), nn.Sequential(nn.Linear(6, 2))),
+    "layer": lambda: nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU(), norm_first=True, bias=False),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(**LAYER, batch_first=True), 2, nn.LayerNorm(8)),
+    "decoder": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(**LAYER, layer_norm_eps=0.1), 2),
+    "attention": lambda: nn.MultiheadAttention(8, 2, vdim=8, batch_first=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_compute_what_pytorchs_do(name):
+    torch.manual_seed(0)
+    module, x = MODULES[name]().eval(), torch.randn(3, 3, 5, 8)[: {"decoder": 2, "attention": 3}.get(name, 1)]
+    layer = from_torch(module)
+    y, expected = (each[0] if isinstance(each, tuple) else each for each in (layer(*x.numpy()), module(*x)))
+    np.testing.assert_allclose(y, expected.detach(), atol=1e-5)
+    assert list(layer.parameters()) == [each for each, _ in module.named_parameters()]
+
+
+def test_shared_parameters_stay_shared_and_modes_are_kept():
+    table, head = nn.Embedding(10, 4, padding_idx=2), nn.Linear(4, 10, bias=False)
+    head.weight = table.weight
+    layer = from_torch(nn.Sequential(table, nn.Dropout(0.25).eval(), head).bfloat16())
+    assert layer[0].weight is layer[2].weight and layer[0].weight.dtype.name == "bfloat16"
+    assert (layer[1].p, layer[1].training, layer.training, layer[0].padding_idx) == (0.25, False, True, 2)
+
+
+@pytest.mark.parametrize(("module", "text"), [
+    (lambda: nn.Transformer(8, 2, 1, 1, batch_first=True), "convert its encoder and its decoder"),
+    (lambda: nn.Sequential(nn.Conv1d(2, 2, 1)), "no layer for a torch.nn.modules.conv.Conv1d"),
+    (lambda: nn.Embedding(3, 2, max_norm=1.0), "Embedding has no max_norm, which is 1.0 here"),
+    (lambda: nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU("tanh")), "activation of a TransformerEncoderLayer must be"),
+    (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "ParametrizedLinear"),
+])  # fmt: skip
+def test_what_layers_lack_is_refused_by_name(module, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        from_torch(module())

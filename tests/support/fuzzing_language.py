@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import tempfile
 from pathlib import Path
 
@@ -38,7 +39,7 @@ SPEAKS = {
 
 
 @functools.cache
-def speaking(n=0):
+def speaking(n: int = 0) -> dict[str, bytes]:
     """The files of a small language model, by their path."""
     config = LANGUAGE_CONFIGS[n]
     with tempfile.TemporaryDirectory() as name:
@@ -52,7 +53,7 @@ def speaking(n=0):
     }
 
 
-def use_language_model(folder, name=""):
+def use_language_model(folder: Path, name: str = "") -> None:
     """Load a language model and compute with it; results of random numbers are not checked."""
     model, again = models.load(folder / name), folder / "again"
     use(model.tokens, SENTENCE)
@@ -75,7 +76,7 @@ read_language_config = reads(
 SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def some_settings():
+def some_settings() -> list[bytes]:
     one = {name: json.loads(speaking()[name]) for name in SETTINGS}
     named = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "{{ tools }}"}]
     return [
@@ -85,7 +86,7 @@ def some_settings():
     ]
 
 
-def read_settings(folder, content):
+def read_settings(folder: Path, content: bytes) -> None:
     put_parts(folder, speaking(), SETTINGS, content)
     use_language_model(folder)
 
@@ -128,7 +129,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def change_template(content, draw):
+def change_template(content: bytes, draw: random.Random) -> bytes:
     """Put pieces of Jinja2 into a template, exchange or drop words, or change bytes."""
     if not draw.randrange(6):
         return change_bytes(content, draw)
@@ -161,7 +162,7 @@ def speaker():
         return models.load(folder)
 
 
-def read_template(folder, content):
+def read_template(folder: Path, content: bytes) -> None:
     model = speaker()
     (folder / "chat_template.jinja").write_bytes(content)
     try:
@@ -177,7 +178,7 @@ def read_template(folder, content):
 
 
 @functools.cache
-def some_gguf():
+def some_gguf() -> list[bytes]:
     """Llama in Q8_0 with SentencePiece's tokens, Qwen2 in float32 and 16-bit floats, GPT-2 in Q4_0, both with bytes' tokens."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
     scores = {piece: -float(n) for n, piece in enumerate(["▁", "t", "h", "e", "he", "the", "▁the", "sea"])}
@@ -200,6 +201,6 @@ def some_gguf():
     return found
 
 
-def read_gguf(folder):
+def read_gguf(folder: Path) -> None:
     use_language_model(folder, "x.gguf")
     models.load(folder / "x.gguf", dtype="float32")

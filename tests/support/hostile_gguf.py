@@ -1,5 +1,6 @@
 """GGUF files in parts, which can be changed and put together again; the package `gguf` writes only valid files."""
 
+import random
 import struct
 from dataclasses import dataclass, field, replace
 
@@ -109,7 +110,7 @@ def taken_apart(content):
     return replace(parts, data=content[at + -at % ALIGNED :])
 
 
-def change_gguf(content, draw):
+def change_gguf(content: bytes, draw: random.Random) -> bytes:
     """Change entries and tensors of the header, or bytes anywhere."""
     try:
         parts = taken_apart(content)
