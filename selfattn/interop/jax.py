@@ -23,7 +23,9 @@ from selfattn._check import seed_from_rng
 from selfattn._extras import import_extra
 from selfattn.functional._options import AttentionOptions, takes
 
-jax, jnp, _ = (import_extra(name, "jax") for name in ("jax", "jax.numpy", "jax.custom_derivatives"))
+jax, jnp, _buffers = (
+    import_extra(name, "jax") for name in ("jax", "jax.numpy", "jax.experimental.buffer_callback")
+)
 
 Arrays: TypeAlias = dict[str, Any]
 Constants: TypeAlias = tuple[tuple[str, Any], ...]
@@ -92,40 +94,40 @@ def _seed(rng: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Callback:
-    """What JAX calls; it compiles equal ones once. NumPy alone is used here, since JAX would wait for itself."""
+    """What JAX calls with its buffers; it compiles equal ones once."""
 
     function: Callable[..., Any]
     constants: Constants
     rank: int
 
-    def __call__(self, given: Arrays) -> Any:
+    def __call__(self, context: Any, results: Any, given: Arrays) -> None:
         arrays, constants = {name: np.asarray(x) for name, x in given.items()}, dict(self.constants)
         new = arrays["query"].ndim - self.rank
         if new:  # vmap's axes have length 1 in an array that it does not map
             batch = np.broadcast_shapes(*(x.shape[:new] for x in arrays.values()))
             arrays = {name: np.broadcast_to(x, batch + x.shape[new:]) for name, x in arrays.items()}
-            arrays |= {
-                name: np.ascontiguousarray(arrays[name]) for name in arrays.keys() & {"out", "statistics"}
-            }
+            for name in arrays.keys() & {"out", "statistics"}:
+                arrays[name] = np.ascontiguousarray(arrays[name])
         if "rng" in arrays:
             constants["rng"] = int.from_bytes(arrays.pop("rng").tobytes(), "little")
-        return self.function(**arrays, **constants)
+        found = [x for x in self.function(**arrays, **constants) if x is not None]
+        for result, x in zip(results, found, strict=True):
+            np.asarray(result)[...] = x
 
 
 def _run(function: Callable[..., Any], types: Any, arrays: Arrays, constants: Constants) -> Any:
-    """Compute when JAX does. With dropout vmap calls once for each example, so that it drops what it would drop alone."""
+    """Compute when JAX does. Under vmap with dropout, each example is a call, and drops what it would drop alone."""
     callback = _Callback(function, constants, arrays["query"].ndim)
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types)
     method = "sequential" if "rng" in arrays else "expand_dims"
-    return jax.pure_callback(callback, types, arrays, vmap_method=method)
+    # pure_callback copies arguments in the threads that its callbacks keep waiting, so that a program might stop.
+    return _buffers.buffer_callback(callback, types, vmap_method=method)(arrays)
 
 
 def _outline(constants: Constants, arrays: Arrays) -> Any:
     """Return out, statistics and lse of a call without keys, on arrays without memory, in which the core checks arguments."""
-    arguments: Arrays = {"key_lengths": 0, **dict(constants), "num_threads": 1}
-    arguments |= {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in arrays.items()} | {
-        "rng": 0
-    }
+    blank = {name: np.broadcast_to(np.zeros((), x.dtype), x.shape) for name, x in arrays.items()}
+    arguments: Arrays = {"key_lengths": 0, **dict(constants), **blank, "rng": 0, "num_threads": 1}
     return functional.scaled_dot_product_attention_forward(**arguments)
 
 

@@ -88,7 +88,7 @@ def test_refusals_and_default_floats():
             lambda q: sdpa(q, K, V, return_weights=True),
         ),
         (TypeError, "forward-mode", lambda q: jax.jvp(lambda q: sdpa(q, K, V), (q,), (q,))),
-        (ValueError, "Pure callbacks do not support JVP", jax.hessian(lambda q: jnp.sum(sdpa(q, K, V)))),
+        (ValueError, "Buffer callbacks do not support JVP", jax.hessian(lambda q: jnp.sum(sdpa(q, K, V)))),
     ):
         with pytest.raises(error, match=said):
             f(Q)
