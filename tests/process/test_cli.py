@@ -11,7 +11,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from processes import COMMAND, finish, run_command, start
+from processes import COMMAND, run_command, start
 
 import selfattn as sa
 from selfattn import cli, config, tutorials
@@ -165,22 +165,3 @@ def test_help(arguments, text, capsys):
     out, error = capsys.readouterr()
     assert text in out
     assert error == ""
-
-
-def test_broken_pipe():
-    reading, writing = os.pipe()
-    os.close(reading)
-    done = finish(start([*COMMAND, "--no-timing"], stdout=writing))
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
-@pytest.mark.parametrize(
-    "arguments", [["info"], ["info", "--json"], ["--no-timing"], ["steps", "1", "--out", "-"]]
-)
-def test_full_disk(arguments):
-    with open("/dev/full", "w") as full:
-        done = finish(start([*COMMAND, *arguments], stdout=full))
-    assert done.returncode == 1
-    assert re.fullmatch(r"selfattn( steps)?: error: .*No space left on device.*\n", done.stderr)

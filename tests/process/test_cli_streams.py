@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -122,30 +123,48 @@ def test_one_descriptor_is_closed(number, here, tmp_path):
 @pytest.mark.parametrize("arguments", [["--bogus"], ["embed", "no/model", "sea"]])
 def test_messages_that_cannot_be_written(arguments, here):
     with open("/dev/full", "w") as full:
-        done = finish(start([*COMMAND, *arguments], stderr=full))
+        done = run_command(*arguments, stderr=full)
     assert (done.returncode, done.stdout) == (2 if arguments == ["--bogus"] else 1, "")
 
 
-@pytest.mark.parametrize("gone", ["full", "unread"])
-def test_a_remark_that_cannot_be_written_is_no_failure(gone, here):
-    """If text remained in the buffer of standard error, Python would exit with code 120."""
+@contextlib.contextmanager
+def gone(how):
+    """A file on a full disk, or a pipe that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
-    with open("/dev/full", "w") if gone == "full" else os.fdopen(writing, "w") as stderr:
-        process = start([*COMMAND, "embed", "m"], stdin=-1, stderr=stderr)
-        done = finish(
-            process, "the sea\n\n\na line\n"
-        )  # the command reports that empty lines have no embedding
+    with os.fdopen(writing, "w") as unread, open("/dev/full", "w") as full:
+        yield full if how == "full" else unread
+
+
+@pytest.mark.parametrize("how", ["full", "unread"])
+def test_a_remark_that_cannot_be_written_is_no_failure(how, here):
+    """If text remained in the buffer of standard error, Python would exit with code 120."""
+    with gone(how) as stderr:
+        # The command reports that empty lines have no embedding.
+        done = run_command("embed", "m", given="the sea\n\n\na line\n", stderr=stderr)
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
 
 
-@pytest.mark.parametrize("buffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["bench", "--help"]])
-def test_help_that_cannot_be_written_is_an_error(arguments, buffered, here):
-    with open("/dev/full", "w") as full:
-        done = finish(start([*COMMAND, *arguments], {"PYTHONUNBUFFERED": buffered}, stdout=full))
+@pytest.mark.parametrize(
+    "arguments", [["--no-timing"], ["embed", "m", "--file", "t.txt"], ["search", "m", "t.txt", "sea"]]
+)
+def test_a_reader_that_goes_away(arguments, here):
+    with gone("unread") as stdout:
+        done = run_command(*arguments, stdout=stdout)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+HELP = [["--version"], ["--help"], ["bench", "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "buffered"), [(each, "") for each in PRINTING[:4] + HELP] + [(each, "1") for each in HELP]
+)
+def test_what_a_full_disk_cannot_hold_is_an_error(arguments, buffered, here):
+    with gone("full") as stdout:
+        done = run_command(*arguments, environment={"PYTHONUNBUFFERED": buffered}, stdout=stdout)
     assert done.returncode == 1
-    assert done.stderr.endswith(": error: [Errno 28] No space left on device\n")
+    assert re.fullmatch(r"selfattn( \w+)?: error: .*No space left on device.*\n", done.stderr)
 
 
 @pytest.mark.parametrize("way", ["standard output", "a pipe with a name"])

@@ -135,15 +135,6 @@ def test_pipes(here):
     assert (done.returncode, done.stdout, done.stderr) == (0, "1.000\t2\tthe ship\n", "")
 
 
-def test_a_reader_that_goes_away(here):
-    for arguments in (["embed", "model", "--file", "text.txt"], ["search", "model", "text.txt", "the ship"]):
-        reading, writing = os.pipe()
-        os.close(reading)
-        done = finish(start([*COMMAND, *arguments], stdout=writing, cwd=here))
-        os.close(writing)
-        assert (done.returncode, done.stderr) == (141, "")
-
-
 def test_text_that_the_terminal_cannot_show(here, tmp_path):
     (tmp_path / "text.txt").write_text("the rosé\n")
     arguments = ["search", "model", tmp_path / "text.txt", "the ship"]
