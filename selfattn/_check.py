@@ -51,10 +51,10 @@ def _of_torch(name: str, x: Any, torch: Any) -> Array:
     """Return PyTorch's tensor as an array; an error says what gives a tensor that NumPy can read."""
     try:
         if x.dtype is torch.bfloat16 and not x.requires_grad:  # which a view of integers would lose
-            bits: Array = x.view(torch.int16).numpy()
-            return bits.view(import_extra("ml_dtypes", None).bfloat16)
-        found: Array = x.numpy()
-        return found
+            found = x.view(torch.int16).numpy().view(import_extra("ml_dtypes", None).bfloat16)
+        else:
+            found = x.numpy()
+        return np.asarray(found)  # the methods of a derived class may return anything
     except (RuntimeError, TypeError) as error:
         ways = {
             ".detach()": x.requires_grad, ".cpu()": x.device.type != "cpu", ".to_padded_tensor(0.0)": x.is_nested,

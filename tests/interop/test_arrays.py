@@ -189,6 +189,9 @@ def test_tensors_are_read_where_they_are():
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_that_numpy_cannot_read():
     torch = pytest.importorskip("torch")
+    odd = type("Odd", (torch.Tensor,), {"numpy": lambda self: "text"})
+    with pytest.raises(TypeError, match="x must be of dtype"):
+        sa.softmax(torch.ones(2).as_subclass(odd))
     x, short = torch.ones(2, 3), torch.ones(2, 3).bfloat16()
     for tensor, way in (
         (x.clone().requires_grad_(), "x.detach()"), (short.clone().requires_grad_(), "x.detach()"), (x.to("meta"), "x.cpu()"),
