@@ -32,14 +32,6 @@ def linear(name: str, out: int, into: int) -> Shapes:
     return {f"{name}.weight": (out, into), f"{name}.bias": (out,)}
 
 
-class _Origin(NamedTuple):
-    """The origin of an array of the core: some rows of a parameter, or a parameter times a factor for each row."""
-
-    name: str
-    rows: slice
-    factor: str | None
-
-
 class _Made(NamedTuple):
     """A compact weight, and the arrays it was made of."""
 
@@ -52,8 +44,8 @@ class _Made(NamedTuple):
 class Parameters:
     """The parameters of a model as elements of the core's settings; remembers the origin of each, for gradients.
 
-    Settings name each parameter with its shape, which :class:`Noted` collects. Compact weights are kept in ``made``, by their names and rows, so that they are packed once; with None they stay arrays. Quants
-    are not arrays.
+    Settings name each parameter with its shape, which :class:`Noted` collects. Compact weights are kept in ``made``, by their
+    names and rows, so that they are packed once; with None they stay arrays. Quants are not arrays.
     """
 
     def __init__(
@@ -63,8 +55,8 @@ class Parameters:
         quants: Mapping[str, Quants] | None = None,
     ) -> None:
         self.arrays, self.quants = arrays, quants or {}
-        self.origins: dict[int, _Origin] = {}
-        self.held: list[Array] = []
+        # By id() of an array: the array, kept alive so that no other gets its id(), its parameter, rows, and the factor of each row.
+        self.origins: dict[int, tuple[Array, str, slice, str | None]] = {}
         self.made = made
 
     def array(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
@@ -74,8 +66,7 @@ class Parameters:
         if factor is not None:
             scale = self.arrays[factor]
             array = array * (scale[:, None] if array.ndim == 2 else scale)
-        self.held.append(array)  # kept alive, so that no other array gets its id()
-        self.origins[id(array)] = _Origin(name, rows, factor)
+        self.origins[id(array)] = array, name, rows, factor
         return array
 
     def weight(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Weight:
@@ -110,7 +101,7 @@ class Parameters:
         """Turn the gradients of the core's arrays into those of parameters."""
         found: Gradients = {}
         for array, grad in zip(of, grads, strict=True):
-            name, rows, factor = self.origins[id(array)]
+            _, name, rows, factor = self.origins[id(array)]
             if factor is not None:
                 product = grad * self.arrays[name]
                 add(found, factor, product.sum(axis=1) if product.ndim == 2 else product)
@@ -420,9 +411,7 @@ class Pretrained(Module):
     wide: int  # the width of the feed-forward network
     activation: Any
     eps: float
-    attention_widths: tuple[int, int] | None = (
-        None  # of all queries and of all keys together; None: hidden_size
-    )
+    attention_widths: tuple[int, int] | None = None  # of all queries, and of all keys; None: hidden_size
     unbiased: Collection[str] = ()  # fields without a bias
     factors: Mapping[str, str] = MappingProxyType({})  # names of parameters that multiply the rows of a field
 
@@ -441,14 +430,12 @@ class Pretrained(Module):
         return tuple(self._layer(p, n, longest) for n in range(self.num_layers))
 
     def _layer(self, p: Parameters, n: int, longest: int) -> Layer:
-        (queries, keys), d, wide = (
-            self.attention_widths or (self.hidden_size,) * 2,
-            self.hidden_size,
-            self.wide,
-        )
+        d, wide = self.hidden_size, self.wide
+        queries, keys = self.attention_widths or (d, d)
         shapes = {"query": (queries, d), "key": (keys, d), "value": (keys, d), "output": (d, queries)}
         shapes |= {"gate": (wide, d), "up": (wide, d), "down": (d, wide)}
         names = {field: f"{self.layer_name}{n}.{own}" for field, own in self._fields(n).items()}
+        factors = {field: f"{self.layer_name}{n}.{own}" for field, own in self.factors.items()}
         found: dict[str, Any] = {}
         for field, name in names.items():
             if field not in shapes:
@@ -457,11 +444,10 @@ class Pretrained(Module):
             (out, into), together = shapes[field], [each for each in names if names[each] == name]
             begin = out * together.index(field)
             rows = slice(begin, begin + out) if len(together) > 1 else ALL
-            factor = f"{self.layer_name}{n}.{self.factors[field]}" if field in self.factors else None
-            bias = field not in self.unbiased
+            factor, bias = factors.get(field), field not in self.unbiased
             found[field] = p.projection(name, out * len(together), into, bias, rows, factor)
-        for factor in self.factors.values():
-            p.array(f"{self.layer_name}{n}.{factor}", d)
+        for factor in factors.values():
+            p.array(factor, d)
         more = self._options(n, longest, found["feed_forward_norm"].weight.dtype)
         return Layer(self.num_heads, **found, activation=self.activation, **more)
 

@@ -6,6 +6,7 @@ themselves, its post-processor; the other steps are always theirs, with the sett
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,19 +67,15 @@ def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: 
         return "Qwen2Tokenizer"
     name = str(named_class(config, of_model) or BY_MODEL.get(str(kind), "")).removesuffix("Fast")
     name = OTHER_NAMES.get(name, name)
-    if kind in ("mistral", "modernbert") or (name == "LlamaTokenizer" and _is_byte_level(content)):
-        return ""
-    return name
+    steps = (json.dumps(content.get(step)) for step in ("pre_tokenizer", "decoder"))
+    bytewise = name == "LlamaTokenizer" and any('"ByteLevel"' in step for step in steps)
+    return "" if bytewise or kind in ("mistral", "modernbert") else name
 
 
 def _names_a_token(key: str, value: Any) -> bool:
     """Tell whether a setting is a special token; beyond the usual ones, Transformers takes texts and its own objects."""
     written = isinstance(value, str) or (isinstance(value, dict) and "__type" in value)
     return key in SPECIAL_TOKENS or (key.endswith("_token") and written)
-
-
-def _is_byte_level(content: Mapping[str, Any]) -> bool:
-    return any('"ByteLevel"' in json.dumps(content.get(step)) for step in ("pre_tokenizer", "decoder"))
 
 
 class Tokens:
@@ -106,7 +103,7 @@ class Tokens:
         listed = config.values.get("added_tokens_decoder")
         if listed is None:
             self._read_map(read_settings(folder / SPECIAL_TOKENS_MAP), settings, lists, last)
-        for n, value in (config.object("added_tokens_decoder") or {}).items():
+        for n, value in config.object("added_tokens_decoder").items():
             self._declare(n, self._token(f"added_tokens_decoder[{n}]", value))
         defaults = CLASSES[name][1] if name in CLASSES else {}
         self.own = {text for key, text in defaults.items() if settings.get(key) is None}
@@ -158,10 +155,8 @@ class Tokens:
         fields = dict(value) if isinstance(value, dict) else {"content": value, "special": True}
         fields.pop("__type", None)
         if isinstance(fields.get("content"), str):
-            try:
+            with contextlib.suppress(TypeError):
                 return self.library.AddedToken(**fields)
-            except TypeError:
-                pass
         what = f"must be a text or an object with a content, not {value!r:.80}"
         raise ValueError(f"{self.where}: {name} {what}")
 
