@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Mapping, MappingView, Set
 from typing import Any, TypeAlias
 
@@ -35,9 +36,9 @@ def as_array(name: str, x: npt.ArrayLike) -> Array:
     if isinstance(x, np.ndarray):
         if isinstance(x, ODD):
             kind = type(x).__name__
-            raise TypeError(f"{name} is a {kind}; pass a plain array, such as numpy.asarray({name})")
+            raise TypeError(f"{name} is a {kind}; pass a plain array; numpy.asarray({name}) has its data")
         return np.asarray(x)
-    if hasattr(x, "__dlpack__"):
+    if hasattr(x, "__dlpack_device__"):
         torch = sys.modules.get("torch")
         is_tensor = isinstance(x, getattr(torch, "Tensor", ()))
         return _of_torch(name, x, torch) if is_tensor else _of_library(name, x)
@@ -71,7 +72,7 @@ def _of_library(name: str, x: Any) -> Array:
     """Return an array that offers DLPack as NumPy's; NumPy itself would copy some from a device without a word."""
     try:
         on_device = x.__dlpack_device__()[0] not in HOST
-    except BufferError:  # of JAX: an array on several devices, or on one that DLPack does not number
+    except (BufferError, TypeError):  # of JAX: an array on several devices, or a deleted one
         on_device = any(device.platform != "cpu" for device in getattr(x, "devices", tuple)())
     if on_device:
         ways = f"jax.device_get({name}) of JAX or {name}.get() of CuPy"
@@ -236,12 +237,12 @@ def as_gradient(dy: npt.ArrayLike, y: Array, name: str = "dy") -> Array:
     return array.astype(y.dtype, copy=False)
 
 
-def frames_to_caller() -> int:
-    """Return the stacklevel, for the calling function, of the first frame outside the package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "selfattn":
+def warn(message: str | Warning) -> None:
+    """Warn where the package was called: at the first frame outside it."""
+    frame, level, own = sys._getframe(1), 2, ("selfattn", "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(message, stacklevel=level)
 
 
 def quoted(value: Any) -> str:

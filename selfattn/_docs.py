@@ -43,7 +43,9 @@ def repeats(other: Callable[..., Any]) -> Callable[[Function], Function]:
         names = [name for name in inspect.signature(function).parameters if name in known]
         text, results = own.pop(""), own.pop("Returns", "")
         arrow = re.search(r"``(d_?(\w+)) -> \(?(.+?)\)?``", text)
-        if arrow and not results:
+        if not arrow:
+            results = results or given.get("Returns", "")
+        elif not results:
             dy, _, pulled = arrow.groups()
             results = f"pullback : callable, ``{pulled} = pullback({dy})``, as :class:`Module` says"
         if results.startswith("pullback"):
@@ -51,7 +53,7 @@ def repeats(other: Callable[..., Any]) -> Callable[[Function], Function]:
             results = f"{arrow[2] if arrow else 'y'} : {result}\n{results}"
         shown = {
             "Parameters": "\n".join(dict.fromkeys(known[name] for name in names)),
-            "Returns": results,
+            "Returns": results or given.get("Returns"),
             "Raises": given.get("Raises"),
             **own,
         }

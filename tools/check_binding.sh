@@ -17,5 +17,5 @@ runtimes="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 export PYTHONPATH="$directory/sources" HYPOTHESIS_STORAGE_DIRECTORY="$directory/hypothesis"
 LD_PRELOAD="$runtimes" "$python" -m pytest -q -p no:cacheprovider --capture=sys tests/attention \
-    tests/nn/test_transformer_core.py \
-    -k "bad or refuse or hostile or overlap or lengths or cache or strid or layout or fuzz or random or place or results"
+    tests/nn/test_transformer_core.py tests/interop/test_arrays.py \
+    -k "bad or refuse or hostile or overlap or lengths or cache or strid or layout or fuzz or random or place or results or capsules"

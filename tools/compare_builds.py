@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,16 +45,15 @@ class Build:
         if extension is None:
             extension = next((folder / "selfattn").glob("_core.*.so")).resolve()
         self.modules: dict[str, ModuleType] = {}
+        spec = importlib.util.spec_from_file_location("selfattn._core", extension)
+        finder: Any = SimpleNamespace(find_spec=lambda name, *_: spec if name == "selfattn._core" else None)
         with self.imported():
-            spec = importlib.util.spec_from_file_location("selfattn._core", extension)
-            assert spec is not None
-            assert spec.loader is not None
-            self.core: Any = importlib.util.module_from_spec(spec)
-            sys.modules["selfattn._core"] = self.core
-            spec.loader.exec_module(self.core)
             sys.path.insert(0, str(folder))
+            sys.meta_path.insert(0, finder)
             self.package: Any = importlib.import_module("selfattn")
             self.operations: Any = importlib.import_module("operations")  # with this package
+            self.core: Any = sys.modules["selfattn._core"]
+            sys.meta_path.remove(finder)
             sys.path.remove(str(folder))
             assert self.package.get_num_threads.__self__ is self.core
 

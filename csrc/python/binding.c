@@ -283,7 +283,7 @@ PyObject *sa_element(const sa_state *state, PyObject *x, npy_intp i) {
     sa_dtype dtype;
     PyArrayObject *array = sa_as_array(state, x, "", SA_ANY, &dtype);
     PyObject *element = array ? PyObject_CallMethod((PyObject *)array, "item", "n", i) : NULL; /* IndexError: x has shrunk */
-    Py_XDECREF(array);
+    Py_XDECREF((PyObject *)array);
     return element;
 }
 

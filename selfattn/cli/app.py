@@ -50,8 +50,8 @@ exit codes:
 """
 # Each command's file in this folder, and its line in the help.
 _COMMANDS = {
-    "steps": ("steps", "write a page that shows every step of attention"),
-    "explore": ("explore", "write a page of what a model's heads do with a text"),
+    "steps": ("pages", "write a page that shows every step of attention"),
+    "explore": ("pages", "write a page of what a model's heads do with a text"),
     "train": ("models", "train a sentence-embedding model on a text; train gpt: a small GPT"),
     "embed": ("models", "turn sentences into vectors"),
     "search": ("models", "print the lines of a text that are most similar to a query"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from selfattn import models
+from selfattn.interop._encoder import as_encoder
 from selfattn.models import _names
 from selfattn.models._pipeline import change_settings
 from selfattn.models._text_encoder import TextEncoder
@@ -77,9 +77,11 @@ class _Model:
         if isinstance(given, str | os.PathLike) and not os.path.exists(given):
             hub = given if "/" in str(given) else f"{self.owner}/{given}"
             raise FileNotFoundError(f"there is no {given}; hf download {hub} --local-dir {given} fetches it")
-        self.model = given if isinstance(given, TextEncoder) else models.load(given)
+        self.model = as_encoder(given)
         if not isinstance(self.model, TextEncoder):
-            raise TypeError(f"{given} holds a {type(self.model).__name__}, no encoder; models.load loads it")
+            raise TypeError(
+                f"{given} is selfattn's EmbeddingModel, which has no settings; models.load loads it"
+            )
         settings["prompts"] = self.prompts | (settings["prompts"] or {})
         change_settings(self.model.pipeline, name, {key: x for key, x in settings.items() if x is not None})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, check_size, quoted
+from selfattn._check import Array, check_size, quoted, warn
 from selfattn._docs import repeats
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
@@ -162,7 +161,7 @@ class CausalModel(Pretrained):
 
     # -------------------------------------------------------------------------------------------------------- ids
 
-    def _encoded(self, text: str, number: int = 0, special: bool = True, depth: int = 3) -> Array:
+    def _encoded(self, text: str, number: int = 0, special: bool = True) -> Array:
         """Return the ids of a text."""
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
@@ -171,7 +170,7 @@ class CausalModel(Pretrained):
             encoding = self.tokenizer.encode(text, add_special_tokens=special)
         if encoding.overflowing:
             on = f"text {number} was cut: the truncation of the model's tokenizer has been switched on"
-            warnings.warn(f"{on}; model.tokenizer.no_truncation() switches it off", stacklevel=depth)
+            warn(f"{on}; model.tokenizer.no_truncation() switches it off")
         return np.array(without_pads(self.tokenizer, encoding, encoding.ids), np.int64)
 
     def _ids(self, text: Any, number: int = 0, any_length: bool = False) -> Array:
@@ -179,7 +178,7 @@ class CausalModel(Pretrained):
         if not isinstance(text, str):
             longest = None if any_length else self.max_positions
             return np.array(_tokenizer.checked_ids(text, number, self.vocab_size, longest, "text"), np.int64)
-        ids = self._encoded(text, number, depth=4)
+        ids = self._encoded(text, number)
         if any_length:
             return ids
         if not ids.size:
@@ -361,7 +360,7 @@ class CausalModel(Pretrained):
 
     def _fitting(self, messages: Any, most: int) -> Array:
         """Return the ids of a chat, without its oldest turns if there are more than ``most``."""
-        ids = self._encoded(self.chat_prompt(messages), special=False, depth=4)
+        ids = self._encoded(self.chat_prompt(messages), special=False)
         if ids.size <= most:
             return ids
         chat = [{"role": "user"}] if isinstance(messages, str) else messages
@@ -369,7 +368,7 @@ class CausalModel(Pretrained):
 
         def without(turn: int) -> Array:
             kept = [*messages[: turns[0]], *messages[turns[turn] :]]
-            return self._encoded(self.chat_prompt(kept), special=False, depth=6)
+            return self._encoded(self.chat_prompt(kept), special=False)
 
         first = 0
         if len(turns) > 1:  # the last turn stays
@@ -380,7 +379,7 @@ class CausalModel(Pretrained):
             raise ValueError(f"the chat has {kept.size} tokens; this model takes {limit}")
         if first:
             what = f"the chat has {ids.size} tokens, and the context {self.max_positions}"
-            warnings.warn(f"{what}: its oldest {turns[first] - turns[0]} messages are left out", stacklevel=3)
+            warn(f"{what}: its oldest {turns[first] - turns[0]} messages are left out")
         return kept
 
     def _ends_of_turns(self) -> set[int]:
@@ -401,7 +400,7 @@ class CausalModel(Pretrained):
         bos = self.special_tokens.get("bos_token")
         if bos is not None and ids.size > 1 and ids[0] == ids[1] == self.tokenizer.token_to_id(bos):
             why = "the tokenizer, or the chat template, may put one before the text that is given"
-            warnings.warn(f"{what} begins with {bos} twice; {why}: leave one out", stacklevel=3)
+            warn(f"{what} begins with {bos} twice; {why}: leave one out")
 
     def chat_prompt(self, messages: Any) -> str:
         """Return the text that :meth:`chat` continues.
@@ -441,7 +440,7 @@ class CausalModel(Pretrained):
             as_said = ", ".join(f"{name}={value}" for name, value in drawing.items()) or "temperature=1.0"
             so = "this takes the most probable token each time, as temperature=0 says"
             how = 'sampling="folder" (--sampling folder) draws so'
-            warnings.warn(f"the model's settings would draw tokens with {as_said}; {so}; {how}", stacklevel=3)
+            warn(f"the model's settings would draw tokens with {as_said}; {so}; {how}")
             self._warned = True
         found = {"max_new_tokens": most, "stop": said.pop("stop_strings", None)} | said | given
         if "max_new_tokens" in given or ("max_new_tokens" in said and "max_length" not in given):
@@ -483,7 +482,7 @@ class CausalModel(Pretrained):
                     yield [answer.new() for answer in answers]
             except KeyboardInterrupt:
                 told = AnswerInterrupted(f"interrupted after {done} new tokens; the answer ends there")
-                warnings.warn(told, stacklevel=3)
+                warn(told)
             for answer in answers:
                 answer.finish()
             yield [answer.new() for answer in answers]
@@ -707,7 +706,7 @@ def attach(model: CausalModel, folder: Path) -> None:
     if model.stop_ids and not said:
         ends = ", ".join(map(str, sorted(model.stop_ids)))
         what = f"has no eos_token_id; answers end at {ends}, as other files of the folder say"
-        warnings.warn(FolderWarning(f"{folder / GENERATION_CONFIG} {what}"), stacklevel=5)
+        warn(FolderWarning(f"{folder / GENERATION_CONFIG} {what}"))
     model.generation_config = generation
     model._as_read = model.chat_template, model.stop_ids, dict(generation)
 
@@ -719,7 +718,7 @@ def _generation(model: CausalModel, folder: Path) -> dict[str, Any]:
     found = {name: read.raw(name) for name in (*SETTINGS, "eos_token_id")}
     undone = [f"{n}={x!r:.80}" for n, off in NOT_DONE.items() if (x := read.values.get(n)) not in (None, off)]
     if undone:
-        warnings.warn(FolderWarning(f"{read.where}: {', '.join(undone)} is not done here"), stacklevel=6)
+        warn(FolderWarning(f"{read.where}: {', '.join(undone)} is not done here"))
     if path.exists():
         read.finish()
     return checked_settings(found, read.where)

@@ -7,7 +7,6 @@ it. The tokenizer's files are read in `_tokenizer`.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from selfattn._check import Array, Entries, as_array
+from selfattn._check import Array, Entries, as_array, warn
 from selfattn._disk import read_json, read_object, stand_in
 from selfattn._extras import import_extra
 from selfattn.engine import weights
@@ -57,7 +56,7 @@ _unknown: ContextVar[dict[str, set[str]] | None] = ContextVar("unknown settings"
 
 
 @contextmanager
-def one_warning(where: str, depth: int = 4) -> Iterator[None]:
+def one_warning(where: str) -> Iterator[None]:
     """Collect the settings that are not known, and warn of them at the end; within another such block, the outer one warns."""
     if _unknown.get() is not None:
         yield
@@ -72,7 +71,7 @@ def one_warning(where: str, depth: int = 4) -> Iterator[None]:
         lists = {file: ", ".join(sorted(keys)) for file, keys in sorted(found.items())}
         named = "; ".join(x if where.endswith(file) else f"{file}: {x}" for file, x in lists.items())
         what = "settings that are not known here change nothing, and may change results elsewhere"
-        warnings.warn(FolderWarning(f"{where}: {what}: {named}"), stacklevel=depth)
+        warn(FolderWarning(f"{where}: {what}: {named}"))
 
 
 class Config(Entries):
@@ -116,7 +115,7 @@ class Config(Entries):
                     only = "a model without it" if off == (None,) else " or ".join(map(repr, off))
                     raise self.error(f"{name}={value!r:.80} is not supported; only {only} is")
             elif not known:
-                with one_warning(self.where, 5):
+                with one_warning(self.where):
                     _unknown.get().setdefault(self.file, set()).add(self.before + name)  # type: ignore[union-attr]
 
     def activation(self, name: str, default: str = "gelu") -> Any:

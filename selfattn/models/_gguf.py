@@ -11,7 +11,6 @@ import math
 import mmap
 import re
 import struct
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, quoted
+from selfattn._check import Array, quoted, warn
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn.models._causal import checked_settings
@@ -301,7 +300,7 @@ def _sampling(file: GGUF) -> dict[str, Any]:
     found = {own: said.pop(name) for name, own in SAMPLING.items() if name in said}
     undone = [f"general.sampling.{name}={value!r:.80}" for name, value in said.items() if value not in (0, 1)]
     if undone:
-        warnings.warn(FolderWarning(f"{file.path}: {', '.join(undone)} is not done here"), stacklevel=5)
+        warn(FolderWarning(f"{file.path}: {', '.join(undone)} is not done here"))
     if not found:
         return {}
     found["top_k"] = max(found.get("top_k", 0), 0)  # 0 and less are all tokens
@@ -529,7 +528,7 @@ def _byte_level(library: Any, entries: Vocabulary) -> Any:
         pre = "llama-bpe" if "<|begin_of_text|>" in entries.ids else UNNAMED[entries.architecture]
         older = "the file is older than their names"
         what = f"{entries.where}.pre names no pre-tokenizer: {older}, and texts are cut as by {pre}"
-        warnings.warn(FolderWarning(what), stacklevel=6)
+        warn(FolderWarning(what))
     if not isinstance(pre, str) or pre not in PRE:
         known = ", ".join(PRE)
         raise entries.error(f"the pre-tokenizer {pre!r:.80} is not supported; supported are {known}")

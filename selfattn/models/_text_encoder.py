@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
+from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer, check_ids, pack
 from selfattn.functional import softmax
@@ -136,6 +138,7 @@ class TextEncoder(Pretrained):
         y = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return y[0] if given.alone else y
 
+    @repeats(encode)
     def encode_query(
         self,
         sentences: Any,
@@ -149,18 +152,13 @@ class TextEncoder(Pretrained):
 
         Parameters
         ----------
-        sentences, batch_size, progress, normalize, **theirs
-            As for :meth:`encode`, and so are the result, errors and warnings.
         prompt : str, optional
             By default the folder's prompt of the name ``"query"``, none without one.
-
-        Returns
-        -------
-        ndarray of float32, shape (d,) or (n, d)
         """
         prompt = self._prompt("query", prompt, theirs)
         return self.encode(sentences, batch_size, progress, normalize, prompt, **theirs)
 
+    @repeats(encode)
     def encode_document(
         self,
         sentences: Any,
@@ -174,15 +172,9 @@ class TextEncoder(Pretrained):
 
         Parameters
         ----------
-        sentences, batch_size, progress, normalize, **theirs
-            As for :meth:`encode`, and so are the result, errors and warnings.
         prompt : str, optional
             By default the folder's prompt of the name ``"document"``, none without one, as in sentence-transformers: a prompt of
             another name, such as ``"passage"``, must be given.
-
-        Returns
-        -------
-        ndarray of float32, shape (d,) or (n, d)
 
         Examples
         --------
@@ -306,11 +298,6 @@ class TextEncoder(Pretrained):
     ) -> Iterator[Array]:
         """Compute the embeddings of sentences, a chunk at a time."""
         pipeline = self.pipeline
-        before = pipeline.prompt(prompt)
-        skip = 0 if pipeline.include_prompt or not before else self._prompt_length(before)
-
-        def prepare(chunk: Chunk) -> Ready:
-            return self._ready(chunk, before, skip, refuse_ids=prompt is not None and bool(before))
 
         def compute(ids: Array, cu_seqlens: Array, types: Array | None, skipped: list[int] | None) -> Array:
             modes = pipeline.modes
@@ -321,19 +308,29 @@ class TextEncoder(Pretrained):
                 y = _pipeline.pool(rows, cu_seqlens, modes, skipped or [0] * (len(cu_seqlens) - 1))
             return pipeline.finish(y, normalize, truncate_dim)
 
-        return self._computed(given, batch_size, progress, prepare, compute, "encode")
+        skips = not pipeline.include_prompt
+        return self._computed("encode", given, batch_size, progress, prompt, compute, skips)
 
     def _computed(
         self,
+        name: str,
         given: Given,
         batch_size: int | None,
         progress: bool,
-        prepare: Callable[[Chunk], Ready],
+        prompt: str | None,
         compute: Callable[[Array, Array, Array | None, list[int] | None], Array],
-        name: str,
+        skips: bool = False,
     ) -> Iterator[Array]:
-        """Tokenise chunks, one ahead, and compute each in packed calls."""
+        """Tokenise chunks with a prompt before each text, one ahead, and compute each in packed calls.
+
+        ``skips`` if ``compute`` is to know how many tokens of each belong to the prompt.
+        """
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
+        before = self.pipeline.prompt(prompt)
+        skip = self._prompt_length(before) if skips and before else 0
+        prepare = partial(
+            self._ready, before=before, skip=skip, refuse_ids=prompt is not None and bool(before)
+        )
         with _tokenizer.bar(progress, given.total, name) as done:
             for ready in ahead(chunks(given.sentences), prepare):
                 given.add(ready)
@@ -430,7 +427,7 @@ class TextEncoder(Pretrained):
 
             model.tokens("a storm at sea")        # ['[CLS]', 'a', 'storm', 'at', 'sea', '[SEP]']
         """
-        ids = self._ids_and_types(sentence)[0]
+        ids = self._ids(sentence)
         if self.tokenizer is None:
             raise ValueError(_tokenizer.missing(self._folder))
         return [str(self.tokenizer.id_to_token(n)) for n in ids]
@@ -484,17 +481,10 @@ class TextEncoder(Pretrained):
         call = _names.in_our_words(
             "predict", theirs, self.pipeline, progress=progress, prompt=None, activation_fn="Identity", apply_softmax=False
         )  # fmt: skip
-        before = self.pipeline.prompt(call["prompt"])
         pair = isinstance(sentences, tuple) and is_pair(sentences)
         given = Given([sentences] if pair else sentences)
-
-        def prepare(chunk: Chunk) -> Ready:
-            return self._ready(chunk, before, refuse_ids=call["prompt"] is not None and bool(before))
-
-        def compute(ids: Array, cu_seqlens: Array, types: Array | None, _: Any) -> Array:
-            return self._logits(ids, cu_seqlens, types)
-
-        parts = list(self._computed(given, batch_size, call["progress"], prepare, compute, "predict"))
+        how = batch_size, call["progress"], call["prompt"]
+        parts = list(self._computed("predict", given, *how, lambda *packed: self._logits(*packed[:3])))
         given.warn(self.tokenizer)
         y = np.concatenate(parts or [np.empty((0, self.num_labels), np.float32)])
         y = _names.activated(y, call["activation_fn"])
@@ -545,24 +535,15 @@ class TextEncoder(Pretrained):
         found = sorted(found, key=lambda each: each["score"], reverse=True)[:most]
         return [each | {"text": texts[each["corpus_id"]]} for each in found] if return_documents else found
 
+    @repeats(tokens)
     def steps(self, sentence: Any) -> TransformerSteps:
         """Compute the rows of one sentence, before they are pooled, with every intermediate result, to look at.
-
-        Parameters
-        ----------
-        sentence : str, pair of str, or sequence of int
-            No prompt is put before it.
 
         Returns
         -------
         selfattn.steps.transformer.TransformerSteps
             What enters the first layer, and of each layer queries, keys and values of every head, scores, weights, sums
             and norms. NumPy computes them, so they equal what the model computes up to rounding.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for :meth:`encode`.
         """
         from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
 
@@ -570,12 +551,9 @@ class TextEncoder(Pretrained):
         tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
         return transformer_steps(*self._one(ids, types), tokens=tokens)
 
+    @repeats(tokens)
     def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer, of one sentence.
-
-        Parameters
-        ----------
-        sentence : str, pair of str, or sequence of int
 
         Returns
         -------
@@ -604,18 +582,9 @@ class TextEncoder(Pretrained):
         """
         return self.encode(sentences)
 
+    @repeats(forward)
     def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
-        """Compute embeddings and their pullback, ``dy -> grads``.
-
-        Parameters
-        ----------
-        sentences : str, pair of str, sequence of int, or list of such
-
-        Returns
-        -------
-        y : ndarray, shape (d,) or (n, d)
-        pullback : callable
-            ``grads = pullback(dy)``, keyed like :meth:`parameters`, without those that took no part.
+        """Compute embeddings and their pullback, ``dy -> grads``, without gradients of parameters that took no part.
 
         Raises
         ------

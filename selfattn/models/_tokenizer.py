@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import as_array, check_rows, frames_to_caller, if_missing, quoted
+from selfattn._check import as_array, check_rows, if_missing, quoted, warn
 from selfattn._extras import import_extra, progress_bar
 from selfattn.engine.transformer import check_ids
 from selfattn.models import _tokenizer_class
@@ -100,7 +100,7 @@ class Given:
         if self.cut:
             what = "the text was" if self.texts == 1 else f"{self.cut} of {self.texts} texts were"
             limit = f"{tokenizer.truncation['max_length']} tokens, the most that the model takes"
-            warnings.warn(f"{what} longer than {limit}, and cut there", stacklevel=frames_to_caller())
+            warn(f"{what} longer than {limit}, and cut there")
 
 
 def is_pair(sentence: Any) -> bool:

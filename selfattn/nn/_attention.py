@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_array, frames_to_caller, is_float
+from selfattn._check import Array, as_array, is_float, warn
 from selfattn.engine.weights import Weight, multiply
 from selfattn.functional._products import linear_backward
 
@@ -128,11 +127,9 @@ def _warn_of_inverted(mask: Array) -> None:
         meaning = f"{closed} means ignore here, so each token sees those after it alone"
     else:
         meaning = "floats are added to the scores here, so each token sees all others"
-    warnings.warn(
+    warn(
         f"attn_mask is a lower triangle of {closed}, but {meaning}; for causal attention pass is_causal=True, "
-        "or a boolean mask that is True above the diagonal: ~np.tri(L, dtype=bool)",
-        UserWarning,
-        stacklevel=frames_to_caller(),
+        "or a boolean mask that is True above the diagonal: ~np.tri(L, dtype=bool)"
     )
 
 

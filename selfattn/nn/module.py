@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, as_gradient
+from selfattn._docs import repeats
 from selfattn.engine.weights import (
     BITS,
     SCALE,
@@ -127,17 +128,12 @@ class Module:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
+    @repeats(forward)
     def vjp(self, *args: Any, **kwargs: Any) -> tuple[Any, Pullback]:
         """Compute the output and a function that pulls gradients back; subclasses define it.
 
-        Parameters
-        ----------
-        *args, **kwargs : as ``forward`` of the subclass takes them
-
         Returns
         -------
-        y : object
-            What ``forward`` returns.
         pullback : callable
             ``dx, grads = pullback(dy)`` with the names of :meth:`parameters` in ``grads``, or ``grads = pullback(dy)`` where the
             input has no gradient.
@@ -516,7 +512,7 @@ def _fitting(name: str, parameter: Array, value: npt.ArrayLike, strict: bool) ->
         raise ValueError(f"{name} holds {kind_of(parameter)}, rounded weights; not {array.dtype}")
     if array.dtype.name not in ("float16", "bfloat16", "float32", "float64") and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold floats or integers, not {array.dtype}")
-    typed = isinstance(value, np.ndarray) and array.dtype.kind not in "iu"
+    typed = hasattr(value, "dtype") and array.dtype.kind not in "iu"
     if strict and typed and not np.can_cast(array.dtype, parameter.dtype, "safe"):
         raise ValueError(
             f"{name} is {parameter.dtype}; {array.dtype} would lose precision (strict=False rounds)"

@@ -288,14 +288,7 @@ class SelfAttentionBlock(Module):
         self.value = Linear(d_model, d_model, dtype=dtype, rng=generator)
         self.ln = LayerNorm(d_model, dtype=dtype)
 
-    def forward(
-        self,
-        x: npt.ArrayLike,
-        attn_mask: npt.ArrayLike | None = None,
-        *,
-        key_lengths: npt.ArrayLike | None = None,
-        **options: Any,
-    ) -> Array:
+    def forward(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> Array:
         """Attend within sequences.
 
         Parameters
@@ -304,27 +297,19 @@ class SelfAttentionBlock(Module):
         attn_mask : array_like, optional
             Broadcastable to (..., L, L), the same for all heads: True where attention is allowed, or floats that are added to
             the scores.
-        key_lengths : array_like of int, optional
-            Broadcastable to the leading dims: the number of real tokens of each sequence; the others are padding.
         **options
-            ``is_causal``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``, ``dropout_p``,
+            ``key_lengths``, broadcastable to the leading dims: the number of real tokens of each sequence; the others are
+            padding. ``is_causal``, ``causal``, ``window``, ``softcap``, ``alibi_slopes``, ``sinks``, ``dropout_p``,
             ``rng`` and ``num_threads`` of :func:`selfattn.scaled_dot_product_attention`.
 
         Returns
         -------
         ndarray, shape (..., L, d_model)
         """
-        return self._run(False, x, attn_mask, key_lengths, options)[0]
+        return self._run(False, x, attn_mask, options)[0]
 
     @repeats(forward)
-    def steps(
-        self,
-        x: npt.ArrayLike,
-        attn_mask: npt.ArrayLike | None = None,
-        *,
-        key_lengths: npt.ArrayLike | None = None,
-        **options: Any,
-    ) -> LayerSteps:
+    def steps(self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any) -> LayerSteps:
         """Compute the output with every intermediate result, in NumPy: ``num_threads`` has no effect.
 
         Returns
@@ -338,33 +323,24 @@ class SelfAttentionBlock(Module):
         check_options(options)
         options.pop("num_threads", None)  # steps are computed in NumPy
         if self.num_heads > 1:  # one head has no axis in the steps
-            attn_mask, key_lengths = mask_for_heads(attn_mask), lengths_for_heads(key_lengths)
+            attn_mask = mask_for_heads(attn_mask)
+            options["key_lengths"] = lengths_for_heads(options.get("key_lengths"))
         return layer_steps(
             x, self.query.weight.T, self.key.weight.T, self.value.weight.T,
             b_query=self.query.bias, b_key=self.key.bias, b_value=self.value.bias,
             num_heads=self.num_heads, residual=True, norm=(self.ln.weight, self.ln.bias, self.ln.eps),
-            attn_mask=attn_mask, key_lengths=key_lengths, **options,
+            attn_mask=attn_mask, **options,
         )  # fmt: skip
 
     @repeats(forward)
     def vjp(
-        self,
-        x: npt.ArrayLike,
-        attn_mask: npt.ArrayLike | None = None,
-        *,
-        key_lengths: npt.ArrayLike | None = None,
-        **options: Any,
+        self, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None = None, **options: Any
     ) -> tuple[Array, Pullback]:
         """Compute the output and its pullback, ``dy -> (dx, grads)``, which uses the same dropout."""
-        return self._run(True, x, attn_mask, key_lengths, options)
+        return self._run(True, x, attn_mask, options)
 
     def _run(
-        self,
-        keep: bool,
-        x: npt.ArrayLike,
-        attn_mask: npt.ArrayLike | None,
-        key_lengths: npt.ArrayLike | None,
-        options: dict[str, Any],
+        self, keep: bool, x: npt.ArrayLike, attn_mask: npt.ArrayLike | None, options: dict[str, Any]
     ) -> tuple[Array, Pullback]:
         x = array = as_sequence(x, self.d_model, self.query.weight.dtype)
         # A list: CPython 3.11 loses memory if a generator raises while * unpacks it.
@@ -372,7 +348,8 @@ class SelfAttentionBlock(Module):
         projected, pullbacks = zip(*runs, strict=True)
         q, k, v = (split_heads(each, self.num_heads) for each in projected)
         check_options(options)
-        options |= {"attn_mask": mask_for_heads(attn_mask), "key_lengths": lengths_for_heads(key_lengths)}
+        key_lengths = lengths_for_heads(options.get("key_lengths"))
+        options |= {"attn_mask": mask_for_heads(attn_mask), "key_lengths": key_lengths}
         attention_pullback: Any = None
         if keep:
             attended, attention_pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)

@@ -247,6 +247,7 @@ class TransformerDecoder(Stack):
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
         super().__init__("decoder_layer", decoder_layer, num_layers, norm)
 
+    @repeats(TransformerDecoderLayer.forward)
     def forward(
         self,
         tgt: npt.ArrayLike,
@@ -261,18 +262,13 @@ class TransformerDecoder(Stack):
         key_lengths: npt.ArrayLike | None = None,
         memory_key_lengths: npt.ArrayLike | None = None,
     ) -> Array:
-        """Decode.
+        """Decode; every layer gets the arguments after ``tgt``.
 
         Parameters
         ----------
-        tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask, memory_is_causal, key_lengths,
-        memory_key_lengths : as :meth:`TransformerDecoderLayer.forward` takes them; every layer gets them
-        tgt_is_causal : bool, optional
-            None is False. (PyTorch then checks whether ``tgt_mask`` is causal, which does not change the result.)
-
-        Returns
-        -------
-        ndarray, in the shape of ``tgt``
+        tgt_is_causal, memory_is_causal : bool, optional
+            Token i sees no token after token i of the target, or of the memory; with a mask, both must allow a pair. None is
+            False. (PyTorch then checks whether ``tgt_mask`` is causal, which does not change the result.)
         """
         masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
         causal = bool(tgt_is_causal), memory_is_causal

@@ -214,11 +214,12 @@ class Optimizer:
                 continue
             dtype = self._computed_in[name]
             expected = f"state[{name!r}][{slot!r}] must be an array {parameter.shape} of {dtype}"
-            if not isinstance(entry, np.ndarray):
+            if not hasattr(entry, "__dlpack__"):
                 raise TypeError(f"{expected}, not {entry!r:.80}")
-            if (entry.shape, entry.dtype) != (parameter.shape, dtype):
-                raise ValueError(f"{expected}, not {entry.shape} of {entry.dtype}")
-            copied[slot] = entry.copy()
+            array = as_array(f"state[{name!r}][{slot!r}]", entry)
+            if (array.shape, array.dtype) != (parameter.shape, dtype):
+                raise ValueError(f"{expected}, not {array.shape} of {array.dtype}")
+            copied[slot] = array.copy()
         return copied
 
     def _move(self, names: list[str], parameters: Arrays, gradients: Arrays, targets: Targets) -> None:

@@ -25,18 +25,7 @@ _START = re.compile(r' id="((?:view=\d+&amp;)?stage=[^"&]*)"')
 
 @dataclass(frozen=True, repr=False)
 class Page(Document):
-    """Views of attention as HTML, and as a picture of the weights.
-
-    Attributes
-    ----------
-    title : str
-    fragment : str
-        What notebooks show: static tables, style and script, without ids.
-    html : str
-        A whole document, which needs no network.
-    svg : str
-        The weights as a picture, for programs that do not show HTML.
-    """
+    """A page of steps, as :func:`steps_page` makes it: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     views: tuple[str, ...] = ()  # HTML of each view, with ids
     titles: tuple[str, ...] = ()  # titles of the views, if there are several

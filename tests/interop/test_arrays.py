@@ -1,14 +1,13 @@
 """Arrays of other libraries: the bits of the plain call, in their own memory, and errors that name the way; capsules of DLPack."""
 
-import ctypes
 import gc
 import re
-import struct
 import sys
 from functools import partial
 
 import numpy as np
 import pytest
+from capsules import Library
 from inputs import BFLOAT16, FLOAT_IDS, FLOATS, normal, random_inputs
 from leaks import peak_memory
 
@@ -16,51 +15,6 @@ import selfattn as sa
 from selfattn import nn, reference
 from selfattn._check import as_array
 from selfattn.functional._similarity import similarities
-
-RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-new_capsule = ctypes.pythonapi.PyCapsule_New
-new_capsule.restype, new_capsule.argtypes = (
-    ctypes.py_object,
-    (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
-)
-
-
-class Library:
-    """An array of bfloat16 of a library that offers DLPack alone; it counts how often its memory is given back."""
-
-    dtype, devices = "library.bfloat16", (1, 0)
-
-    def __init__(self, x, old=False, name=None, flags=0, major=1, **changes):
-        given = {
-            "data": x.ctypes.data, "device": 1, "number": 0, "ndim": x.ndim, "code": 4, "bits": 16, "lanes": 1,
-            "shape": x.shape, "strides": [n // 2 for n in x.strides], "offset": 0,
-        } | changes  # fmt: skip
-        self.kept = x, *(np.array(given[key] or (), np.int64) for key in ("shape", "strides"))
-        pointers = {
-            key: 0 if given[key] is None else self.kept[n].ctypes.data
-            for n, key in ((1, "shape"), (2, "strides"))
-        }
-        tensor = struct.pack("PiiiBBHPPQ", *(given | pointers).values())
-        self.released, self.old, self.release = 0, old, RELEASE(self.count)
-        free = ctypes.cast(self.release, ctypes.c_void_p).value
-        owner = (
-            tensor + struct.pack("PP", 0, free)
-            if old
-            else struct.pack("IIPPQ", major, 0, 0, free, flags) + tensor
-        )
-        self.owner = ctypes.create_string_buffer(owner, len(owner))
-        self.name = name or (b"dltensor" if old else b"dltensor_versioned")
-
-    def count(self, owner):
-        self.released += owner == ctypes.addressof(self.owner)
-
-    def __dlpack__(self, **settings):
-        if settings and self.old:
-            raise TypeError("there are no versions")
-        return new_capsule(ctypes.addressof(self.owner), self.name, None)
-
-    def __dlpack_device__(self):
-        return self.devices
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -90,7 +44,7 @@ def test_hostile_capsules(monkeypatch):
     x, far = np.ones((2, 3, 4), BFLOAT16), (2**62, 1, 1)
     for change in (
         {"data": 0}, {"major": 2}, {"name": b"dltensor2"}, {"name": b"used_dltensor"}, {"device": 4}, {"lanes": 4}, {"bits": 8},
-        {"code": 12}, {"shape": None}, {"ndim": 65}, {"ndim": 2**31 - 1}, {"ndim": -1}, {"strides": far}, {"offset": 2**64 - 1},
+        {"code": 12}, {"shape": None}, {"ndim": 65, "shape": [1] * 65, "strides": [1] * 65}, {"ndim": 2**31 - 1}, {"ndim": -1}, {"strides": far}, {"offset": 2**64 - 1},
         {"strides": (-(2**63), 1, 1)}, {"shape": far}, {"shape": far, "strides": None}, {"shape": (2, -1, 4)},
         {"shape": (2**31, 2**31, 2**31), "strides": None},
     ):  # fmt: skip
@@ -108,30 +62,26 @@ def test_hostile_capsules(monkeypatch):
             sa.softmax(given)
 
 
-def test_what_cannot_be_read(monkeypatch):
+def test_devices_and_ml_dtypes_that_is_missing(monkeypatch):
     given = Library(np.ones((2, 3), BFLOAT16))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(ImportError, match="ml_dtypes"):
         sa.softmax(given)
     given.devices = (2, 0)
-    for function in (sa.softmax, reference.softmax, lambda x: sa.layer_norm_vjp(x, 3)):
-        with pytest.raises(TypeError, match=r"x is not in the CPU's memory.*jax.device_get\(x\)"):
-            function(given)
+    with pytest.raises(TypeError, match=r"x is not in the CPU's memory.*jax.device_get\(x\)"):
+        sa.softmax(given)
 
 
-def to_torch(torch, x):
-    tensor = torch.from_numpy(x.view(np.int16) if x.dtype == BFLOAT16 else x)
-    return tensor.view(torch.bfloat16) if x.dtype == BFLOAT16 else tensor
-
-
-def to_frame(module, x):
-    return module.DataFrame(x) if x.ndim == 2 else x
-
-
-DOORS = {
-    "torch": lambda torch: partial(to_torch, torch), "jax": lambda jax: jax.numpy.asarray, "xarray": lambda xarray: xarray.DataArray,
-    "pandas": lambda pandas: partial(to_frame, pandas), "polars": lambda polars: partial(to_frame, polars),
-}  # fmt: skip
+def to_library(module, x):
+    if module.__name__ == "torch":
+        return (
+            module.from_numpy(x.view(np.int16)).view(module.bfloat16)
+            if x.dtype == BFLOAT16
+            else module.from_numpy(x)
+        )
+    if module.__name__ in ("pandas", "polars"):
+        return module.DataFrame(x) if x.ndim == 2 else x
+    return module.numpy.asarray(x) if module.__name__ == "jax" else module.DataArray(x)
 
 
 def results(to, dtype):
@@ -161,9 +111,9 @@ def results(to, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=FLOAT_IDS)
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", ["torch", "jax", "xarray", "pandas", "polars"])
 def test_the_bits_of_the_plain_call(door, dtype):
-    to = DOORS[door](pytest.importorskip(door))
+    to = partial(to_library, pytest.importorskip(door))
     frame = door in ("pandas", "polars")  # with a column after the other, as NumPy's sums of rows notice
     if dtype.name not in (FLOAT_IDS[2:] if frame else FLOAT_IDS[:3] if door == "jax" else FLOAT_IDS):
         pytest.skip(f"{door} has no {dtype}")
@@ -180,9 +130,7 @@ def test_tensors_are_read_where_they_are():
         assert as_array("x", x).ctypes.data == x.data_ptr()
         assert peak_memory(lambda x=x: sa.softmax(x)) < 1.1 * x.nbytes  # the result's
     out = torch.empty(32, 8)
-    with pytest.raises(
-        TypeError, match=r"out must be a NumPy array, got torch.Tensor \(numpy.asarray\(out\)"
-    ):
+    with pytest.raises(TypeError, match=r"out must be a NumPy array, got torch.Tensor \(numpy.asarray"):
         sa.scaled_dot_product_attention(out, out, out, out=out)
 
 
@@ -201,7 +149,5 @@ def test_tensors_that_numpy_cannot_read():
         (torch.nested.nested_tensor([x, x]), "x.to_padded_tensor(0.0)"),
     ):  # fmt: skip
         for function in (sa.softmax, reference.softmax, nn.Linear(3, 2)):
-            with pytest.raises(
-                (TypeError, RuntimeError), match=f"NumPy cannot read x, a tensor of .*{re.escape(way)}"
-            ):
+            with pytest.raises((TypeError, RuntimeError), match=f"NumPy cannot read x, .*{re.escape(way)}"):
                 function(tensor)

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
+from processes import run_script
 from text_folders import add_pipeline, old_pooling, save_bert
 
 from selfattn import models
@@ -185,6 +186,30 @@ ERRORS = {
 def test_errors_name_the_way(said, model, folder):
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=re.escape(said)):
         ERRORS[said](model, folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "library"),
+    [
+        ("sentence_transformers", "SentenceTransformer", "numpy"), ("langchain", "Embeddings", "langchain_core"),
+        ("bertopic", "Embedder", "bertopic"),
+    ],
+)  # fmt: skip
+def test_doors_for_texts_work_without_pytorch(module, name, library, folder):
+    pytest.importorskip(library)
+    script = f"""
+    import sys
+    class Missing:
+        def find_spec(name, *_):
+            if name in ("torch", "transformers", "sentence_transformers"):
+                raise ModuleNotFoundError(name=name)
+    sys.meta_path.insert(0, Missing)  # None in sys.modules would not be enough for SciPy
+    from selfattn.interop.{module} import {name}
+    door = {name}({str(folder)!r})
+    method = next(each for each in ("embed_documents", "encode") if hasattr(door, each))
+    print(len(getattr(door, method)(["a ship", "the sea"])[1]))
+    """
+    assert run_script(script) == "16"
 
 
 def test_errors_of_scores(tmp_path):

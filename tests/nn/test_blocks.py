@@ -1,7 +1,5 @@
 """Weights in the blocks of a GGUF file: their numbers, and their products."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -166,7 +164,7 @@ def layer_of(rng, kinds, d, heads, hidden, make):
 def test_a_transformer(kinds, isa):
     """Weights and a table of several kinds of quants give the bits of float32 weights."""
     rng = np.random.default_rng(2)
-    made: list[Quants] = []
+    made = []
 
     def make(kind, out, width):
         made.append(drawn(rng, kind, out, width, 0.001))

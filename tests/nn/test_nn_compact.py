@@ -1,7 +1,5 @@
 """quantize of layers: which weights it rounds, what rounded layers compute, and what it refuses; the products of the C core."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from pages import data_of
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn, views
@@ -188,21 +189,18 @@ def test_next_tokens_are_the_likeliest_and_their_sums_those_of_all():
         np.testing.assert_allclose(sums[:, n], truth, rtol=np.finfo(np.float32).eps)
 
 
-def test_bad_calls():
-    steps, abc = steps_of(3), list("abc")
-    batch = sa.attention_steps(*np.zeros((3, 2, 2, 3, 4)))
-    for arguments, options, error, message in (
-        ((steps, "abc"), {}, TypeError, "text is a sequence of strings, one for each row, not 'abc'"),
-        ((steps, None), {}, TypeError, "text is a sequence of strings, .*, not None"),
-        ((steps, ["a"]), {}, ValueError, "1 tokens do not fit the 3 rows"),
-        ((steps, abc), {"compare": ["x"]}, TypeError, r"compare is \(steps, tokens\), not list"),
-        ((steps, abc), {"word": "z"}, ValueError, "the token 'z' is not among"),
-        ((steps, abc), {"new_tokens": -1}, ValueError, "from 0 to 256, not -1"),
-        ((object(), abc), {}, TypeError, "object has no attention"),
-        ((batch, abc), {}, ValueError, r"one text: weights \(heads, L, S\)"),
-    ):
-        with pytest.raises(error, match=message):
-            views.explorer(*arguments, **options)
+STEPS, ABC, BATCH = steps_of(3), list("abc"), sa.attention_steps(*np.zeros((3, 2, 2, 3, 4)))
+test_bad_calls = refusals(
+    (((STEPS, "abc"), {}), TypeError, "text is a sequence of strings, one for each row, not 'abc'"),
+    (((STEPS, None), {}), TypeError, "text is a sequence of strings, .*, not None"),
+    (((STEPS, ["a"]), {}), ValueError, "1 tokens do not fit the 3 rows"),
+    (((STEPS, ABC), {"compare": ["x"]}), TypeError, r"compare is \(steps, tokens\), not list"),
+    (((STEPS, ABC), {"word": "z"}), ValueError, "the token 'z' is not among"),
+    (((STEPS, ABC), {"new_tokens": -1}), ValueError, "from 0 to 256, not -1"),
+    (((object(), ABC), {}), TypeError, "object has no attention"),
+    (((BATCH, ABC), {}), ValueError, r"one text: weights \(heads, L, S\)"),
+    call=lambda given: views.explorer(*given[0], **given[1]),
+)
 
 
 @pytest.mark.parametrize("compare", [False, True])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refusals
 
 from selfattn import models, nn, views
 
@@ -50,21 +51,19 @@ def gpt(d_model=8, **options):
     return nn.GPT(3, d_model, 1, 2, 8, rng=0, **options)
 
 
-def test_bad_calls():
-    for arguments, error, message in (
-        ((None, "abc"), ValueError, "alphabet needs model"),
-        ((object(), "abc"), TypeError, "model must be an nn.GPT or the folder of one, not object"),
-        ((gpt(),), ValueError, "a text for each of the model's 3 ids, not none"),
-        ((gpt(), "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),
-        ((gpt(), ["a", "b", ""]), ValueError, "a text for each of the model's 3 ids"),
-        ((gpt(), "abc", "abd"), ValueError, "the prompt has 'd', which .* does not know; it knows 'abc'"),
-        ((gpt(), "abc", ""), ValueError, "the prompt is empty"),
-        ((gpt(), "abc", None), TypeError, "prompt must be a str, not NoneType"),
-        ((gpt(), "abc", [0, 1]), TypeError, "prompt must be a str, not list"),
-        ((gpt(positions="rotary"), "abc", "a"), ValueError, "not compute a model with rotary positions"),
-        ((gpt(norm_first=False), "abc", "a"), ValueError, "with norms after the sums"),
-        ((gpt(dtype=np.float64), "abc", "a"), ValueError, "weights of float64"),
-        ((gpt(512), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),
-    ):
-        with pytest.raises(error, match=message):
-            views.gpt_page(*arguments)
+test_bad_calls = refusals(
+    ((None, "abc"), ValueError, "alphabet needs model"),
+    ((object(), "abc"), TypeError, "model must be an nn.GPT or the folder of one, not object"),
+    ((gpt(),), ValueError, "a text for each of the model's 3 ids, not none"),
+    ((gpt(), "ab"), ValueError, "a text for each of the model's 3 ids, not 2"),
+    ((gpt(), ["a", "b", ""]), ValueError, "a text for each of the model's 3 ids"),
+    ((gpt(), "abc", "abd"), ValueError, "the prompt has 'd', which .* does not know; it knows 'abc'"),
+    ((gpt(), "abc", ""), ValueError, "the prompt is empty"),
+    ((gpt(), "abc", None), TypeError, "prompt must be a str, not NoneType"),
+    ((gpt(), "abc", [0, 1]), TypeError, "prompt must be a str, not list"),
+    ((gpt(positions="rotary"), "abc", "a"), ValueError, "not compute a model with rotary positions"),
+    ((gpt(norm_first=False), "abc", "a"), ValueError, "with norms after the sums"),
+    ((gpt(dtype=np.float64), "abc", "a"), ValueError, "weights of float64"),
+    ((gpt(512), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),
+    call=lambda given: views.gpt_page(*given),
+)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import reference
@@ -214,24 +215,19 @@ def test_a_model_is_embeddings_positions_blocks_and_a_mean(layer):
         model_steps(x, positions[:4], [first])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"W_key": np.ones((7, 8))}, r"inputs \(5, 8\) and W_key \(7, 8\)"),
-        ({"b_value": np.ones(7)}, r"b_value has shape \(7,\), not \(8,\)"),
-        ({"num_heads": 3}, "num_heads=3 does not divide .* 8"),
-        ({"num_heads": 0}, "num_heads=0"),
-        ({"W_out": np.ones((7, 8))}, r"W_out \(7, 8\)"),
-        ({"W_out": np.ones((8, 3)), "b_out": None, "residual": True}, r"\(5, 3\).*\(5, 8\)"),
-        ({"norm": (np.ones(3), None, 1e-5)}, r"\(3,\)"),
-        ({"v": np.ones(8), "num_heads": 2}, "one head, not num_heads=2"),
-        ({"v": np.ones(7), "num_heads": 1}, r"v has shape \(7,\), not \(d_k,\) of the queries \(5, 8\)"),
-    ],
+test_errors_name_shapes_that_do_not_fit = refusals(
+    ({"W_key": np.ones((7, 8))}, r"inputs \(5, 8\) and W_key \(7, 8\)"),
+    ({"b_value": np.ones(7)}, r"b_value has shape \(7,\), not \(8,\)"),
+    ({"num_heads": 3}, "num_heads=3 does not divide .* 8"),
+    ({"num_heads": 0}, "num_heads=0"),
+    ({"W_out": np.ones((7, 8))}, r"W_out \(7, 8\)"),
+    ({"W_out": np.ones((8, 3)), "b_out": None, "residual": True}, r"\(5, 3\).*\(5, 8\)"),
+    ({"norm": (np.ones(3), None, 1e-5)}, r"\(3,\)"),
+    ({"v": np.ones(8), "num_heads": 2}, "one head, not num_heads=2"),
+    ({"v": np.ones(7), "num_heads": 1}, r"v has shape \(7,\), not \(d_k,\) of the queries \(5, 8\)"),
+    given="layer",
+    call=lambda layer, changes: layer_steps(layer[0], **(layer[1] | changes)),
 )
-def test_errors_name_shapes_that_do_not_fit(layer, changes, message):
-    x, w, _ = layer
-    with pytest.raises(ValueError, match=message):
-        layer_steps(x, **(w | changes))
 
 
 def test_a_layer_takes_the_options_of_attention(layer):

@@ -8,7 +8,7 @@ import pytest
 from pages import Reader, data_of
 
 from selfattn import cli, files, nn, views
-from selfattn.cli import steps
+from selfattn.cli import pages as cli_pages
 from selfattn.steps.layers import layer_steps
 from selfattn.text import WhitespaceTokenizer
 
@@ -77,12 +77,12 @@ def test_every_option_of_a_file_is_passed_on(tmp_path):
         "window": (1, 1), "key_lengths": 3, "alibi_slopes": 0.5, "sinks": 0.25, "enable_gqa": False,
         "dropout_p": 0.5, "rng": 1, "key_tokens": ["x", "y", "z"],
     }  # fmt: skip
-    assert set(options) | {"tokens"} == {*steps.OPTIONS, *steps.DROPOUT, *steps.TOKENS}
+    assert set(options) | {"tokens"} == {*cli_pages.OPTIONS, *cli_pages.DROPOUT, *cli_pages.TOKENS}
     np.savez(tmp_path / "mine.npz", **ATTENTION, **options)
-    arrays = steps._read(tmp_path / "mine.npz")
+    arrays = cli_pages._read(tmp_path / "mine.npz")
     given = {name: value for name, value in options.items() if name != "key_tokens"}
-    expected = views.steps_page(steps.attention_steps(X, X, X, **given), key_tokens=options["key_tokens"])
-    assert steps.page_of_arrays(arrays).html == expected.html
+    expected = views.steps_page(cli_pages.attention_steps(X, X, X, **given), key_tokens=options["key_tokens"])
+    assert cli_pages.page_of_arrays(arrays).html == expected.html
 
 
 @pytest.mark.parametrize(

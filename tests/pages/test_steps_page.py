@@ -22,6 +22,7 @@ from pages import (
     model,
     numbers_by_node,
 )
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import nn, views
@@ -198,30 +199,25 @@ def test_steps_without_a_page_are_an_error_and_a_notebook_shows_text():
         assert steps._repr_html_() is None and steps._repr_svg_() is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"tokens": ["a", "b"]}, ValueError, "2 tokens do not fit the 3 rows"),
-        ({"tokens": "abc"}, TypeError, "sequence of strings.*'abc'"),
-        ({"tokens": [1, 2, 3]}, TypeError, r"sequence of strings.*\[1, 2, 3\]"),
-        ({"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit the 3 rows"),
-        ({"captions": {"score": "x"}}, ValueError, "captions has no 'score'; there are .*scores"),
-        ({"captions": {"scores": 1}}, TypeError, r"captions\['scores'\] is a int"),
-        ({"captions": ["scores"]}, TypeError, "captions maps names to sentences; it is not a list"),
-        ({"tokens": [b"a", b"b", b"c"]}, TypeError, "tokens is a sequence of strings"),
-        ({"precision": 0}, ValueError, "precision must be an integer from 1 to 12, not 0"),
-        ({"max_side": 1000}, ValueError, "max_side must be an integer from 4 to 256, not 1000"),
-        ({"compare": illustrated()[0]}, TypeError, r"compare is \(steps, tokens\), not LayerSteps"),
-        ({"compare": (illustrated()[0],)}, TypeError, r"compare is .*, not tuple \(LayerSteps"),
-        ({"compare": ("steps", ["a"])}, TypeError, "compare: steps is a str"),
-        ({"compare": (illustrated()[0], "abc")}, TypeError, "compare: tokens is .*'abc'"),
-        ({"compare": (illustrated()[0], ["a"])}, ValueError, "compare: 1 tokens do not fit the 3 rows"),
-        ({"compare": (dead_row(), None)}, ValueError, "compare= has other steps"),
-    ],
+test_errors_quote_the_argument = refusals(
+    ({"tokens": ["a", "b"]}, ValueError, "2 tokens do not fit the 3 rows"),
+    ({"tokens": "abc"}, TypeError, "sequence of strings.*'abc'"),
+    ({"tokens": [1, 2, 3]}, TypeError, r"sequence of strings.*\[1, 2, 3\]"),
+    ({"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit the 3 rows"),
+    ({"captions": {"score": "x"}}, ValueError, "captions has no 'score'; there are .*scores"),
+    ({"captions": {"scores": 1}}, TypeError, r"captions\['scores'\] is a int"),
+    ({"captions": ["scores"]}, TypeError, "captions maps names to sentences; it is not a list"),
+    ({"tokens": [b"a", b"b", b"c"]}, TypeError, "tokens is a sequence of strings"),
+    ({"precision": 0}, ValueError, "precision must be an integer from 1 to 12, not 0"),
+    ({"max_side": 1000}, ValueError, "max_side must be an integer from 4 to 256, not 1000"),
+    ({"compare": illustrated()[0]}, TypeError, r"compare is \(steps, tokens\), not LayerSteps"),
+    ({"compare": (illustrated()[0],)}, TypeError, r"compare is .*, not tuple \(LayerSteps"),
+    ({"compare": ("steps", ["a"])}, TypeError, "compare: steps is a str"),
+    ({"compare": (illustrated()[0], "abc")}, TypeError, "compare: tokens is .*'abc'"),
+    ({"compare": (illustrated()[0], ["a"])}, ValueError, "compare: 1 tokens do not fit the 3 rows"),
+    ({"compare": (dead_row(), None)}, ValueError, "compare= has other steps"),
+    call=lambda arguments: views.steps_page(illustrated()[0], **arguments),
 )
-def test_errors_quote_the_argument(arguments, error, message):
-    with pytest.raises(error, match=message):
-        views.steps_page(illustrated()[0], **arguments)
 
 
 def test_every_stage_says_what_is_left_out():

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from pages import data_of
+from refusals import refusals
 
 import selfattn as sa
 from selfattn import reference, views
@@ -78,19 +79,17 @@ def test_a_tutorials_page_ends_with_it(name):
     assert not views.tutorial_page(name, exercise=True).below  # its numbers would reveal answers
 
 
-def test_bad_calls():
-    x = np.random.default_rng(0).standard_normal((3, 2))
-    steps = sa.attention_steps(x, x, x)
-    for shown, options, error, message in (
-        ("x", {}, TypeError, "scaled dot products: pass what attention_steps or .*steps returned, not str"),
-        (sa.attention_steps(x, x, x, softcap=2.0), {}, ValueError, "not shown with a softcap"),
-        (sa.attention_steps(x, x, x, sinks=[0.0]), {}, ValueError, "not shown with sinks"),
-        (sa.attention_steps(x, x, x, dropout_p=0.5, rng=0), {}, ValueError, "not shown with dropout"),
-        (steps, {"grad_output": np.ones(3)}, ValueError, r"of shape \(3, 2\), not \(3,\)"),
-        (steps, {"grad_output": x * np.nan}, ValueError, "must be finite"),
-        (steps, {"head": 1}, ValueError, "head must be from 0 to 0, not 1"),
-        (sa.attention_steps(*np.zeros((3, 13, 2))), {}, ValueError, "at most 12 rows and 12 columns; Q is"),
-        (steps, {"tokens": ["a"]}, ValueError, "1 tokens do not fit"),
-    ):
-        with pytest.raises(error, match=message):
-            views.way_back_page(shown, **options)
+X = np.random.default_rng(0).standard_normal((3, 2))
+STEPS = sa.attention_steps(X, X, X)
+test_bad_calls = refusals(
+    (("x", {}), TypeError, "scaled dot products: pass what attention_steps or .*steps returned, not str"),
+    ((sa.attention_steps(X, X, X, softcap=2.0), {}), ValueError, "not shown with a softcap"),
+    ((sa.attention_steps(X, X, X, sinks=[0.0]), {}), ValueError, "not shown with sinks"),
+    ((sa.attention_steps(X, X, X, dropout_p=0.5, rng=0), {}), ValueError, "not shown with dropout"),
+    ((STEPS, {"grad_output": np.ones(3)}), ValueError, r"of shape \(3, 2\), not \(3,\)"),
+    ((STEPS, {"grad_output": X * np.nan}), ValueError, "must be finite"),
+    ((STEPS, {"head": 1}), ValueError, "head must be from 0 to 0, not 1"),
+    ((sa.attention_steps(*np.zeros((3, 13, 2))), {}), ValueError, "at most 12 rows and 12 columns; Q is"),
+    ((STEPS, {"tokens": ["a"]}), ValueError, "1 tokens do not fit"),
+    call=lambda given: views.way_back_page(given[0], **given[1]),
+)

@@ -1,12 +1,9 @@
 """The benchmark's own logic, on tiny cases and with NumPy as the only peer."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import time
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("openmp_restored")
 TINY = ["--lengths", "8", "--dims", "4", "--peers", "numpy", "--rounds", "1", "--seconds", "0.001"]
 
 
-def flops(*shape: int, **options: Any) -> float:
+def flops(*shape, **options):
     return Case(*shape, **options).facts()["flops"]
 
 
-def test_work_of_a_case() -> None:
+def test_work_of_a_case():
     facts = Case(10, 4, keys=20, batch=2, heads=6, kv_heads=3).facts()
     assert facts["flops"] == 4 * 2 * 6 * 10 * 20 * 4
     assert facts["key_value_bytes"] == 2 * 2 * 3 * 20 * 4 * 4
@@ -37,7 +34,7 @@ def test_work_of_a_case() -> None:
     assert flops(10, 4, gradients=BOTH, causal=True) == 7 * 8 * 10 * 10 * 4
 
 
-def test_suites() -> None:
+def test_suites():
     choice = Choice(["numpy", "torch", "openvino"], other_isas=["avx2"])
     rows = {name: rows_of([name], choice) for name in ("summary", *SUITES)}
     assert len(rows["forward"]) == len(rows["causal"]) == 7 * 4
@@ -58,7 +55,7 @@ def test_suites() -> None:
     assert names["backward"] == ["torch"]
 
 
-def test_labels() -> None:
+def test_labels():
     cases = {
         "128 x 64": Case(128, 64),
         "bfloat16, backward, causal 128 x 64": Case(128, 64, dtype="bfloat16", gradients=BACKWARD, causal=True),
@@ -71,8 +68,8 @@ def test_labels() -> None:
     assert [case.limit for case in cases.values()] == ["flops"] * 5 + ["bytes", ""]
 
 
-def test_sample_times() -> None:
-    calls: list[int] = []
+def test_sample_times():
+    calls = []
     samples = sample_times("calls.append(1)", {"calls": calls}, seconds=0.005)
     assert samples
     assert 0 < min(samples) < 1e-3
@@ -85,7 +82,7 @@ def test_sample_times() -> None:
 
 @pytest.mark.parametrize("engine", ["selfattn", "torch"])
 @pytest.mark.parametrize("kind", ["", BACKWARD, BOTH])
-def test_spellings_compute_the_case(kind: str, engine: str) -> None:
+def test_spellings_compute_the_case(kind, engine):
     """This includes cases that only PyTorch among the peers computes; other libraries are compared when they are timed."""
     pytest.importorskip(engine, reason=f"needs the package {engine}")
     case = Case(40, 4, heads=2, mask="float", gradients=kind)
@@ -99,7 +96,7 @@ def test_spellings_compute_the_case(kind: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("isa", _core.available_isas(), indirect=True)
-def test_an_engine_of_an_instruction_set(isa: str) -> None:
+def test_an_engine_of_an_instruction_set(isa):
     other = _core.available_isas()[0]
     open_engine(f"selfattn {other}", 1)
     assert sa.get_isa() == other
@@ -107,7 +104,7 @@ def test_an_engine_of_an_instruction_set(isa: str) -> None:
     assert sa.get_isa() == isa
 
 
-def test_the_answers_of_a_worker() -> None:
+def test_the_answers_of_a_worker():
     library = Library("numpy", 1)
     expected = reference.scaled_dot_product_attention(*Case(4, 2).inputs().values())
     (sample,) = library.prepare(3, Case(4, 2), open_engine)["samples"]
@@ -120,7 +117,7 @@ def test_the_answers_of_a_worker() -> None:
 
 
 @pytest.mark.parametrize("engine", ["numpy", "nobody"])
-def test_a_worker_that_fails_and_one_that_dies(engine: str) -> None:
+def test_a_worker_that_fails_and_one_that_dies(engine):
     worker, case = Worker(engine, 1), {"number": 0, "case": Case(4, 2), "opened": open_engine}
     try:
         assert "KeyError" in worker.ask("run", number=4, seconds=0.0, limit="")["error"]
@@ -133,7 +130,7 @@ def test_a_worker_that_fails_and_one_that_dies(engine: str) -> None:
         worker.close()
 
 
-def test_one_process_for_each_engine_and_number_of_threads() -> None:
+def test_one_process_for_each_engine_and_number_of_threads():
     case = Case(4, 2)
     contestants = [
         Contestant(name, "selfattn", case, threads=n) for name, n in (("selfattn", 0), ("two", 2), ("b", 1))
@@ -155,11 +152,11 @@ def test_one_process_for_each_engine_and_number_of_threads() -> None:
         assert len(contestant["limits"]) == 4
 
 
-def make_contestant(name: str, times: dict[str, list[list[float]]], **more: Any) -> dict[str, Any]:
+def make_contestant(name, times, **more):
     return {"name": name, "engine": name, **Case(100, 10).facts(), "times": times, "limits": [], **more}
 
 
-def make_row() -> dict[str, Any]:
+def make_row():
     work = flops(100, 10)
     own = make_contestant("selfattn", {"a": [[3.0, 2.0], [4.0, 5.0]]}, limits=[work, 0.9 * work], agrees=True)
     peer = make_contestant("numpy", {"b": [[9.0], [9.0]], "c": [[6.0], [10.0]]}, agrees=False, difference=1.0)
@@ -167,7 +164,7 @@ def make_row() -> dict[str, Any]:
     return {"suite": "forward", "label": "100 x 10", "limit": "flops", "contestants": [own, peer, absent]}
 
 
-def test_figures_of_a_row() -> None:
+def test_figures_of_a_row():
     row = make_row()
     own, peer, absent = row["contestants"]
     assert report.best_time(own) == 2
@@ -187,7 +184,7 @@ def test_figures_of_a_row() -> None:
     assert report.ratio(row, "torch") is report.ratio(row, "nobody") is None
 
 
-def test_problems_of_a_run() -> None:
+def test_problems_of_a_run():
     row = make_row()
     assert not report.is_sound([row])
     text = "\n".join(report.problems([row]))
@@ -199,16 +196,16 @@ def test_problems_of_a_run() -> None:
     assert not report.is_sound([row])
 
 
-def test_results_that_differ_are_noted() -> None:
+def test_results_that_differ_are_noted():
     samples = [[np.array(x) for x in found] for found in ([[1.0, 2.0]], [[1.0, 2.0], [1.0, 2.5]], [[1.0]])]
-    results: list[dict[str, Any]] = [{"samples": found} for found in samples] + [{"error": "no"}]
+    results = [{"samples": found} for found in samples] + [{"error": "no"}]
     contestants = [Contestant(str(n), "selfattn", Case(4, 2)) for n in range(4)]
     compare(Row("forward", "", tuple(contestants), tolerance=0.1), results)
     assert [result.get("agrees") for result in results] == [True, False, False, None]
     assert results[1]["difference"] == 0.5
 
 
-def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run(tmp_path, capsys):
     saved = tmp_path / "results.json"
     suites = "forward,causal,mask,float64,16bit,decode,small,strided,backward,isa"
     assert app.main(["--suite", suites, *TINY, "--json", str(saved)]) == 0
@@ -231,9 +228,7 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     "arguments", ["--suite x", "--peers x", "--peers torch", "--lengths 0", "--load x --json y"]
 )
-def test_wrong_usage(
-    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage(arguments, monkeypatch, capsys):
     monkeypatch.setattr(app, "find_spec", lambda name: object() if name == "numpy" else None)
     with pytest.raises(SystemExit) as stop:
         app.main(arguments.split())
@@ -241,7 +236,7 @@ def test_wrong_usage(
     assert ("not installed" if "torch" in arguments else "usage:") in capsys.readouterr().err
 
 
-def test_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_figure(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "figures")
     module = importlib.import_module("speed")
     run = {"config": {"cpu": "A & B", "isa": "avx2"}, "settings": {"threads": 2}, "rows": [make_row()]}

@@ -1,7 +1,5 @@
 """The command line, and the tutorials that it shows."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Commands with standard streams that are closed, full, minimal or not a terminal, and ``-`` in place of a file."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -243,7 +241,7 @@ def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
         raise MemoryError
 
     monkeypatch.setattr("selfattn.cli.models._load", fail)
-    monkeypatch.setattr("selfattn.cli.steps._page", fail)
+    monkeypatch.setattr("selfattn.cli.pages._page", fail)
     monkeypatch.setattr("selfattn.benchmarks.app.measure", fail)
     for command in (["embed", "m", "sea"], ["steps", "1"], ["bench"]):
         assert cli.main(command) == 1

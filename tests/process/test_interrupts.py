@@ -7,9 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +28,7 @@ class InterruptedCallError(Exception):
 
 
 @contextmanager
-def alarm_after(seconds: float, handler: Callable[[], None]) -> Iterator[None]:
+def alarm_after(seconds, handler):
     before = signal.signal(signal.SIGALRM, lambda *_: handler())
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
@@ -40,18 +38,18 @@ def alarm_after(seconds: float, handler: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def interrupt() -> None:
+def interrupt():
     raise InterruptedCallError
 
 
-def inputs(heads: int, length: int) -> tuple[Any, ...]:
+def inputs(heads, length):
     rng = np.random.default_rng(0)
     return tuple(rng.standard_normal((3, heads, length, 64), dtype=np.float32))
 
 
-def assert_handled_during(call: Callable[[], Any]) -> None:
+def assert_handled_during(call):
     """Check that a signal is handled during a call, after a few checks for signals, or within 0.2 s."""
-    handled: list[float] = []
+    handled = []
     start = time.monotonic()
     with alarm_after(0.05, lambda: handled.append(time.monotonic())):
         call()
@@ -60,11 +58,11 @@ def assert_handled_during(call: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize(("which", "threads"), [("forward", 2), ("backward", 1)])
-def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads: int) -> None:
+def test_signals_are_handled_during_a_call_and_not_after_it(which, threads):
     q, k, v = inputs(4, 8192)
     out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, window=(0, 0))
 
-    def call() -> Any:
+    def call():
         if which == "forward":
             return sa.scaled_dot_product_attention(q, k, v, num_threads=threads)
         return sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, num_threads=threads)
@@ -72,13 +70,13 @@ def test_signals_are_handled_during_a_call_and_not_after_it(which: str, threads:
     assert_handled_during(call)
 
 
-def long_layer(kind: str) -> Callable[[], Any]:
+def long_layer(kind):
     """A call of a layer that takes 0.3 s or more, so that a call which does not stop is noticed."""
     rng = np.random.default_rng(0)
     if kind == "sentences":
         model = nn.EmbeddingModel(lambda _: [1] * 100, 10, 128, max_seq_len=100, num_layers=4, rng=0)
         return lambda: model.encode(["a"] * 1000, batch_size=1000)
-    layer: Any = nn.Linear(2048, 2048, rng=0)
+    layer = nn.Linear(2048, 2048, rng=0)
     n = 1 if "gradients" in kind else 2  # gradients take twice as long
     x = rng.standard_normal((n * 4096, 2048), dtype=np.float32)
     if "layers" in kind:
@@ -93,7 +91,7 @@ def long_layer(kind: str) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     "kind", ["product", "gradients of a product", "layers", "gradients of layers", "sentences"]
 )
-def test_layers_stop_in_the_middle_and_are_right_the_next_time(kind: str) -> None:
+def test_layers_stop_in_the_middle_and_are_right_the_next_time(kind):
     call = long_layer(kind)
     start = time.monotonic()
     expected = call()
@@ -105,17 +103,17 @@ def test_layers_stop_in_the_middle_and_are_right_the_next_time(kind: str) -> Non
     np.testing.assert_equal(call(), expected)
 
 
-def test_a_handler_computes_amid_a_call() -> None:
+def test_a_handler_computes_amid_a_call():
     """The threads of the handler's call and of the interrupted call do not disturb each other."""
     layers, (q, k, v) = long_layer("layers"), inputs(4, 500)
     outer, inner = layers(), sa.scaled_dot_product_attention(q, k, v)
-    found: list[Any] = []
+    found = []
     with alarm_after(0.05, lambda: found.append(sa.scaled_dot_product_attention(q, k, v, num_threads=4))):
         np.testing.assert_array_equal(layers(), outer)
     np.testing.assert_array_equal(found, [inner])
 
 
-def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
+def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals():
     """The call has one task. It sums delta over the keys, as the output has 16 bits; the sinks' gradient needs only delta.
 
     The kernels are the generic ones, as with a matrix unit delta is computed from the output.
@@ -132,7 +130,7 @@ def test_a_block_of_few_rows_and_very_many_keys_looks_for_signals() -> None:
         )
 
 
-def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
+def long_call(kind):
     """Return a call of this kind that takes longer than the wait for an interrupt, and its inputs."""
     if kind == "cache":
         return call_of_a_cache(threads=2)
@@ -159,14 +157,14 @@ def long_call(kind: str) -> tuple[Callable[[], Any], list[Any]]:
     return lambda: sa.additive_attention_vjp(*given, num_threads=1)[1](rows), [q, weights]
 
 
-def call_of_a_cache(threads: int) -> tuple[Callable[[], Any], list[Any]]:
+def call_of_a_cache(threads):
     """Append 4096 tokens to two sequences and attend to them; lengths are set back after that, or after an interrupt."""
     q, k, v = (x.reshape(2, -1, 8192, 64) for x in inputs(4 * threads, 8192))
     cache = sa.KVCache(2, 2 * threads, 64)
     cache.append(k[:, :, :4096], v[:, :, :4096], lengths=[4096, 3000])
     new = [x[:, :, 4096:] for x in (q, k, v)]
 
-    def call() -> Any:
+    def call():
         try:
             out = cache.attend(*new, num_threads=threads)
         except (KeyboardInterrupt, InterruptedCallError):
@@ -179,7 +177,7 @@ def call_of_a_cache(threads: int) -> tuple[Callable[[], Any], list[Any]]:
     return call, new
 
 
-def call_with_a_shared_mask(threads: int) -> tuple[Callable[[], Any], list[Any]]:
+def call_with_a_shared_mask(threads):
     """All gradients of heads that follow one another through the rows of their mask (csrc/drivers/attention_backward.c).
 
     They do if their keys, values and both gradients have 8 MB or more and there are more than 8 blocks of 64 rows and fewer
@@ -197,14 +195,14 @@ KINDS = ("forward", "backward", "varlen", "varlen backward", "additive", "cache"
 TIMES, FIRST = 30, 6
 
 
-def interrupt_many_times(kind: str) -> dict[str, Any]:
+def interrupt_many_times(kind):
     """In a process of its own, stop a long call at random moments, and measure the memory that remains."""
     call, arrays = long_call(kind)
     rng = random.Random(kind)
     signal.signal(signal.SIGALRM, signal.default_int_handler)  # what Ctrl-C does
     waited = []
 
-    def interrupted() -> bool:
+    def interrupted():
         start = time.monotonic()
         try:
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 0.06))
@@ -235,12 +233,12 @@ def interrupt_many_times(kind: str) -> dict[str, Any]:
     }
 
 
-def flat(result: Any) -> list[Any]:
+def flat(result):
     return [x for x in (result if isinstance(result, tuple) else (result,)) if x is not None]
 
 
 @pytest.mark.skipif(not memory.AVAILABLE, reason="the size of a process is read as on Linux")
-def test_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right() -> None:
+def test_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right():
     """All kinds run at once: most of the time they wait for the next check for signals, twenty times a second."""
     processes = {kind: start([*PYTHON, __file__, kind], TO_THE_SYSTEM) for kind in KINDS}
     found = {kind: json.loads(finish(process).stdout) for kind, process in processes.items()}
@@ -253,7 +251,7 @@ def test_interrupts_at_random_moments_leak_nothing_and_leave_the_next_call_right
         assert result["same"], kind
 
 
-def test_a_handler_may_fork_in_the_midst_of_a_call() -> None:
+def test_a_handler_may_fork_in_the_midst_of_a_call():
     """The fork must not wait for the parallel region that it interrupts, and a later fork not for a nested region."""
     script = """
         import os, signal
@@ -282,10 +280,10 @@ def test_a_handler_may_fork_in_the_midst_of_a_call() -> None:
     assert run_script(script) == "7 7 True"
 
 
-def test_a_call_in_another_thread_is_not_stopped() -> None:
+def test_a_call_in_another_thread_is_not_stopped():
     q, k, v = inputs(8, 4096)
     expected = sa.scaled_dot_product_attention(q, k, v)
-    results: list[Any] = []
+    results = []
     thread = threading.Thread(target=lambda: results.append(sa.scaled_dot_product_attention(q, k, v)))
     thread.start()
     with pytest.raises(InterruptedCallError), alarm_after(0.01, interrupt):
@@ -298,7 +296,7 @@ if __name__ == "__main__":
     print(json.dumps(interrupt_many_times(sys.argv[1])))
 
 
-def test_ctrl_c_during_the_import() -> None:
+def test_ctrl_c_during_the_import():
     """Ctrl-C at any moment is a KeyboardInterrupt, and the import can be repeated."""
     script = """
     import signal, sys
@@ -321,7 +319,7 @@ def test_ctrl_c_during_the_import() -> None:
     assert "1" in stopped
 
 
-def test_ctrl_c_in_the_import_of_numpy_by_the_core() -> None:
+def test_ctrl_c_in_the_import_of_numpy_by_the_core():
     """NumPy's import_array() would turn Ctrl-C into an ImportError."""
     script = """
     import importlib.abc, importlib.util, sys

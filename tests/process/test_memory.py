@@ -9,8 +9,6 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +55,7 @@ EVERY_OPTION = {
     "window": (2048, 0), "return_lse": True,
 }  # fmt: skip
 
-CASES: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+CASES = {
     # For 3072 tokens and 8 heads, a byte for each pair would be 72 MiB.
     "causal": lambda: (inputs(), {"is_causal": True}),
     "dropout": lambda: (inputs(), {"dropout_p": 0.1, "rng": 0}),
@@ -140,7 +138,7 @@ def fresh_pages():
         *larger, normal(1024, 1024), wrt=("query", "key", "value", "attn_mask")
     )
     step, dy = encoder_step(tokens=4096), normal(128, 32, 128)  # takes two blocks of 30 to 80 MiB
-    calls: dict[str, Callable[[], Any]] = {
+    calls = {
         "attention": lambda: sa.scaled_dot_product_attention(query, key, value),
         "its gradients": lambda: pullback(query),
         "packed sequences": lambda: sa.varlen_attention(*packed, offsets, offsets),

@@ -1,12 +1,9 @@
 """The benchmarks outside the package: their counts, their comparisons, and whole runs of tiny sizes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,15 +18,15 @@ pytestmark = pytest.mark.usefixtures("openmp_restored")
 BRIEF = ["--rounds", "1", "--seconds", "0"]
 
 
-def run(tmp_path: Path, command: str, *given: str) -> list[dict[str, Any]]:
+def run(tmp_path, command, *given):
     """Run a command with selfattn alone or with PyTorch; return the rows that it saves."""
     saved = tmp_path / "saved.json"
     assert main([*command.split(), *BRIEF, *given, "--json", str(saved)]) == 0
-    rows: list[dict[str, Any]] = json.loads(saved.read_text())["rows"]
+    rows = json.loads(saved.read_text())["rows"]
     return rows
 
 
-def test_work_of_a_case() -> None:
+def test_work_of_a_case():
     forward = 2 * (2 * 5 * 3 * (4 * 32**2 + 2 * 32 * 128) + 4 * 3 * 5**2 * 32)  # products; scores and sums
     assert layers.Case("forward", 32, 5, 3).flops == forward
     assert layers.Case("train", 32, 5, 3).flops == 3 * forward
@@ -47,7 +44,7 @@ def test_work_of_a_case() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"])
     assert stop.value.code == 0
@@ -57,7 +54,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("engine", ["selfattn", "torch"])
 @pytest.mark.parametrize("kind", ["", BACKWARD])
 @pytest.mark.parametrize("split", [False, True])
-def test_ragged_batches_are_computed(split: bool, kind: str, engine: str) -> None:
+def test_ragged_batches_are_computed(split, kind, engine):
     pytest.importorskip(engine, reason=f"needs the package {engine}")
     case = ragged.Case(40, 4, heads=2, gradients=kind, ragged=5, split=split)
     query, key, value, grad_out = case.packed()
@@ -70,7 +67,7 @@ def test_ragged_batches_are_computed(split: bool, kind: str, engine: str) -> Non
             np.testing.assert_allclose(got.ravel(), expected, atol=1e-5)
 
 
-def test_a_run_of_ragged_batches_and_of_blocks(tmp_path: Path) -> None:
+def test_a_run_of_ragged_batches_and_of_blocks(tmp_path):
     rows = run(tmp_path, "ragged --quick --peers none --lengths 40 --dims 4")
     assert [row["label"] for row in rows] == [
         f"{kind}{causal}16 of 16 to 40 x 4" for kind in ("", "backward, ") for causal in ("", "causal, ")
@@ -85,7 +82,7 @@ def test_a_run_of_ragged_batches_and_of_blocks(tmp_path: Path) -> None:
             assert contestant.get("agrees", contestant["name"] in ("dense", "equal lengths"))
 
 
-def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_layers(tmp_path, capsys):
     tiny = "layers --quick --sizes 64x4x2 --peers numpy --threads 2"
     rows = run(tmp_path, tiny)
     assert [row["label"].split()[0] for row in rows] == ["train", "eval", "forward", "linear", "linear"]
@@ -98,7 +95,7 @@ def test_a_run_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     "command",
     ["layers --quick --sizes 64x4x2 --threads 1", "gpt --sizes 8x4x2", "embedding --quick --kinds step"],
 )
-def test_pytorch_computes_the_same(command: str, tmp_path: Path) -> None:
+def test_pytorch_computes_the_same(command, tmp_path):
     """Losses of the first steps are compared, which would show a library that trains differently."""
     pytest.importorskip("torch", reason="needs the package torch")
     for row in run(tmp_path, command):
@@ -106,9 +103,7 @@ def test_pytorch_computes_the_same(command: str, tmp_path: Path) -> None:
         assert all(contestant["agrees"] for contestant in row["contestants"])
 
 
-def test_peers_that_are_not_installed_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_peers_that_are_not_installed_are_named(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("selfattn.benchmarks.app.find_spec", lambda name: None)
     (row,) = run(tmp_path, "gpt --sizes 8x4x2 --threads 1")
     assert [contestant["name"] for contestant in row["contestants"]] == ["selfattn"]
@@ -117,14 +112,14 @@ def test_peers_that_are_not_installed_are_named(
     assert re.search(r"C=8, T=4, B=2 .* steps/s", printed)
 
 
-def test_texts_in_batches_keep_their_order() -> None:
+def test_texts_in_batches_keep_their_order():
     tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     shapes = []
 
-    def infer(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def infer(ids, mask):
         shapes.append(ids.shape)
         return np.stack([(ids * mask).sum(1), mask.sum(1)], axis=1)
 
@@ -134,7 +129,7 @@ def test_texts_in_batches_keep_their_order() -> None:
     assert shapes == [(2, 2), (2, 4)]
 
 
-def test_the_package_that_rounds_must_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_that_rounds_must_be_installed(monkeypatch):
     monkeypatch.setattr(
         "selfattn.benchmarks.app.find_spec", lambda name: None if name == "nncf" else object()
     )
@@ -143,13 +138,13 @@ def test_the_package_that_rounds_must_be_installed(monkeypatch: pytest.MonkeyPat
     assert all("onnxruntime" in names for names in peers)
 
 
-def test_cosines_are_compared() -> None:
+def test_cosines_are_compared():
     vectors, whole = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[1.0, 0.0], [1.0, 0.0]])
     assert encoder.cosine_missing(vectors.ravel(), vectors.ravel(), whole) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_run_of_an_encoder(dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_an_encoder(dtype, tmp_path, capfd):
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
     from text_folders import add_pipeline, old_pooling, save_bert
 
@@ -180,21 +175,21 @@ def test_a_run_of_an_encoder(dtype: str, tmp_path: Path, capfd: pytest.CaptureFi
         ("weights --columns 100", "multiple of 256"),
     ],
 )  # fmt: skip
-def test_wrong_usage(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments.split())
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_gradients_are_compared_by_their_median() -> None:
+def test_gradients_are_compared_by_their_median():
     expected = np.zeros(20)
     outlier, wrong, output = np.zeros(20), np.zeros(20), np.zeros(20)
     outlier[12], wrong[10:], output[3] = 1.0, 1.0, 1.0
     assert [layers.output_and_gradient(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
 
 
-def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_generation_of_a_tiny_file(tmp_path, capfd):
     """A whole run with selfattn alone: the other libraries take seconds to import."""
     pytest.importorskip("gguf", reason="it writes the file")
     pytest.importorskip("tokenizers", reason="needs the package tokenizers")
@@ -221,9 +216,7 @@ def test_generation_of_a_tiny_file(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert saved["bytes"] == generation.bytes_of_a_token(file) > 0
 
 
-def test_long_sequences_and_their_figure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_sequences_and_their_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(long, "in_a_process", lambda function, *given: function(*given))  # next test has it
     rows = run(tmp_path, "long --lengths 64,1024 --threads 1")
     assert [(row["kind"], row["length"]) for row in rows] == [(k, n) for n in (64, 1024) for k in long.KINDS]
@@ -241,14 +234,14 @@ def test_long_sequences_and_their_figure(
 
 
 @pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
-def test_memory_of_65536_tokens_forward_and_backward() -> None:
+def test_memory_of_65536_tokens_forward_and_backward():
     """The window reduces the arithmetic; the memory would be the same without it."""
     result = long.in_a_process(long.measure, "window", 65536, 2, 0.0)
     output = 65536 * long.HEADS * long.WIDTH * 4
     assert output < result["memory"] < 128 << 20  # half of the memory is the output, which the pullback holds
 
 
-def test_weights(capsys: pytest.CaptureFixture[str], threads_restored: None) -> None:
+def test_weights(capsys, threads_restored):
     tiny = "weights --columns 256 --megabytes 1 --rounds 1 --threads 1 --json -"
     assert main(tiny.split()) == 0
     found = json.loads(capsys.readouterr().out)

@@ -1,9 +1,5 @@
 """Random weights in the blocks of a GGUF file, and their values by the gguf package, which is an independent source."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
 from selfattn.engine.weights import QUANTS, Quants
@@ -12,7 +8,7 @@ from selfattn.engine.weights import QUANTS, Quants
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,), "F16": (0,)}
 
 
-def drawn(rng: np.random.Generator, kind: str, out: int, width: int, scale: float = 0.01) -> Quants:
+def drawn(rng, kind, out, width, scale=0.01):
     """Draw weights: any bits, and scales up to ``scale`` of either sign."""
     numbers, size = QUANTS[kind]
     raw = rng.integers(0, 256, (out, width // numbers, size), np.uint8)
@@ -25,7 +21,7 @@ def drawn(rng: np.random.Generator, kind: str, out: int, width: int, scale: floa
     return Quants(raw.reshape(out, width // numbers * size), kind, (out, width))
 
 
-def expected(blocks: Quants) -> np.ndarray[Any, Any]:
+def expected(blocks):
     """Return the weights as float32, by the gguf package."""
     import gguf
 

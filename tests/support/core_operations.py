@@ -7,6 +7,7 @@ import numpy as np
 from bad_calls import BAD, BAD_PACKED, PACKED
 from bad_transformers import bad_calls, good_call
 from blocks import drawn as drawn_blocks
+from capsules import Library
 from drawn_transformers import drawn as drawn_transformer
 from inputs import BFLOAT16, OPTIONS, options_together, random_inputs
 from operations import KINDS, OPERATIONS, QKV, encoder, made, model_of, operation
@@ -152,6 +153,12 @@ def rounding(d):
     return call, [x, strided]
 
 
+def capsule(d):
+    x = d.normal(3, 40)
+    given = Library(x)
+    return lambda: sa.softmax(given), [x]
+
+
 def triplets(d):
     y, products = d.normal(3, 70, 16), d.normal(2, 70)
     return lambda: (_core._proxy_confidences(y), _core._proxy_gradients(y, products)), [y, products]
@@ -274,6 +281,7 @@ ALL = OPERATIONS | {
     },
     **{f"refused: rows of {dtype}": operation(refused, calls=wrong_rows, dtype=dtype) for dtype in ("bfloat16", "float64", "int8")},
     "rounding and checksums": operation(rounding),
+    "capsule of another library": operation(capsule, dtype="bfloat16"),
     "triplets": operation(triplets),
     "triplets of float64": operation(triplets, dtype="float64"),
     "machine": operation(machine, alone=True),

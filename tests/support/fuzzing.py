@@ -65,7 +65,7 @@ class Target(NamedTuple):
     mutate: Callable[[bytes, random.Random], bytes]
 
 
-def check(target: Target, content: bytes) -> None:
+def check(target, content):
     """Read a content. An error that selfattn does not raise on purpose passes through with its traceback."""
     with tempfile.TemporaryDirectory(prefix="fuzz", dir=IN_MEMORY) as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ CONFIGS = [
 
 
 @functools.cache
-def saved(n: int = 0, kind: str = "") -> dict[str, bytes]:
+def saved(n=0, kind=""):
     """The files of a small model, by their path."""
     config = CONFIGS[n]
     table = models.CLASSIFIERS if "SequenceClassification" in str(config) else models.MODELS
@@ -127,7 +127,7 @@ TOKENIZER_CONFIG = {
 }  # fmt: skip
 
 
-def use_model(folder: Path) -> None:
+def use_model(folder):
     """Load a model and compute with it; results of random numbers are not checked."""
     model = models.load(folder)
     if not isinstance(model, models.ViTModel):
@@ -139,20 +139,20 @@ def use_model(folder: Path) -> None:
         models.load(folder / "again")
 
 
-def around_index(content: bytes) -> dict[str, bytes]:
+def around_index(content):
     found = dict(saved())
     found["a.safetensors"] = found.pop("model.safetensors")
     return found
 
 
-def an_index() -> list[bytes]:
+def an_index():
     content = saved()["model.safetensors"]
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     names = [name for name in header if name != "__metadata__"]
     return [dumps({"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, "a.safetensors")})]
 
 
-def tokenizers_of_all_kinds() -> list[bytes]:
+def tokenizers_of_all_kinds():
     import tokenizers
     from tokenizers import models as kinds
 
@@ -173,7 +173,7 @@ PIPELINE = (
 
 
 @functools.cache
-def piped() -> dict[str, bytes]:
+def piped():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         put(folder, saved())
@@ -187,12 +187,12 @@ def piped() -> dict[str, bytes]:
         return contents(folder)
 
 
-def a_pipeline() -> list[bytes]:
+def a_pipeline():
     one = {name: json.loads(piped()[name]) for name in PIPELINE}
     return [dumps(one), dumps(one | {"1_Pooling/config.json": {"pooling_mode": ["cls", "max"]}})]
 
 
-def read_pipeline(folder: Path, content: bytes) -> None:
+def read_pipeline(folder, content):
     put_parts(folder, piped(), PIPELINE, content)
     use_model(folder)
 
@@ -203,7 +203,7 @@ SENTENCES = ["the sea was calm", "a ship sailed over dark water", "near old ston
 
 
 @functools.cache
-def own(kind: str = "whitespace") -> dict[str, bytes]:
+def own(kind="whitespace"):
     """The files of an EmbeddingModel."""
     if kind == "sentencepiece":
         # Its table of normal forms would have 240 kB, and nearly all changes would hit it.
@@ -218,21 +218,21 @@ def own(kind: str = "whitespace") -> dict[str, bytes]:
         return contents(Path(name))
 
 
-def read_own(name: str, kind: str = "whitespace") -> Read:
+def read_own(name, kind="whitespace"):
     return reads(name, lambda folder: use(files.load_model(folder), SENTENCE), lambda content: own(kind))
 
 
-def change_sentencepiece(content: bytes, draw: random.Random) -> bytes:
+def change_sentencepiece(content, draw):
     """Change the good file as often as changed ones: the library is not instrumented, and all its models look alike."""
     return change_bytes(draw.choice([content, own("sentencepiece")["tokenizer.model"]]), draw)
 
 
-def read_arrays(folder: Path) -> None:
+def read_arrays(folder):
     for array in files.load_arrays(folder / "x.safetensors").values():
         array.sum()
 
 
-def some_arrays() -> list[bytes]:
+def some_arrays():
     kinds = ["float32", "float16", "float64", "bfloat16", "bool", "int8", "uint64"]
     arrays = {kind: np.arange(6).reshape(2, 3).astype(kind) for kind in kinds}
     return [_disk.to_safetensors(arrays | {"empty": np.zeros((0, 3)), "one": np.float32(1)}, {"of": "text"})]
@@ -241,13 +241,13 @@ def some_arrays() -> list[bytes]:
 TRAINING = {"epochs": 1, "batch_size": 1, "rng": 0, "log_every": None, "progress": False}
 
 
-def a_training() -> tuple[nn.ProxyTask, list[tuple[str, ...]]]:
+def a_training():
     model = nn.EmbeddingModel(WhitespaceTokenizer.train(SENTENCES), len(WORDS), 4, max_seq_len=16, rng=0)
     return nn.ProxyTask(model), [tuple(SENTENCES), tuple(reversed(SENTENCES))]
 
 
 @functools.cache
-def a_checkpoint() -> list[bytes]:
+def a_checkpoint():
     task, triplets = a_training()
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "c.safetensors"
@@ -255,7 +255,7 @@ def a_checkpoint() -> list[bytes]:
         return [path.read_bytes()]
 
 
-def read_checkpoint(folder: Path) -> None:
+def read_checkpoint(folder):
     task, triplets = a_training()
     before = {name: array.copy() for name, array in task.parameters().items()}
     try:
@@ -269,7 +269,7 @@ def read_checkpoint(folder: Path) -> None:
 
 
 # The checkpoint's tree is JSON within JSON.
-def change_checkpoint(content: bytes, draw: random.Random) -> bytes:
+def change_checkpoint(content, draw):
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
@@ -281,7 +281,7 @@ def change_checkpoint(content: bytes, draw: random.Random) -> bytes:
     return change_safetensors(content, draw)
 
 
-def run(*arguments: object) -> tuple[int, str]:
+def run(*arguments):
     """Run a command, which must return 0 or report an error; return its status and output."""
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -293,12 +293,12 @@ def run(*arguments: object) -> tuple[int, str]:
     return status, out.getvalue() + err.getvalue()
 
 
-def read_npz(folder: Path) -> None:
+def read_npz(folder):
     status, printed = run("steps", folder / "x.npz", "--out", folder / "x.html")
     assert status == 0 or folder.name in printed
 
 
-def some_npz() -> list[bytes]:
+def some_npz():
     x = np.arange(12, dtype=np.float32).reshape(3, 4) / 8
     tokens = np.array(["a", "b", "c"])
     norm = {"norm_weight": x[0], "norm_bias": x[1]}
@@ -314,7 +314,7 @@ def some_npz() -> list[bytes]:
     return found
 
 
-def read_triplets(folder: Path) -> None:
+def read_triplets(folder):
     path = folder / "x.tsv"
     training.read_sentences(path)
     training.read_sentences(path, split="sentences")
@@ -322,14 +322,14 @@ def read_triplets(folder: Path) -> None:
         assert all(part.strip() for part in triplet)
 
 
-def read_results(folder: Path) -> None:
+def read_results(folder):
     status, printed = run("bench", "--load", folder / "x.json")
     shown = "interleaved" in printed  # it printed a table, perhaps with different results or failed libraries
     assert status == 0 or folder.name in printed or shown
 
 
-def some_results() -> list[bytes]:
-    def contestant(name: str, **more: object) -> dict[str, object]:
+def some_results():
+    def contestant(name, **more):
         case = {"length": 16, "width": 8, "keys": 16, "dtype": "float32", "causal": False}
         times = {"sdpa(q, k, v)": [[2.5e-6, 2.6e-6], [3e-6]]}
         return {
@@ -350,7 +350,7 @@ def some_results() -> list[bytes]:
     return [dumps({"config": config, "versions": {"selfattn": "1"}, "settings": settings, "rows": rows})]
 
 
-TARGETS: dict[str, Target] = {
+TARGETS = {
     "arrays": Target(some_arrays, reads("x.safetensors", read_arrays), change_safetensors),
     "weights": Target(
         lambda: [saved()["model.safetensors"], saved(kind="int8")["model.safetensors"]],
@@ -383,7 +383,7 @@ TARGETS: dict[str, Target] = {
 }  # fmt: skip
 
 
-def known(name: str) -> list[bytes]:
+def known(name):
     """Return the valid contents of a target and the contents in its corpus."""
     kept = sorted((CORPUS / name).iterdir()) if (CORPUS / name).is_dir() else []
     return [*TARGETS[name].seeds(), *(path.read_bytes() for path in kept)]

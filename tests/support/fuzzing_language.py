@@ -2,7 +2,6 @@
 
 import functools
 import json
-import random
 import tempfile
 from pathlib import Path
 
@@ -39,7 +38,7 @@ SPEAKS = {
 
 
 @functools.cache
-def speaking(n: int = 0) -> dict[str, bytes]:
+def speaking(n=0):
     """The files of a small language model, by their path."""
     config = LANGUAGE_CONFIGS[n]
     with tempfile.TemporaryDirectory() as name:
@@ -53,7 +52,7 @@ def speaking(n: int = 0) -> dict[str, bytes]:
     }
 
 
-def use_language_model(folder: Path, name: str = "") -> None:
+def use_language_model(folder, name=""):
     """Load a language model and compute with it; results of random numbers are not checked."""
     model, again = models.load(folder / name), folder / "again"
     use(model.tokens, SENTENCE)
@@ -76,7 +75,7 @@ read_language_config = reads(
 SETTINGS = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def some_settings() -> list[bytes]:
+def some_settings():
     one = {name: json.loads(speaking()[name]) for name in SETTINGS}
     named = [{"name": "default", "template": TEMPLATE}, {"name": "tools", "template": "{{ tools }}"}]
     return [
@@ -86,7 +85,7 @@ def some_settings() -> list[bytes]:
     ]
 
 
-def read_settings(folder: Path, content: bytes) -> None:
+def read_settings(folder, content):
     put_parts(folder, speaking(), SETTINGS, content)
     use_language_model(folder)
 
@@ -129,7 +128,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def change_template(content: bytes, draw: random.Random) -> bytes:
+def change_template(content, draw):
     """Put pieces of Jinja2 into a template, exchange or drop words, or change bytes."""
     if not draw.randrange(6):
         return change_bytes(content, draw)
@@ -162,7 +161,7 @@ def speaker():
         return models.load(folder)
 
 
-def read_template(folder: Path, content: bytes) -> None:
+def read_template(folder, content):
     model = speaker()
     (folder / "chat_template.jinja").write_bytes(content)
     try:
@@ -178,7 +177,7 @@ def read_template(folder: Path, content: bytes) -> None:
 
 
 @functools.cache
-def some_gguf() -> list[bytes]:
+def some_gguf():
     """Llama in Q8_0 with SentencePiece's tokens, Qwen2 in float32 and 16-bit floats, GPT-2 in Q4_0, both with bytes' tokens."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
     scores = {piece: -float(n) for n, piece in enumerate(["▁", "t", "h", "e", "he", "the", "▁the", "sea"])}
@@ -201,6 +200,6 @@ def some_gguf() -> list[bytes]:
     return found
 
 
-def read_gguf(folder: Path) -> None:
+def read_gguf(folder):
     use_language_model(folder, "x.gguf")
     models.load(folder / "x.gguf", dtype="float32")

@@ -4,10 +4,9 @@ import contextlib
 import copy
 import io
 import json
-import random
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 SENTENCE = "the sea was calm"
@@ -33,7 +32,7 @@ def places(node):
         yield from places(value)
 
 
-def hostile(draw: random.Random, value: object) -> object:
+def hostile(draw, value):
     """Return a value to replace another: a near one, one of the same type, or any."""
     kind = draw.randrange(4)
     if kind == 0 and isinstance(value, int | float):
@@ -47,7 +46,7 @@ def hostile(draw: random.Random, value: object) -> object:
     return copy.deepcopy(draw.choice(draw.choice([NUMBERS, TEXTS, OTHERS])))
 
 
-def change_tree(tree: object, draw: random.Random) -> object:
+def change_tree(tree, draw):
     """Change a tree of JSON in one to three places."""
     tree = copy.deepcopy(tree)
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
@@ -74,11 +73,11 @@ def change_tree(tree: object, draw: random.Random) -> object:
     return tree
 
 
-def dumps(tree: object) -> bytes:
+def dumps(tree):
     return json.dumps(tree, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def change_bytes(content: bytes, draw: random.Random) -> bytes:
+def change_bytes(content, draw):
     """Change a content in one to four places."""
     data = bytearray(content)
     for _ in range(draw.choice([1, 1, 2, 4])):
@@ -99,7 +98,7 @@ def change_bytes(content: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-def change_json(content: bytes, draw: random.Random) -> bytes:
+def change_json(content, draw):
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
@@ -114,7 +113,7 @@ def change_json(content: bytes, draw: random.Random) -> bytes:
     return draw.choice(made)
 
 
-def change_safetensors(content: bytes, draw: random.Random) -> bytes:
+def change_safetensors(content, draw):
     """Change the header as JSON, or bytes anywhere."""
     length = int.from_bytes(content[:8], "little")
     header, data = content[8 : 8 + length], content[8 + length :]
@@ -128,7 +127,7 @@ def change_safetensors(content: bytes, draw: random.Random) -> bytes:
     return length.to_bytes(8, "little") + header + data
 
 
-def change_zip(content: bytes, draw: random.Random) -> bytes:
+def change_zip(content, draw):
     """Change a member of an archive, or bytes anywhere."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -166,11 +165,11 @@ def change_zip(content: bytes, draw: random.Random) -> bytes:
     return buffer.getvalue()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def put_parts(folder: Path, known: dict[str, bytes], names: Sequence[str], content: bytes) -> None:
+def put_parts(folder, known, names, content):
     """Write known files; files of these names get the members of a JSON object, or are left out without an object."""
     found = {name: data for name, data in known.items() if name not in names}
     with contextlib.suppress(ValueError, RecursionError):
@@ -180,25 +179,23 @@ def put_parts(folder: Path, known: dict[str, bytes], names: Sequence[str], conte
     put(folder, found)
 
 
-def put(folder: Path, found: dict[str, bytes]) -> None:
+def put(folder, found):
     for name, content in found.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
 
-def reads(
-    name: str, use: Callable[[Path], None], known: Callable[[bytes], dict[str, bytes]] = lambda content: {}
-) -> Read:
+def reads(name, use, known=lambda content: {}):
     """Read a content under a name, among other files that are known."""
 
-    def read(folder: Path, content: bytes) -> None:
+    def read(folder, content):
         put(folder, known(content) | {name: content})
         use(folder)
 
     return read
 
 
-def closest(content: bytes, configs: list[dict[str, object]], setting: str) -> int:
+def closest(content, configs, setting):
     """Return the configuration with the model type of a content, and the same setting if there is one."""
     try:
         given = [str(json.loads(content).get(key)) for key in ("model_type", setting)]
@@ -208,7 +205,7 @@ def closest(content: bytes, configs: list[dict[str, object]], setting: str) -> i
     return max(range(len(same)), key=lambda n: (same[n][0] == given[0], same[n] == given))
 
 
-def use(function: Callable[..., object], *arguments: object) -> None:
+def use(function, *arguments):
     """Use what was read. It may raise errors, as for a word that its tokenizer lacks, which need not name a file."""
     try:
         function(*arguments)

@@ -1,6 +1,5 @@
 """GGUF files in parts, which can be changed and put together again; the package `gguf` writes only valid files."""
 
-import random
 import struct
 from dataclasses import dataclass, field, replace
 
@@ -110,7 +109,7 @@ def taken_apart(content):
     return replace(parts, data=content[at + -at % ALIGNED :])
 
 
-def change_gguf(content: bytes, draw: random.Random) -> bytes:
+def change_gguf(content, draw):
     """Change entries and tensors of the header, or bytes anywhere."""
     try:
         parts = taken_apart(content)

@@ -1,4 +1,4 @@
-"""A script: makes allocations of each operation fail. `tests/process/test_failing_memory.py` starts it.
+"""A script: makes allocations of each operation fail. `tests/process/test_operations.py` starts it.
 
 It runs with failing_malloc.c preloaded. An operation either succeeds with the same result or raises MemoryError; then the user's
 arrays and objects are unchanged, and nothing stays allocated. Operations are those of the catalogue (`operations.py`); together they must

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refusals
 from safetensors_headers import HOSTILE, entry, hostile
 
 from selfattn import _disk, attention_steps, files, models, nn
@@ -177,50 +178,46 @@ def test_all_that_differs_is_said(saved):
     np.testing.assert_array_equal(model.embedding_layer.weight, state["embedding_layer.weight"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"format": "other"}, "format is not 'selfattn.EmbeddingModel'"),
-        ({"version": 2}, "version 2; this selfattn reads version 1"), ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
-        ({"tokenizer": "../../etc/passwd"}, "tokenizer must be one of sentencepiece, tokenizers, whitespace"),
-        ({"dtype": "object"}, "dtype must be one of float16"),
-        ({"vocab_size": 2**60}, "vocab_size must be an int of at least 1"),
-        ({"vocab_size": 2**31 - 1}, r"has shape \(9, 8\), config.json says \(2147483647, 8\)"),
-        ({"vocab_size": True}, "vocab_size must be an int"), ({"embedding_dim": 7}, "embedding_dim must be even"),
-        ({"embedding_dim": 10}, r"embedding_layer.weight has shape \(9, 8\), config.json says \(9, 10\)"),
-        ({"num_heads": 3}, "multiple of num_heads"), ({"num_layers": 2**30}, "names 1073741824 layers"),
-        ({"num_layers": 2}, "missing: attention_layers.1.query.weight"),
-        ({"max_seq_len": 2**30}, "max_seq_len 1073741824 times embedding_dim 8"),
-    ],
+test_hostile_configs = refusals(
+    ({"format": "other"}, "format is not 'selfattn.EmbeddingModel'"),
+    ({"version": 2}, "version 2; this selfattn reads version 1"), ({"path": "/etc/passwd"}, r"unexpected \['path'\]"),
+    ({"tokenizer": "../../etc/passwd"}, "tokenizer must be one of sentencepiece, tokenizers, whitespace"),
+    ({"dtype": "object"}, "dtype must be one of float16"),
+    ({"vocab_size": 2**60}, "vocab_size must be an int of at least 1"),
+    ({"vocab_size": 2**31 - 1}, r"has shape \(9, 8\), config.json says \(2147483647, 8\)"),
+    ({"vocab_size": True}, "vocab_size must be an int"), ({"embedding_dim": 7}, "embedding_dim must be even"),
+    ({"embedding_dim": 10}, r"embedding_layer.weight has shape \(9, 8\), config.json says \(9, 10\)"),
+    ({"num_heads": 3}, "multiple of num_heads"), ({"num_layers": 2**30}, "names 1073741824 layers"),
+    ({"num_layers": 2}, "missing: attention_layers.1.query.weight"),
+    ({"max_seq_len": 2**30}, "max_seq_len 1073741824 times embedding_dim 8"),
+    given="saved",
+    call=lambda saved, changes: (edit_config(saved, **changes), files.load_model(saved)),
 )  # fmt: skip
-def test_hostile_configs(saved, changes, message):
-    edit_config(saved, **changes)
-    with pytest.raises(ValueError, match=message):
-        files.load_model(saved)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("config.json", b"", "is not JSON"), ("config.json", b'{"format": ', "is not JSON"),
-        ("config.json", b"\xff\xfe\x00", "is not JSON"), ("config.json", b"[" * 10**5, "is not JSON"),
-        ("config.json", b"[]", "does not describe"), ("config.json", b"null", "does not describe"),
-        ("config.json", b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
-        ("config.json", b" " * 2**21, "more than 1048576 bytes"),
-        ("vocabulary.json", b"{", "vocabulary.json is not JSON"),
-        ("vocabulary.json", b'{"tom": 1}', "must be a list of words"),
-        ("vocabulary.json", b"[1, 2]", "must be a list of words"),
-        ("vocabulary.json", b'["tom", "tom"]', "vocabulary.json: vocabulary has words twice"),
-        ("vocabulary.json", json.dumps([*"0123456789"]).encode(), "has 10 tokens, more than vocab_size 9"),
-        *(("model.safetensors", content, r"model\.safetensors") for content in HOSTILE),
-        ("model.safetensors", hostile({"x": entry(0, 0, (2**62, 4))}, b""), r"model\.safetensors"),
-        ("model.safetensors", hostile({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8), r"model\.safetensors"),
-    ],
+def load_with(folder, contents):
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    files.load_model(folder)
+
+
+test_hostile_files = refusals(
+    *(({"config.json": content}, message) for content, message in (
+        (b"", "is not JSON"), (b'{"format": ', "is not JSON"), (b"\xff\xfe\x00", "is not JSON"), (b"[" * 10**5, "is not JSON"),
+        (b"[]", "does not describe"), (b"null", "does not describe"),
+        (b'{"format": "selfattn.EmbeddingModel", "version": 1}', "missing .*vocab_size"),
+        (b" " * 2**21, "more than 1048576 bytes"),
+    )),
+    *(({"vocabulary.json": content}, message) for content, message in (
+        (b"{", "vocabulary.json is not JSON"), (b'{"tom": 1}', "must be a list of words"), (b"[1, 2]", "must be a list of words"),
+        (b'["tom", "tom"]', "vocabulary.json: vocabulary has words twice"),
+        (json.dumps([*"0123456789"]).encode(), "has 10 tokens, more than vocab_size 9"),
+    )),
+    *(({"model.safetensors": content}, r"model\.safetensors") for content in (
+        *HOSTILE, hostile({"x": entry(0, 0, (2**62, 4))}, b""), hostile({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8),
+    )),
+    given="saved", call=load_with,
 )  # fmt: skip
-def test_hostile_files(saved, name, content, message):
-    (saved / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        files.load_model(saved)
 
 
 def test_weights_that_are_cut_off(saved):
