@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
     ----------
     query, key, value : Tensor
         Of one dtype, on the CPU, with any strides, which are read in place. Nested tensors with a jagged layout, of shape
-        (N, H, L*, E), become packed sequences; they take no mask, key lengths, block mask or weights, and no ``torch.compile``.
+        (N, H, L*, E), become packed sequences; they take no mask, key lengths or block mask, and return no weights.
     **options
     return_lse : bool, default False
         Append the log-sum-exp, which has a gradient.
@@ -73,7 +73,7 @@ def scaled_dot_product_attention(
     -----
     Dropout draws one number of ``torch.default_generator`` as its seed, so ``torch.manual_seed`` repeats it; ``rng`` may also be a
     ``torch.Generator``. Weights that are dropped are others than PyTorch's. A call uses at most as many threads as
-    ``torch.set_num_threads`` and :func:`selfattn.set_num_threads` allow. ``block_mask`` cannot be traced by ``torch.compile``.
+    ``torch.set_num_threads`` and :func:`selfattn.set_num_threads` allow. ``torch.compile`` breaks its graph at a ``block_mask``.
 
     Examples
     --------
@@ -117,8 +117,7 @@ def _check(**tensors: Tensor) -> None:
             raise TypeError(
                 f"{name} is a {type(x).__name__}, not a Tensor; selfattn's own function takes arrays"
             )
-        if not x.is_cpu:
-            raise ValueError(f"{name} is on {x.device}; selfattn computes on the CPU: give {name}.cpu()")
+        _check_device(name, x)
         if x.dtype is not query.dtype:
             raise TypeError(f"query is {query.dtype}, but {name} is {x.dtype}: give {name}.to(query.dtype)")
         if x.dtype not in _DTYPES:
@@ -127,12 +126,18 @@ def _check(**tensors: Tensor) -> None:
             raise TypeError(f"{name} is {x.layout}; give all three dense, as by to_dense(), or torch.jagged")
 
 
+def _check_device(name: str, x: Tensor) -> None:
+    if not x.is_cpu:
+        raise ValueError(f"{name} is on {x.device}; selfattn computes on the CPU: give {name}.cpu()")
+
+
 def _to_schema(given: dict[str, Any], is_causal: bool) -> None:
     """Make options what the operator's schema takes: tensors and numbers in place of objects."""
     given["is_causal"] = is_causal
     for name in TENSORS[3:7]:
-        if given.get(name) is not None and not isinstance(given[name], torch.Tensor):
-            given[name] = torch.as_tensor(np.asarray(given[name]))
+        if (x := given.get(name)) is not None:
+            given[name] = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
+            _check_device(name, given[name])
     if (window := given.pop("window", None)) is not None:
         if not isinstance(window, tuple | list) or len(window) != 2:
             raise ValueError(f"window must be (left, right), each an int >= 0 or None, got {window!r}")

@@ -123,6 +123,7 @@ def test_seeds_and_threads_are_pytorchs(monkeypatch):
 
 @pytest.mark.parametrize(("change", "options", "text"), [
     (lambda k: k.to("meta"), {}, "key is on meta; selfattn computes on the CPU: give key.cpu()"),
+    (torch.clone, {"sinks": torch.zeros(4, device="meta")}, "sinks is on meta; selfattn computes on the CPU"),
     (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
     (lambda k: k.double(), {}, "query is torch.float32, but key is torch.float64: give key.to(query.dtype)"),
     (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
