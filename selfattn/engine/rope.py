@@ -135,9 +135,8 @@ def _yarn(own: Entries, periods: Any, theta: float, longest: int) -> Rope:
     low, high = max(low, 0), min(high, width - 1)
     if low == high:
         high += 0.001
-    ramp = np.clip(
-        (np.arange(len(periods), dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1
-    )
+    place = (np.arange(len(periods), dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    ramp = np.clip(place, 0, 1)
     kept = np.float32(1) - ramp
     slowed = 1 / (np.float32(factor) * periods)
     return Rope(_tuple(slowed * (1 - kept) + 1 / periods * kept), attention)

@@ -295,9 +295,8 @@ class _Call:
             d_given, d_weight, _ = linear_backward(d_x, given, w.astype(self.compute, copy=False).T)
             return d_given, d_weight.T
 
-        (dq, d_w_query), (dk, d_w_key) = (
-            project_back(query, w_query, d_query, query_is_used), project_back(key, w_key, d_key, key_is_used),
-        )  # fmt: skip
+        dq, d_w_query = project_back(query, w_query, d_query, query_is_used)
+        dk, d_w_key = project_back(key, w_key, d_key, key_is_used)
         found = dq, dk, sum_to_shape(d_value, value.shape), d_w_query, d_w_key, d_v
         pairs = zip(self.given, found, strict=True)
         return AdditiveGradients(*[gradient.astype(gradient_dtype(x), copy=False) for x, gradient in pairs])

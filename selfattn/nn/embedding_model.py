@@ -291,9 +291,8 @@ class EmbeddingModel(Module):
             return packed
         named = enumerate(zip(given, sentences, strict=True), first)
         several = first or len(given) > 1
-        return pack(
-            [self._checked(ids, own, f"sentence {n}, " if several else "") for n, (ids, own) in named]
-        )
+        checked = [self._checked(ids, own, f"sentence {n}, " if several else "") for n, (ids, own) in named]
+        return pack(checked)
 
     def tokens(self, sentence: Sentence) -> npt.NDArray[np.intp]:
         """Return the ids of a sentence; ids from the tokenizer are checked.

@@ -150,20 +150,19 @@ class GPT(Module):
         self.positions = positions
         self.rope_theta = check_number("rope_theta", rope_theta)
         generator = init.as_generator(rng)
-        self.token_embedding = Embedding(vocab_size, d_model, dtype=dtype, rng=generator)
-        self.position_embedding = (
-            Embedding(max_seq_len, d_model, dtype=dtype, rng=generator) if positions == "learned" else None
-        )
+        drawn: dict[str, Any] = {"dtype": dtype, "rng": generator}
+        self.token_embedding = Embedding(vocab_size, d_model, **drawn)
+        self.position_embedding = Embedding(max_seq_len, d_model, **drawn) if positions == "learned" else None
         wide = 4 * d_model if dim_feedforward is None else dim_feedforward
         self.layers = ModuleList(
             TransformerEncoderLayer(
                 d_model, num_heads, wide, dropout, activation, layer_norm_eps,
-                batch_first=True, norm_first=norm_first, bias=bias, dtype=dtype, rng=generator,
+                batch_first=True, norm_first=norm_first, bias=bias, **drawn,
             )
             for _ in range(num_layers)
         )  # fmt: skip
         self.norm = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype) if norm_first else None
-        self.head = Linear(d_model, vocab_size, bias=False, dtype=dtype, rng=generator)
+        self.head = Linear(d_model, vocab_size, bias=False, **drawn)
         if tie_word_embeddings:
             self.head.register_parameter("weight", self.token_embedding.weight)
         self._initialise(generator)

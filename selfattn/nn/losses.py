@@ -287,9 +287,8 @@ class MSELoss(Loss):
         array, wanted = _same_shape(x, target, self.dtype)
         kind = widest(array, wanted)
         error = array.astype(kind, copy=False) - wanted.astype(kind, copy=False)
-        return Elements(
-            array, error * error, error.size, lambda d: error * (2 * d), promoted([array.dtype, wanted.dtype])
-        )
+        dtype = promoted([array.dtype, wanted.dtype])
+        return Elements(array, error * error, error.size, lambda d: error * (2 * d), dtype)
 
 
 class BCEWithLogitsLoss(Loss):

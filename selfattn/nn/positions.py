@@ -111,9 +111,8 @@ class SinusoidalPositions(AddedPositions):
         if d_model % 2:
             raise ValueError(f"d_model must be even, as sines and cosines come in pairs, not {d_model}")
         kind = layer_dtype(dtype)
-        angles = np.arange(max_len)[:, None] * np.exp(
-            np.arange(0, d_model, 2) * (-math.log(10000.0) / d_model)
-        )
+        frequencies = np.exp(np.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+        angles = np.arange(max_len)[:, None] * frequencies
         table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(max_len, d_model)
         self.table: Array = table.astype(kind)
 

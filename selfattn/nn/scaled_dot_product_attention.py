@@ -18,9 +18,8 @@ from selfattn.nn._attention import PROJECTIONS, weighted_sum
 from selfattn.nn.module import Gradients, Module, Pullback, run
 
 Inputs = tuple[Array, Array, Array]
-Masks = tuple[
-    npt.ArrayLike | None, npt.ArrayLike | None, npt.ArrayLike | None
-]  # mask, attn_mask, key_lengths
+# Of a call: mask, attn_mask, key_lengths.
+Masks = tuple[npt.ArrayLike | None, npt.ArrayLike | None, npt.ArrayLike | None]
 
 
 class ScaledDotProductAttention(Module):

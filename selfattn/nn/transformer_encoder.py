@@ -512,7 +512,5 @@ def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: 
         raise ValueError(f"key_lengths must have shape {lead} or (), not {lengths.shape}")
     if lengths.size and not (lengths.min() >= 0 and lengths.max() <= length):
         raise ValueError(f"key_lengths must be in 0...{length}, not {key_lengths!r}")
-    exist: Array = np.broadcast_to(
-        np.arange(length) < lengths.reshape(-1, 1), (lead[0] if lead else 1, length)
-    )
-    return exist
+    real = np.arange(length) < lengths.reshape(-1, 1)
+    return np.broadcast_to(real, (lead[0] if lead else 1, length))

@@ -194,10 +194,9 @@ class LambdaLR(LRScheduler):
 
     def _next(self) -> float:
         factor: Any = self.lr_lambdas[0](self.last_epoch)
-        of_comparison = isinstance(factor, bool | np.bool_)
-        return self.base_lrs[0] * check_number(
-            "what lr_lambda returns", float(factor) if of_comparison else factor
-        )
+        if isinstance(factor, bool | np.bool_):  # of a comparison
+            factor = float(factor)
+        return self.base_lrs[0] * check_number("what lr_lambda returns", factor)
 
     _first = _next
 

@@ -154,9 +154,7 @@ def generators(rng: Generator, task: Any) -> list[Generator]:
     """Return each generator of a training once: the training's own, and generators in layers such as Dropout."""
     found = [rng]
     for module in task.modules() if hasattr(task, "modules") else ():
-        found += [
-            each for each in vars(module).values() if isinstance(each, np.random.Generator | TorchGenerator)
-        ]
+        found += [each for each in vars(module).values() if isinstance(each, Generator)]
     return list({id(generator): generator for generator in found}.values())
 
 

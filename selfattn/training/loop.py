@@ -226,11 +226,8 @@ def _check_task(task: Any) -> None:
     try:
         inspect.signature(task.vjp).bind("main", "similar", "non_similar")
     except TypeError:
-        hint = (
-            "; wrap the model: nn.ProxyTask(model), and train on triplets"
-            if isinstance(task, EmbeddingModel)
-            else ""
-        )
+        wrap = "; wrap the model: nn.ProxyTask(model), and train on triplets"
+        hint = wrap if isinstance(task, EmbeddingModel) else ""
         raise TypeError(f"{wants}; that of {kind} takes other arguments{hint}") from None
 
 

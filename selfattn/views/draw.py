@@ -117,9 +117,8 @@ class Drawing:
         halves = []
         for name, terms in zip(self.sides, equation.sides, strict=True):
             if operands := terms[: start_of_results(terms)]:
-                halves.append(
-                    f'<div><p class="sa-side"><bdi>{text(name)}</bdi></p>{self.line(operands, "")}</div>'
-                )
+                line = self.line(operands, "")
+                halves.append(f'<div><p class="sa-side"><bdi>{text(name)}</bdi></p>{line}</div>')
         got = [self.side_by_side(a, b, ids if n == 0 else "")
                for n, (a, b) in enumerate(zip_longest(*map(results, equation.sides)))]  # fmt: skip
         return f'<div class="sa-equation">{label}<div class="sa-halves">{"".join(halves)}</div>{"".join(got)}</div>'

@@ -156,9 +156,8 @@ def _layers_of(model: Any) -> list[_Layer]:
             key_heads = each.num_key_heads or each.num_heads
             stacked = each.num_heads + (2 * key_heads if each.key is None else 0)
             plain = settings.mask is None and not each.softcap
-            found.append(
-                (each.num_heads, key_heads, each.query.weight.shape[0] // stacked if plain else None)
-            )
+            width = each.query.weight.shape[0] // stacked if plain else None
+            found.append((each.num_heads, key_heads, width))
         return found
     own = getattr(model, "attention_layers", [])
     return [(each.num_heads, each.num_heads, model.embedding_dim // each.num_heads) for each in own]
@@ -188,12 +187,10 @@ def _check_fits(layers: list[_Layer], lengths: list[tuple[int, int]]) -> None:
     """Refuse texts whose page would be too large."""
     size, longest = _size(layers, lengths), max(map(max, lengths))
     if size > MOST_BYTES:
-        most = (
-            bisect_right(range(longest), MOST_BYTES, key=lambda n: _size(layers, [(n, n)] * len(lengths))) - 1
-        )
+        more = bisect_right(range(longest), MOST_BYTES, key=lambda n: _size(layers, [(n, n)] * len(lengths)))
         each, limit = " of each text" if len(lengths) > 1 else "", f"{MOST_BYTES / 1e6:.0f} MB"
         made = f"{longest} tokens{each} make a page with {size / 1e6:.1f} MB of numbers; the limit is {limit}"
-        raise ValueError(f"{made}: give at most {most} tokens{each}, new ones included")
+        raise ValueError(f"{made}: give at most {more - 1} tokens{each}, new ones included")
 
 
 def _read(steps: Any, text: Text, key_tokens: Sequence[str] | None) -> TextHeads:
@@ -208,11 +205,9 @@ def _taken(model: Any, text: Text, new_tokens: int) -> tuple[Any, Any]:
         return ids, ids
     if new_tokens:
         raise ValueError(f"new_tokens is for language models; {type(model).__name__} is not one")
-    known = hasattr(getattr(model, "tokenizer", None), "get_added_tokens_decoder")
-    spelled = (
-        _spelled(model, getattr(model, "_ids", model.tokens)(text)) if known else _shown(_pieces(model, text))
-    )
-    return spelled, text
+    if hasattr(getattr(model, "tokenizer", None), "get_added_tokens_decoder"):
+        return _spelled(model, getattr(model, "_ids", model.tokens)(text)), text
+    return _shown(_pieces(model, text)), text
 
 
 def _read_model(model: Any, tokens: Any, given: Any, new_tokens: int, store: Store) -> TextHeads:
@@ -262,10 +257,8 @@ def _chosen(texts: Sequence[TextHeads], word: str | None) -> list[int]:
             raise ValueError(f"the token {word!r} is not among {texts[0].queries}")
         return [each[0] if each else 0 for each in found]
     rest = [set(each.queries) for each in texts[1:]]
-    common = [
-        token for token in texts[0].queries if not is_mark(token) and all(token in other for other in rest)
-    ]
-    words = common or [token for token in texts[0].queries if not is_mark(token)] or texts[0].queries
+    words = [token for token in texts[0].queries if not is_mark(token)]
+    words = [token for token in words if all(token in other for other in rest)] or words or texts[0].queries
     longest = max(words, key=lambda token: len(_plain(token)))
     return [each.queries.index(longest) if longest in each.queries else 0 for each in texts]
 

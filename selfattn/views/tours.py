@@ -63,10 +63,8 @@ def first_principles(
     order = most(a.weights[bank])
     bare = np.exp(projected.scores[bank]) / np.exp(projected.scores[bank]).sum()
     random = drawn(river).output[:, 0]
-    kept, taken = (
-        a.weights[bank][bank],
-        {word: said(w) for word, w in zip(river, a.weights[bank], strict=True)},
-    )
+    kept = a.weights[bank][bank]
+    taken = {word: said(w) for word, w in zip(river, a.weights[bank], strict=True)}
     return [
         Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will the two outputs of *bank* differ?",
              ("yes", "no, they are the same"), 1,
@@ -107,10 +105,8 @@ def sentence_embeddings(
     scores = trained[0].scores[bank] * STEEP
     steep = np.exp(scores - scores.max())
     steep /= steep.sum()
-    same, apart = (
-        cosine(trained[0].inputs[bank], trained[1].inputs[bank]),
-        cosine(trained[0].result[bank], trained[1].result[bank]),
-    )
+    same = cosine(trained[0].inputs[bank], trained[1].inputs[bank])
+    apart = cosine(trained[0].result[bank], trained[1].result[bank])
     heads = [b.weights[:, bank] for b in block["two_heads"]]  # for each text (heads, words)
     parked = most(heads[0][0])
     return [

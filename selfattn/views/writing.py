@@ -25,9 +25,8 @@ WHOLE = 2.0**53  # from here on a float64 has no digits after the point
 
 def as_whole(value: Any) -> int:
     """Return an integer of any type as an int, and −1 for any other value."""
-    return (
-        -1 if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__") else operator.index(value)
-    )
+    whole = hasattr(value, "__index__") and not isinstance(value, bool | np.bool_)
+    return operator.index(value) if whole else -1
 
 
 def decimals_of(array: Array, precision: int) -> int:
