@@ -182,6 +182,21 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
         os.close(directory)
 
 
+def write_folder(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Write files into a folder and folders in it, as :func:`write_files` does; those that are missing are made."""
+    places = dict.fromkeys([folder, *((folder / name).parent for name in content)])
+    made = [place for place in places if not place.exists()]
+    try:
+        for place in made:
+            place.mkdir(parents=True, exist_ok=True)
+        write_files(folder, content)
+    except BaseException:
+        for place in sorted(made, reverse=True):  # those below first
+            if place.is_dir():
+                place.rmdir()
+        raise
+
+
 def _keep_mode(descriptor: int, path: Path) -> None:
     """Give a file the permissions of the file that it will replace: private files stay private."""
     with contextlib.suppress(FileNotFoundError):

@@ -107,14 +107,7 @@ def save_model(model: EmbeddingModel, folder: _disk.PathLike) -> None:
         content[TOKENIZERS[kind]] = tokenizer
     content[CONFIG] = _disk.to_json(config)
     stale = _tokenizer_file(folder)
-    made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        _disk.write_files(folder, content)
-    except BaseException:
-        if made:
-            folder.rmdir()
-        raise
+    _disk.write_folder(folder, content)
     if stale is not None and stale not in content:
         (folder / stale).unlink(missing_ok=True)
 

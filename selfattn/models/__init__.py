@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from selfattn import files
-from selfattn._disk import read_json, stand_in, to_safetensors, write_files
+from selfattn._disk import read_json, stand_in, to_safetensors, write_folder
 from selfattn.engine.weights import is_compact
 from selfattn.models import _causal, _text_encoder
 from selfattn.models._causal import AnswerInterrupted, CausalModel
@@ -192,18 +192,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if "tokenizer.json" in content:
         more = (model.pipeline.lowercase, model._knows_types) if isinstance(model, TextEncoder) else ()
         content = readable(content, *more)
-    places = dict.fromkeys((folder / name).parent for name in content)
-    made = [place for place in places if not place.exists()]
     replaced = _holds_model(folder)
-    try:
-        for place in made:
-            place.mkdir(parents=True, exist_ok=True)
-        write_files(folder, content)
-    except BaseException:
-        for place in sorted(made, reverse=True):  # those below first
-            if place.is_dir():
-                place.rmdir()
-        raise
+    write_folder(folder, content)
     for stale in (STALE if replaced else {INDEX}) - set(content):
         (folder / stale).unlink(missing_ok=True)
 

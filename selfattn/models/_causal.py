@@ -402,12 +402,9 @@ class CausalModel(Pretrained):
             why = "the tokenizer, or the chat template, may put one before the text that is given"
             warn(f"{what} begins with {bos} twice; {why}: leave one out")
 
+    @repeats(chat)
     def chat_prompt(self, messages: Any) -> str:
         """Return the text that :meth:`chat` continues.
-
-        Parameters
-        ----------
-        messages : str, or list of dict
 
         Returns
         -------

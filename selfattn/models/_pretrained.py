@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array
+from selfattn._docs import repeats
 from selfattn.engine import transformer, weights
 from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 from selfattn.engine.weights import Compact, Quants, Weight, is_compact, kind_of, rounded, to_float32
@@ -329,18 +330,9 @@ class Pretrained(Module):
         self._prepared.clear()
         self._made.clear()
 
+    @repeats(Module.load_state_dict)
     def load_state_dict(self, state: Mapping[str, npt.ArrayLike], strict: bool = True) -> IncompatibleKeys:
-        """Copy arrays into the parameters, as :meth:`Module.load_state_dict` does.
-
-        Parameters
-        ----------
-        state : mapping of str to array_like
-            Of a model of the same ``dtype``.
-        strict : bool, default True
-
-        Returns
-        -------
-        IncompatibleKeys
+        """Copy arrays of a model of the same ``dtype`` into the parameters.
 
         Raises
         ------

@@ -694,12 +694,9 @@ class TextEncoder(Pretrained):
         self, found: Gradients, dx: Array, ids: Array, cu_seqlens: Array, types: Array | None
     ) -> None:
         """Add the gradients of the tables that are added to the words, and of those where rows went in."""
-        if self.word_table not in found:
-            np.add.at(found.setdefault(self.word_table, np.zeros_like(self.arrays[self.word_table])), ids, dx)
-        tables = {
-            self.type_table: np.zeros_like(ids) if types is None else types,
-            self.position_table: self._places(ids, cu_seqlens),
-        }
+        tables: dict[str | None, Array] = {} if self.word_table in found else {self.word_table: ids}
+        tables[self.type_table] = np.zeros_like(ids) if types is None else types
+        tables[self.position_table] = self._places(ids, cu_seqlens)
         for name, rows in tables.items():
             if name is not None:
                 np.add.at(found.setdefault(name, np.zeros_like(self.arrays[name])), rows, dx)

@@ -133,24 +133,22 @@ def chunks(sentences: Iterable[Any]) -> Iterator[Chunk]:
 
 def ahead(chunks: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
     """Map a function that releases the GIL, one result ahead, in a thread; chunks are read in the caller's thread."""
-    chunk, following = next(chunks, None), next(chunks, None)
-    if chunk is None:
-        return
-    if following is None:
-        yield function(chunk)
+    first = list(itertools.islice(chunks, 2))
+    if len(first) < 2:
+        yield from map(function, first)
         return
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            waiting = pool.submit(function, chunk)
+            waiting = pool.submit(function, first[0])
         except RuntimeError:  # no more threads can be started
-            yield from map(function, itertools.chain([chunk, following], chunks))
+            yield from map(function, itertools.chain(first, chunks))
             return
-        while following is not None:
-            coming = pool.submit(function, following)
+        for chunk in itertools.chain(first[1:], chunks):
+            coming = pool.submit(function, chunk)
             yield waiting.result()
-            waiting, following = coming, next(chunks, None)
+            waiting = coming
         yield waiting.result()
 
 

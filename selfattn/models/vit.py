@@ -105,19 +105,18 @@ class ViTModel(Pretrained):
             scaled = "scaled and normalised as the model was trained"
             raise TypeError(f"pixels must be {dtype}, {scaled}, not {images.dtype}")
         images = images[None] if images.ndim == 3 else images
-        if images.ndim != 4 or images.shape[1] != self.channels or not self._takes(*images.shape[2:]):
-            sides = f"height, width) with multiples of {patch}"
-            sides = sides if self.dino else f"{self.image}, {self.image})"
-            raise ValueError(f"pixels must have shape (n, {self.channels}, {sides}, not {np.shape(pixels)}")
+        sides = images.shape[2:]
+        fits = (
+            all(n > 0 and n % patch == 0 for n in sides) if self.dino else sides == (self.image, self.image)
+        )
+        if images.ndim != 4 or images.shape[1] != self.channels or not fits:
+            own = f"{self.image}, {self.image})"
+            own = f"height, width) with multiples of {patch}" if self.dino else own
+            raise ValueError(f"pixels must have shape (n, {self.channels}, {own}, not {np.shape(pixels)}")
         n, _, height, width = images.shape
         down, across = height // patch, width // patch
         cut = images.reshape(n, self.channels, down, patch, across, patch).transpose(0, 2, 4, 1, 3, 5)
         return cut.reshape(n, down * across, self.channels * patch**2), (down, across)
-
-    def _takes(self, height: int, width: int) -> bool:
-        if not self.dino:
-            return height == width == self.image
-        return height > 0 and width > 0 and height % self.patch == width % self.patch == 0
 
     def _resized(self, positions: Array, grid: Grid, back: bool = False) -> Array:
         """Resize the table of positions (1, 1 + patches, d) to a grid; or ``back``, from its gradient there to that of the table."""
