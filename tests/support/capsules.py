@@ -17,17 +17,10 @@ class Library:
     dtype, devices = "library.bfloat16", (1, 0)
 
     def __init__(self, x, old=False, name=None, flags=0, major=1, **changes):
-        strides = [n // 2 for n in x.strides]
         given = {
-            "data": x.ctypes.data,
-            "device": 1,
-            "number": 0,
-            "ndim": x.ndim,
-            "code": 4,
-            "bits": 16,
-            "lanes": 1,
-        }
-        given |= {"shape": x.shape, "strides": strides, "offset": 0} | changes
+            "data": x.ctypes.data, "device": 1, "number": 0, "ndim": x.ndim, "code": 4, "bits": 16, "lanes": 1,
+            "shape": x.shape, "strides": [n // 2 for n in x.strides], "offset": 0, **changes,
+        }  # fmt: skip
         self.kept = [x]
         for key in ("shape", "strides"):
             self.kept.append(np.array(given[key] or (), np.int64))
