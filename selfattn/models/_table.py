@@ -41,6 +41,7 @@ SIZES = "sizes and kinds that the weights show"
 TEXT = "the tokenizer's files or generation_config.json say it; eos_token_id counts where neither does"
 GENERATION = "language models obey it if there is no generation_config.json, as in Transformers"
 UNREAD = "Transformers does not read it"
+SCORES = "predict returns logits; rank applies it"
 
 # Settings of generation: those that are obeyed, and those that are not done, with the value that switches them off: others are in a
 # warning. Then those of searches with beams, of an assistant, with which the same answers come faster, and about results.
@@ -61,7 +62,7 @@ ANSWERS = "output_logits output_scores renormalize_logits return_dict_in_generat
 
 CONFIG = Rows(
     {
-        NOTES: "_* auto_map finetuning_task name_or_path sentence_transformers tokenizer_class transformers.js_config "
+        NOTES: "_* auto_map finetuning_task name_or_path tokenizer_class transformers.js_config "
         "transformers_version unsloth_*",
         TRAINING: "*dropout* *_pdrop drop_path_rate gradient_checkpointing gradient_checkpointing_kwargs initializer_cutoff_factor "
         "initializer_factor initializer_range layerscale_value pretraining_tp sinusoidal_pos_embds",
@@ -71,9 +72,10 @@ CONFIG = Rows(
         TASKS: "apply_layernorm classifier_activation classifier_bias classifier_pooling decoder_bias encoder_stride id2label "
         "is_encoder_decoder label2id num_labels out_features out_indices pooler_act pooler_fc_size pooler_num_attention_heads "
         "pooler_num_fc_layers pooler_output_size pooler_size_per_head pooler_type problem_type reshape_hidden_states "
-        "sbert_ce_default_activation_function sparse_pred_ignore_index sparse_prediction stage_names summary_activation "
+        "sparse_pred_ignore_index sparse_prediction stage_names summary_activation "
         "summary_proj_to_labels summary_type summary_use_proj task_specific_params tie_encoder_decoder use_mask_token",
         SIZES: "directionality embedding_size n_ctx tie_weights_ tie_word_embeddings",
+        SCORES: "sbert_ce_default_activation_function sentence_transformers",
         TEXT: "bos_token_id cls_token_id decoder_start_token_id eos_token_id mask_token_id pad_token_id prefix sep_token_id "
         "unk_token_id",
         GENERATION: " ".join((*SETTINGS, *NOT_DONE, BEAMS, ASSISTANT, ANSWERS)),
@@ -175,7 +177,7 @@ TABLE: dict[str, Rows] = {
         {
             NOTES: "__version__ requirements",
             OUTPUTS: "keep_in_fp32_modules",
-            "predict returns logits": "activation_fn",
+            SCORES: "activation_fn",
         },
         {"model_type": ("SentenceTransformer", "CrossEncoder")},
     ),
