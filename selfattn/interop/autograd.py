@@ -65,7 +65,7 @@ def functional_call(
         bound.arguments.update({name: values[name] for name in bound.arguments})
         return (changed.vjp if traced else changed)(*bound.args, **bound.kwargs)
 
-    return _call(module.forward, {**bound.arguments, "parameters": parameters}, run)
+    return _call(type(module).__name__, bound.signature, {**bound.arguments, "parameters": parameters}, run)
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ def _function(name: str) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def function(*args: Any, **kwargs: Any) -> Any:
-        return _call(plain, signature.bind(*args, **kwargs).arguments, run)
+        return _call(name, signature, signature.bind(*args, **kwargs).arguments, run)
 
     return function
 
@@ -86,7 +86,9 @@ def _function(name: str) -> Callable[..., Any]:
 globals().update({name: _function(name) for name in _NAMES})
 
 
-def _call(forward: Callable[..., Any], arguments: dict[str, Any], run: Callable[..., Any]) -> Any:
+def _call(
+    owner: str, signature: inspect.Signature, arguments: dict[str, Any], run: Callable[..., Any]
+) -> Any:
     """Call ``run(values, traced)``: if autograd traces arguments, it returns the result and the pullback."""
     given = {name: _in_one_box(x) for name, x in arguments.items()}
     values = {name: _tracer.getval(x) for name, x in given.items()}
@@ -105,9 +107,9 @@ def _call(forward: Callable[..., Any], arguments: dict[str, Any], run: Callable[
     def pull(gradient: Any) -> list[Any]:
         gradients = gradient if takes > 1 else (gradient,)
         found = pullback(*[fitted(x) for fitted, x in zip(fit, gradients, strict=True)])
-        named = _by_name(found, inspect.signature(forward).parameters)
+        named = _by_name(found, signature.parameters)
         if lacking := [name for name in traced if named.get(name) is None]:
-            raise TypeError(f"{forward.__qualname__} has no gradient with respect to {', '.join(lacking)}")
+            raise TypeError(f"{owner} has no gradient with respect to {', '.join(lacking)}")
         return [_like(named[name], values[name]) for name in traced]
 
     recorded = _forward((parts if takes > 1 else parts[0], pull), *(given[name] for name in traced))

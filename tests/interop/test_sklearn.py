@@ -117,9 +117,5 @@ def test_refusals(folder, tmp_path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             door.SentenceEncoder(folder).transform(texts)
-    for path, error, said in (
-        (tmp_path, TypeError, "GPT2LMHeadModel, which"),
-        (tmp_path / "a", FileNotFoundError, "a is not a folder"),
-    ):
-        with pytest.raises(error, match=said):
-            door.SentenceEncoder(path).fit(TEXTS)
+    with pytest.raises(TypeError, match="GPT2LMHeadModel, which computes no embeddings"):
+        door.SentenceEncoder(tmp_path).fit(TEXTS)
