@@ -89,6 +89,8 @@ def test_columns_outputs_and_copies(folder, monkeypatch):
         assert isinstance(found, frame) and list(found.columns) == list(encoder.get_feature_names_out())
         np.testing.assert_array_equal(found.to_numpy(), expected)
     assert len(loads) <= 1
+    rounded = door.SentenceEncoder(folder, dtype="int8", **options).transform(TEXTS)
+    np.testing.assert_array_equal(rounded, models.load(folder, "int8").encode(TEXTS, **options))
     os.utime(folder / "config.json", ns=(0, 0))  # a change of the folder
     loads.clear()
     np.testing.assert_array_equal(encoder.transform(TEXTS), expected)
