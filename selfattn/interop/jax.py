@@ -77,6 +77,7 @@ def scaled_dot_product_attention(
 
 
 def _hashable(x: Any) -> Any:
+    """Return numbers and lists as JAX can compare them; of a number that JAX traces its own error says so."""
     x = x.tolist() if hasattr(x, "tolist") else x
     return tuple(x) if isinstance(x, list) else x
 
@@ -94,7 +95,7 @@ def _seed(rng: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Callback:
-    """What JAX calls with its buffers; it compiles equal ones once."""
+    """What JAX calls with its buffers. JAX compiles equal callbacks once."""
 
     function: Callable[..., Any]
     constants: Constants
@@ -120,7 +121,7 @@ def _run(function: Callable[..., Any], types: Any, arrays: Arrays, constants: Co
     callback = _Callback(function, constants, arrays["query"].ndim)
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in types)
     method = "sequential" if "rng" in arrays else "expand_dims"
-    # pure_callback copies arguments in the threads that its callbacks keep waiting, so that a program might stop.
+    # pure_callback copies arguments in the threads in which callbacks wait for the copies: many at once would wait for ever.
     return _buffers.buffer_callback(callback, types, vmap_method=method)(arrays)
 
 
