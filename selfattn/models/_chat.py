@@ -261,12 +261,9 @@ def rendered(template: str, messages: Any, special_tokens: Mapping[str, str], an
         text: str = made.render(
             messages=messages, tools=None, documents=None, add_generation_prompt=answer, **special_tokens
         )
-    except _RefusedError as error:
-        raise ValueError(f"the chat template refuses these messages: {error}") from None
-    except RecursionError:
-        raise ValueError("the chat template calls itself without end") from None
-    except MemoryError:
-        raise ValueError("the chat template fills the memory") from None
     except Exception as error:  # whatever the template's own expressions raise, as Python or as Jinja2
-        raise ValueError(f"the chat template fails: {type(error).__name__}: {error}") from None
+        known = {RecursionError: "calls itself without end", MemoryError: "fills the memory"}
+        known[_RefusedError] = f"refuses these messages: {error}"
+        why = known.get(type(error), f"fails: {type(error).__name__}: {error}")
+        raise ValueError(f"the chat template {why}") from None
     return text

@@ -142,9 +142,9 @@ class Config(Entries):
             raise self.error(f"{name} {size} must be a multiple of {of} {divisor}")
 
 
-def read_settings(path: Path, required: bool = False, kind: str = "") -> Config:
-    """Read a small JSON file of a folder, whose rows are those of its name or of ``kind``; without the file it is empty."""
-    return Config(read_object(path, required), str(path), rows(kind or path.name), path.name)
+def read_settings(path: Path) -> Config:
+    """Read a small JSON file of a folder, whose rows are those of its name; without the file it is empty."""
+    return Config(read_object(path, required=False), str(path), rows(path.name), path.name)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -253,14 +253,12 @@ class Entries(Config):
         super().__init__(values, f"{file.path}: {prefix}", rows(f"GGUF: {kind}"), file.path.name, own)
         self.prefix = prefix
 
-
-class Architecture(Entries):
-    """The entries of the model; the prefix is the name of its architecture."""
-
     def _get(self, name: str, default: Any) -> Any:
         value = super()._get(name, default)
-        one = isinstance(value, list) and len(set(map(repr, value))) == 1  # one for each layer, all the same
-        return value[0] if one else value
+        by_layer = (
+            isinstance(value, list) and self.prefix in ARCHITECTURES
+        )  # one for each layer, all the same
+        return value[0] if by_layer and len(set(map(repr, value))) == 1 else value
 
 
 def load_gguf(path: Path, dtype: str | None) -> Any:
@@ -272,7 +270,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"{path} has the architecture {architecture!r:.80}; supported are {known}")
     kind, names, layers = ARCHITECTURES[architecture]
-    entries = Architecture(file, architecture)
+    entries = Entries(file, architecture)
     config = _config(entries, file)
     entries.finish()
     renamed = {name: _renamed(file, name, names, layers) for name in file.tensors if name != FACTORS}
@@ -354,7 +352,7 @@ def _unpermuted(name: str, array: Array, config: Mapping[str, Any]) -> Array:
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
 
 
-def _config(entries: Architecture, file: GGUF) -> dict[str, Any]:
+def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
     """Return a file's sizes and settings by Transformers' names."""
     heads, d, longest = map(entries.size, ("attention.head_count", "embedding_length", "context_length"))
     table = file.tensors.get("token_embd.weight")

@@ -56,6 +56,7 @@ class BertModel(TextEncoder):
         "down": "output.dense", "feed_forward_norm": "output.LayerNorm",
     }  # fmt: skip
     has_pooler = True
+    has_eps: ClassVar[bool] = True  # configurations may say the norms' eps
 
     def _read(self, config: Config) -> None:
         width, layers, heads, wide, activation = self.keys
@@ -68,16 +69,12 @@ class BertModel(TextEncoder):
         self.activation = config.activation(activation)
         self.positions = config.size("max_position_embeddings", 512)
         self.max_positions = self.positions - self.first_position
-        self._read_more(config)
+        self.eps = config.number("layer_norm_eps", 1e-12) if self.has_eps else 1e-12
+        self.types = config.size("type_vocab_size", 2) if self.type_table else 1
         config.check_multiple(width, self.hidden_size, heads, self.num_heads)
         if self.max_positions < 1:
             least = f"more than {self.first_position}"
             raise config.error(f"max_position_embeddings must be {least}, not {self.positions}")
-
-    def _read_more(self, config: Config) -> None:
-        """Read what not all architectures of the family have."""
-        self.eps = config.number("layer_norm_eps", 1e-12)
-        self.types = config.size("type_vocab_size", 2) if self.type_table else 1
 
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         d = self.hidden_size
@@ -117,10 +114,7 @@ class DistilBertModel(BertModel):
         "query": "attention.q_lin", "key": "attention.k_lin", "value": "attention.v_lin", "output": "attention.out_lin",
         "attention_norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "feed_forward_norm": "output_layer_norm",
     }  # fmt: skip
-    has_pooler = False
-
-    def _read_more(self, config: Config) -> None:
-        self.eps = 1e-12
+    has_pooler = has_eps = False
 
 
 class MPNetModel(RobertaModel):
