@@ -6,8 +6,7 @@ finite, on every instruction set: tests/kernels/test_instruction_sets.py. Bounds
 
 import numpy as np
 import pytest
-from covering import covering
-from inputs import FLOAT_IDS, FLOATS, LAYOUTS, random_inputs, random_mask
+from inputs import FLOAT_IDS, FLOATS, LAYOUTS, covering, random_inputs, random_mask
 from instruction_sets import ISAS, closing, using
 from tolerances import assert_attention, assert_results, assert_within, finfo, truth
 

@@ -12,9 +12,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from covering import SETS_OF_OPTIONS
 from gradients import FIELDS, assert_gradients, assert_true_gradients, everything, true_gradients
-from inputs import BFLOAT16, options_together, random_inputs
+from inputs import BFLOAT16, SETS_OF_OPTIONS, options_together, random_inputs
 from instruction_sets import check
 from leaks import peak_memory
 from numpy.testing import assert_allclose, assert_array_equal

@@ -12,8 +12,7 @@ from operator import and_
 import numpy as np
 import pytest
 from bad_calls import with_tables
-from covering import covering
-from inputs import BLOCK_MASKS, FLOAT_IDS, FLOATS, random_inputs
+from inputs import BLOCK_MASKS, FLOAT_IDS, FLOATS, covering, random_inputs
 from instruction_sets import check
 from leaks import peak_memory
 from refusals import refusals

@@ -11,9 +11,19 @@ import itertools
 
 import numpy as np
 import pytest
-from covering import SETS_OF_OPTIONS, covering
 from gradients import FIELDS, assert_true_gradients, everything, true_gradients
-from inputs import BFLOAT16, FLOAT_IDS, FLOATS, LAYOUTS, heads_inside, normal, options_together, random_inputs
+from inputs import (
+    BFLOAT16,
+    FLOAT_IDS,
+    FLOATS,
+    LAYOUTS,
+    SETS_OF_OPTIONS,
+    covering,
+    heads_inside,
+    normal,
+    options_together,
+    random_inputs,
+)
 from instruction_sets import ISAS, check, closing, using
 from tolerances import assert_within, rounding
 

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from covering import covering
-from inputs import LAYOUTS
+from inputs import LAYOUTS, covering
 from nn_checks import assert_close, check_gradients, perturbed, torch_state
 
 import selfattn as sa

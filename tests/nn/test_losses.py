@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from covering import covering
+from inputs import covering
 from refusals import refusals
 
 import selfattn as sa

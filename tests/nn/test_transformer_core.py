@@ -4,8 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from bad_transformers import bad_calls, good_call
-from drawn_transformers import drawn
+from drawn_transformers import bad_calls, drawn, good_call
 from inputs import LAYOUTS
 
 import selfattn as sa

@@ -1,7 +1,8 @@
-"""The benchmark's own logic, on tiny cases and with NumPy as the only peer."""
+"""The benchmarks: their logic, counts and comparisons, and whole runs of tiny sizes, most with NumPy as the only peer."""
 
 import importlib
 import json
+import re
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from selfattn import _core, reference
+from benchmarks import blocks, encoder, generation, layers, long, memory, ragged, weights
+from benchmarks.__main__ import COMMANDS, main
+from selfattn import _core, models, reference
 from selfattn._timing import sample_times, wait_until_quiet
 from selfattn.benchmarks import app, report
 from selfattn.benchmarks.attention import BACKWARD, BOTH, ENGINES, SUITES, Case, Choice, open_engine, rows_of
@@ -245,3 +248,237 @@ def test_the_figure(monkeypatch):
     assert "A & B, avx2, 2 threads" in "".join(picture.itertext())
     with pytest.raises(SystemExit, match="no row"):
         module.draw({**run, "rows": []})
+
+
+BRIEF = ["--rounds", "1", "--seconds", "0"]
+
+
+def run(tmp_path, command, *given):
+    """Run a command with selfattn alone or with PyTorch; return the rows that it saves."""
+    saved = tmp_path / "saved.json"
+    assert main([*command.split(), *BRIEF, *given, "--json", str(saved)]) == 0
+    rows = json.loads(saved.read_text())["rows"]
+    return rows
+
+
+def test_work_of_a_model():
+    forward = 2 * (2 * 5 * 3 * (4 * 32**2 + 2 * 32 * 128) + 4 * 3 * 5**2 * 32)  # products; scores and sums
+    assert layers.Case("forward", 32, 5, 3).flops == forward
+    assert layers.Case("train", 32, 5, 3).flops == 3 * forward
+    assert layers.Case("linear", 8, 5, out=4).flops == 2 * 5 * 8 * 4
+    dense = blocks.Case(8, 4).facts()["flops"]
+    for kind, open_pairs in {
+        "documents": 8 * 2,
+        "prefix": 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8,
+        "window": 1 + 2 + 6 * 3,
+    }.items():
+        share = blocks.Case(8, 4, blocks=kind, block_length=2).facts()["flops"] / dense
+        assert share == pytest.approx(open_pairs / 64)
+    case = ragged.Case(40, 4, heads=2, ragged=5, causal=True, gradients=BACKWARD)
+    assert case.facts()["flops"] == sum(10 * 2 * n * n * 4 / 2 for n in case.lengths)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"usage: python -m benchmarks {command} [-h] [--peers A,B]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("engine", ["selfattn", "torch"])
+@pytest.mark.parametrize("kind", ["", BACKWARD])
+@pytest.mark.parametrize("split", [False, True])
+def test_ragged_batches_are_computed(split, kind, engine):
+    pytest.importorskip(engine, reason=f"needs the package {engine}")
+    case = ragged.Case(40, 4, heads=2, gradients=kind, ragged=5, split=split)
+    query, key, value, grad_out = case.packed()
+    at = case.offsets
+    out, pullback = reference.varlen_attention_vjp(query, key, value, at, at)
+    expected = np.concatenate([np.ravel(x) for x in (pullback(grad_out)[:3] if kind else [out])])
+    for spelling in ragged.open_engine(engine, 1)(case):
+        for _ in range(2):  # a timed statement runs again and again
+            got = spelling.to_array(eval(spelling.statement, dict(spelling.names)))
+            np.testing.assert_allclose(got.ravel(), expected, atol=1e-5)
+
+
+def test_a_run_of_ragged_batches_and_of_blocks(tmp_path):
+    rows = run(tmp_path, "ragged --quick --peers none --lengths 40 --dims 4")
+    assert [row["label"] for row in rows] == [
+        f"{kind}{causal}16 of 16 to 40 x 4" for kind in ("", "backward, ") for causal in ("", "causal, ")
+    ]
+    rows += run(tmp_path, "blocks --quick --lengths 16 --dims 4")
+    assert [row["label"] for row in rows[4:]] == [
+        f"{kind}{part} in 16 x 4" for kind in ("", "backward, ") for part in ("documents of 2", "prefix of 4")
+    ]
+    for row in rows:
+        for contestant in row["contestants"]:
+            assert contestant["times"]
+            assert contestant.get("agrees", contestant["name"] in ("dense", "equal lengths"))
+
+
+def test_a_run_of_layers(tmp_path, capsys):
+    tiny = "layers --quick --sizes 64x4x2 --peers numpy --threads 2"
+    rows = run(tmp_path, tiny)
+    assert [row["label"].split()[0] for row in rows] == ["train", "eval", "forward", "linear", "linear"]
+    names = [[contestant["name"] for contestant in row["contestants"]] for row in rows]
+    assert names == [["selfattn", "1 thread"]] * 3 + [["selfattn", "numpy", "1 thread"]] * 2
+    assert "train d=64, 2 x 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["layers --quick --sizes 64x4x2 --threads 1", "gpt --sizes 8x4x2", "embedding --quick --kinds step"],
+)
+def test_pytorch_computes_the_same(command, tmp_path):
+    """Losses of the first steps are compared, which would show a library that trains differently."""
+    pytest.importorskip("torch", reason="needs the package torch")
+    for row in run(tmp_path, command):
+        assert len(row["contestants"]) > 1
+        assert all(contestant["agrees"] for contestant in row["contestants"])
+
+
+def test_peers_that_are_not_installed_are_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("selfattn.benchmarks.app.find_spec", lambda name: None)
+    (row,) = run(tmp_path, "gpt --sizes 8x4x2 --threads 1")
+    assert [contestant["name"] for contestant in row["contestants"]] == ["selfattn"]
+    printed = capsys.readouterr().out
+    assert "not installed: torch-modules, torch-fused" in printed
+    assert re.search(r"C=8, T=4, B=2 .* steps/s", printed)
+
+
+def test_texts_in_batches_keep_their_order():
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    shapes = []
+
+    def infer(ids, mask):
+        shapes.append(ids.shape)
+        return np.stack([(ids * mask).sum(1), mask.sum(1)], axis=1)
+
+    texts = ["c c c c", "a", "b b b", "c a"]
+    found = encoder.in_batches(tokenizer, infer, texts, 2)
+    assert found.tolist() == [[12, 4], [1, 1], [6, 3], [4, 2]]
+    assert shapes == [(2, 2), (2, 4)]
+
+
+def test_the_package_that_rounds_must_be_installed(monkeypatch):
+    monkeypatch.setattr(
+        "selfattn.benchmarks.app.find_spec", lambda name: None if name == "nncf" else object()
+    )
+    peers = [encoder._parser("", [f"--dtype={dtype}"]).get_default("peers") for dtype in encoder.DTYPES]
+    assert ["openvino" in names for names in peers] == [True, True, False]
+    assert all("onnxruntime" in names for names in peers)
+
+
+def test_cosines_are_compared():
+    vectors, whole = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[1.0, 0.0], [1.0, 0.0]])
+    assert encoder.cosine_missing(vectors.ravel(), vectors.ravel(), whole) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_run_of_an_encoder(dtype, tmp_path, capfd):
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    from text_folders import add_pipeline, old_pooling, save_bert
+
+    save_bert(tmp_path)
+    add_pipeline(tmp_path, old_pooling("mean"), normalize=True)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the sea was calm. a ship sailed over!\n" * 90)
+    given = f"--corpus {corpus} --cases mixed,one --scale 0.02 --peers none --dtype {dtype} --threads 1"
+    rows = run(tmp_path, f"encoder {tmp_path} {given}")
+    assert [row["contestants"][0]["case"]["texts"] for row in rows] == [20, 1]
+    shown = capfd.readouterr().out
+    assert "texts/s" in shown
+    assert ("least cosine with float32" in shown) == (dtype == "int8")
+    assert re.search(r"selfattn: [\d.]+ s from the start of a process to the first embedding, \d+ MB", shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("nothing", "invalid choice: 'nothing'"), ("layers --kinds x", "no kind 'x'"),
+        ("layers --sizes 33x4x2", "multiples of 32"), ("layers --sizes 32x4", "must be WIDTHxTOKENSxBATCH"),
+        ("layers --threads 0", "at least 1"), ("long --kinds nonsense", "no kind 'nonsense'"),
+        ("long --lengths 0", "at least 1"), ("gpt --sizes 9x4x2", "multiples of 4"), ("gpt --peers x", "no peer 'x'"),
+        ("gpt --rounds 0", "at least 1"), ("encoder . --cases x", "no case 'x'"), ("encoder . --peers x", "no peer 'x'"),
+        ("encoder . --peers none", "has no config.json"),
+        ("generation nothing --peers none", "there is no file nothing"),
+        ("generation . --cases x", "no case 'x'"), ("weights --kinds Q2_K", "no kind 'Q2_K'"),
+        ("weights --columns 100", "multiple of 256"),
+    ],
+)  # fmt: skip
+def test_wrong_usage_of_other_benchmarks(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_gradients_are_compared_by_their_median():
+    expected = np.zeros(20)
+    outlier, wrong, output = np.zeros(20), np.zeros(20), np.zeros(20)
+    outlier[12], wrong[10:], output[3] = 1.0, 1.0, 1.0
+    assert [layers.output_and_gradient(result, expected) for result in (outlier, wrong, output)] == [0, 1, 1]
+
+
+def test_generation_of_a_tiny_file(tmp_path, capfd):
+    """A whole run with selfattn alone: the other libraries take seconds to import."""
+    pytest.importorskip("gguf", reason="it writes the file")
+    pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    from gguf_files import byte_level, write
+    from language_folders import SPECIAL, make_tokenizer
+
+    config = {
+        "model_type": "llama", "vocab_size": make_tokenizer().get_vocab_size(), "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 64,
+    }  # fmt: skip
+    file, corpus = tmp_path / "model.gguf", tmp_path / "corpus.txt"
+    write(file, config, models.LlamaForCausalLM(config, rng=0).state_dict(), "Q4_1", byte_level(SPECIAL))
+    corpus.write_text("the sea was calm. " * 90)
+    rows = run(
+        tmp_path, f"generation {file} --corpus {corpus} --peers none --prompt 20 --answer 5 --threads 1"
+    )
+    assert [row["label"] for row in rows] == ["prompt, 20 tokens", "answer, 5 tokens"]
+    shown = capfd.readouterr().out
+    assert "tokens/s" in shown
+    assert re.search(
+        r"to the first token [\d.]+ s\nreading the .* takes .* ms; a token takes [\d.]+ times that", shown
+    )
+    saved = json.loads((tmp_path / "saved.json").read_text())
+    assert saved["bytes"] == generation.bytes_of_a_token(file) > 0
+
+
+def test_long_sequences_and_their_figure(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(long, "in_a_process", lambda function, *given: function(*given))  # next test has it
+    rows = run(tmp_path, "long --lengths 64,1024 --threads 1")
+    assert [(row["kind"], row["length"]) for row in rows] == [(k, n) for n in (64, 1024) for k in long.KINDS]
+    shown = capsys.readouterr().out
+    for row in rows:
+        assert min(row["forward"], row["backward"]) > 0 and row["calls"] == 1
+        assert f"{row['kind']:8s}{row['length']:8d}" in shown
+    assert long.measure("window", 256, 1, 0.05)["calls"] > 1
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "figures")
+    module, saved = importlib.import_module("long"), json.loads((tmp_path / "saved.json").read_text())
+    text = "".join(ElementTree.fromstring(module.draw(saved)).itertext())
+    assert all(word in text for word in ("forward", "backward", *long.KINDS, "1k", "64"))
+    with pytest.raises(SystemExit, match="no rows"):
+        module.draw({**saved, "rows": []})
+
+
+@pytest.mark.skipif(not memory.AVAILABLE, reason="VmHWM is Linux's")
+def test_memory_of_65536_tokens_forward_and_backward():
+    """The window reduces the arithmetic; the memory would be the same without it."""
+    result = long.in_a_process(long.measure, "window", 65536, 2, 0.0)
+    output = 65536 * long.HEADS * long.WIDTH * 4
+    assert output < result["memory"] < 128 << 20  # half of the memory is the output, which the pullback holds
+
+
+def test_weights(capsys, threads_restored):
+    tiny = "weights --columns 256 --megabytes 1 --rounds 1 --threads 1 --json -"
+    assert main(tiny.split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == list(weights.KINDS)
+    assert all(figure > 0 for row in found.values() for figure in row.values())

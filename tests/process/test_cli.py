@@ -1,18 +1,25 @@
-"""The command line, and the tutorials that it shows."""
+"""The command line, and the tutorials that it shows; streams that are closed, full, minimal or no terminal, and ``-`` for a file."""
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import COMMAND, run_command, start
+from processes import COMMAND, PYTHON, finish, run_command, start
 
 import selfattn as sa
 from selfattn import cli, config, tutorials
+from selfattn.cli import streams
 
 ESCAPE = "\x1b["
 
@@ -163,3 +170,405 @@ def test_help(arguments, text, capsys):
     out, error = capsys.readouterr()
     assert text in out
     assert error == ""
+
+
+TRAIN = shlex.split("train t.txt --epochs 1 --dim 8 --tokenizer whitespace")
+TINY = shlex.split(
+    "bench --suite forward --lengths 8 --dims 4 --peers none --rounds 1 --seconds 0.001 --threads 1"
+)
+X = np.eye(3)
+
+# These commands print their result to standard output, or write it into a file.
+PRINTING = [
+    ["info"], ["info", "--json"], ["--no-timing"], ["steps", "1", "--out", "-"], ["embed", "m", "sea"],
+    ["embed", "m", "sea", "--out", "-"], ["search", "m", "t.txt", "sea"], ["bench", "--load", "r.json"],
+]  # fmt: skip
+WRITING = [["steps", "1"], ["embed", "m", "sea", "--out", "v.npy"], [*TRAIN, "--out", "m2"]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    pytest.importorskip("safetensors", reason="the extra 'text' is not installed")
+    folder = tmp_path_factory.mktemp("streams")
+    with contextlib.chdir(folder):
+        Path("t.txt").write_text("\n".join(f"line {i} of the sea" for i in range(40)))
+        assert cli.main([*TRAIN, "--out", "m", "--quiet"]) == 0
+        np.savez("mine.npz", query=X, key=X, value=X)
+        assert cli.main([*TINY, "--json", "r.json"]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(made, monkeypatch):
+    monkeypatch.chdir(made)
+    return made
+
+
+class Minimal:
+    """A stream that has what `print` needs and no more."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def closed():
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [lambda: None, closed], ids=["none", "closed"])
+@pytest.mark.parametrize("arguments", [*PRINTING, ["--help"], TINY, ["bench"]], ids=" ".join)
+def test_a_result_that_cannot_be_written_is_an_error(arguments, stream, here, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", stream())
+    assert cli.main(arguments) == 1
+    assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", WRITING, ids=" ".join)
+def test_a_file_is_written_without_standard_output(arguments, here, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert cli.main(arguments) == 0
+
+
+@pytest.mark.parametrize("arguments", PRINTING + WRITING, ids=" ".join)
+def test_streams_may_be_minimal(arguments, here, monkeypatch, tmp_path):
+    out = Minimal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", Minimal())
+    monkeypatch.setattr(sys, "stdin", Minimal())
+    arguments = [str(tmp_path / "m") if each == "m2" else each for each in arguments]
+    assert cli.main(arguments) == 0
+    assert out.text or "v.npy" in arguments
+
+
+def test_descriptors_that_are_closed(here):
+    """The next opened file must not become standard output, or it would get the printed text."""
+    script = """
+import os, sys
+from selfattn import cli
+code = cli.main(["embed", "m", "sea", "--out", "v.json"])
+os.write(1, b"lost"), os.write(2, b"lost")
+sys.exit(code)
+"""
+    done = finish(start([sys.executable, "-c", script], preexec_fn=lambda: [os.close(n) for n in (0, 1, 2)]))
+    assert done.returncode == 0
+    assert json.loads((here / "v.json").read_bytes())["sentence"] == "sea"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_descriptor_is_closed(number, here, tmp_path):
+    arguments = [*TRAIN, "--out", tmp_path / "m"]
+    done = finish(start([*COMMAND, *arguments], preexec_fn=lambda: os.close(number)))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "m" / "config.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--bogus"], ["embed", "no/model", "sea"]])
+def test_messages_that_cannot_be_written(arguments, here):
+    with open("/dev/full", "w") as full:
+        done = run_command(*arguments, stderr=full)
+    assert (done.returncode, done.stdout) == (2 if arguments == ["--bogus"] else 1, "")
+
+
+@contextlib.contextmanager
+def gone(how):
+    """A file on a full disk, or a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as unread, open("/dev/full", "w") as full:
+        yield full if how == "full" else unread
+
+
+@pytest.mark.parametrize("how", ["full", "unread"])
+def test_a_remark_that_cannot_be_written_is_no_failure(how, here):
+    """If text remained in the buffer of standard error, Python would exit with code 120."""
+    with gone(how) as stderr:
+        # The command reports that empty lines have no embedding.
+        done = run_command("embed", "m", given="the sea\n\n\na line\n", stderr=stderr)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--no-timing"], ["embed", "m", "--file", "t.txt"], ["search", "m", "t.txt", "sea"]]
+)
+def test_a_reader_that_goes_away(arguments, here):
+    with gone("unread") as stdout:
+        done = run_command(*arguments, stdout=stdout)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+HELP = [["--version"], ["--help"], ["bench", "--help"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "buffered"), [(each, "") for each in PRINTING[:4] + HELP] + [(each, "1") for each in HELP]
+)
+def test_what_a_full_disk_cannot_hold_is_an_error(arguments, buffered, here):
+    with gone("full") as stdout:
+        done = run_command(*arguments, environment={"PYTHONUNBUFFERED": buffered}, stdout=stdout)
+    assert done.returncode == 1
+    assert re.fullmatch(r"selfattn( \w+)?: error: .*No space left on device.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("way", ["standard output", "a pipe with a name"])
+def test_a_reader_that_stops_amid_a_page(way, here, tmp_path):
+    """A write without a buffer may write only a part of the text."""
+    os.mkfifo(tmp_path / "pipe")
+    out = "-" if way == "standard output" else tmp_path / "pipe"
+    process = start([*COMMAND, "steps", "1", "--out", out], {"PYTHONUNBUFFERED": "1"}, text=False)
+    with process.stdout if out == "-" else open(out, "rb") as pipe:
+        assert pipe.read(9) == b"<!DOCTYPE"
+    assert process.wait(60) == (141 if out == "-" else 1)
+    process.stderr.close()
+    if out != "-":
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["embed", "m", "die Möwe"], ["search", "m", "t.txt", "die Möwe", "-k", "1"], ["explore", "m", "die Möwe", "--out", "-"],
+        ["steps", "mine.npz", "--text", "die Möwe ruft", "--out", "-"],
+    ],
+)  # fmt: skip
+def test_text_where_the_locale_is_ascii(arguments, here):
+    ascii_only = {
+        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": None
+    }  # fmt: skip
+    done = finish(start([*COMMAND, *arguments], ascii_only))
+    assert done.returncode == 0, done.stderr
+    assert "\\udc" not in done.stdout
+
+
+# The messages of commands that refuse to start; the exit code is 1 if the system refuses, else 2.
+REFUSED = {
+    "must be UTF-8, not ": [
+        "explore m sea --compare \udcff", "steps 1 --text \udcff", "generate m \udcff", "embed m \ud800",
+    ],
+    "argument --out: must be the name of a folder, not ''": ["train t.txt --out ''", "train gpt t.txt --out ''"],
+    "argument --out: must be the name of a file": [
+        "embed m sea --out ''", "steps 1 --out ''", "explore m sea --out ''",
+    ],
+    "argument --out: must be a file": ["embed m sea --out new/", "steps 1 --out new/", "explore m sea --out new/"],
+    "selfattn bench: error: [Errno": ["bench --load missing.json", "bench --load .", "bench --load t.txt/r.json"],
+    "usage:": [
+        "--bogus", "bogus", "info more", "bench --suite bogus", "bench --suite ''", "bench --rounds 3,5",
+        "bench --rounds 0", "bench --seconds nan", "bench --seconds -1", "bench --seconds 1e400", "bench --lengths 0x10",
+        "bench --load '' --json x",
+    ],
+    "; did you mean 'search'?\n": ["serch m t.txt sea"],
+    "; did you mean 'train'?\n": ["Train"],
+    "; did you mean '--no-timing'?\n": ["--no-timming"],
+    "; did you mean '--json'?\n": ["info --jason"],
+    "; did you mean '--split'?\n": ["search m t.txt sea --splt=lines"],
+    "; did you mean 'lines'?\n": ["search m t.txt sea --split line"],
+    "; did you mean '--out'?\n": ["train t.txt --oot m"],
+    "; did you mean '--open'?\n": ["steps 1 --opne"],
+    "; did you mean '--quick'?\n": ["bench --quik"],
+    "; did you mean '--seconds'?\n": ["bench --secnods 1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "message"), [(each, message) for message, commands in REFUSED.items() for each in commands]
+)
+def test_wrong_arguments(command, message, here, capsys):
+    assert cli.main(shlex.split(command)) == (1 if "[Errno" in message else 2)
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert message in error and (not message.endswith("\n") or error.endswith(message))
+    assert "invalid" not in error.replace("invalid choice", "")
+    assert not (here / "new").exists()
+
+
+def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("selfattn.cli.models._load", fail)
+    monkeypatch.setattr("selfattn.cli.pages._page", fail)
+    monkeypatch.setattr("selfattn.benchmarks.app.measure", fail)
+    for command in (["embed", "m", "sea"], ["steps", "1"], ["bench"]):
+        assert cli.main(command) == 1
+        assert capsys.readouterr().err.endswith("error: MemoryError\n")
+
+
+def test_a_worker_that_dies_is_an_error(monkeypatch, capsys):
+    def die(*_):
+        raise ChildProcessError("the selfattn worker ended on its own")
+
+    monkeypatch.setattr("selfattn.benchmarks.app.measure", die)
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr() == ("", "selfattn bench: error: the selfattn worker ended on its own\n")
+
+
+def test_standard_input_that_is_no_file(here):
+    """A socket cannot be opened as /dev/stdin, and a file would be read from its beginning."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"the sea\n")
+    ours.close()
+    done = finish(start([*COMMAND, "embed", "m"], stdin=theirs))
+    theirs.close()
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sentence"] == "the sea"
+    with (here / "t.txt").open() as text:
+        text.readline()
+        os.lseek(text.fileno(), len("line 0 of the sea\n"), os.SEEK_SET)
+        done = finish(start([*COMMAND, "search", "m", "-", "line 1 of the sea", "-k", "1"], stdin=text))
+    assert done.stdout.split("\t")[1:] == ["1", "line 1 of the sea\n"], done.stderr
+
+
+def test_a_dash_is_a_stream_everywhere(here, capsys):
+    arrays = (here / "mine.npz").read_bytes()
+    done = finish(start([*COMMAND, "steps", "-", "--out", "-"], stdin=-1, text=False), arrays)
+    assert b'<body class="sa-page">' in done.stdout, done.stderr
+    done = run_command("bench", "--load", "-", given=(here / "r.json").read_text(), cwd=here)
+    assert "8 x 4" in done.stdout, done.stderr
+    assert cli.main([*TINY, "--json", "-"]) == 0
+    out, table = capsys.readouterr()
+    assert json.loads(out)["rows"][0]["label"] in table
+    assert not (here / "-").exists()
+
+
+def test_a_pipe_is_written_into(here, capfd):
+    """The shell's >(...) makes a pipe; a rename would replace it by a file."""
+    reading, writing = os.pipe()
+    assert cli.main(["embed", "m", "sea", "--out", f"/dev/fd/{writing}"]) == 0
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        assert json.load(pipe)["sentence"] == "sea"
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+@pytest.mark.parametrize("arguments", [["embed", "m", "sea"], ["steps", "1"]])
+def test_the_name_of_standard_output(arguments, mode, here, tmp_path):
+    """The result goes into the file that the shell has opened; a rename by root would replace the name itself."""
+    before = os.readlink("/dev/stdout")
+    path = tmp_path / "log"
+    path.write_text("begun\n")
+    for name in ("/dev/stdout", "/dev/fd/1"):
+        with path.open(mode) as out:
+            done = finish(start([*COMMAND, *arguments, "--out", name], stdout=out, cwd=here))
+        assert done.returncode == 0, done.stderr
+    assert os.readlink("/dev/stdout") == before
+    written = path.read_text()
+    mark = '"sentence"' if arguments[0] == "embed" else "<!DOCTYPE html>"
+    assert written.count(mark) == (2 if mode == "a" else 1)
+    assert written.startswith("begun" if mode == "a" else ("{", "<!DOCTYPE"))
+    assert "/dev/" not in written.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["embed", "explore"])
+@pytest.mark.parametrize("name", ["m/model.safetensors", "m/config.json", "link/vocabulary.json"])
+def test_the_model_is_not_replaced(command, name, here, tmp_path, capsys):
+    (tmp_path / "m").symlink_to(here / "m")
+    place = tmp_path / name.replace("link", "m")
+    before = place.read_bytes()
+    assert cli.main([command, "m", "sea", "--out", str(place)]) == 1
+    assert "would replace a part of the model" in capsys.readouterr().err
+    assert place.read_bytes() == before
+
+
+def test_other_files_in_a_models_folder_are_written(here):
+    for _ in range(2):
+        assert cli.main(["embed", "m", "sea", "--out", "m/vectors.json"]) == 0
+    (here / "m" / "vectors.json").unlink()
+
+
+NO_RESULTS = [b"words", b"{}", b"[]", b"3", b'{"rows": [1]}', b"\xff", b"[" * 100_000]
+NO_ARRAYS = [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"]
+
+
+@pytest.mark.parametrize(
+    ("command", "content"), [("bench --load", x) for x in NO_RESULTS] + [("steps", x) for x in NO_ARRAYS]
+)
+def test_files_that_hold_no_results_or_arrays(command, content, tmp_path, capsys):
+    """The error mentions pickles only if there is one."""
+    (tmp_path / "a.npz").write_bytes(content)
+    assert cli.main([*command.split(), str(tmp_path / "a.npz")]) == 1
+    out, error = capsys.readouterr()
+    assert (out, "pickle" in error) == ("", False)
+    assert error.startswith(f"selfattn {command.split()[0]}: ")
+    assert ("holds no results of this benchmark" in error) == (command != "steps")
+
+
+@pytest.mark.parametrize("arguments", [[*TINY, "--json"], ["embed", "m", "sea", "--out"]])
+@pytest.mark.parametrize("place", ["no/such/x.json", "m"])
+def test_a_place_is_checked_before_the_work(arguments, place, here, monkeypatch, capsys):
+    def work(*_, **__):
+        raise AssertionError("it began to work")
+
+    monkeypatch.setattr("selfattn.benchmarks.app.Turns", work)
+    monkeypatch.setattr("selfattn.cli.models._load", work)
+    assert cli.main([*arguments, place]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert ("no such folder" if "/" in place else "a folder has the name of the file") in error
+
+
+def test_the_input_is_not_replaced(here, capsys):
+    before = (here / "t.txt").read_bytes()
+    assert cli.main(["embed", "m", "--file", "t.txt", "--out", "./t.txt"]) == 1
+    assert "would replace the sentences" in capsys.readouterr().err
+    assert (here / "t.txt").read_bytes() == before
+
+
+def test_a_page_replaces_pages_only(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    long = "é" * 125 + "x"  # 251 bytes
+    for name in ("mine", "MINE", long):
+        np.savez(tmp_path / f"{name}.{'NPZ' if name == 'MINE' else 'npz'}", query=X, key=X, value=X)
+    Path("MINE.NPZ.npz").rename("MINE.NPZ")
+    Path("mine.html").write_text("<p>a letter</p>")
+    assert cli.main(["steps", "mine.npz"]) == 1
+    assert "mine.html exists and is not a page of selfattn's" in capsys.readouterr().err
+    assert Path("mine.html").read_text() == "<p>a letter</p>"
+    assert cli.main(["steps", "mine.npz", "--out", "mine.html"]) == 0
+    assert cli.main(["steps", "mine.npz"]) == 0
+    assert cli.main(["steps", "MINE.NPZ"]) == 0
+    assert cli.main(["steps", f"{long}.npz"]) == 0
+    assert Path(f"{long[:-1]}.html").is_file()
+
+
+@pytest.mark.parametrize("arguments", [["xyzzy"], ["--xyzzy"], ["neve"], ["embed", "m", "--", "--flie"]])
+def test_no_suggestion_where_nothing_is_near(arguments, capsys, here):
+    cli.main(arguments)
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_stream_that_knows_no_terminals_is_none():
+    assert not any(streams.is_terminal(each) for each in (None, Minimal(), closed(), io.StringIO()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_half_file(number, tmp_path):
+    """Such a signal comes from a time limit, or from closing the terminal."""
+    script = """
+        import pathlib
+        import numpy as np
+        from selfattn import _disk
+        from selfattn.cli import app
+        def parts():
+            print("writing", flush=True)
+            while True:
+                yield np.ones((1, 3))
+        app._run = lambda arguments: _disk.write_rows(pathlib.Path(arguments[0]), parts(), 3, np.float32)
+        raise SystemExit(app.main())
+    """
+    process = start([*PYTHON, "-c", textwrap.dedent(script), tmp_path / "rows.npy"])
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(number)
+    done = finish(process)
+    assert done.returncode == 128 + number, done.stderr
+    assert list(tmp_path.iterdir()) == []

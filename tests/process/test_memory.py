@@ -62,7 +62,7 @@ CASES = {
     "d_v_differs_from_d_k": lambda: ((*inputs()[:2], normal(1, 8, 3072, 80)), {}),
     "causal_bfloat16": lambda: (tuple(x.astype(BFLOAT16) for x in inputs()), {"is_causal": True}),
     "every_option_at_once": lambda: ((*inputs(), np.linspace(-1.0, 0.0, 3072, dtype=np.float16)), EVERY_OPTION),
-    # 131,072 tokens of four heads of 64 take minutes, 65,536 with a window are in test_model_benchmarks.py. Without one, all pairs
+    # 131,072 tokens of four heads of 64 take minutes, 65,536 with a window are in test_benchmarks.py. Without one, all pairs
     # of a narrow head show what grows with L·S; many queries of few keys, and the reverse, what grows with either.
     "all_pairs": lambda: (inputs(length=131072, heads=1, width=8), {"is_causal": True}),
     "many_queries_of_few_keys": lambda: (tuple(normal(1, 8, n, 16) for n in (131072, 64, 64)), {}),

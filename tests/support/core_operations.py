@@ -5,9 +5,9 @@
 
 import numpy as np
 from bad_calls import BAD, BAD_PACKED, PACKED
-from bad_transformers import bad_calls, good_call
 from blocks import drawn as drawn_blocks
 from capsules import Library
+from drawn_transformers import bad_calls, good_call
 from drawn_transformers import drawn as drawn_transformer
 from inputs import BFLOAT16, OPTIONS, options_together, random_inputs
 from operations import KINDS, OPERATIONS, QKV, encoder, made, model_of, operation

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from covering import covering
+from inputs import covering
 
 import selfattn as sa
 from selfattn import nn, optim, training

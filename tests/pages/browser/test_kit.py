@@ -1,8 +1,14 @@
-"""The parts of the kit in Chromium, each alone on a page: drawings of numbers, keys, mouse, guesses."""
+"""The parts of the kit in Chromium, each alone on a page, and on the first screen, where they show the numbers of the steps."""
+
+import re
 
 import numpy as np
 import pytest
+from page_driver import cell, change, figures, strip
+from pages import bank, everything, illustrated, model
 
+from selfattn import attention_steps, views
+from selfattn.steps.layers import layer_steps
 from selfattn.views import document
 
 SCRIPT = """
@@ -154,3 +160,175 @@ def test_light_dark_and_larger(kit):
             )
         )
     assert len(looks) == 3
+
+
+def two(x):
+    return [f"{w:.2f}" for w in x]
+
+
+def test_what_attends_to_what_how_strongly_and_what_differs(visit):
+    """Check the first screen of two sentences, then with another word, number and scale."""
+    page = visit(views.steps_page(*bank("river"), compare=bank("finance")).html)
+    steps = [bank(name)[0] for name in ("river", "finance")]
+    for side in (0, 1):
+        assert figures(page, side) == two(steps[side].weights[1])  # bank, which both have, is marked
+        for role in ("query", "key", "value", "weights", "output"):
+            np.testing.assert_allclose(strip(page, role, side), getattr(steps[side], role), atol=0.0051)
+        np.testing.assert_allclose(strip(page, "scores", side), steps[side].masked_scores, atol=0.0051)
+    caption = page.locator(".sa-see figcaption").first
+    assert caption.inner_text() == "bank keeps 0.39 of itself and takes 0.32 from stream and 0.29 from mud."
+    lines = page.locator(".sa-out .sa-lines")
+    assert lines.get_attribute("aria-label") == (
+        "stream bank mud: 0.96, 0.31, 0.26; money bank loan: 0.30, 1.09, 0.18"
+    )
+    assert "Most different: number 1, by 0.78." in page.locator(".sa-out-text").inner_text()
+    words = page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-token")
+    words.nth(5).click()  # mud, at the right
+    assert figures(page) == two(steps[0].weights[2])
+    words.nth(0).hover()  # stream, at the left: which words take from it
+    assert figures(page) == two(steps[0].weights[:, 0])
+    taken = "From stream: stream takes 0.40, mud takes 0.38 and bank takes 0.32."
+    assert caption.inner_text().startswith(taken)
+    page.locator(".sa-strip .sa-is-output[data-side='1'] td.sa-tinted").nth(4).hover()
+    name, formula, result = re.split(" = | ≈ ", page.locator(".sa-sums").inner_text())
+    assert name == "output[bank, 1]" and formula.count("·") == 3
+    # three products of numbers below 1.5, each written with four decimals
+    assert eval(formula.replace("·", "*")) == pytest.approx(steps[1].output[1, 1], abs=5e-4)
+    assert float(result) == pytest.approx(steps[1].output[1, 1], abs=5.1e-5)
+    assert page.locator(".sa-strip .sa-is-weights[data-side='1'] td.sa-from").count() == 3
+    assert page.locator(".sa-strip .sa-is-value[data-side='1'] td.sa-from").count() == 3
+    words.nth(4).click()
+    page.mouse.move(0, 0)
+    for value, button in ((1.0, "1"), (0.0, "0")):
+        page.locator(".sa-knobs").get_by_role("button", name=button, exact=True).click()
+        exps = np.exp(steps[0].scores[1] * value)
+        assert figures(page) == two(exps / exps.sum())
+    page.locator("[data-do=reset]").click()
+    assert figures(page) == two(steps[0].weights[1])
+    x = steps[0].inputs.copy()
+    place = page.locator(".sa-strip .sa-is-inputs[data-side='0'] td.sa-tinted").nth(0)
+    place.focus()
+    page.keyboard.press("-")
+    x[0, 0] -= 0.1
+    p = steps[0].parameters
+    moved = layer_steps(x, p.W_query, p.W_key, p.W_value)
+    assert figures(page) == two(moved.weights[1])
+    assert page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-ghost").get_attribute(
+        "d"
+    )  # the row before the change
+    np.testing.assert_allclose(strip(page, "output"), moved.output, atol=0.0051)
+    assert cell(page, "inputs", "inputs", 0, 0).inner_text() == "1.1"  # and in the details
+
+
+def test_the_dock_shows_an_edit_while_details_scroll_and_a_matrix_opens_its_stage(visit):
+    page = visit(views.steps_page(*illustrated()).html, unfold=False, height=500)
+    assert page.locator(".sa-stage[data-closed]").count() == page.locator(".sa-stage").count()
+    assert not page.locator(".sa-dock-inside").is_visible()
+    page.locator(".sa-strip-head").nth(4).click()
+    stage = page.locator("[data-stage=scores]")
+    assert stage.get_attribute("data-closed") is None
+    page.wait_for_selector(".sa-dock-inside", state="visible")
+    assert stage.locator(".sa-fold").evaluate("b => b === document.activeElement && b.ariaExpanded") == "true"
+    page.locator("[data-stage=masked_scores] .sa-fold").click()
+    cell(page, "masked_scores", "mask", 0, 1).click()
+    exps = np.exp(illustrated()[0].scores[0]) * [1, 0, 1]
+    page.locator(".sa-dock .sa-token.sa-to").nth(0).click()
+    assert figures(page, where=".sa-dock") == two(exps / exps.sum())
+    assert page.locator(".sa-dock-inside").bounding_box()["height"] < 125
+    dock, row = (page.locator(name).bounding_box() for name in (".sa-dock-inside", ".sa-bar"))
+    assert dock["y"] == 0 and abs(row["y"] - dock["height"]) <= 2  # no element covers another
+
+
+def test_heads_and_blocks_have_tabs_and_pages_have_tabs(visit):
+    steps, tokens = everything()
+    page = visit(views.steps_page(steps, tokens).html)
+    for h in (1, 0):
+        page.locator(".sa-knobs .sa-tabs button").nth(h).click()
+        np.testing.assert_allclose(strip(page, "weights"), steps.dropped_weights[h], atol=0.0051)
+        np.testing.assert_array_equal(strip(page, "mask"), steps._call.allowed[h])
+    np.testing.assert_allclose(strip(page, "result"), steps.norm, atol=0.0051)
+    made, words = model()
+    page = visit(views.join_pages([views.steps_page(*illustrated()), views.steps_page(made, words)], "Two").html,
+                 fragment="#view=2&stage=block1.scores&row=2")  # fmt: skip
+    tabs = page.locator("[role=tab]")
+    assert [tabs.nth(n).get_attribute("aria-selected") for n in (0, 1)] == ["false", "true"]
+    shown = page.locator(".sa-steps:not([data-hidden])")
+    assert shown.count() == 1
+    for n in (1, 0):
+        shown.locator(".sa-knobs .sa-tabs button").nth(n).click()
+        np.testing.assert_allclose(strip(shown, "weights"), made.blocks[n].weights, atol=0.0051)
+    tabs.nth(1).focus()
+    page.keyboard.press("ArrowLeft")
+    assert tabs.nth(0).get_attribute("aria-selected") == "true"
+    page.emulate_media(media="print")
+    assert page.locator(".sa-steps >> visible=true").count() == 2
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_without_scripts_there_is_a_picture_and_every_table(visit, scripts):
+    html = views.steps_page(*bank("river"), compare=bank("finance")).html
+    page = visit(html, java_script_enabled=scripts, unfold=scripts)
+    still = page.locator(".sa-still svg")
+    assert still.count() == (0 if scripts else 1)
+    assert page.locator("[data-stage=weights] table").first.is_visible()
+    if not scripts:
+        text = still.locator("text").all_text_contents()
+        assert {"stream", "bank", "loan", *two(bank("river")[0].weights[1])} <= set(text)
+        assert page.locator(".sa-still").inner_text().startswith("Look for this:")
+
+
+def test_rows_without_keys_and_crossed_texts(visit):
+    """Two queries, three keys; the second query sees none of them."""
+    mask = np.array([[True, True, False], [False, False, False]])
+    steps = attention_steps(
+        np.eye(2), np.array([[1.0, 2.0], [0.0, 0.0], [9.0, 1.0]]), np.arange(6.0).reshape(3, 2), mask
+    )
+    page = visit(views.steps_page(steps, ["a", "b"], key_tokens=["x", "y", "z"]).html)
+    words = page.locator(".sa-see .sa-token")
+    assert words.all_text_contents() == ["x", "y", "z", "a", "b"]
+    caption = page.locator(".sa-see figcaption")
+    assert re.fullmatch(r"a takes 0\.\d\d from x and 0\.\d\d from y\.", caption.inner_text())
+    words.nth(4).click()
+    assert caption.inner_text() == "b sees no word: its output is zeros."
+
+
+def test_the_first_screen_of_an_exercise_hides_the_answers(visit):
+    page = visit(views.steps_page(*illustrated(), exercise=True).html)
+    assert "?" in figures(page)
+    assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() > 10
+    assert page.locator(".sa-lines circle").count() == 0
+    page.locator("[data-do='reveal all']").click()
+    assert "?" not in figures(page)
+    assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() == 0
+
+
+def test_legends_follow_an_edit(visit):
+    page = visit(views.steps_page(*illustrated()).html)
+    legend = page.locator("[data-stage=scores] .sa-legend")
+    assert legend.inner_text().split() == ["Colours", "of", "scores:", "0", "8", "16"]
+    change(page, "inputs", "inputs", 0, 0, "-20")
+    largest = page.locator("[data-stage=scores] table[data-node=scores]").first.evaluate(
+        "t => Math.max(...[...t.querySelectorAll('tbody td')].map(c => Math.abs(Number(c.textContent))))"
+    )
+    assert float(legend.inner_text().split()[-1]) == largest > 16
+    assert float(legend.inner_text().split()[3]) == -largest
+    page.locator("[data-do=reset]").click()
+    assert legend.inner_text().split() == ["Colours", "of", "scores:", "0", "8", "16"]
+
+
+def test_page_4_switches_between_rounded_and_real_weights(visit):
+    page = visit(views.tutorial_page("illustrated").html)
+    steps = illustrated()[0]
+    np.testing.assert_allclose(strip(page, "output")[0], [2, 7, 1.5], atol=1e-9)  # as the tutorial prints
+    change(page, "inputs", "inputs", 0, 0, "2")
+    np.testing.assert_allclose(strip(page, "weights"), [[0, 0.5, 0.5], [0, 1, 0], [0, 0.9, 0.1]])
+    page.get_by_role("button", name="real softmax").click()
+    x = steps.inputs.copy()
+    x[0, 0] = 2
+    p = steps.parameters
+    moved = layer_steps(x, p.W_query, p.W_key, p.W_value, scale=1.0)
+    np.testing.assert_allclose(strip(page, "weights"), moved.weights, atol=0.0051)
+    np.testing.assert_allclose(strip(page, "output"), moved.output, atol=0.0051)
+    page.get_by_role("button", name="rounded as printed").click()
+    page.locator("[data-do=reset]").click()
+    np.testing.assert_allclose(strip(page, "output")[0], [2, 7, 1.5], atol=1e-9)
