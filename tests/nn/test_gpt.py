@@ -1,4 +1,4 @@
-"""nn.GPT: the numbers of plain NumPy, gradients, generation. test_cli_gpt.py loads one as GPT-2; drawn folders compare GPT-2."""
+"""nn.GPT: the numbers of plain NumPy, gradients, generation. test_cli_language.py loads one as GPT-2; drawn folders compare GPT-2."""
 
 import copy
 import functools
