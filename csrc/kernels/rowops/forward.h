@@ -7,7 +7,7 @@
  *     softmax       4 + |x − max|/2, from rounding x − max; also log_softmax, where it is absolute near 0
  *     layer_norm    4 of the larger of |result| and |bias|, for any mean
  *     rms_norm      3
- * Norms of rows whose squares overflow or underflow have the same errors: tests/rowops/test_extreme_rows.py.
+ * Norms of rows whose squares overflow or underflow have the same errors: tests/rowops/test_rows.py.
  *     gelu          6 in both tails, for results ≥ FLT_MIN; 'tanh': 4 + 3·|2u| for negative x
  * NaN makes its row NaN (GELU, rotary: its element). A softmax row with +inf, or with −inf alone, is NaN. */
 
