@@ -111,14 +111,12 @@ def _meaning(
         options["block_mask"] = BlockMask.from_documents(rule["documents"](rows), rule["documents"](keys))
     if attention_mask is not None:
         kept = attention_mask[:, kv_offset : kv_offset + length]
-        if kept.shape[1] < length or not kept.all():
-            lengths = kept.sum(-1, keepdim=True)
-            if torch.equal(kept, torch.arange(kept.shape[1]) < lengths):
-                options["key_lengths"] = lengths
-            else:
-                options["attn_mask"] = torch.nn.functional.pad(kept, (0, length - kept.shape[1]))[
-                    :, None, None
-                ]
+        lengths = kept.sum(-1, keepdim=True)
+        if not torch.equal(kept, torch.arange(kept.shape[1]) < lengths):
+            kept = torch.nn.functional.pad(kept, (0, length - kept.shape[1]))
+            options["attn_mask"] = kept[:, None, None]
+        elif bool((lengths < length).any()):
+            options["key_lengths"] = lengths
     return options, length
 
 
@@ -162,7 +160,8 @@ def _attention(
 ) -> tuple[Any, Any]:  # fmt: skip
     """Compute a module's attention: the output, (batch, queries, heads, width), and the weights if they are wanted."""
     rows, columns = query.shape[2], key.shape[2]
-    length, options = columns, {"attn_mask": attention_mask}
+    length = columns
+    options: dict[str, Any] = {"attn_mask": attention_mask}
     if isinstance(attention_mask, _Mask):
         if "added" in vars(attention_mask) or attention_mask.shape[2:] != (rows, columns):
             options["attn_mask"] = attention_mask.added
@@ -193,40 +192,35 @@ def _attention(
         "attn_mask": mask, "scale": scaling, "softcap": softcap, "sinks": s_aux, "return_weights": wanted,
         "enable_gqa": key.shape[1] != query.shape[1],
     }  # fmt: skip
-    if dropout or not _are_arrays(query, key, value, *options.values()):
+    if dropout or not _are_arrays(query, key, value):
         found = scaled_dot_product_attention(query, key, value, dropout_p=dropout, **options)
         out, weights = found if wanted else (found, None)
         out = out.transpose(1, 2).contiguous()
     else:
         out = query.new_empty((query.shape[0], rows, query.shape[1], value.shape[3]))
-        given: dict[str, Any] = {
-            **options,
-            "query": query,
-            "key": key,
-            "value": value,
-            "out": out.transpose(1, 2),
-        }
-        given = {name: memory(x) if isinstance(x, torch.Tensor) else x for name, x in given.items()}
-        found = _core.scaled_dot_product_attention(**given, num_threads=_threads())
+        array = memory if query.dtype is torch.bfloat16 else torch.Tensor.numpy
+        tensors = (array(x) for x in (query, key, value, out.transpose(1, 2)))
+        given = {name: memory(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        given |= zip(("query", "key", "value", "out"), tensors, strict=True)
+        found = _core.scaled_dot_product_attention(**given, num_threads=_threads())  # type: ignore[arg-type]
         weights = _tensor(found[1]) if wanted else None
     if wanted and length < columns:
         weights = torch.nn.functional.pad(weights, (0, columns - length))
     return out, weights
 
 
-def _are_arrays(query: Any, key: Any, value: Any, *others: Any) -> bool:
+def _are_arrays(query: Any, key: Any, value: Any) -> bool:
     """Return whether the core may read a call's tensors itself, which saves the operator's time.
 
     It may not where anything differentiates, traces or watches the call, nor where the operator's errors are due.
     """
-    tracing = (
-        torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
-    )
-    tensors = (query, key, value, *(x for x in others if isinstance(x, torch.Tensor)))
-    keeps = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return (
-        not (tracing or keeps or torch._C._functorch.peek_interpreter_stack())
-        and all(type(x) in (torch.Tensor, torch.nn.Parameter) and x.is_cpu for x in tensors)
-        and query.dtype is key.dtype is value.dtype
-        and query.shape[0] == key.shape[0] == value.shape[0]
+    return not (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack()
+    ) and all(
+        type(x) is torch.Tensor and x.is_cpu and x.dtype is query.dtype and len(x) == len(query)
+        for x in (query, key, value)
     )
