@@ -98,8 +98,8 @@ def test_code_in_markdown(path, tmp_path, monkeypatch):
     namespace, text = {"__name__": "__example__"}, path.read_text(encoding="utf-8")
     for block in re.finditer(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         line, code = text.count("\n", 0, block.start(1)), block[1]
-        imported = re.findall(r"^ *(?:import|from) (\w+)", code, re.MULTILINE)
-        if not all(map(importlib.util.find_spec, imported)):
+        imported = re.findall(r"^ *(?:import|from) ([\w.]+)", code, re.MULTILINE)
+        if not all(importlib.util.find_spec(EXTRAS.get(name, name).partition(".")[0]) for name in imported):
             continue  # a library is missing; blocks without it do not depend on this one
         if ">>> " in code:
             run_examples(code, path.name, namespace, path, line)
