@@ -8,9 +8,9 @@ import pickle
 import numpy as np
 import pytest
 from architectures import CONFIGS, PICTURES, VOCABULARY, class_of
+from hostile import safetensors_file
 from instruction_sets import ISAS, using
 from rounded import bits, from_bits, from_int8, int8, rounded_rows
-from safetensors_headers import hostile
 
 import selfattn as sa
 from selfattn import _core, models
@@ -339,7 +339,7 @@ def write_safetensors(path, arrays, code):
     for key, array in arrays.items():
         header[key] = {"dtype": code, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
-    path.write_bytes(hostile(header, b"".join(array.tobytes() for array in arrays.values())))
+    path.write_bytes(safetensors_file(header, b"".join(array.tobytes() for array in arrays.values())))
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", *KINDS])

@@ -5,8 +5,8 @@ import struct
 
 import numpy as np
 import pytest
+from hostile import HOSTILE, entry, safetensors_file
 from refusals import refusals
-from safetensors_headers import HOSTILE, entry, hostile
 
 from selfattn import models
 
@@ -134,7 +134,7 @@ POINTER = (
 )
 PAGE = "\n<!DOCTYPE html><html><title>404</title></html>"
 ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "some/model"}'
-FLOATS8 = hostile({"x": entry(0, 1, (1,), "F8_E4M3")}, b"0")
+FLOATS8 = safetensors_file({"x": entry(0, 1, (1,), "F8_E4M3")}, b"0")
 
 test_files_that_are_damaged_or_lacking_or_not_what_they_seem = refusals(
     (lambda f: (f / "config.json").unlink(), FileNotFoundError, r"config\.json"),
@@ -214,7 +214,7 @@ def test_a_tensor_between_two_words_is_copied(folder):
     header, data = content[8 : 8 + size].rstrip(), content[8 + size :]
     expected = models.load(folder).state_dict()
     for more in range(4):
-        (folder / WEIGHTS).write_bytes(hostile(header + b" " * more, data))
+        (folder / WEIGHTS).write_bytes(safetensors_file(header + b" " * more, data))
         for name, array in models.load(folder).parameters().items():
             assert array.flags.aligned
             np.testing.assert_array_equal(array, expected[name])

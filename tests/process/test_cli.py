@@ -155,7 +155,7 @@ def test_show_config(capsys):
     assert sa.show_config() is None
     assert capsys.readouterr().out == config.format_config(facts) + "\n"
     with pytest.raises(ValueError, match="mode"):
-        sa.show_config("yaml")  # type: ignore[call-overload]
+        sa.show_config("yaml")
 
 
 @pytest.mark.parametrize(

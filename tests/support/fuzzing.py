@@ -22,9 +22,9 @@ from typing import NamedTuple
 import fuzzing_language as language
 import ml_dtypes  # noqa: F401 registers "bfloat16"
 import numpy as np
+import text_folders
 from hostile import (
     SENTENCE,
-    Read,
     change_bytes,
     change_json,
     change_safetensors,
@@ -39,21 +39,13 @@ from hostile import (
     use,
 )  # fmt: skip
 from hostile_gguf import change_gguf
-from text_folders import (  # fmt: skip
-    VOCABULARY,
-    WORDS,
-    add_pipeline,
-    make_tokenizer,
-    old_pooling,
-    random_dense,
-    write_json,
-)
 
 from selfattn import _disk, files, models, nn, training
 from selfattn.cli.app import main as command
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk takes longer than what is tested
+VOCABULARY = text_folders.VOCABULARY
 CORPUS = Path(__file__).parents[1] / "fuzz" / "corpus"
 
 
@@ -61,7 +53,7 @@ class Target(NamedTuple):
     """One way to read a file."""
 
     seeds: Callable[[], list[bytes]]  # valid contents
-    read: Read  # reads a content in its own folder
+    read: Callable[[Path, bytes], None]  # reads a content in its own folder
     mutate: Callable[[bytes, random.Random], bytes]
 
 
@@ -116,8 +108,8 @@ def saved(n=0, kind=""):
         folder = Path(name)
         models.save(model, folder)
         if hasattr(model, "encode"):
-            (folder / "tokenizer.json").write_text(make_tokenizer().to_str())
-            write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+            (folder / "tokenizer.json").write_text(text_folders.make_tokenizer().to_str())
+            text_folders.write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
         return contents(folder)
 
 
@@ -162,7 +154,7 @@ def tokenizers_of_all_kinds():
     pieces.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     pairs = tokenizers.Tokenizer(kinds.BPE({"t": 0, "h": 1, "th": 2, "e": 3}, [("t", "h")]))
     pairs.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
-    return [each.to_str().encode() for each in (make_tokenizer(), level, pieces, pairs)]
+    return [each.to_str().encode() for each in (text_folders.make_tokenizer(), level, pieces, pairs)]
 
 
 # A folder's small files in one: {path: content}.
@@ -177,13 +169,15 @@ def piped():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         put(folder, saved())
-        add_pipeline(folder, old_pooling("mean"), dense=random_dense(8), normalize=True)
-        write_json(folder / "3_Normalize" / "config.json", {})
-        write_json(folder / "special_tokens_map.json", {"cls_token": "[CLS]"})
+        text_folders.add_pipeline(
+            folder, text_folders.old_pooling("mean"), dense=text_folders.random_dense(8), normalize=True
+        )
+        text_folders.write_json(folder / "3_Normalize" / "config.json", {})
+        text_folders.write_json(folder / "special_tokens_map.json", {"cls_token": "[CLS]"})
         sentence = {
             "prompts": {"query": "query: "}, "default_prompt_name": "query", "similarity_fn_name": "cosine", "truncate_dim": 4,
         }  # fmt: skip
-        write_json(folder / "config_sentence_transformers.json", sentence)
+        text_folders.write_json(folder / "config_sentence_transformers.json", sentence)
         return contents(folder)
 
 
@@ -242,7 +236,9 @@ TRAINING = {"epochs": 1, "batch_size": 1, "rng": 0, "log_every": None, "progress
 
 
 def a_training():
-    model = nn.EmbeddingModel(WhitespaceTokenizer.train(SENTENCES), len(WORDS), 4, max_seq_len=16, rng=0)
+    model = nn.EmbeddingModel(
+        WhitespaceTokenizer.train(SENTENCES), len(text_folders.WORDS), 4, max_seq_len=16, rng=0
+    )
     return nn.ProxyTask(model), [tuple(SENTENCES), tuple(reversed(SENTENCES))]
 
 

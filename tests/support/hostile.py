@@ -1,16 +1,14 @@
-"""Hostile changes to the contents of files, and what the targets of `fuzzing` share."""
+"""Hostile contents of files: changes, headers of safetensors, and what the targets of `fuzzing` share."""
 
 import contextlib
 import copy
 import io
 import json
+import struct
 import warnings
 import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 SENTENCE = "the sea was calm"
-Read = Callable[[Path, bytes], None]
 
 NUMBERS = [
     0, 1, -1, 2, 3, 7, 8, 255, 256, 65535, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, -(2**63),
@@ -212,3 +210,37 @@ def use(function, *arguments):
     except ValueError as error:
         if type(error) is not ValueError:
             raise
+
+
+def safetensors_file(header, data=b"\0" * 64, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(begin, end, shape=(16,), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+HOSTILE = [
+    b"",
+    b"\0\0\0",
+    struct.pack("<Q", 2**63),
+    safetensors_file({}, length=2**40),
+    safetensors_file(b"not json"),
+    safetensors_file(b"{" * 10_000),
+    safetensors_file({"a": 3}),
+    safetensors_file({"a": entry(0, 128)}),  # beyond the end
+    safetensors_file({"a": entry(-64, 0)}),
+    safetensors_file({"a": entry(64, 0)}),
+    safetensors_file({"a": entry(0, 64, (2**62, 8))}),  # a product beyond 64 bits
+    safetensors_file({"a": entry(0, 64, (-4, -4))}),
+    safetensors_file({"a": entry(0, 60)}),  # fewer bytes than the shape needs
+    safetensors_file({"a": entry(0, 64), "b": entry(0, 64)}),  # two tensors overlap
+    safetensors_file({"a": entry(0, 64), "b": entry(32, 96)}, b"\0" * 96),
+    safetensors_file({"a": entry(8, 72)}, b"\0" * 72),  # a hole before the tensor
+    safetensors_file({"a": entry(0, 64)}, b"\0" * 80),  # more bytes than the header says
+    safetensors_file({"a": entry(0, 64, dtype="F33")}),
+    safetensors_file(b'{"a": {"dtype": "F32", "shape": [16]}}'),
+    b"\x80\x02}q\x00." + b"\0" * 64,  # a pickle
+    safetensors_file({"__metadata__": {"a": 1}}),
+]

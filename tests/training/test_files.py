@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile import HOSTILE, entry, safetensors_file
 from refusals import refusals
-from safetensors_headers import HOSTILE, entry, hostile
 
 from selfattn import _disk, attention_steps, files, models, nn
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
@@ -214,7 +214,7 @@ test_hostile_files = refusals(
         (json.dumps([*"0123456789"]).encode(), "has 10 tokens, more than vocab_size 9"),
     )),
     *(({"model.safetensors": content}, r"model\.safetensors") for content in (
-        *HOSTILE, hostile({"x": entry(0, 0, (2**62, 4))}, b""), hostile({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8),
+        *HOSTILE, safetensors_file({"x": entry(0, 0, (2**62, 4))}, b""), safetensors_file({"x": entry(0, 8, (8,), "F8_E4M3")}, b"\0" * 8),
     )),
     given="saved", call=load_with,
 )  # fmt: skip
