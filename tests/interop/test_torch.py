@@ -16,7 +16,7 @@ OPTIONS = {
     "plain": {}, "causal": {"is_causal": True}, "window": {"causal": "lower_right", "window": (3, None)},
     "scores": {"scale": 0.3, "softcap": 2.0, "sinks": torch.tensor([0.5, -1.0, 0.0, 2.0])},
     "lengths": {"key_lengths": torch.tensor([[5], [9]]), "alibi_slopes": [0.5, 0.25, 0.1, 0.0]},
-    "dropout": {"dropout_p": 0.3, "rng": 2**64 - 5},
+    "dropout": {"dropout_p": 0.3, "rng": 2**64 - 5}, "grouped": {"enable_gqa": True},
     "documents": {"block_mask": sa.BlockMask.from_documents([0] * 3 + [1] * 4, [0] * 4 + [1] * 5)},
 }  # fmt: skip
 
@@ -31,7 +31,7 @@ def inputs(dtype=torch.float32, key_heads=4, grad=True):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_bits_are_those_of_the_plain_call(name, dtype):
-    options, (q, k, v) = OPTIONS[name], inputs(dtype)
+    options, (q, k, v) = OPTIONS[name], inputs(dtype, 2 if name == "grouped" else 4)
     arrays = [memory(x) for x in (q, k, v)]
     assert [x.ctypes.data for x in arrays] == [x.data_ptr() for x in (q, k, v)]  # no copies
     plain = {key: np.asarray(x) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
@@ -49,15 +49,18 @@ def test_the_bits_are_those_of_the_plain_call(name, dtype):
     assert [memory(x).tobytes() for x in (out, *results)] == [x.tobytes() for x in (expected[0], *expected)]
 
 
-def test_gradcheck():
-    shapes = (4, 7, 9), (4,), (4,)
+def test_first_derivatives_are_right_and_second_ones_refused():
     qkv = [x.double().detach().requires_grad_() for x in inputs()]
-    others = [torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    options = {"softcap": 3.0, "window": (5, 3), "return_lse": True}
-    assert torch.autograd.gradcheck(
-        lambda *x: scaled_dot_product_attention(*x[:4], sinks=x[4], alibi_slopes=x[5], **options),
-        (*qkv, *others),
-    )
+    shapes, options = ((4, 7, 9), (4,), (4,)), {"softcap": 3.0, "window": (5, 3), "return_lse": True}
+    every = (*qkv, *(torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes))
+
+    def call(*x):
+        return scaled_dot_product_attention(*x[:4], sinks=x[4], alibi_slopes=x[5], **options)
+
+    assert torch.autograd.gradcheck(call, every)
+    (grad,) = torch.autograd.grad(call(*every)[0].sum(), qkv[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second ones"):
+        grad.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,9 +87,7 @@ def test_compile_and_export():
             return scaled_dot_product_attention(*tensors, **options, return_weights=True)
 
     arguments, model, found = (*inputs(), torch.randn(7, 9, requires_grad=True)), Model(), []
-    compiled = torch.compile(
-        model, fullgraph=True, backend="aot_eager"
-    )  # inductor would run its C++ compiler
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")  # others run a C++ compiler
     for each in (model, compiled, torch.export.export(model, arguments).module()):
         torch.manual_seed(0)  # dropout's
         out, weights = each(*arguments)
@@ -121,29 +122,6 @@ def test_seeds_and_threads_are_pytorchs(monkeypatch):
     assert (seeds[0] == seeds[1] != seeds[2], asked[0]["num_threads"]) == (True, 1)
 
 
-@pytest.mark.parametrize(("change", "options", "text"), [
-    (lambda k: k.to("meta"), {}, "key is on meta; selfattn computes on the CPU: give key.cpu()"),
-    (torch.clone, {"sinks": torch.zeros(4, device="meta")}, "sinks is on meta; selfattn computes on the CPU"),
-    (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
-    (lambda k: k.double(), {}, "query is torch.float32, but key is torch.float64: give key.to(query.dtype)"),
-    (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
-    (torch.clone, {"window": 3}, "window must be (left, right)"), (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
-    (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
-])  # fmt: skip
-def test_other_tensors_and_options_are_refused(change, options, text):
-    q, k, v = inputs(grad=False)
-    with pytest.raises((TypeError, ValueError)) as caught:
-        scaled_dot_product_attention(q, change(k), v, **options)
-    assert text in str(caught.value)
-
-
-def test_second_derivatives_are_refused():
-    q, k, v = inputs()
-    (grad,) = torch.autograd.grad(scaled_dot_product_attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second ones"):
-        grad.sum().backward()
-
-
 LAYER = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0}
 MODULES = {
     "chain": lambda: nn.Sequential(nn.Linear(8, 6, bias=False), nn.SiLU(), nn.LayerNorm(6, 0.1), nn.Sequential(nn.Linear(6, 2))),
@@ -172,13 +150,22 @@ def test_shared_parameters_stay_shared_and_modes_are_kept():
     assert (layer[1].p, layer[1].training, layer.training, layer[0].padding_idx) == (0.25, False, True, 2)
 
 
-@pytest.mark.parametrize(("module", "text"), [
-    (lambda: nn.Transformer(8, 2, 1, 1, batch_first=True), "convert its encoder and its decoder"),
-    (lambda: nn.Sequential(nn.Conv1d(2, 2, 1)), "no layer for a torch.nn.modules.conv.Conv1d"),
-    (lambda: nn.Embedding(3, 2, max_norm=1.0), "Embedding has no max_norm, which is 1.0 here"),
-    (lambda: nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU("tanh")), "activation of a TransformerEncoderLayer must be"),
-    (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), "ParametrizedLinear"),
+@pytest.mark.parametrize(("change", "options", "text"), [
+    (lambda k: k.to("meta"), {}, "key is on meta; selfattn computes on the CPU: give key.cpu()"),
+    (torch.clone, {"sinks": torch.zeros(4, device="meta")}, "sinks is on meta; selfattn computes on the CPU"),
+    (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
+    (lambda k: k.double(), {}, "query is torch.float32, but key is torch.float64: give key.to(query.dtype)"),
+    (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
+    (torch.clone, {"window": 3}, "window must be (left, right)"), (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
+    (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
+    (nn.Transformer(8, 2, 1, 1, batch_first=True), None, "convert its encoder and its decoder"),
+    (nn.Sequential(nn.Conv1d(2, 2, 1)), None, "no layer for a torch.nn.modules.conv.Conv1d"),
+    (nn.Embedding(3, 2, max_norm=1.0), None, "Embedding has no max_norm, which is 1.0 here"),
+    (nn.TransformerEncoderLayer(**LAYER, activation=nn.GELU("tanh")), None, "activation of a TransformerEncoderLayer must be"),
+    (nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), None, "ParametrizedLinear"),
 ])  # fmt: skip
-def test_what_layers_lack_is_refused_by_name(module, text):
-    with pytest.raises((TypeError, ValueError), match=text):
-        from_torch(module())
+def test_what_is_not_supported_is_refused_by_name(change, options, text):
+    q, k, v = inputs(grad=False)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        from_torch(change) if options is None else scaled_dot_product_attention(q, change(k), v, **options)
+    assert text in str(caught.value)
