@@ -429,15 +429,16 @@ class Pretrained(Module):
         names = {field: f"{self.layer_name}{n}.{own}" for field, own in self._fields(n).items()}
         factors = {field: f"{self.layer_name}{n}.{own}" for field, own in self.factors.items()}
         found: dict[str, Any] = {}
-        for field, name in names.items():
+        together = list(names.values())
+        for place, (field, name) in enumerate(names.items()):
             if field not in shapes:
                 found[field] = self._norm(p, name)
                 continue
-            (out, into), together = shapes[field], [each for each in names if names[each] == name]
-            begin = out * together.index(field)
-            rows = slice(begin, begin + out) if len(together) > 1 else ALL
+            (out, into), count = shapes[field], together.count(name)
+            begin = out * (place - together.index(name))
+            rows = slice(begin, begin + out) if count > 1 else ALL
             factor, bias = factors.get(field), field not in self.unbiased
-            found[field] = p.projection(name, out * len(together), into, bias, rows, factor)
+            found[field] = p.projection(name, out * count, into, bias, rows, factor)
         for factor in factors.values():
             p.array(factor, d)
         more = self._options(n, longest, found["feed_forward_norm"].weight.dtype)
