@@ -200,7 +200,10 @@ class GPT(Module):
 
     @repeats(forward)
     def vjp(self, ids: npt.ArrayLike | Sequence[npt.ArrayLike]) -> tuple[Any, Pullback]:
-        """Compute the logits and their pullback, ``dy -> grads``, with ``dy`` like the logits. The pullback uses the same dropout."""
+        """Compute the logits and their pullback, ``dy -> grads``, with ``dy`` like the logits: ids have no gradient.
+
+        The pullback uses the same dropout.
+        """
         call = _Call(self, ids)
         logits, back = call.vjp()
         y = call.unpacked(logits)
