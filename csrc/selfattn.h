@@ -107,8 +107,8 @@ typedef struct {
     const sa_block_mask *block_masks; /* a pair is open if all of them open it */
     int block_mask_count;
 
-    ptrdiff_t first_head;  /* the number of the first head, for dropout */
-    double scale, softcap; /* softcap 0: no cap */
+    ptrdiff_t first_head, first_query, first_key; /* where the call is in larger arrays, for dropout; a key's is 4·n */
+    double scale, softcap;                        /* softcap 0: no cap */
     bool causal;
     ptrdiff_t diagonal;                  /* query i has the position of key i + diagonal */
     ptrdiff_t window_left, window_right; /* SA_UNBOUNDED: no bound */

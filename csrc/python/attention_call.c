@@ -47,7 +47,7 @@ static void start(sa_call *c, PyObject *module, int function) {
     a->lse.m.data = a->weights.m.data = a->stats.m.data = NULL;
     a->softcap = a->dropout_p = 0;
     a->causal = false;
-    a->diagonal = a->first_head = 0;
+    a->diagonal = a->first_head = a->first_query = a->first_key = 0;
     a->window_left = a->window_right = SA_UNBOUNDED;
     a->seed = 0;
     a->watch = NULL;
@@ -351,6 +351,26 @@ static int read_causal(void *call, PyObject *value, const char *name, void *to) 
     *causal = true;
     c->lower_right = lower_right;
     c->a.diagonal = lower_right ? c->a.S - c->a.L : 0;
+    return 0;
+}
+
+/* Reads the place of a call's heads, queries and keys in larger arrays, (diagonal, first_head, first_query, first_key). */
+static int read_place(void *call, PyObject *value, const char *name, void *to) {
+    sa_attention *a = &((sa_call *)call)->a;
+    const long long far = 1LL << 48; /* no sum of two overflows */
+    long long diagonal, head, query, key;
+    (void)to;
+    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "LLLL", &diagonal, &head, &query, &key) || diagonal < -far ||
+        diagonal > far || head < 0 || query < 0 || key < 0 || head > far || query > far || key > far || key % 4 != 0) {
+        return sa_error(PyExc_ValueError,
+                        "%s must be (diagonal, first_head, first_query, first_key), the last a multiple of 4, "
+                        "got %R",
+                        name, value);
+    }
+    a->diagonal = (ptrdiff_t)diagonal;
+    a->first_head = (ptrdiff_t)head;
+    a->first_query = (ptrdiff_t)query;
+    a->first_key = (ptrdiff_t)key;
     return 0;
 }
 

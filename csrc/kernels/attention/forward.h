@@ -133,7 +133,7 @@ SA_ONCE void FN(exp_careful)(const sa_block *b, FN(scratch) * s, ptrdiff_t first
 SA_ONCE void FN(drop)(const sa_attention *a, FN(scratch) * s, real *P, ptrdiff_t first, ptrdiff_t n, int nv) {
     const double least = rint(a->dropout_p * 4294967296.0);
     if (least < 4294967296.0) {
-        FN(pass_dropout)(P, first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
+        FN(pass_dropout)(P, a->first_key + first, n, nv, a->seed, (uint32_t)least, s->index, s->head_lo, s->head_hi, s->words);
     } else {
         for (ptrdiff_t i = 0; i < n * nv * SA_LANES; i += SA_LANES) {
             V(store)(P + i, V(min)(V(set1)(0), V(load)(P + i)));
@@ -346,7 +346,7 @@ SA_INLINE void FN(start_rows_here)(const sa_block *b, FN(scratch) * s, int nv) {
         const int words = (nv * SA_LANES + SA_U32_LANES - 1) / SA_U32_LANES * SA_U32_LANES;
         for (int r = 0; r < words; ++r) {
             const int from = r < rows->count ? r : 0;
-            s->index[r] = (uint32_t)rows->index[from];
+            s->index[r] = (uint32_t)(a->first_query + rows->index[from]);
             s->head_lo[r] = (uint32_t)rows->head[from];
             s->head_hi[r] = (uint32_t)(rows->head[from] >> 32);
         }
