@@ -354,24 +354,11 @@ static int read_causal(void *call, PyObject *value, const char *name, void *to) 
     return 0;
 }
 
-/* Reads the place of a call's heads, queries and keys in larger arrays, (diagonal, first_head, first_query, first_key). */
+/* Reads where a call is in larger arrays, for callers that cut them: (diagonal, first head, first query, first key). */
 static int read_place(void *call, PyObject *value, const char *name, void *to) {
     sa_attention *a = &((sa_call *)call)->a;
-    const long long far = 1LL << 48; /* no sum of two overflows */
-    long long diagonal, head, query, key;
-    (void)to;
-    if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "LLLL", &diagonal, &head, &query, &key) || diagonal < -far ||
-        diagonal > far || head < 0 || query < 0 || key < 0 || head > far || query > far || key > far || key % 4 != 0) {
-        return sa_error(PyExc_ValueError,
-                        "%s must be (diagonal, first_head, first_query, first_key), the last a multiple of 4, "
-                        "got %R",
-                        name, value);
-    }
-    a->diagonal = (ptrdiff_t)diagonal;
-    a->first_head = (ptrdiff_t)head;
-    a->first_query = (ptrdiff_t)query;
-    a->first_key = (ptrdiff_t)key;
-    return 0;
+    (void)name, (void)to;
+    return PyArg_ParseTuple(value, "nnnn", &a->diagonal, &a->first_head, &a->first_query, &a->first_key) ? 0 : -1;
 }
 
 /* A bound longer than any sequence means no bound, like None. */

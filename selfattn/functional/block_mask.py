@@ -278,11 +278,19 @@ class BlockMask:
                [False, False,  True]])
         """
         n_queries, n_keys = check_size("n_queries", n_queries, 0), check_size("n_keys", n_keys, 0)
-        dense: npt.NDArray[np.bool_] = np.ones((n_queries, n_keys), np.bool_)
+        return self._tile(np.arange(n_queries), np.arange(n_keys), (n_queries, n_keys))
+
+    def _tile(self, i: Array, j: Array, lengths: tuple[int, int]) -> npt.NDArray[np.bool_]:
+        """Return the mask of queries i and keys j of a call."""
+        dense: npt.NDArray[np.bool_] = np.ones((len(i), len(j)), np.bool_)
         for part in self._parts:
-            part.check(n_queries, n_keys)
-            dense = dense & part.dense(n_queries, n_keys)
+            part.check(*lengths)
+            dense = dense & part.dense(i[:, None], j, lengths)
         return dense
+
+    def _opens(self, rows: tuple[int, int], keys: tuple[int, int], lengths: tuple[int, int]) -> bool:
+        """Return whether some pair of a range of queries and a range of keys may be open."""
+        return all(part.opens(rows, keys, lengths) for part in self._parts)
 
     def _tables(self, lead: Lead, n_queries: int, n_keys: int) -> tuple[Table, ...]:
         """Check that the mask fits a call, and return the core's tables."""
@@ -346,9 +354,12 @@ class _Documents(_InRuns):
                 f"here L = {n_queries} and S = {n_keys}"
             )
 
-    def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
-        same: npt.NDArray[np.bool_] = self.query_ids[..., :, None] == self.key_ids[..., None, :]
+    def dense(self, i: Array, j: Array, lengths: tuple[int, int]) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = self.query_ids[..., i] == self.key_ids[..., None, j]
         return same
+
+    def opens(self, rows: tuple[int, int], keys: tuple[int, int], lengths: tuple[int, int]) -> bool:
+        return bool(np.isin(self.query_ids[..., slice(*rows)], self.key_ids[..., slice(*keys)]).any())
 
 
 class _Prefix:
@@ -367,10 +378,12 @@ class _Prefix:
     def _offset(self, n_queries: int, n_keys: int) -> int:
         return n_keys - n_queries if self.causal == "lower_right" else 0
 
-    def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
-        i, j = np.arange(n_queries)[:, None] + self._offset(n_queries, n_keys), np.arange(n_keys)
-        opened: npt.NDArray[np.bool_] = (j < self.prefix[..., None, None]) | (j <= i)
+    def dense(self, i: Array, j: Array, lengths: tuple[int, int]) -> npt.NDArray[np.bool_]:
+        opened: npt.NDArray[np.bool_] = (j < self.prefix[..., None, None]) | (j <= i + self._offset(*lengths))
         return opened
+
+    def opens(self, rows: tuple[int, int], keys: tuple[int, int], lengths: tuple[int, int]) -> bool:
+        return keys[0] < max(int(self.prefix.max(initial=0)), rows[1] + self._offset(*lengths))
 
     def table(self, n_queries: int, n_keys: int) -> Table:
         prefix = float(self.prefix.mean()) / max(n_keys, 1) if self.prefix.size else 0.0
@@ -396,10 +409,15 @@ class _Blocks(_InRuns):
                 f"L = {n_queries} and S = {n_keys} need {needed}"
             )
 
-    def dense(self, n_queries: int, n_keys: int) -> npt.NDArray[np.bool_]:
-        i, j = np.arange(n_queries) // self.sizes[0], np.arange(n_keys) // self.sizes[1]
-        opened: npt.NDArray[np.bool_] = self.pattern[..., i[:, None], j]
+    def dense(self, i: Array, j: Array, lengths: tuple[int, int]) -> npt.NDArray[np.bool_]:
+        opened: npt.NDArray[np.bool_] = self.pattern[..., i // self.sizes[0], j // self.sizes[1]]
         return opened
+
+    def opens(self, rows: tuple[int, int], keys: tuple[int, int], lengths: tuple[int, int]) -> bool:
+        (a, b), (c, d) = (
+            (begin // n, -(-end // n)) for (begin, end), n in zip((rows, keys), self.sizes, strict=True)
+        )
+        return bool(self.pattern[..., a:b, c:d].any())
 
 
 def _runs_of_documents(query_ids: Array, key_ids: Array, lead: Lead) -> _Runs:
