@@ -9,16 +9,12 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
-from selfattn import models
-from selfattn._check import Array, quoted
+from selfattn._check import Array
 from selfattn._extras import import_extra
+from selfattn.interop._folders import column, encoder
 
 import_extra("sklearn.base", "sklearn")
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin  # noqa: E402
@@ -51,19 +47,15 @@ class SentenceEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Check the parameters and the texts, which are given as to :meth:`transform`."""
-        self._encoded(_texts(X)[:1])
+        self._encoded(column(X)[:1])
         return self
 
     def transform(self, X: Any) -> Array:
         """Return embeddings, (n, d), of a list, a one-dimensional array, a Series, or a table or array of one column."""
-        return self._encoded(_texts(X))
+        return self._encoded(column(X))
 
     def _encoded(self, texts: list[str]) -> Array:
-        folder = Path(self.model).absolute()
-        stats = [(str(file), file.stat()) for file in sorted(folder.rglob("*"))]
-        model = _loaded(
-            folder, self.dtype, tuple((name, each.st_size, each.st_mtime_ns) for name, each in stats)
-        )
+        model = encoder(self.model, self.dtype)
         options = {name: getattr(self, name) for name in ("prompt", "normalize", "batch_size")}
         found: Array = model.encode(texts, **{name: x for name, x in options.items() if x is not None})
         return found
@@ -79,30 +71,3 @@ class SentenceEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         tags.input_tags.two_d_array = tags.requires_fit = False
         tags.transformer_tags.preserves_dtype = []
         return tags
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
-    """Load a model; a change of its files, which changes ``state``, loads it again."""
-    model = models.load(folder, dtype)
-    if not hasattr(model, "encode"):
-        raise TypeError(f"{folder} has a {type(model).__name__}, which computes no embeddings of texts")
-    return model
-
-
-def _texts(X: Any) -> list[str]:
-    """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
-    if isinstance(X, str):
-        raise ValueError(f"texts must be a list or a column of texts, not one text, {quoted(X)}")
-    given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
-    array = np.asarray(given, dtype=object)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.ndim != 1:
-        raise ValueError(
-            f"texts must be one column, not of shape {array.shape}; a ColumnTransformer selects one"
-        )
-    for n, text in enumerate(array):
-        if not isinstance(text, str):
-            raise ValueError(f"text {n} is {text!r:.80}, not a str; fill missing texts, for example with ''")
-    return array.tolist()  # type: ignore[no-any-return]

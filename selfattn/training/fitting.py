@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from selfattn._check import check_number, check_rows, check_size
+from selfattn._check import Array, check_number, check_rows, check_size
 from selfattn._extras import import_extra
 from selfattn.nn import init
 from selfattn.nn.proxy_task import ProxyTask
@@ -42,6 +43,7 @@ def fit(
     resume: bool = False,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
+    reduce: Callable[[Any, Any, Any], tuple[float, dict[str, Array]]] | None = None,
 ) -> History:
     """Train a model: minimise a loss of batches.
 
@@ -106,6 +108,9 @@ def fit(
     progress : bool, optional
         Whether to show a bar with the loss and the rate, which needs ``tqdm`` of the extra ``text``. By default it is
         shown in a notebook or on a terminal if tqdm is installed.
+    reduce : callable, optional
+        A function ``reduce(model, loss, batch)`` that returns the loss of a batch and the gradients, such as
+        :class:`selfattn.interop.dask.reducer`, which computes shares of the batch on several machines.
 
     Returns
     -------
@@ -171,6 +176,8 @@ def fit(
     """
     objective = objective_of(model, loss)
     of_triplets = objective.of_triplets
+    if reduce is not None:
+        objective = objective._replace(gradients=functools.partial(reduce, model, loss))
     counts = {
         "batch_size": batch_size, "steps": steps, "validate_every": validate_every,
         "log_every": log_every, "checkpoint_every": checkpoint_every,

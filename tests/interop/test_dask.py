@@ -1,15 +1,23 @@
 """Dask: attention over chunks is attention, whatever the chunks, the scheduler and the number of workers."""
 
+import contextlib
+import os
+import signal
+
 import numpy as np
 import pytest
 from operations import HEADS, Draw, block_mask_of, mask_of, of_heads, positions
+from text_folders import WORDS, save_bert
 
 import selfattn as sa
+from selfattn import models, nn, training
 
 dask = pytest.importorskip("dask")
-pytest.importorskip("distributed")
+distributed = pytest.importorskip("distributed")
 da = pytest.importorskip("dask.array")
-from selfattn.interop import dask as interop
+db = pytest.importorskip("dask.bag")
+from selfattn.interop import dask as interop  # noqa: E402
+from selfattn.interop.dask import encoding  # noqa: E402
 
 EPS = {"float64": 1e-14, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -52,3 +60,176 @@ def test_chunks_change_nothing(seed):
             np.testing.assert_allclose(
                 own.astype(float), expected.astype(float), rtol=0, atol=EPS[d.name] * float(size)
             )
+
+
+def test_closed_chunks_are_not_sent():
+    x = da.zeros((1024, 8), chunks=(64, 8), dtype=np.float32)
+    documents = sa.BlockMask.from_documents(np.arange(1024) // 128)
+    for options, tiles in (
+        ({}, 256), ({"is_causal": True}, 136), ({"is_causal": True, "window": (64, 0)}, 31), ({"block_mask": documents}, 32),
+        ({"key_lengths": 100}, 32),
+    ):  # fmt: skip
+        graph = interop.scaled_dot_product_attention(x, x, x, **options).__dask_graph__()
+        assert sum("attend" in str(key) for key in graph) == tiles, options
+
+
+REFUSALS = [
+    (lambda x: (np.ones((4, 2)), x, x), {}, TypeError, "query must be a dask.array.Array, got ndarray"),
+    (lambda x: (x, x[:3], x), {}, ValueError, r"key \(..., S, E\)"),
+    (lambda x: (x, x[:, :1], x), {}, ValueError, "the same last dimension"),
+    (lambda x: (x[x[:, 0] > 0], x, x), {}, ValueError, "query.compute_chunk_sizes()"),
+    (lambda x: (x, x, x), {"key_lengths": 9}, ValueError, "between 0 and S = 6, got 9"),
+    (lambda x: (x, x, x), {"key_lengths": da.ones(1)}, TypeError, "give key_lengths.compute()"),
+    (lambda x: (x, x, x), {"attn_mask": np.ones((5, 6))}, ValueError, r"broadcast to .* = \(6, 6\), got shape \(5, 6\)"),
+    (lambda x: (x, x, x), {"attn_mask": np.ones((6, 6), int)}, TypeError, "boolean .* or float, got int64"),
+    (lambda x: (x, x, x), {"softcap": -1}, ValueError, "softcap must be"),
+    (lambda x: (x, x, x), {"out": 1}, TypeError, "unexpected keyword argument 'out'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arrays", "options", "error", "said"), REFUSALS)
+def test_refusals_come_before_the_work(arrays, options, error, said):
+    with pytest.raises(error, match=said):
+        interop.scaled_dot_product_attention(*arrays(da.ones((6, 2), chunks=(4, 2))), **options)
+
+
+# ------------------------------------------------------------------------------------------------------ workers
+
+
+TEXTS = [f"{' '.join(WORDS[n % 7 : n % 7 + 3])} {WORDS[n % len(WORDS)]}" for n in range(60)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    save_bert(folder, 64)
+    return folder
+
+
+@pytest.fixture
+def workers(request):
+    """A client with this number of workers, which are processes of one thread."""
+    with (
+        distributed.LocalCluster(request.param, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        client.wait_for_workers(request.param)
+        yield client
+
+
+class Dies:
+    """A loss during whose computation the first worker that computes it dies, once."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __call__(self, model, batch):
+        die_once(self.marker)
+        y, pullback = model.vjp(batch)
+        return float((y**2).mean()), pullback(2 * y / y.size)[1]
+
+
+def die_once(marker):
+    with contextlib.suppress(FileExistsError, ValueError):
+        distributed.get_worker()  # not the client, which calls functions to see what they return
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fitted(loss, **options):
+    model = nn.Sequential(nn.Linear(4, 8, rng=0), nn.Dropout(0.3, rng=1), nn.Linear(8, 4, rng=2))
+    batches = list(np.random.default_rng(0).standard_normal((50, 13, 4)).astype(np.float32))
+    history = training.fit(model, batches, loss, rng=3, log_every=None, **options)
+    return [*model.parameters().values(), np.array(history.step_losses)]
+
+
+@pytest.mark.parametrize("workers", [2], indirect=True)
+def test_a_worker_that_dies_changes_nothing(workers, folder, tmp_path):
+    x = np.random.default_rng(0).standard_normal((256, 8)).astype(np.float32)
+    dying = da.from_array(x, chunks=(64, 8)).map_blocks(
+        lambda block: die_once(str(tmp_path / "attention")) or block, dtype=x.dtype
+    )
+    whole = da.from_array(x, chunks=(64, 8))
+    expected = interop.scaled_dot_product_attention(whole, whole, whole).compute(scheduler="sync")
+    np.testing.assert_array_equal(interop.scaled_dot_product_attention(dying, whole, whole), expected)
+
+    bag = db.from_sequence(TEXTS, npartitions=5).map(
+        lambda text: die_once(str(tmp_path / "encode")) or text if text == TEXTS[30] else text
+    )
+    expected = models.load(folder).encode(TEXTS)
+    np.testing.assert_array_equal(interop.encode(folder, bag), expected)
+    assert (tmp_path / "attention").exists() and (tmp_path / "encode").exists()
+
+    kept = fitted(Dies(str(tmp_path / "fit")), reduce=interop.reducer(workers, shares=3))
+    assert (tmp_path / "fit").exists()
+    again = fitted(Dies(str(tmp_path / "fit")), reduce=interop.reducer(workers, shares=3))
+    for a, b in zip(kept, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_training_is_the_same_for_any_number_of_workers(tmp_path):
+    loss, found = Dies(str(tmp_path)), []
+    for n in (1, 2, 3):
+        with distributed.Client(
+            n_workers=n, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as client:
+            found.append(fitted(loss, reduce=interop.reducer(client, shares=4)))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_shares_are_the_batch():
+    with distributed.Client(n_workers=1, processes=False, dashboard_address=None) as client:
+        batch = tuple(np.random.default_rng(0).standard_normal((2, 7, 3, 4)))
+        model = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, rng=0, dtype=np.float64)
+        loss, grads = interop.reducer(client, shares=3)(model, nn.MSELoss(), batch)
+        y, pullback = model.vjp(batch[0])
+        expected, of_loss = nn.MSELoss().vjp(y, batch[1])
+        assert loss == pytest.approx(float(expected), rel=1e-14)
+        for name, grad in pullback(of_loss(1.0))[1].items():
+            np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-14 * max(1, abs(grad).max()))
+        with pytest.raises(ValueError, match=r"lengths differ: \[2, 3\]"):
+            interop.reducer(client)(model, nn.MSELoss(), (np.ones((2, 1)), np.ones((3, 1))))
+
+
+def test_files_of_embeddings_continue(folder, tmp_path, monkeypatch):
+    expected = models.load(folder).encode(TEXTS)
+    texts = da.from_array(np.array(TEXTS, dtype=object), chunks=25)
+    encoded = []
+    embedded = encoding._embedded
+
+    def fails_once(*given):
+        encoded.append(len(given[-1]))
+        if len(encoded) == 2:
+            raise MemoryError("no memory")
+        return embedded(*given)
+
+    monkeypatch.setattr(encoding, "_embedded", fails_once)
+    with dask.config.set(scheduler="sync"):
+        for name in ("e.npy", "e.parquet"):
+            encoded.clear()
+            with pytest.raises(MemoryError):
+                interop.encode(folder, texts, out=tmp_path / name)
+            assert not (tmp_path / "e.npy").exists() or name == "e.parquet"
+            found = interop.encode(folder, texts, out=tmp_path / name)
+            assert sum(encoded) == 60 + 25  # two parts of three after the failure, one of which had failed
+            if name == "e.npy":
+                np.testing.assert_array_equal(found, expected)
+                np.testing.assert_array_equal(np.load(tmp_path / name), expected)
+            else:
+                table = pytest.importorskip("pyarrow.parquet").read_table(found)
+                np.testing.assert_array_equal(np.stack(table["embedding"].to_pandas()), expected)
+    assert sorted(os.listdir(tmp_path)) == ["e.npy", "e.parquet"]
+    with pytest.raises(ValueError, match=r"must end with .npy or .parquet, got 'e'"):
+        interop.encode(folder, texts, out=tmp_path / "e")
+    with pytest.raises(TypeError, match="of Dask, got list"):
+        interop.encode(folder, TEXTS)
+
+
+def test_another_version_is_refused(monkeypatch):
+    x = da.ones((4, 2), chunks=(2, 2))
+    out = interop.scaled_dot_product_attention(x, x, x)
+    monkeypatch.setattr(sa, "__version__", "0.0.9")
+    with pytest.raises(RuntimeError, match=r"a worker has selfattn 0.0.9, and the client 0.1.0"):
+        out.compute(scheduler="sync")

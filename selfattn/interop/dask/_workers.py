@@ -1,8 +1,10 @@
-"""What a task needs on its worker: the client's version of selfattn, and the worker's share of the CPUs."""
+"""What tasks need on their workers: the client's version of selfattn, and the worker's share of the CPUs."""
 
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,29 +12,33 @@ import selfattn
 from selfattn._extras import import_extra
 
 dask: Any = import_extra("dask", "dask")
+_limited = threading.local()  # OpenMP's limit is that of a thread
 
 
 def on_worker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that tasks run first compare versions."""
+    """Make a function that tasks run compare versions first, and use as many threads as its worker has."""
 
     @functools.wraps(function)
     def run(version: str, *arguments: Any) -> Any:
         if version != selfattn.__version__:
             raise RuntimeError(f"a worker has selfattn {selfattn.__version__}, and the client {version}")
+        _follow_worker()
         return function(*arguments)
 
     return run
 
 
 def task(function: Callable[..., Any], *arguments: Any, results: int | None = None) -> Any:
-    """Return a task of a function that `on_worker` made: a Delayed object, or as many as there are ``results``."""
+    """Return a task of a function that `on_worker` made: a Delayed object, which has as many parts as there are ``results``."""
     return dask.delayed(function, pure=True, nout=results)(selfattn.__version__, *arguments)
 
 
-def threads() -> int | None:
-    """Return how many threads a call in a task may use: as many as its worker runs tasks; None without a worker."""
+def _follow_worker() -> None:
+    distributed = sys.modules.get("distributed")
     try:
-        worker = import_extra("distributed", "dask").get_worker()
+        n = distributed.get_worker().state.nthreads if distributed else None
     except ValueError:  # another scheduler, in this process
-        return None
-    return int(worker.state.nthreads)
+        n = None
+    if n is not None and getattr(_limited, "n", None) != n:
+        import_extra("threadpoolctl", "dask").threadpool_limits(n, user_api="openmp")
+        _limited.n = n

@@ -16,7 +16,7 @@ from selfattn.functional._gradients import WRT, AttentionGradients, apart, check
 from selfattn.functional._options import AttentionOptions, takes
 from selfattn.functional.attention import HEADS, attention_backward
 from selfattn.functional.merge import merge_attention
-from selfattn.interop.dask._workers import on_worker, task, threads
+from selfattn.interop.dask._workers import on_worker, task
 
 dask: Any = import_extra("dask", "dask")
 da: Any = import_extra("dask.array", "dask")
@@ -194,10 +194,10 @@ def _assembled(blocks: dict[tuple[int, ...], Any], chunks: Any, dtype: np.dtype[
     return da.block(found.tolist())
 
 
-def _tree(function: Callable[..., Any], parts: list[Any], *arguments: Any) -> Any:
+def _tree(combine: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
     """Combine parts, `_AT_ONCE` neighbours in a task, until one is left."""
     while len(parts) > 1:
-        parts = [task(function, parts[n : n + _AT_ONCE], *arguments) for n in range(0, len(parts), _AT_ONCE)]
+        parts = [combine(parts[n : n + _AT_ONCE]) for n in range(0, len(parts), _AT_ONCE)]
     return parts[0]
 
 
@@ -233,10 +233,9 @@ class _Tiles:
         if self.block_mask is not None:
             self.block_mask._tables(self.lead, L, S)
             self.to_workers = dask.delayed(self.block_mask)
-        empty = [np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in self.given]
-        out, lse = _core.scaled_dot_product_attention(
-            *empty, return_lse=True, **options | ({} if lengths is None else {"key_lengths": lengths * 0})
-        )
+        empty: Any = [np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in self.given]
+        least = {} if lengths is None else {"key_lengths": lengths * 0}
+        out, lse = _core.scaled_dot_product_attention(*empty, **options | least, return_lse=True)
         if lengths is not None and not ((lengths >= 0) & (lengths <= S)).all():
             raise ValueError(f"key_lengths must be between 0 and S = {S}, got {lengths}")
         if out.shape[:-2] != self.lead:
@@ -329,12 +328,12 @@ class _Tiles:
         for at, rows in itertools.product(self.places, self.queries):
             met = self._met(at, rows)
             parts = [task(attend, *self._tile(at, rows, keys, keys is met[0])[1]) for keys in met]
-            self.merged[(*(span.n for span in at), rows.n)] = _tree(merge, parts)
-        outs = {(*index, 0): task(take, merged, 0, self.dtype) for index, merged in self.merged.items()}
-        lses = {index: task(take, merged, 1, self.wide) for index, merged in self.merged.items()}
-        chunks = self.chunks[:-1]
-        width = (self.given[2].shape[-1],)
-        return _assembled(outs, [*chunks, width], self.dtype), _assembled(lses, chunks, self.wide)
+            self.merged[(*(span.n for span in at), rows.n)] = _tree(functools.partial(task, merge), parts)
+        chunks, merged = self.chunks[:-1], self.merged.items()
+        outs = {(*index, 0): result[0].astype(self.dtype, copy=False) for index, result in merged}
+        lses = {index: result[1] for index, result in merged}
+        wide = [*chunks, (self.given[2].shape[-1],)]
+        return _assembled(outs, wide, self.dtype), _assembled(lses, chunks, self.wide)
 
     def backward(self, names: tuple[str, ...], *grads: Any) -> AttentionGradients:
         """Return the gradients that ``names`` lists, from those of the output and of the log-sum-exp."""
@@ -353,11 +352,11 @@ class _Tiles:
                 found = task(pull_back, names, self.merged[index], *given, *tile, results=len(names))
                 for name, share in zip(names, found, strict=True):
                     shares[name].setdefault(where[WRT.index(name)], []).append(share)
-        gradients = {}
+        gradients, add = {}, dask.delayed(sum, pure=True)
         for name, x in zip(WRT, self.arrays, strict=True):
             dtype = gradient_dtype(np.empty(0, x.dtype))
             sums = {
-                index: task(take, [_tree(add, parts)], 0, dtype)
+                index: _tree(add, parts).astype(dtype, copy=False)
                 for index, parts in shares.get(name, {}).items()
             }
             gradients[name] = _assembled(sums, x.chunks, dtype) if name in names else None
@@ -386,7 +385,7 @@ def _options(mask: Array | None, pairs: Any, options: dict[str, Any]) -> dict[st
             mask = opened if mask is None else mask & opened
         else:
             mask = np.where(opened, mask, mask.dtype.type(-np.inf))
-    return options | {"attn_mask": mask, "num_threads": options.get("num_threads") or threads()}
+    return options | {"attn_mask": mask}
 
 
 @on_worker
@@ -400,12 +399,6 @@ def attend(q: Array, k: Array, v: Array, *others: Any) -> tuple[Array, Array]:
 def merge(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     """Merge results of tiles."""
     return merge_attention(*zip(*parts, strict=True))
-
-
-@on_worker
-def take(results: Sequence[Array], n: int, dtype: np.dtype[Any]) -> Array:
-    """Return the nth result in its dtype."""
-    return results[n].astype(dtype, copy=False)
 
 
 @on_worker
@@ -425,9 +418,3 @@ def pull_back(
         statistics=statistics, **_options(*others),
     )  # fmt: skip
     return tuple(getattr(found, name) for name in names)
-
-
-@on_worker
-def add(parts: list[Array]) -> Array:
-    """Add arrays in their order."""
-    return functools.reduce(np.add, parts)

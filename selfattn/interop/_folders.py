@@ -1,0 +1,52 @@
+"""Encoders of texts for other libraries' workers: a process loads a folder once, and maps its weights."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn import models
+from selfattn._check import quoted
+
+
+def encoder(folder: str | os.PathLike[str], dtype: str | None = None) -> Any:
+    """Return the model of a folder; threads and callers of a process share it, until one of its files changes."""
+    folder = Path(folder).absolute()
+    return _loaded(folder, dtype, state_of(folder))
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the names, sizes and times of a folder's files."""
+    stats = [(str(file), file.stat()) for file in sorted(folder.rglob("*"))]
+    return tuple((name, each.st_size, each.st_mtime_ns) for name, each in stats)
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
+    """Load a model; ``state`` is that of its files."""
+    model = models.load(folder, dtype)
+    if not hasattr(model, "encode"):
+        raise TypeError(f"{folder} has a {type(model).__name__}, which computes no embeddings of texts")
+    return model
+
+
+def column(X: Any) -> list[str]:
+    """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
+    if isinstance(X, str):
+        raise ValueError(f"texts must be a list or a column of texts, not one text, {quoted(X)}")
+    given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
+    array = np.asarray(given, dtype=object)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(
+            f"texts must be one column, not of shape {array.shape}; a ColumnTransformer selects one"
+        )
+    for n, text in enumerate(array):
+        if not isinstance(text, str):
+            raise ValueError(f"text {n} is {text!r:.80}, not a str; fill missing texts, for example with ''")
+    return array.tolist()  # type: ignore[no-any-return]
