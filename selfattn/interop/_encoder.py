@@ -1,17 +1,58 @@
-"""What the doors for texts share: their model, given as a folder or as what ``models.load`` returned."""
+"""What the doors for texts share: their model, and columns of texts."""
 
 from __future__ import annotations
 
+import functools
 import os
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from selfattn import models, nn
+from selfattn._check import quoted
 from selfattn.models._text_encoder import TextEncoder
 
 
 def as_encoder(given: Any) -> Any:
-    """Return an encoder of texts, loaded if it is a folder."""
+    """Return an encoder of texts, given as a folder or as what ``models.load`` returned."""
     model = models.load(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(model, TextEncoder | nn.EmbeddingModel):
         raise TypeError(f"{given} is a {type(model).__name__}, which makes no embeddings of texts")
     return model
+
+
+def encoder(folder: str | os.PathLike[str], dtype: str | None = None) -> Any:
+    """Return the model of a folder; threads and callers of a process share it, until one of its files changes."""
+    folder = Path(folder).absolute()
+    return _loaded(folder, dtype, state_of(folder))
+
+
+def state_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the names, sizes and times of a folder's files."""
+    stats = [(str(file), file.stat()) for file in sorted(folder.rglob("*"))]
+    return tuple((name, each.st_size, each.st_mtime_ns) for name, each in stats)
+
+
+@functools.lru_cache(maxsize=4)
+def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
+    """Load a model; ``state`` is that of its files."""
+    return as_encoder(models.load(folder, dtype))
+
+
+def column(X: Any) -> list[str]:
+    """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
+    if isinstance(X, str):
+        raise ValueError(f"texts must be a list or a column of texts, not one text, {quoted(X)}")
+    given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
+    array = np.asarray(given, dtype=object)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(
+            f"texts must be one column, not of shape {array.shape}; a ColumnTransformer selects one"
+        )
+    for n, text in enumerate(array):
+        if not isinstance(text, str):
+            raise ValueError(f"text {n} is {text!r:.80}, not a str; fill missing texts, for example with ''")
+    return array.tolist()  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from selfattn._check import Array
 from selfattn._extras import import_extra
-from selfattn.interop._folders import column, encoder
+from selfattn.interop._encoder import column, encoder
 
 import_extra("sklearn.base", "sklearn")
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin  # noqa: E402

@@ -119,5 +119,5 @@ def test_refusals(folder, tmp_path):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             door.SentenceEncoder(folder).transform(texts)
-    with pytest.raises(TypeError, match="GPT2LMHeadModel, which computes no embeddings"):
+    with pytest.raises(TypeError, match="GPT2LMHeadModel, which makes no embeddings"):
         door.SentenceEncoder(tmp_path).fit(TEXTS)

@@ -15,7 +15,7 @@ import numpy as np
 from selfattn import _disk
 from selfattn._check import Array
 from selfattn._extras import import_extra
-from selfattn.interop._folders import column, encoder, state_of
+from selfattn.interop._encoder import column, encoder, state_of
 from selfattn.interop.dask._workers import on_worker, task
 from selfattn.training.checkpoint import digest
 
