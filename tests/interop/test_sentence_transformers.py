@@ -98,15 +98,21 @@ def test_what_is_set_is_saved(folder, tmp_path):
         np.testing.assert_array_equal(saved.encode(TEXTS), y)
 
 
-@pytest.mark.parametrize("says", ["", "sentence_transformers", "sbert_ce_default_activation_function"])
+@pytest.mark.parametrize(
+    "says", ["", "saved", "sentence_transformers", "sbert_ce_default_activation_function"]
+)
 @pytest.mark.parametrize("labels", [1, 3])
 def test_scores_are_those_of_sentence_transformers(labels, says, tmp_path):
     torch = pytest.importorskip("torch")
     identity = "torch.nn.modules.linear.Identity"
-    config = (
-        {says: {"activation_fn": identity} if says == "sentence_transformers" else identity} if says else {}
-    )
-    ours, theirs = both(CrossEncoder, save_cross_encoder(tmp_path, labels, **config))
+    newer, older = {"activation_fn": identity}, identity
+    config = {says: newer if says == "sentence_transformers" else older} if "_" in says else {}
+    folder = save_cross_encoder(tmp_path, labels, **config)
+    if says == "saved":  # in config_sentence_transformers.json
+        both(CrossEncoder, folder, activation_fn=torch.nn.Identity())[1].save(
+            str(folder := tmp_path / "saved")
+        )
+    ours, theirs = both(CrossEncoder, folder)
     functions = {"activation_fn": torch.nn.Identity()}, {"activation_fn": torch.nn.Sigmoid()}
     for keywords in ({}, {"prompt": "ship "}, {"apply_softmax": True}, {"batch_size": 1}, *functions):
         for given in PAIRS, PAIRS[0], list(PAIRS[0]), np.array(PAIRS):
