@@ -354,13 +354,6 @@ static int read_causal(void *call, PyObject *value, const char *name, void *to) 
     return 0;
 }
 
-/* Reads where a call is in larger arrays, for callers that cut them: (diagonal, first head, first query, first key). */
-static int read_place(void *call, PyObject *value, const char *name, void *to) {
-    sa_attention *a = &((sa_call *)call)->a;
-    (void)name, (void)to;
-    return PyArg_ParseTuple(value, "nnnn", &a->diagonal, &a->first_head, &a->first_query, &a->first_key) ? 0 : -1;
-}
-
 /* A bound longer than any sequence means no bound, like None. */
 static int read_bound(PyObject *value, PyObject *window, ptrdiff_t *bound) {
     if (value == Py_None) {
@@ -621,7 +614,9 @@ int sa_call_read(sa_call *c, PyObject *module, int function, PyObject *const *ar
     start(c, module, function);
     const sa_family_state *family = &c->state->attention;
     if (sa_sort_arguments(family, function, args, nargs, kwnames, c->values, &given) < 0 ||
-        (c->given.enable_gqa && sa_read_flag(c, c->given.enable_gqa, "enable_gqa", &c->enable_gqa) < 0) || read_inputs(c) < 0) {
+        (c->given.enable_gqa && sa_read_flag(c, c->given.enable_gqa, "enable_gqa", &c->enable_gqa) < 0) || read_inputs(c) < 0 ||
+        (c->given.place &&
+         !PyArg_ParseTuple(c->given.place, "nnnn", &c->a.diagonal, &c->a.first_head, &c->a.first_query, &c->a.first_key))) {
         return -1;
     }
     c->want_unrounded = c->given.unrounded == Py_True;

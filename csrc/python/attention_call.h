@@ -59,7 +59,7 @@ enum { SA_OUT, SA_STATISTICS, SA_UNROUNDED, SA_LSE, SA_WEIGHTS, SA_RESULTS };
     P(out, "=None", SA_ALL, NULL, given)                                                                                       \
     P(num_threads, "=None", SA_ALL, sa_read_threads, threads)                                                                  \
     P(query_lengths, "", SA_CACHED, read_lengths, a.query_lengths)                                                             \
-    P(place, "=None", SA_BOTH_HALVES, read_place, a)                                                                           \
+    P(place, "=None", SA_BOTH_HALVES, NULL, given)                                                                             \
     P(key_bias, "=None", SA_BOTH_HALVES, read_key_bias, a.key_bias)                                                            \
     P(unrounded, "=False", SA_FORWARD, NULL, given)                                                                            \
     P(grad_out, "=None", SA_BACKWARD, NULL, given)                                                                             \

@@ -264,8 +264,8 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
                                         "of dtype float16, bfloat16, float32 or float64", "of an integer dtype",
                                         "of dtype bool, float16, bfloat16, float32 or float64"};
     PyObject *found = PyArray_CheckExact(x) ? Py_NewRef(x) : PyObject_CallFunction(state->imported[SA_AS_ARRAY], "sO", name, x);
-    if (found == NULL) {
-        return NULL;
+    if (found == NULL) { /* CPython may run out of memory without an exception */
+        return (PyArrayObject *)(PyErr_Occurred() ? NULL : PyErr_NoMemory());
     }
     PyArrayObject *array = (PyArrayObject *)found;
     *dtype = dtype_of(PyArray_DESCR(array));
