@@ -186,6 +186,8 @@ def test_a_sink_is_one_more_key_with_a_value_of_zero(isa, dtype):
     assert_within(weights, expected.weights[..., :70], expected.weights_bound[..., :70])
     for shape in ((3,), (1, 3), (2, 3), (1,), ()):
         assert_attention(query, key, value, sinks=np.resize(sinks, shape))
+    for rows in (1, 4):  # few rows of many keys, in chunks
+        assert_attention(*random_inputs((3, rows, 8), 4100, dtype=dtype), sinks=sinks)
     minus = attend(query, key, value, sinks=-np.inf, return_lse=True)
     np.testing.assert_equal(minus, attend(query, key, value, return_lse=True))  # exp(-inf) is 0
 
