@@ -24,6 +24,8 @@ def as_encoder(given: Any) -> Any:
 
 def encoder(folder: str | os.PathLike[str], dtype: str | None = None) -> Any:
     """Return the model of a folder; threads and callers of a process share it, until one of its files changes."""
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"model must be a folder, which each process loads, not a {type(folder).__name__}")
     folder = Path(folder).absolute()
     return _loaded(folder, dtype, state_of(folder))
 
@@ -42,8 +44,8 @@ def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
 
 def column(X: Any) -> list[str]:
     """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
-    if isinstance(X, str):
-        raise ValueError(f"texts must be a list or a column of texts, not one text, {quoted(X)}")
+    if isinstance(X, str) or not hasattr(X, "__getitem__"):  # sets have no order, and iterators are read once
+        raise ValueError(f"texts must be a list or a column of texts, not {quoted(X)}")
     given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
     array = np.asarray(given, dtype=object)
     if array.ndim == 2 and array.shape[1] == 1:

@@ -216,6 +216,7 @@ def _are_arrays(query: Any, key: Any, value: Any) -> bool:
     """
     return not (
         torch.is_grad_enabled()
+        or torch.autograd.forward_ad._current_level >= 0
         or torch.compiler.is_compiling()
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack()

@@ -138,30 +138,23 @@ def _plain(constants: Constants, arrays: Arrays) -> Any:
 
 
 def _forward(constants: Constants, given: Arrays) -> Any:
-    arrays, perturbed = (
-        {name: x.value for name, x in given.items()},
-        {n for n, x in given.items() if x.perturbed},
-    )
+    arrays = {name: x.value for name, x in given.items()}
+    perturbed = {name: None for name, x in given.items() if x.perturbed}  # names, as JAX keeps them
     out, statistics, lse = _outline(constants, arrays)
     types = out, statistics, out.astype(lse.dtype), lse
     _, statistics, unrounded, lse = _run(
         _core._attention_forward, types, arrays, (*constants, ("unrounded", True))
     )
     kept = {"out": unrounded, "statistics": statistics}
-    return (unrounded.astype(out.dtype), lse), (
-        arrays,
-        kept,
-        dict.fromkeys(perturbed),
-    )  # names, as JAX keeps them
+    return (unrounded.astype(out.dtype), lse), (arrays, kept, perturbed)
 
 
 def _backward(constants: Constants, saved: Any, gradients: Any) -> Any:
     arrays, kept, perturbed = saved
     zero = jax.custom_derivatives.SymbolicZero  # of a result that was not used
     given = zip(("grad_out", "grad_lse"), gradients, strict=True)
-    kept |= {"grad_out": jnp.zeros_like(kept["out"])} | {
-        name: x for name, x in given if not isinstance(x, zero)
-    }
+    used = {name: x for name, x in given if not isinstance(x, zero)}
+    kept |= {"grad_out": jnp.zeros_like(kept["out"])} | used
     names = [name for name in functional.AttentionGradients._fields if name in perturbed]
     wrt = tuple(name for name in names if jnp.issubdtype(arrays[name].dtype, jnp.floating))
     backward, types = functional.scaled_dot_product_attention_backward, [arrays[name] for name in wrt]

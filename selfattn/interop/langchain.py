@@ -48,8 +48,7 @@ class Embeddings(_Base):  # type: ignore[misc]
         return self._embed("encode_query", [text], self.query_encode_kwargs)[0]
 
     def _embed(self, method: str, texts: list[str], keywords: Mapping[str, Any]) -> list[list[float]]:
-        encode = getattr(
-            self.model, method, self.model.encode
-        )  # a model of selfattn's own training has one for both
+        # A model that selfattn trained has one method for both.
+        encode = getattr(self.model, method, self.model.encode)
         y: list[list[float]] = encode(texts, **keywords).tolist()
         return y

@@ -20,6 +20,7 @@ from selfattn.functional.block_mask import BlockMask
 from selfattn.interop._torch_operators import BLOCK_MASKS, TENSORS, attention, memory, plain_attention
 
 torch: Any = import_extra("torch", "torch")
+forward_ad: Any = torch.autograd.forward_ad
 Tensor: TypeAlias = Any
 
 __all__ = ["from_torch", "scaled_dot_product_attention"]
@@ -114,9 +115,8 @@ def _check(**tensors: Tensor) -> None:
     query = tensors["query"]
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
-            raise TypeError(
-                f"{name} is a {type(x).__name__}, not a Tensor; selfattn's own function takes arrays"
-            )
+            kind = type(x).__name__
+            raise TypeError(f"{name} is a {kind}, not a Tensor; selfattn's own function takes arrays")
         _check_device(name, x)
         if x.dtype is not query.dtype:
             raise TypeError(f"query is {query.dtype}, but {name} is {x.dtype}: give {name}.to(query.dtype)")
@@ -124,6 +124,8 @@ def _check(**tensors: Tensor) -> None:
             raise TypeError(f"{name} is {x.dtype}; give floats, such as {name}.float()")
         if x.layout is not query.layout or x.layout not in _LAYOUTS:
             raise TypeError(f"{name} is {x.layout}; give all three dense, as by to_dense(), or torch.jagged")
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise RuntimeError(f"{name} has a tangent; attention has no forward mode here: use backward()")
 
 
 def _check_device(name: str, x: Tensor) -> None:
@@ -219,7 +221,9 @@ def from_torch(module: Any) -> nn.Module:
     >>> torch.allclose(torch.from_numpy(from_torch(layer)(x.numpy())), layer(x), atol=1e-5)
     True
     """
-    first = next((x for x in module.parameters() if x.is_floating_point()), torch.zeros(()))
+    parameters = module.parameters() if isinstance(module, torch.nn.Module) else ()
+    first = next((x for x in parameters if x.is_floating_point()), torch.zeros(()))
+    _check_device("module", first)
     converted: nn.Module = _converted(module, memory(first).dtype, {})
     return converted
 
@@ -234,12 +238,8 @@ def _converted(module: Any, dtype: np.dtype[Any], made: dict[Any, Any]) -> Any:
     name = kind.__name__
     known = [each for each in nn.__all__ if hasattr(torch.nn, each) and each not in ("Module", "init")]
     if name not in known or kind is not getattr(torch.nn, name):
-        way = (
-            "; convert its encoder and its decoder"
-            if name == "Transformer"
-            else f"; it has {', '.join(known)}"
-        )
-        raise TypeError(f"selfattn.nn has no layer for a {kind.__module__}.{name}{way}")
+        way = "convert its encoder and its decoder" if name == "Transformer" else f"it has {', '.join(known)}"
+        raise TypeError(f"selfattn.nn has no layer for a {kind.__module__}.{name}; {way}")
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise ValueError(f"a {name} has a hook, which selfattn.nn.{name} would not call: remove it")
     mine: Any = getattr(nn, name)

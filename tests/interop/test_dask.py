@@ -19,6 +19,7 @@ db = pytest.importorskip("dask.bag")
 interop = pytest.importorskip("selfattn.interop.dask")
 encoding = pytest.importorskip("selfattn.interop.dask.encoding")
 
+HERE = {"processes": False, "dashboard_address": None}
 EPS = {"float64": 1e-14, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
 
@@ -170,9 +171,7 @@ def test_a_worker_that_dies_changes_nothing(workers, folder, tmp_path):
 def test_training_is_the_same_for_any_number_of_workers(tmp_path):
     loss, found = Dies(str(tmp_path)), []
     for n in (1, 2, 3):
-        with distributed.Client(
-            n_workers=n, threads_per_worker=1, processes=False, dashboard_address=None
-        ) as client:
+        with distributed.Client(n_workers=n, threads_per_worker=1, **HERE) as client:
             found.append(fitted(loss, reduce=interop.reducer(client, shares=4)))
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
@@ -180,7 +179,7 @@ def test_training_is_the_same_for_any_number_of_workers(tmp_path):
 
 
 def test_shares_are_the_batch():
-    with distributed.Client(n_workers=1, processes=False, dashboard_address=None) as client:
+    with distributed.Client(n_workers=1, **HERE) as client:
         batch = tuple(np.random.default_rng(0).standard_normal((2, 7, 3, 4)))
         model = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, rng=0, dtype=np.float64)
         loss, grads = interop.reducer(client, shares=3)(model, nn.MSELoss(), batch)
@@ -220,7 +219,15 @@ def test_files_of_embeddings_continue(folder, tmp_path, monkeypatch):
             else:
                 table = pytest.importorskip("pyarrow.parquet").read_table(found)
                 np.testing.assert_array_equal(np.stack(table["embedding"].to_pandas()), expected)
+        given = da.from_array(np.array([*"abc", None]), ((1, 1, 2),))
+        with pytest.raises(ValueError, match="text 1 is None"):
+            interop.encode(folder, given, out=tmp_path / "e.npy")
+        moved = np.array([*"aabc"], object)  # "b" is the second part again, in another row
+        found = interop.encode(folder, da.from_array(moved, ((2, 1, 1),)), out=tmp_path / "e.npy")
+        np.testing.assert_array_equal(found, models.load(folder).encode(moved))
     assert sorted(os.listdir(tmp_path)) == ["e.npy", "e.parquet"]
+    with pytest.raises(FileExistsError, match=r"other embeddings, such as .*part.000001.parquet"):
+        interop.encode(folder, texts.rechunk(30)[:30], out=tmp_path / "e.parquet")
     with pytest.raises(ValueError, match=r"must end with .npy or .parquet, got 'e'"):
         interop.encode(folder, texts, out=tmp_path / "e")
     with pytest.raises(TypeError, match="of Dask, got list"):

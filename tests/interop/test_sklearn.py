@@ -67,19 +67,15 @@ def test_columns_outputs_and_copies(folder, monkeypatch):
     loads, options = [], {"normalize": True, "prompt": "query : "}
     expected = models.load(folder).encode(TEXTS, **options)
     monkeypatch.setattr(models, "load", lambda *given, load=models.load: loads.append(given) or load(*given))
-    encoder, table = (
-        door.SentenceEncoder(folder, **options),
-        pd.DataFrame({"text": TEXTS, "n": range(len(TEXTS))}),
-    )
-    columns = [
-        TEXTS,
-        np.array(TEXTS),
-        np.array(TEXTS)[:, None],
-        [[text] for text in TEXTS],
+    encoder = door.SentenceEncoder(folder, **options)
+    table = pd.DataFrame({"text": TEXTS, "n": range(len(TEXTS))})
+    columns = [TEXTS, np.array(TEXTS), np.array(TEXTS)[:, None], [[text] for text in TEXTS], table[["text"]]]
+    columns += [
         table["text"],
-        table[["text"]],
+        pl.Series(TEXTS),
+        pl.DataFrame({"text": TEXTS}),
+        table["text"].astype("category"),
     ]
-    columns += [pl.Series(TEXTS), pl.DataFrame({"text": TEXTS}), table["text"].astype("category")]
     for column in columns:
         np.testing.assert_array_equal(encoder.transform(column), expected)
     both = compose.make_column_transformer((encoder, "text"), ("passthrough", ["n"])).fit_transform(table)
@@ -114,7 +110,7 @@ def test_refusals(folder, tmp_path):
     config = {"vocab_size": 5, "n_positions": 4, "n_embd": 8, "n_layer": 1, "n_head": 1}
     models.save(models.GPT2LMHeadModel({"model_type": "gpt2", **config}, rng=0), tmp_path)
     for texts, said in (
-        ("the sea", "not one text, 'the sea'"), (["a", None], "text 1 is None, not a str; fill"),
+        ("the sea", "column of texts, not 'the sea'"), (iter(["a"]), "not <list_iterator"), (["a", None], "text 1 is None, not a str; fill"),
         (pd.Series(["a", np.nan]), "text 1 is nan"), (pd.DataFrame({"a": TEXTS, "b": TEXTS}), r"not of shape \(12, 2\)"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):

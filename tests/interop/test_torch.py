@@ -49,7 +49,8 @@ def test_the_bits_are_those_of_the_plain_call(name, dtype):
     assert [memory(x).tobytes() for x in (out, *results)] == [x.tobytes() for x in (expected[0], *expected)]
 
 
-def test_first_derivatives_are_right_and_second_ones_refused():
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # which PyTorch's make_dual calls
+def test_first_derivatives_are_right_and_others_refused():
     qkv = [x.double().detach().requires_grad_() for x in inputs()]
     shapes, options = ((4, 7, 9), (4,), (4,)), {"softcap": 3.0, "window": (5, 3), "return_lse": True}
     every = (*qkv, *(torch.rand(shape, dtype=torch.float64, requires_grad=True) for shape in shapes))
@@ -61,6 +62,8 @@ def test_first_derivatives_are_right_and_second_ones_refused():
     (grad,) = torch.autograd.grad(call(*every)[0].sum(), qkv[0], create_graph=True)
     with pytest.raises(RuntimeError, match="no second ones"):
         grad.sum().backward()
+    with (dual := torch.autograd.forward_ad).dual_level(), pytest.raises(RuntimeError, match="has a tangent"):
+        scaled_dot_product_attention(*(dual.make_dual(x.detach(), x.detach()) for x in qkv))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -158,6 +161,7 @@ def test_shared_parameters_stay_shared_and_modes_are_kept():
     (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
     (torch.clone, {"window": 3}, "window must be (left, right)"), (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
     (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
+    (torch.ones(2), None, "no layer for a torch.Tensor"), (nn.Linear(2, 2, device="meta"), None, "on meta; selfattn computes"),
     (nn.Transformer(8, 2, 1, 1, batch_first=True), None, "convert its encoder and its decoder"),
     (nn.Sequential(nn.Conv1d(2, 2, 1)), None, "no layer for a torch.nn.modules.conv.Conv1d"),
     (nn.Embedding(3, 2, max_norm=1.0), None, "Embedding has no max_norm, which is 1.0 here"),

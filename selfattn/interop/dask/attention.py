@@ -207,7 +207,7 @@ class _Tiles:
     def __init__(self, arrays: tuple[Any, ...], attn_mask: Any, options: dict[str, Any]) -> None:
         for name, x in zip(WRT, arrays, strict=True):
             if not isinstance(x, da.Array):
-                raise TypeError(f"{name} must be a dask.array.Array, got {type(x).__name__}")
+                raise TypeError(f"{name} must be a dask.array.Array, got {type(x).__name__}; use from_array")
             if np.isnan(x.shape).any():
                 raise ValueError(f"{name} has chunks of unknown sizes: call {name}.compute_chunk_sizes()")
         query, key, value = self.given = arrays

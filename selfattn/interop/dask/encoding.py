@@ -59,7 +59,8 @@ def encode(
     Raises
     ------
     TypeError, ValueError, OSError
-        Other texts, a folder or an option that the model does not take, before anything is computed; a missing text.
+        Other texts, a folder or an option that the model does not take, before anything is computed; a missing text; a folder
+        ``.parquet`` with other parts.
 
     Examples
     --------
@@ -72,8 +73,8 @@ def encode(
         raise TypeError(
             f"texts must be a bag, a column or a one-dimensional array of Dask, got {type(texts).__name__}"
         )
+    width = encoder(model, dtype).encode([], **options).shape[1]
     how = str(Path(model).absolute()), dtype, options
-    width = encoder(*how[:2]).encode([], **options).shape[1]
     parts = np.ravel(texts.to_delayed()).tolist()
     sizes = texts.chunks[0] if isinstance(texts, da.Array) else (np.nan,) * len(parts)
     if out is None:
@@ -90,25 +91,28 @@ def encode(
     if path.suffix == ".parquet":
         path.mkdir(exist_ok=True)
         names = [str(path / f"part.{n:06}.parquet") for n in range(len(parts))]
+        if others := {str(file) for file in path.glob("[!.]*.parquet")} - {*names}:
+            raise FileExistsError(
+                f"{path} also has parts of other embeddings, such as {min(others)}; give another folder, or remove them"
+            )
         dask.compute(*[task(write_table, name, *how, part) for name, part in zip(names, parts, strict=True)])
         return path
     if path.suffix != ".npy":
         raise ValueError(f"out must end with .npy or .parquet, got {path.name!r}")
+    partial, done = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.done")
+    done.mkdir(exist_ok=True)
     if np.isnan(sizes).any():
         sizes = dask.compute(*[task(count, part) for part in parts])
     ends = np.cumsum([0, *sizes]).astype(int).tolist()
-    partial, done = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.done")
     if not partial.exists() or np.load(partial, mmap_mode="r").shape != (ends[-1], width):
-        shutil.rmtree(done, ignore_errors=True)
+        shutil.rmtree(done)
+        done.mkdir()
         np.lib.format.open_memmap(partial, "w+", np.float32, (ends[-1], width)).flush()
-    done.mkdir(exist_ok=True)
-    places = zip(parts, ends, strict=False)
-    dask.compute(
-        *[
-            task(write_rows, str(partial), str(done / str(n)), at, *how, part)
-            for n, (part, at) in enumerate(places)
-        ]
-    )
+    written = [
+        task(write_rows, str(partial), str(done / str(n)), at, *how, part)
+        for n, (part, at) in enumerate(zip(parts, ends, strict=False))
+    ]
+    dask.compute(*written)
     partial.replace(path)
     shutil.rmtree(done)
     return da.from_array(np.load(path, mmap_mode="r"), chunks=(tuple(sizes) or (0,), width))
@@ -118,7 +122,7 @@ def _embedded(folder: str, dtype: str | None, options: dict[str, Any], part: Any
     """Return the embeddings of a partition; warnings reach the client, too."""
     with _one_at_a_time, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found: Array = encoder(folder, dtype).encode(column(part), **options)
+        found: Array = encoder(folder, dtype).encode(column(list(part)), **options)
     for each in caught:
         (getattr(sys.modules.get("distributed"), "warn", None) or warnings.warn)(
             str(each.message), each.category
@@ -135,7 +139,7 @@ def embed(*arguments: Any) -> Array:
 @on_worker
 def count(part: Any) -> int:
     """Return the number of texts of a partition."""
-    return len(part) if hasattr(part, "__len__") else sum(1 for _ in part)
+    return len(list(part))
 
 
 @on_worker
@@ -143,8 +147,8 @@ def write_rows(
     file: str, done: str, begin: int, folder: str, dtype: str | None, options: dict[str, Any], part: Any
 ) -> None:
     """Write the embeddings of a partition to their rows of a file, unless ``done`` says that they are there."""
-    texts = column(part)
-    key = _key(folder, dtype, options, texts)
+    texts = column(list(part))
+    key = f"{begin} {_key(folder, dtype, options, texts)}"
     if not Path(done).exists() or Path(done).read_text() != key:
         rows = np.load(file, mmap_mode="r+")
         rows[begin : begin + len(texts)] = _embedded(folder, dtype, options, texts)
@@ -156,9 +160,9 @@ def write_rows(
 def write_table(file: str, folder: str, dtype: str | None, options: dict[str, Any], part: Any) -> None:
     """Write the embeddings of a partition to a Parquet file, unless it has them."""
     pa, parquet = import_extra("pyarrow", "dask"), import_extra("pyarrow.parquet", "dask")
-    texts = column(part)
+    texts = column(list(part))
     key = _key(folder, dtype, options, texts)
-    if Path(file).exists() and parquet.read_schema(file).metadata.get(b"selfattn") == key.encode():
+    if Path(file).exists() and (parquet.read_schema(file).metadata or {}).get(b"selfattn") == key.encode():
         return
     rows = _embedded(folder, dtype, options, texts)
     lists = pa.FixedSizeListArray.from_arrays(rows.ravel(), rows.shape[1])
