@@ -20,8 +20,6 @@ from selfattn._extras import import_extra
 Array: TypeAlias = npt.NDArray[Any]
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
 ODD = (np.ma.MaskedArray, np.matrix)
 HOST = (1, 3, 8, 11)  # DLPack's numbers of CPU, CUDA_HOST, METAL and ROCM_HOST, whose memory the CPU reads
 

@@ -44,10 +44,10 @@ def seen() -> bool:
 
 
 def import_extra(module: str, extra: str | None) -> Any:
-    """Import a module; if it is missing, the ImportError names selfattn's extra with it, or its package for None."""
+    """Import a module; the ImportError names what is missing, and selfattn's extra with it, or its package for None."""
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError:
-        package = module.partition(".")[0]
-        wanted = package if extra is None else f"selfattn[{extra}]"
-        raise ImportError(f"this needs {package}, which is not installed: pip install '{wanted}'") from None
+    except ModuleNotFoundError as error:  # of the module, of one that it imports, or of a newer version
+        missing = error.name or module
+        wanted = missing.partition(".")[0] if extra is None else f"selfattn[{extra}]"
+        raise ImportError(f"this needs {missing}, which is not installed: pip install '{wanted}'") from None

@@ -36,5 +36,5 @@ class Embedder(_Base):  # type: ignore[misc]
 
     def embed(self, documents: Any, verbose: bool = False) -> Array:
         """Compute the embeddings of documents or words, (n, d)."""
-        y: Array = self.embedding_model.encode(documents, progress=verbose, **self.keywords)
+        y: Array = self.embedding_model.encode(documents, **{"progress": verbose, **self.keywords})
         return y

@@ -176,6 +176,8 @@ def fit(
     """
     objective = objective_of(model, loss)
     of_triplets = objective.of_triplets
+    if not (reduce is None or callable(reduce)):
+        raise TypeError(f"reduce must be a function (model, loss, batch), not a {type(reduce).__name__}")
     if reduce is not None:
         objective = objective._replace(gradients=functools.partial(reduce, model, loss))
     counts = {

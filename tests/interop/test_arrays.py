@@ -14,6 +14,7 @@ from leaks import peak_memory
 import selfattn as sa
 from selfattn import nn, reference
 from selfattn._check import as_array
+from selfattn._extras import import_extra
 from selfattn.functional._similarity import similarities
 
 
@@ -67,6 +68,8 @@ def test_devices_and_ml_dtypes_that_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(ImportError, match="ml_dtypes"):
         sa.softmax(given)
+    with pytest.raises(ImportError, match=r"needs email.later, .* 'selfattn\[e\]'"):  # a newer Python's
+        import_extra("email.later", "e")
     given.devices = (2, 0)
     with pytest.raises(TypeError, match=r"x is not in the CPU's memory.*jax.device_get\(x\)"):
         sa.softmax(given)

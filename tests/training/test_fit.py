@@ -496,6 +496,7 @@ BAD = [
     ({"callbacks": [3]}, TypeError, r"callbacks must be a list of functions, not \[3\]"),
     ({"callbacks": "ab"}, TypeError, "callbacks must be a list of functions, not 'ab'"),
     ({"callbacks": len}, TypeError, "callbacks must be a list of functions, not <built-in function len>"),
+    ({"reduce": "mean"}, TypeError, r"reduce must be a function \(model, loss, batch\), not a str"),
     ({"scheduler": 3}, TypeError, "scheduler must be one of selfattn.optim.lr_scheduler, .* not int"),
     ({"scheduler": lambda optimizer: None}, TypeError, "scheduler must be one of .* not NoneType"),
 ]  # fmt: skip

@@ -82,11 +82,8 @@ def encode(
             da.from_delayed(task(embed, *how, part), (n, width), np.float32)
             for n, part in zip(sizes, parts, strict=True)
         ]
-        return (
-            da.concatenate(blocks, allow_unknown_chunksizes=True)
-            if blocks
-            else da.zeros((0, width), dtype=np.float32)
-        )
+        none = [da.zeros((0, width), dtype=np.float32)]
+        return da.concatenate(blocks or none, allow_unknown_chunksizes=True)
     path = Path(out).absolute()
     if path.suffix == ".parquet":
         path.mkdir(exist_ok=True)

@@ -22,8 +22,9 @@ from selfattn.training.loop import objective_of
 class reducer:  # noqa: N801 # a function for users
     """Compute the loss of a batch and its gradients in shares: the argument ``reduce`` of :func:`selfattn.training.fit`.
 
-    A batch is cut into ``shares`` pieces, whatever the number of workers. Each is computed by some worker, and their gradients are
-    summed in the order of the pieces, so the weights have the same bits for any number of workers, also if one dies.
+    A batch is cut along the first axis of each array (layers need ``batch_first=True``) into ``shares`` pieces, whatever the number
+    of workers. Each is computed by some worker, and their gradients are summed in the order of the pieces, so the weights have
+    the same bits for any number of workers, also if one dies.
 
     Parameters
     ----------
