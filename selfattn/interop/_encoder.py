@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from selfattn import models, nn
-from selfattn._check import quoted
+from selfattn._check import if_missing, quoted
 from selfattn.models._text_encoder import TextEncoder
 
 
@@ -44,7 +45,9 @@ def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
 
 def column(X: Any) -> list[str]:
     """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
-    if isinstance(X, str) or not hasattr(X, "__getitem__"):  # sets have no order, and iterators are read once
+    if isinstance(X, str | Mapping) or not hasattr(
+        X, "__getitem__"
+    ):  # sets have no order, and iterators are read once
         raise ValueError(f"texts must be a list or a column of texts, not {quoted(X)}")
     given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
     array = np.asarray(given, dtype=object)
@@ -56,5 +59,5 @@ def column(X: Any) -> list[str]:
         )
     for n, text in enumerate(array):
         if not isinstance(text, str):
-            raise ValueError(f"text {n} is {text!r:.80}, not a str; fill missing texts, for example with ''")
+            raise ValueError(f"text {n} is {quoted(text)}, not a str{if_missing(text)}")
     return array.tolist()  # type: ignore[no-any-return]

@@ -110,7 +110,7 @@ def test_refusals(folder, tmp_path):
     config = {"vocab_size": 5, "n_positions": 4, "n_embd": 8, "n_layer": 1, "n_head": 1}
     models.save(models.GPT2LMHeadModel({"model_type": "gpt2", **config}, rng=0), tmp_path)
     for texts, said in (
-        ("the sea", "column of texts, not 'the sea'"), (iter(["a"]), "not <list_iterator"), (["a", None], "text 1 is None, not a str; fill"),
+        ("the sea", "column of texts, not 'the sea'"), (iter(["a"]), "not <list_iterator"), (["a", None], "text 1 is None, not a str; a text is missing: fill"),
         (pd.Series(["a", np.nan]), "text 1 is nan"), (pd.DataFrame({"a": TEXTS, "b": TEXTS}), r"not of shape \(12, 2\)"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
