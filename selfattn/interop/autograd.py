@@ -76,7 +76,7 @@ def _function(name: str) -> Callable[..., Any]:
     def run(values: dict[str, Any], traced: list[str]) -> Any:
         return with_pullback(**values, **({"wrt": traced} if selects else {})) if traced else plain(**values)
 
-    @functools.wraps(plain)
+    @functools.wraps(plain, ("__name__", "__qualname__", "__doc__"))  # pickles find it in this module
     def function(*args: Any, **kwargs: Any) -> Any:
         return _call(name, signature, signature.bind(*args, **kwargs).arguments, run)
 

@@ -1,5 +1,7 @@
 """autograd through selfattn.interop.autograd: gradients by its own differences, bits, layers, refusals."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -78,25 +80,22 @@ def test_dropout_draws_from_the_layer():
         nn.Sequential(nn.Linear(4, 4, dtype=np.float64, rng=0), nn.Dropout(rng=1)) for _ in range(2)
     )
     for _ in range(2):
-        gradients = autograd.grad(lambda p: (door.functional_call(traced, p, Q) * K).sum())(
-            traced.parameters()
-        )
-        np.testing.assert_equal(gradients, by_hand.vjp(Q)[1](K)[1])
+        gradient = autograd.grad(lambda p: (door.functional_call(traced, p, Q) * K).sum())
+        np.testing.assert_equal(gradient(traced.parameters()), by_hand.vjp(Q)[1](K)[1])
+
+
+def test_functions_are_pickled_by_name():
+    assert pickle.loads(pickle.dumps(door.softmax)) is door.softmax
 
 
 def test_refusals():
-    for parameters, said in (
-        ({"weigth": Q}, "weigth of Linear does not exist"),
-        ({"bias": Q}, r"shape \(3,\), not \(2,"),
-    ):
+    wrong = {"weigth": "weigth of Linear does not exist", "bias": r"shape \(3,\), not \(2,"}
+    for name, said in wrong.items():
         with pytest.raises(ValueError, match=said):
-            door.functional_call(nn.Linear(4, 3), parameters, Q)
+            door.functional_call(nn.Linear(4, 3), {name: Q}, Q)
+    of_eps = "layer_norm has no gradient with respect to eps"
     for error, said, f in (
-        (
-            TypeError,
-            "layer_norm has no gradient with respect to eps",
-            lambda x: door.layer_norm(Q, 4, eps=x[0]),
-        ),
+        (TypeError, of_eps, lambda x: door.layer_norm(Q, 4, eps=x[0])),
         (NotImplementedError, "VJP of selfattn_backward", autograd.jacobian(door.softmax)),
     ):
         with pytest.raises(error, match=said):
