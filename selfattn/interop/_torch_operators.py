@@ -118,8 +118,8 @@ def _refuse(ctx: Any, *grads: Any) -> None:
 
 def _read(tensors: tuple[Tensor | None, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Return an operator's arguments as the core takes them."""
-    pairs = zip(TENSORS, tensors, strict=False)
-    given = {"num_threads": _threads(), **{name: memory(x) for name, x in pairs if x is not None}, **options}
+    arrays = {name: memory(x, name) for name, x in zip(TENSORS, tensors, strict=False) if x is not None}
+    given: dict[str, Any] = {"num_threads": _threads(), **arrays, **options}
     if "rng" in given:
         given["rng"] = int(given["rng"]) % 2**64
     if "left" in given or "right" in given:
@@ -135,9 +135,9 @@ def _threads() -> int:
     return min(int(torch.get_num_threads()), _core.get_num_threads())
 
 
-def memory(x: Tensor) -> Array:
+def memory(x: Tensor, name: str = "x") -> Array:
     """Return a tensor's memory as an array."""
-    return as_array("a tensor", x.detach() if x.requires_grad else x)
+    return as_array(name, x.detach() if x.requires_grad else x)
 
 
 def _tensor(x: Array) -> Tensor:

@@ -200,7 +200,7 @@ def _attention(
         out = query.new_empty((query.shape[0], rows, query.shape[1], value.shape[3]))
         array = memory if query.dtype is torch.bfloat16 else torch.Tensor.numpy
         tensors = (array(x) for x in (query, key, value, out.transpose(1, 2)))
-        given = {name: memory(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+        given = {name: memory(x, name) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         given |= zip(("query", "key", "value", "out"), tensors, strict=True)
         found = _core.scaled_dot_product_attention(**given, num_threads=_threads())  # type: ignore[arg-type]
         weights = _tensor(found[1]) if wanted else None

@@ -260,7 +260,7 @@ def _converted(module: Any, dtype: np.dtype[Any], made: dict[Any, Any]) -> Any:
             if child_name != "activation":
                 setattr(layer, child_name, _converted(child, dtype, made))
     for own, parameter in module.named_parameters(recurse=False):
-        layer.register_parameter(own, made.setdefault(parameter, memory(parameter).copy()))
+        layer.register_parameter(own, made.setdefault(parameter, memory(parameter, own).copy()))
     layer.training = module.training
     return layer
 
