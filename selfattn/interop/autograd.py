@@ -100,9 +100,7 @@ def _call(
     takes = len(inspect.signature(pullback).parameters) if isinstance(result, tuple) else 1
     parts = result[:takes] if isinstance(result, tuple) else (result,)
     # autograd may compute gradients in another dtype than the result's; a list of logits has none.
-    fit = [
-        functools.partial(np.asarray, dtype=part.dtype) if hasattr(part, "dtype") else list for part in parts
-    ]
+    fit = [functools.partial(np.asarray, dtype=x.dtype) if hasattr(x, "dtype") else list for x in parts]
 
     def pull(gradient: Any) -> list[Any]:
         gradients = gradient if takes > 1 else (gradient,)

@@ -140,6 +140,8 @@ def _to_schema(given: dict[str, Any], is_causal: bool) -> None:
         if (x := given.get(name)) is not None:
             given[name] = x if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
             _check_device(name, given[name])
+            if given[name].layout is not torch.strided:
+                raise TypeError(f"{name} is {x.layout}; give {name}.to_dense()")
     if (window := given.pop("window", None)) is not None:
         if not isinstance(window, tuple | list) or len(window) != 2:
             raise ValueError(f"window must be (left, right), each an int >= 0 or None, got {window!r}")

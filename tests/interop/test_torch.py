@@ -159,6 +159,7 @@ def test_shared_parameters_stay_shared_and_modes_are_kept():
     (lambda k: k.to_sparse(), {}, "key is torch.sparse_coo; give all three dense"),
     (lambda k: k.double(), {}, "query is torch.float32, but key is torch.float64: give key.to(query.dtype)"),
     (lambda k: k.numpy(), {}, "key is a ndarray, not a Tensor"),
+    (torch.clone, {"attn_mask": torch.ones(7, 9).to_sparse()}, "attn_mask is torch.sparse_coo; give attn_mask.to_dense()"),
     (torch.clone, {"window": 3}, "window must be (left, right)"), (torch.clone, {"block_mask": 3}, "must be a BlockMask"),
     (torch.clone, {"out": 3}, "unexpected keyword argument 'out'"),
     (torch.ones(2), None, "no layer for a torch.Tensor"), (nn.Linear(2, 2, device="meta"), None, "on meta; selfattn computes"),
