@@ -19,6 +19,7 @@ db = pytest.importorskip("dask.bag")
 interop = pytest.importorskip("selfattn.interop.dask")
 encoding = pytest.importorskip("selfattn.interop.dask.encoding")
 
+pytestmark = pytest.mark.filterwarnings("ignore:Port 8787:UserWarning")  # of another cluster on this machine
 HERE = {"processes": False, "dashboard_address": None}
 EPS = {"float64": 1e-14, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
