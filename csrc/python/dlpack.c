@@ -48,7 +48,7 @@ static void end(PyObject *capsule) {
     PyErr_Restore(type, value, traceback);
 }
 
-/* Returns the elements as uint16, in the capsule's memory, which is believed to be there if it can be. */
+/* Returns the elements as uint16, in the capsule's memory: an impossible shape or address is an error, others are trusted. */
 static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
     (void)module;
     const bool is_old = PyCapsule_IsValid(capsule, old_name);
@@ -85,7 +85,7 @@ static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
     if (array == NULL) {
         return NULL;
     }
-    /* The array owns the capsule, and its memory with it: what the producer does with a capsule of another name is nothing. */
+    /* The array owns the capsule, and so its memory: a producer leaves a capsule alone whose name has changed. */
     if (PyCapsule_SetName(capsule, is_old ? used_old_name : used_name) < 0 || PyCapsule_SetDestructor(capsule, end) < 0 ||
         PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(capsule)) < 0) {
         Py_CLEAR(array);
