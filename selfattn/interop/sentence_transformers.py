@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from inspect import Parameter, Signature
 from typing import Any
@@ -82,6 +83,8 @@ class _Model:
             raise TypeError(
                 f"{given} is selfattn's EmbeddingModel, which has no settings; models.load loads it"
             )
+        self.model = copy.copy(self.model)  # with settings of its own, and the same weights
+        self.model.pipeline = copy.copy(self.model.pipeline)
         settings["prompts"] = self.prompts | (settings["prompts"] or {})
         change_settings(self.model.pipeline, name, {key: x for key, x in settings.items() if x is not None})
 

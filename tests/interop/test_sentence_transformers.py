@@ -83,6 +83,11 @@ def test_embeddings_are_those_of_sentence_transformers(folder, options):
     assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
 
 
+def test_settings_are_an_objects_own(model):
+    cut, whole = SentenceTransformer(model, truncate_dim=4), SentenceTransformer(model)
+    assert [each.encode("sea").size for each in (cut, whole, model)] == [4, *[model.encode("sea").size] * 2]
+
+
 def test_what_is_set_is_saved(folder, tmp_path):
     ours, theirs = both(SentenceTransformer, folder)
     for each in ours, theirs:
