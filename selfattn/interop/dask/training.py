@@ -63,10 +63,15 @@ class reducer:  # noqa: N801 # a function for users
         drops = generators(None, model)[1:]  # type: ignore[arg-type]
         seed = seed_from_rng(drops[0]) if drops else 0
         pickled = import_extra("cloudpickle", "dask").dumps((model, loss))  # also what a notebook defines
-        sent = self._submit(held, pickled)
+        workers = sorted(self.client.nthreads()) or [
+            None
+        ]  # else pieces wait for the worker that has the model first
+        sent = [self._submit(each, held, pickled) for each in workers]
         futures = [
-            self._submit(share, sent, [seed, n], _piece(batch, begin, end))
-            for n, (begin, end) in enumerate(itertools.pairwise(cuts))
+            self._submit(
+                workers[n % len(workers)], share, sent[n % len(workers)], [seed, n], _piece(batch, *ends)
+            )
+            for n, ends in enumerate(itertools.pairwise(cuts))
         ]
         total: float = 0.0
         grads: dict[str, Array] = {}
@@ -78,8 +83,10 @@ class reducer:  # noqa: N801 # a function for users
             add_gradients(grads, {name: x * x.dtype.type(factor) for name, x in found.items()})
         return total, grads
 
-    def _submit(self, function: Any, *arguments: Any) -> Any:
-        return self.client.submit(function, selfattn.__version__, *arguments, pure=False)
+    def _submit(self, worker: str | None, function: Any, *arguments: Any) -> Any:
+        """Submit a task to a worker, or to another if that one dies."""
+        where: dict[str, Any] = {"workers": [worker], "allow_other_workers": True} if worker else {}
+        return self.client.submit(function, selfattn.__version__, *arguments, pure=False, **where)
 
 
 def _items(batch: Any) -> int:
