@@ -63,9 +63,8 @@ class reducer:  # noqa: N801 # a function for users
         drops = generators(None, model)[1:]  # type: ignore[arg-type]
         seed = seed_from_rng(drops[0]) if drops else 0
         pickled = import_extra("cloudpickle", "dask").dumps((model, loss))  # also what a notebook defines
-        workers = sorted(self.client.nthreads()) or [
-            None
-        ]  # else pieces wait for the worker that has the model first
+        # Without a place of their own pieces would wait for the worker that has the model first.
+        workers = sorted(self.client.nthreads()) or [None]
         sent = [self._submit(each, held, pickled) for each in workers]
         futures = [
             self._submit(
