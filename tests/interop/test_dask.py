@@ -231,6 +231,8 @@ def test_files_of_embeddings_continue(folder, tmp_path, monkeypatch):
         interop.encode(folder, texts.rechunk(30)[:30], out=tmp_path / "e.parquet")
     with pytest.raises(ValueError, match=r"must end with .npy or .parquet, got 'e'"):
         interop.encode(folder, texts, out=tmp_path / "e")
+    with pytest.warns(UserWarning, match="longer than 64 tokens"):
+        interop.encode(folder, db.from_sequence(["sea " * 99])).compute(scheduler="sync")
     with pytest.raises(TypeError, match="of Dask, got list"):
         interop.encode(folder, TEXTS)
 
