@@ -590,9 +590,12 @@ int sa_call_read_seed(sa_call *c) {
                         rng == Py_None ? "None" : sa_type_name(rng));
     }
     PyObject *seed = PyObject_CallFunction(c->state->imported[SA_SEED], "OO", rng, drops ? Py_True : Py_False);
+    if (seed == NULL && !PyErr_Occurred()) { /* CPython may run out of memory without an exception */
+        PyErr_NoMemory();
+    }
     c->a.seed = seed ? PyLong_AsUnsignedLongLong(seed) : 0;
     Py_XDECREF(seed);
-    return seed == NULL || PyErr_Occurred() ? -1 : 0;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* ---- the table ------------------------------------------------------------------------------------------------------ */

@@ -7,9 +7,16 @@
 
 int sa_error(PyObject *type, const char *format, ...) {
     va_list arguments;
+    PyErr_Clear();
     va_start(arguments, format);
-    PyErr_FormatV(type, format, arguments);
+    PyObject *message = PyUnicode_FromFormatV(format, arguments);
     va_end(arguments);
+    /* Without a message its MemoryError is raised. PyErr_FormatV of CPython 3.11 would set type alone, and an AxisError
+     * without arguments is a TypeError. */
+    if (message != NULL) {
+        PyErr_SetObject(type, message);
+        Py_DECREF(message);
+    }
     return -1;
 }
 
