@@ -18,7 +18,6 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 HERE = Path(__file__).parent
 SOURCES = sorted(HERE.glob("src/*.py"))

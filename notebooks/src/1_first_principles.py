@@ -4,25 +4,32 @@
 # You have read *Self-Attention from First Principles*, by Henry Dashwood. It gives five words four numbers each, puts one of them, *bank*,
 # into a sentence about a river and into a sentence about money, and asks for a layer that notices the difference.
 #
-# This notebook does the same with `selfattn`. Every tensor that the tutorial prints is computed again and compared
-# with the printed one. Then it takes one step further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it
-# without saying why.
+# This notebook does the same with `selfattn`, and computes every tensor that the tutorial prints. Then it takes one step
+# further: **what the scale $1/\sqrt{d_k}$ is for**. The tutorial uses it without saying why.
 
 # %% [markdown]
 # ## What to see
 #
 # The same *bank* goes in twice. The thickness of a ribbon is an attention weight. Point at *bank* in both sentences:
-# which words does it attend to, and how does its output differ?
+# which words does it attend to, and how does its output differ? The tour asks you first, and then shows the answer.
+
+# %%
+from selfattn.views import tutorial_page
+
+tutorial_page(1)
+
+# %% [markdown]
+# ## From words to numbers
+#
+# How are these ribbons made? Step by step: the vocabulary is a table with one row per word. Look at the columns: *stream* and
+# *mud* are large in the first, *money* and *loan* in the second. *bank* has 0.8 in both: by itself it does not say which bank it is.
 
 # %%
 import numpy as np
 
 import selfattn as sa
-from selfattn import nn
-from selfattn.steps.layers import layer_steps
-from selfattn.tutorials import load
-from selfattn.views import steps_page
 
+np.set_printoptions(precision=3, suppress=True)
 vocabulary = {
     "stream": [1.2, 0.0, 0.0, 0.3],
     "mud": [0.9, 0.0, 0.0, 0.9],
@@ -34,39 +41,14 @@ sentences = {"river": ["stream", "bank", "mud"], "finance": ["money", "bank", "l
 BANK = 1  # its place in both
 
 
-def embed(tokens):
-    return np.array([vocabulary[token] for token in tokens])
+def show(arrays):
+    """Print an array for each sentence."""
+    for name, array in arrays.items():
+        print(f"{name}:\n{array}")
 
 
-x = {name: embed(tokens) for name, tokens in sentences.items()}
-raw = {name: sa.attention_steps(x[name], x[name], x[name], scale=1.0) for name in sentences}
-steps_page(raw["river"], sentences["river"], compare=(raw["finance"], sentences["finance"]))
-
-# %% [markdown]
-# ## From words to numbers
-#
-# Now step by step. The vocabulary is a table with one row per word. Look at the columns: *stream* and *mud* are large in the
-# first, *money* and *loan* in the second. *bank* has 0.8 in both: by itself it does not say which bank it is.
-
-# %%
-np.set_printoptions(precision=4, suppress=True)
-data = load("first_principles")  # what the tutorial prints
-results = {}
-
-
-def compare(name, computed, decimals=3):
-    """Print what the tutorial prints next to our result, and stop if they differ."""
-    results[name] = computed
-    for sentence, ours in computed.items():
-        theirs = np.array(data[name]["printed"][sentence])
-        # Half a unit in the last printed place, and a little for numbers that end exactly on a half.
-        assert np.all(abs(theirs - ours) <= 0.5 * 10**-decimals + 1e-7), (name, sentence)
-        print(f"{name}, {sentence}: printed, and computed here")
-        for left, right in zip(theirs, ours, strict=True):
-            print("  ", *(f"{x:7.{decimals}f}" for x in left), "   ", *(f"{x:7.{decimals}f}" for x in right))
-
-
-compare("embed", x)
+x = {name: np.array([vocabulary[token] for token in tokens]) for name, tokens in sentences.items()}
+show(x)
 
 # %% [markdown]
 # ## A linear layer cannot tell them apart
@@ -77,7 +59,7 @@ compare("embed", x)
 # %%
 W = np.array([[1.0, 0.2, 0.0], [0.1, 1.1, 0.0], [0.5, 0.5, 1.0], [0.0, 0.3, 0.8]])
 linear = {name: x[name] @ W for name in sentences}
-compare("linear_layer", linear)
+show(linear)
 print("\nbank by the river:", linear["river"][BANK], "  bank with money:", linear["finance"][BANK])
 
 # %% [markdown]
@@ -90,8 +72,9 @@ print("\nbank by the river:", linear["river"][BANK], "  bank with money:", linea
 # are all the raw embeddings, and `scale=1.0` leaves the scores as they are.
 
 # %%
-compare("raw_dot_product_scores", {name: raw[name].scores for name in sentences})
-print(raw["river"])
+raw = {name: sa.attention_steps(x[name], x[name], x[name], scale=1.0) for name in sentences}
+show({name: raw[name].scores for name in sentences})
+print("\n", raw["river"], sep="")
 
 # %% [markdown]
 # ## Attention on the raw embeddings
@@ -101,11 +84,11 @@ print(raw["river"])
 
 # %%
 outputs = {name: sa.scaled_dot_product_attention(x[name], x[name], x[name], scale=1.0) for name in sentences}
-compare("attention_on_raw_embeddings", outputs)
+show(outputs)
 print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outputs["finance"][BANK])
 
 # %% [markdown]
-# These are the numbers of the page at the top. Point at one there (or move there with the arrow keys): the page shows
+# These are the numbers of the page at the top, in its tab *Words as they are*. Point at one there (or move there with the arrow keys): the page shows
 # the sum in full. Click on a matrix to open its stage, change an input, and see what moves.
 #
 # *Something to find:* go to the row of *bank* in the weights. Which word does it attend to most, in each sentence? Is the
@@ -120,12 +103,14 @@ print("\nbank by the river:", outputs["river"][BANK], "  bank with money:", outp
 # The scores are divided by $\sqrt{d_k}$, which is the default of `scaled_dot_product_attention`.
 
 # %%
+from selfattn.steps.layers import layer_steps
+
 W_query = np.array([[1.0, 0.0], [0.0, 1.0], [0.2, 0.2], [0.0, 0.0]])
 W_key = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.1, 0.1]])
 W_value = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.5]])
 
 projected = {name: layer_steps(x[name], W_query, W_key, W_value) for name in sentences}
-compare("projected_attention", {name: projected[name].output for name in sentences})
+show({name: projected[name].output for name in sentences})
 
 # %% [markdown]
 # The same from the one function call that you would write in a program: project, then attend.
@@ -133,7 +118,7 @@ compare("projected_attention", {name: projected[name].output for name in sentenc
 # %%
 for name in sentences:
     output = sa.scaled_dot_product_attention(x[name] @ W_query, x[name] @ W_key, x[name] @ W_value)
-    print(f"{name}: the same to rounding:", np.allclose(output, projected[name].output, rtol=0, atol=1e-15))
+    print(f"{name}:\n{output}")
 
 # %% [markdown]
 # ## The class, with the tutorial's random weights
@@ -143,8 +128,19 @@ for name in sentences:
 # comes out as printed.
 
 # %%
+from selfattn import nn
+
 layer = nn.SelfAttention(4, 3, rng=sa.torch_rng(0))
-compare("self_attention_class", {name: layer(x[name]) for name in sentences})
+show({name: layer(x[name]) for name in sentences})
+
+# %% [markdown]
+# Are all these the tutorial's numbers? `selfattn.tutorials` has what it prints, and compares:
+
+# %%
+from selfattn import tutorials
+
+for each in tutorials.first_principles().comparisons:
+    print(f"{each.name:40} {'as printed' if each.agrees else 'differs'}")
 
 # %% [markdown]
 # ---
@@ -218,6 +214,8 @@ for scale in (0.0, 0.5, 1 / np.sqrt(2), 2.0, 5.0, 20.0, 100.0):
 # Here is the projected attention with all steps; move the scale on the page, and watch the weights of *bank*.
 
 # %%
+from selfattn.views import steps_page
+
 steps_page(projected["river"], sentences["river"])
 
 # %% [markdown]

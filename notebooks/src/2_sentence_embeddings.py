@@ -4,29 +4,21 @@
 # You have read *LLMs: Self Attention*. It begins with an interior designer who places a television, a lamp, a recliner
 # and a bed, turns that into a layer, and ends with a model that maps sentences to vectors and is trained on triplets.
 #
-# The tutorial prints no tensors, so there is nothing to compare with. Instead, every part is computed twice here:
-# by `selfattn`, and by a few plain lines of NumPy that say what it is. One step past the tutorial, the notebook asks
+# The tutorial prints no tensors. Here every part is computed twice: by `selfattn`, and by a few plain lines of NumPy that
+# say what it is. One step past the tutorial, the notebook asks
 #
 # - what is lost when the designer **picks the best** instead of taking the **weighted sum**, and
 # - what a model of 500 numbers learns in a second or two: **what does its *bank* attend to?**
+#
+# ## What to see
+#
+# The page shows such a model before and after its training. The thickness of a ribbon is an attention weight. Which word
+# does *bank* attend to in each sentence? The tour asks you first, and then shows the answer.
 
 # %%
-import numpy as np
+from selfattn.views import tutorial_page
 
-import selfattn as sa
-from selfattn import nn, optim
-from selfattn.views import steps_page
-
-np.set_printoptions(precision=3, suppress=True)
-results = {}
-
-
-def compare(name, ours, plain):
-    """Note whether two ways to compute something agree, to rounding in float64."""
-    results[name] = (ours, plain)
-    assert np.allclose(ours, plain, rtol=1e-12, atol=1e-12), name
-    print(f"{name}: selfattn and the plain lines agree")
-
+tutorial_page(2)
 
 # %% [markdown]
 # ## The designer
@@ -40,6 +32,11 @@ def compare(name, ours, plain):
 # The recliner looks for a picture, and for some light to read by. The bed would like light, and a bit of a picture.
 
 # %%
+import numpy as np
+
+import selfattn as sa
+
+np.set_printoptions(precision=3, suppress=True)
 items = ["television", "lamp", "recliner", "bed"]
 #                  picture light comfort
 query = np.array([[0.0, 0.5, 3.0],   # television: wants to be watched from something comfortable
@@ -122,6 +119,8 @@ print("pick:         ", np.array(tried), "<- no idea")
 # can be the designer and change a wish.
 
 # %%
+from selfattn.views import steps_page
+
 steps_page(mixed, items)
 
 # %% [markdown]
@@ -131,9 +130,13 @@ steps_page(mixed, items)
 # $1/\sqrt{d}$, adds the input again (*residual*) and normalises each row (`ln`). There is no feed-forward part.
 #
 # `nn.SelfAttentionBlock` is that layer: `block(x)` is the result, and `block.steps(x)` holds everything on the way. A Linear
-# holds `weight` with shape (out, in), so its plain line is `x @ weight.T + bias`.
+# holds `weight` with shape (out, in), so its plain line is `x @ weight.T + bias`. Each output is printed twice: by `selfattn`, and
+# by the plain lines.
 
 # %%
+from selfattn import nn
+
+
 def softmax(scores):
     e = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -152,9 +155,9 @@ def plain_block(x, p, num_heads=1):
 
 
 x = np.random.default_rng(1).standard_normal((3, 4))
-for num_heads in (1, 2):
-    block = nn.SelfAttentionBlock(4, num_heads, dtype=np.float64, rng=0)
-    compare(f"block, heads: {num_heads}", block(x), plain_block(x, block.parameters(), num_heads))
+blocks = {num_heads: nn.SelfAttentionBlock(4, num_heads, dtype=np.float64, rng=0) for num_heads in (1, 2)}
+for num_heads, block in blocks.items():
+    print(f"heads: {num_heads}", block(x), plain_block(x, block.parameters(), num_heads), sep="\n")
 
 # %% [markdown]
 # Two heads are two attentions, each on half of the columns and each with a softmax of its own, so one head can attend
@@ -164,7 +167,7 @@ for num_heads in (1, 2):
 #
 # Words become rows of a table; a pattern of sines and cosines is added that differs from place to place, because
 # attention itself does not know the order; then come the blocks, one after the other; the mean over the words is the
-# vector of the sentence. Three blocks with two heads, compared with plain lines:
+# vector of the sentence. Three blocks with two heads, by `selfattn` and by plain lines:
 
 # %%
 words = "tom chase jerry likes cheese harry killed voldemort is in trouble".split()
@@ -188,8 +191,8 @@ for n in range(3):
     prefix = f"attention_layers.{n}."
     of_block = {name.removeprefix(prefix): array for name, array in p.items() if name.startswith(prefix)}
     y = plain_block(y, of_block, num_heads=2)
-compare("sentence embedding", model("jerry is in trouble"), y.mean(axis=0))
-print(model("jerry is in trouble"))
+embedding, plain_embedding = model("jerry is in trouble"), y.mean(axis=0)
+print(embedding, plain_embedding, sep="\n")
 
 # %% [markdown]
 # ## The task
@@ -208,8 +211,9 @@ def log_sigmoid(z):
     return -np.log(1 + np.exp(-z))
 
 
-compare("confidence", task.execute(*triplet), log_sigmoid(main @ similar) + log_sigmoid(-(main @ non_similar)))
-print(f"{task.execute(*triplet):.4f}")
+sure = task.execute(*triplet)
+plain_sure = log_sigmoid(main @ similar) + log_sigmoid(-(main @ non_similar))
+print(f"{sure:.4f} {plain_sure:.4f}")
 
 # %% [markdown]
 # ---
@@ -249,6 +253,9 @@ print({topic: len(some) for topic, some in corpus.items()}, "sentences,", len(wo
 # would make steps of full size from it: harmless, but different on every machine.
 
 # %%
+from selfattn import optim
+
+
 def new_model(seed):
     return nn.EmbeddingModel(tokenize, len(words), 8, max_seq_len=16, dtype=np.float64, rng=seed)
 

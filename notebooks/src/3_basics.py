@@ -2,32 +2,18 @@
 # # 3. "sky is blue", slowly, and what heads are
 #
 # You have read *Self Attention - Basics*, a notebook that takes three tokens with two numbers each through every stage
-# of one attention and prints all of them. Here each number is computed again and shown next to the printed one. Then one step further:
-# **heads**. What changes when the same columns are split between two attentions?
+# of one attention and prints all of them. Here each number is computed again. Then one step further: **heads**. What changes when
+# the same columns are split between two attentions?
+#
+# ## What to see
+#
+# The thickness of a ribbon is an attention weight. Point at *is* and at *blue*: what do their ribbons have in common? The tour
+# asks you first, and then shows the answer.
 
 # %%
-import numpy as np
+from selfattn.views import tutorial_page
 
-import selfattn as sa
-from selfattn.steps.layers import layer_steps
-from selfattn.tutorials import load
-from selfattn.views import steps_page
-
-np.set_printoptions(precision=4, suppress=True)
-printed = load("basics_notebook")["printed"]  # what the tutorial prints; the inputs are typed in below
-results = {}
-
-
-def compare(name, computed, decimals=4):
-    """Print what the tutorial prints next to our result, and stop if they differ."""
-    results[name] = computed
-    theirs = np.array(printed[name])
-    # Half a unit in the last printed place, and a little for numbers that end exactly on a half.
-    assert theirs.shape == computed.shape and np.all(abs(theirs - computed) <= 0.5 * 10**-decimals + 1e-12), name
-    print(f"{name}: printed, and computed here")
-    for left, right in zip(np.atleast_2d(theirs), np.atleast_2d(computed), strict=True):
-        print("  ", *(f"{x:8.{decimals}f}" for x in left), "   ", *(f"{x:8.{decimals}f}" for x in right))
-
+tutorial_page(3)
 
 # %% [markdown]
 # ## The sentence
@@ -36,6 +22,9 @@ def compare(name, computed, decimals=4):
 # about this table: *is* and *blue* have the same row. Keep that in mind: it will show at every stage.
 
 # %%
+import numpy as np
+
+np.set_printoptions(precision=4, suppress=True)
 tokens = ["sky", "is", "blue"]
 ids = np.array([1, 2, 3])
 table = np.array([[0.0, 0.0], [-1.072, -0.5001], [-0.002, -0.4311], [-0.002, -0.4311]])  # row 0 is not used
@@ -54,9 +43,7 @@ WK = np.array([[-0.4109, 0.5777], [-0.1162, -0.1661]])
 WV = np.array([[-0.2045, 0.121], [-0.1712, -0.4462]])
 
 Q, K, V = x @ WQ, x @ WK, x @ WV
-compare("Q", Q)
-compare("K", K)
-compare("V", V)
+print(Q, K, V, sep="\n\n")
 
 # %% [markdown]
 # ## Logits, scale, softmax, sum
@@ -64,12 +51,22 @@ compare("V", V)
 # `layer_steps` does the projections and everything after them, and keeps each stage under a name.
 
 # %%
+from selfattn.steps.layers import layer_steps
+
 steps = layer_steps(x, WQ, WK, WV)
-compare("attn_logits", steps.scores)
-compare("scaled_attention_logits", steps.scaled_scores)
-compare("attention_weights", steps.weights)
-compare("row_sums", steps.weights.sum(axis=-1))
-compare("output", steps.output)
+print("scores\n", steps.scores)
+print("scaled scores\n", steps.scaled_scores)
+print("weights\n", steps.weights, "and the sums of their rows", steps.weights.sum(axis=-1))
+print("output\n", steps.output)
+
+# %% [markdown]
+# Are these the tutorial's numbers? `selfattn.tutorials` has what it prints, and compares:
+
+# %%
+from selfattn import tutorials
+
+for each in tutorials.basics_notebook().comparisons:
+    print(f"{each.name:24} {'as printed' if each.agrees else 'differs'}")
 
 # %% [markdown]
 # The tutorial computes the output in two ways. In `selfattn` there are three; all give the same:
@@ -79,14 +76,17 @@ compare("output", steps.output)
 # - one call of the function, which never builds the matrix of weights at all.
 
 # %%
-compare("output", steps.weights @ V)
-compare("output", steps.weighted_values.sum(axis=-2))
-compare("output", sa.scaled_dot_product_attention(Q, K, V))
+import selfattn as sa
+
+ways = steps.weights @ V, steps.weighted_values.sum(axis=-2), sa.scaled_dot_product_attention(Q, K, V)
+print(*ways, sep="\n\n")
 
 # %% [markdown]
 # This page shows every number and its sources, and lets you change numbers:
 
 # %%
+from selfattn.views import steps_page
+
 steps_page(steps, tokens)
 
 # %% [markdown]
@@ -156,7 +156,8 @@ for h in range(2):
 by_hand = np.concatenate(by_hand, axis=1)
 
 two = layer_steps(x, WQ, WK, WV, num_heads=2)
-print("the same:", np.allclose(by_hand, two.result, rtol=0, atol=1e-15))
+print("by hand:\n", by_hand)
+print("layer_steps:\n", two.result)
 print(two)
 
 # %% [markdown]

@@ -7,38 +7,24 @@
 # what the rounding cost.
 #
 # One step further: the tutorial names **other score functions**. What do they do with these very inputs?
+#
+# ## What to see
+#
+# The thickness of a ribbon is an attention weight. Which input do all three attend to, and what is special about its key? The
+# tour asks you first, and then shows the answer.
 
 # %%
-import numpy as np
+from selfattn.views import tutorial_page
 
-import selfattn as sa
-from selfattn.steps.layers import layer_steps
-from selfattn.tutorials import load
-from selfattn.views import steps_page
-
-np.set_printoptions(precision=4, suppress=True)
-data = load("illustrated")  # what the tutorial prints; the inputs are typed in below
-printed = data["printed"]
-results = {}
-
-
-def compare(name, computed, digits=5):
-    """Print what the tutorial prints next to our result, and stop if they differ."""
-    results[name] = computed
-    theirs = np.array(printed[name], dtype=float)
-    # Half a unit in the last of the printed digits, counted from the first that is not 0.
-    unit = 10.0 ** (np.floor(np.log10(np.where(theirs == 0, 1.0, abs(theirs)))) - digits + 1)
-    assert theirs.shape == computed.shape and np.all(abs(theirs - computed) <= 0.5 * unit + 1e-12), name
-    print(f"{name}: printed, and computed here")
-    columns = theirs.shape[-1]
-    for left, right in zip(theirs.reshape(-1, columns), computed.reshape(-1, columns), strict=True):
-        print("  ", *(f"{x:10.{digits}g}" for x in left), "   ", *(f"{x:10.{digits}g}" for x in right))
-
+tutorial_page(4)
 
 # %% [markdown]
 # ## Keys, queries, values
 
 # %%
+import numpy as np
+
+np.set_printoptions(precision=4, suppress=True)
 tokens = ["input 1", "input 2", "input 3"]
 x = np.array([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
 w_key = np.array([[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
@@ -46,9 +32,7 @@ w_query = np.array([[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
 w_value = np.array([[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
 
 keys, querys, values = x @ w_key, x @ w_query, x @ w_value
-compare("keys", keys)
-compare("querys", querys)
-compare("values", values)
+print("keys", keys, "queries", querys, "values", values, sep="\n")
 
 # %% [markdown]
 # (One figure of the text shows the key of input 1 as 1, 1, 0. The printed tensor, 0, 1, 1, is right: add rows 1 and 3 of
@@ -60,9 +44,10 @@ compare("values", values)
 # input 1 is 1, 0, 2.
 
 # %%
+from selfattn.steps.layers import layer_steps
+
 steps = layer_steps(x, w_query, w_key, w_value, scale=1.0)
-compare("attn_scores", steps.scores)
-compare("attn_scores_softmax", steps.weights)
+print("scores", steps.scores, "weights", steps.weights, sep="\n")
 
 # %% [markdown]
 # Scores of 4, 16, 12 and weights of 0.000006, 0.982, 0.018: a difference of 4 between two scores is a factor of
@@ -79,17 +64,23 @@ compare("attn_scores_softmax", steps.weights)
 
 # %%
 by_hand = np.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0], [0.0, 0.9, 0.1]])
-results["attn_scores_softmax_rounded"] = by_hand  # an input: there is nothing to compute
 rounded = steps.with_weights(by_hand)
-compare("weighted_values_rounded", rounded.weighted_values.swapaxes(0, 1))
-compare("output_1_rounded", rounded.output[0])
+print("weighted values, for each key", rounded.weighted_values.swapaxes(0, 1), "output 1", rounded.output[0], sep="\n")
 
 # %% [markdown]
 # Outputs 2 and 3 are left to the reader. Try before you run the next cell: the sums are short.
 
 # %%
 print("output 2:", rounded.output[1], " output 3:", rounded.output[2])
-results["outputs_2_and_3_rounded"] = rounded.output[1:]
+
+# %% [markdown]
+# Are all these the tutorial's numbers? `selfattn.tutorials` has what it prints, and compares:
+
+# %%
+from selfattn import tutorials
+
+for each in tutorials.illustrated().comparisons:
+    print(f"{each.name:38} {'as printed' if each.agrees else 'differs'}")
 
 # %% [markdown]
 # ### What did the rounding cost?
@@ -109,6 +100,8 @@ print(rounded.output - steps.output)
 # The whole computation, with the author's weights:
 
 # %%
+from selfattn.views import steps_page
+
 steps_page(rounded, tokens)
 
 # %% [markdown]
@@ -140,6 +133,8 @@ steps_page(steps, tokens, exercise=True)
 # compares by a small network and is no dot product.
 
 # %%
+import selfattn as sa
+
 q, k, v = (t.astype(float) for t in (querys, keys, values))
 rng = np.random.default_rng(4)
 W = rng.uniform(-0.5, 0.5, (3, 3))

@@ -26,10 +26,31 @@ _spec.loader.exec_module(build)
 NAMES = [path.stem for path in build.SOURCES]
 notebooks = pytest.mark.parametrize("name", NAMES)
 
-RESULTS = """\
-import json as _json
-print(_json.dumps(results, default=lambda array: array.tolist()))
-"""
+# What is compared of each notebook, with names of its cells. Tolerances are here, so that the lessons need none.
+RESULTS = {
+    "1_first_principles": """{"embed": x, "linear_layer": linear, "attention_on_raw_embeddings": outputs,
+        "raw_dot_product_scores": {name: raw[name].scores for name in x}, "self_attention_class":
+        {name: layer(x[name]) for name in x}, "projected_attention": {name: projected[name].output for name in x}}""",
+    "2_sentence_embeddings": """{"sentence embedding": (embedding, plain_embedding), "confidence": (sure, plain_sure)} | {
+        f"block, heads: {n}": (block(x), plain_block(x, block.parameters(), n)) for n, block in blocks.items()}""",
+    "3_basics": """{"Q": Q, "K": K, "V": V, "attn_logits": steps.scores, "scaled_attention_logits": steps.scaled_scores,
+        "attention_weights": steps.weights, "row_sums": steps.weights.sum(axis=-1), "output": steps.output,
+        "ways": ways, "heads": (by_hand, two.result)}""",
+    "4_illustrated": """{"keys": keys, "querys": querys, "values": values, "attn_scores": steps.scores,
+        "attn_scores_softmax": steps.weights, "attn_scores_softmax_rounded": by_hand, "output_1_rounded": rounded.output[0],
+        "weighted_values_rounded": rounded.weighted_values.swapaxes(0, 1), "outputs_2_and_3_rounded": rounded.output[1:]}""",
+    "5_attention_module": """{"no mask": (attention(*inputs)[1][0, 0], plain_attention(query, key, value)[1]),
+        "padding": (weights, plain_attention(batch_query, batch_key, batch_value, mask)[1]),
+        "dead row": (functional, np.nan_to_num(with_infinity)),
+        "masked NaN": (ours, plain_attention(query, key[:3], value[:3])[0])}""",
+    "6_gpt": """{"losses": losses, "spoken": spoken, "chances": sa.softmax(scores),
+        "rat": weights_of("This is the dog that / worried the cat that / killed the")[:, :, -1],
+        "cat": weights_of("This is the dog that / worried the")[:, :, -1],
+        "together": [" ".join(vocabulary[n] for n in own) for own in together],
+        "alone": [say(beginning, 6) for beginning in beginnings]}""",
+    "7_classifier": """{"losses": losses, "right": right, "whole": whole, "changed": changed}""",
+}
+LAST = "import json as _json\nprint(_json.dumps({}, default=lambda array: array.tolist()))"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +69,7 @@ def executed(tmp_path_factory):
     def execute(name):
         if name not in done:
             notebook = build.read_source(NOTEBOOKS / "src" / f"{name}.py")
-            done[name] = notebook, json.loads(build.execute(notebook, last=RESULTS))
+            done[name] = notebook, json.loads(build.execute(notebook, last=LAST.format(RESULTS[name])))
         return done[name]
 
     yield execute
@@ -130,29 +151,44 @@ def test_the_outputs_are_those_saved(executed, name):
             assert alike(text, before), f"{kind} of {new.source!r}; run notebooks/build.py"
 
 
-def printed_in(tutorial):
-    """The names of the tensors that a tutorial prints."""
-    data = tutorials.load(tutorial)
-    if "printed" not in data:
-        return {name for name, step in data.items() if isinstance(step, dict) and "printed" in step}
-    return {*data["printed"], *data.get("computed_not_printed", ())}
+def compare(name, results):
+    """Compare a notebook's tensors with what its tutorial prints, or with its plain lines; all of them."""
+    tutorial = {"1": "first_principles", "3": "basics_notebook", "4": "illustrated"}.get(name[0])
+    data = tutorials.load(tutorial) if tutorial else {}
+    printed = {**data.get("printed", {}), **data.get("computed_not_printed", {})}
+    printed |= {
+        step: found["printed"]
+        for step, found in data.items()
+        if isinstance(found, dict) and "printed" in found
+    }
+    assert printed.keys() <= results.keys()
+    for step, found in results.items():
+        for place in printed.get(step, ()) if name[0] == "1" else [None]:
+            theirs, ours = (
+                np.array(each[place] if place else each, float) for each in (printed.get(step, found), found)
+            )
+            if step not in printed:  # selfattn and the plain lines, in float64; sums are short and near 1
+                np.testing.assert_allclose(ours, np.broadcast_to(ours[0], ours.shape), rtol=1e-12, atol=1e-12)
+            elif name[0] == "4":
+                assert tutorials._to_digits(step, theirs, ours, data["printed_significant_digits"]).agrees, (
+                    step
+                )
+            else:
+                assert tutorials._to_decimals(step, theirs, ours, data["printed_decimals"]).agrees, step
 
 
-@pytest.mark.parametrize(
-    ("name", "compared"),
-    [
-        ("1_first_principles", printed_in("first_principles")),
-        ("2_sentence_embeddings", {"block, heads: 1", "block, heads: 2", "sentence embedding", "confidence"}),
-        ("3_basics", printed_in("basics_notebook")),
-        ("4_illustrated", printed_in("illustrated")),
-        ("5_attention_module", {"no mask", "padding", "dead row", "masked NaN"}),
-        ("6_gpt", {"losses", "spoken", "chances", "rat", "cat"}),
-        ("7_classifier", {"losses", "right", "whole", "changed"}),
-    ],
-)
-def test_a_notebook_compares_everything_that_its_tutorial_prints(executed, name, compared):
-    """A notebook fails if a number differs (tested below); this test checks that it compares all numbers."""
-    assert set(executed(name)[1]) == compared
+@pytest.mark.parametrize("name", NAMES[:5])
+def test_a_notebook_computes_everything_that_its_tutorial_prints(executed, name):
+    compare(name, executed(name)[1])
+
+
+@notebooks
+def test_a_lesson_begins_with_ribbons_and_has_no_tolerances(executed, name):
+    first, *others = (cell for cell in executed(name)[0].cells if cell.cell_type == "code")
+    imports = re.findall(r"^(?:from \S+ )?import (.*)$", first.source, re.MULTILINE)
+    assert len(imports) == 1 and "," not in imports[0]
+    assert "sa-view" in first.outputs[0].data["text/html"]
+    assert not re.search(r"\bassert\b|allclose|atol|results", "\n".join(cell.source for cell in others))
 
 
 def test_the_trained_model_takes_from_the_word_that_shows_the_topic(executed):
@@ -171,6 +207,7 @@ def test_the_gpt_learned_the_rhyme_and_looks_at_the_verb(executed):
     _, results = executed("6_gpt")
     rhyme = "/ killed the rat that / ate the malt that / lay in the house that Jack built."
     assert results["spoken"] == rhyme
+    assert results["together"] == results["alone"]
     assert results["losses"][-1] < 0.15
     weights = {name: np.array(results[name])[0, 1] for name in ("rat", "cat")}  # layer 0, head 1
     words = ["This", "is", "the", "dog", "that", "/", "worried", "the", "cat", "that", "/", "killed", "the"]
@@ -186,12 +223,18 @@ def test_the_classifier_learned_what_not_and_but_mean(executed):
     assert all(abs(changed[word] - whole) < 0.5 for word in ("food", "good", "music"))
 
 
-def test_a_wrong_number_stops_the_notebook(tmp_path, executed):
-    source = (NOTEBOOKS / "src" / "3_basics.py").read_text(encoding="utf-8")
-    wrong = tmp_path / "3_basics.py"
-    wrong.write_text(source.replace("[-0.0271, -0.384]", "[-0.0281, -0.384]"), encoding="utf-8")
-    with pytest.raises(build.CellExecutionError, match="AssertionError"):
-        build.execute(build.read_source(wrong))
+@pytest.mark.parametrize("name", NAMES[:5])
+def test_a_wrong_number_is_found(executed, name):
+    for step in executed(name)[1]:
+        results = json.loads(json.dumps(executed(name)[1]))
+        inside, at = results[step], 0
+        if isinstance(inside, dict):
+            inside, at = inside["finance"], 0
+        while isinstance(inside[at], list):
+            inside, at = inside[at], -1
+        inside[at] += 0.501 if name[0] == "4" else 0.0011
+        with pytest.raises(AssertionError):
+            compare(name, results)
 
 
 @pytest.mark.parametrize(
