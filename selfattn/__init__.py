@@ -41,8 +41,8 @@ __version__ = "0.1.0"
 
 _STEPS = ("AttentionSteps", "attention_steps")
 _MODULES = (
-    "files", "functional", "interop", "models", "nn", "optim", "reference", "text", "training", "tutorials",
-    "views",
+    "files", "functional", "interop", "models", "nn", "optim", "reference", "search", "text", "training",
+    "tutorials", "views",
 )  # fmt: skip
 # Attributes that `dir` does not list.
 _INNER_MODULES = ("benchmarks", "cli", "config", "engine", "random", "steps")
@@ -57,6 +57,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from selfattn import engine, files, models, nn, optim, reference, steps, text, training, tutorials, views  # noqa: F401
+    from selfattn import search as search
     from selfattn.functional import *  # noqa: F403
     from selfattn.steps import AttentionSteps as AttentionSteps
     from selfattn.steps import attention_steps

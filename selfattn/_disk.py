@@ -175,9 +175,14 @@ def write_files(folder: Path, content: Mapping[str, bytes]) -> None:
     finally:
         for temporary in staged.values():
             temporary.unlink(missing_ok=True)
+    sync_folder(folder)  # make the renames durable
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's names to the disk."""
     directory = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(directory)  # make the renames durable
+        os.fsync(directory)
     finally:
         os.close(directory)
 

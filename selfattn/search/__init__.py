@@ -1,0 +1,12 @@
+"""Search that stays: an index of one's texts on the disk, searched by meaning.
+
+>>> from selfattn import search
+>>> index = search.Index.create("tickets.index", "all-MiniLM-L6-v2")  # doctest: +SKIP
+>>> index.add(["the printer is on fire", "no sound"], ids=["t1", "t2"])  # doctest: +SKIP
+>>> search.Index.open("tickets.index").search("it burns", k=1)[0].id  # doctest: +SKIP
+'t1'
+"""
+
+from selfattn.search.index import Hit, Index
+
+__all__ = ["Hit", "Index"]

@@ -1,0 +1,168 @@
+"""The model of an index: what embeds its texts and its queries, and how it is known again."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from selfattn import nn
+from selfattn._check import Array, as_array, quoted
+from selfattn.functional._similarity import SIMILARITIES
+from selfattn.interop._encoder import as_encoder, encoder
+from selfattn.models._text_encoder import TextEncoder
+
+READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
+NEAR = 0.01  # how far a text's embedding may be from the one that is stored, relative to its length
+GIVE = "Index.open(path, model=…) takes it from another place"
+
+
+class Model:
+    """An encoder of texts: one that ``models.load`` returns, or any object with ``encode``, or a function.
+
+    It has the methods and attributes of what was given; ``encode_document`` and ``encode_query`` always exist.
+    """
+
+    def __init__(self, given: Any, name: str | None = None) -> None:
+        inner = getattr(given, "model", None)  # of interop's class
+        given = inner if isinstance(inner, TextEncoder) else given
+        self.given = given
+        self.name = name or getattr(given, "__qualname__", type(given).__qualname__)
+        self.prompt, self.similarity = "", "cosine"
+        if isinstance(given, TextEncoder):
+            self.prompt = given.pipeline.prompts.get("document", "")
+            self.similarity = given.pipeline.similarity
+        elif (named := getattr(given, "similarity_fn_name", None)) in SIMILARITIES:
+            self.similarity = named
+        self._document, self._query = (
+            _method(given, f"encode_{kind}", "encode") for kind in ("document", "query")
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "given":
+            raise AttributeError(name)
+        return getattr(self.given, name)
+
+    def encode_document(self, texts: Sequence[str]) -> Array:
+        """Compute embeddings of texts that are searched, (n, d) in float32."""
+        return self._rows(self._document, texts)
+
+    def encode_query(self, texts: Sequence[str]) -> Array:
+        """Compute embeddings of queries, (n, d) in float32."""
+        return self._rows(self._query, texts)
+
+    def _rows(self, function: Callable[[list[str]], Any], texts: Sequence[str]) -> Array:
+        found = as_array("embeddings", function(list(texts)))
+        if found.ndim != 2 or len(found) != len(texts) or not found.shape[1] or found.dtype.kind != "f":
+            what = f"{len(texts)} rows of floats, not {found.dtype} of shape {found.shape}"
+            raise ValueError(f"{self.name} must return {what}")
+        with np.errstate(over="ignore"):
+            rows = np.ascontiguousarray(found, np.float32)
+        if not (finite := np.isfinite(rows).all(axis=1)).all():
+            n = int(np.argmin(finite))
+            raise ValueError(f"{self.name} made an embedding that is not finite, of {quoted(texts[n])}")
+        return rows
+
+    def check(self, text: str, stored: Array, metric: str) -> None:
+        """Refuse a model that makes another embedding of a text than the one that an index holds."""
+        made = normalized(self.encode_document([text])[0:1], metric)[0]
+        if made.shape != stored.shape:
+            what = f"width {len(made)}, and the index has {len(stored)}"
+        elif np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
+            what = f"other embeddings than those of the index, such as of {quoted(text)}"
+        else:
+            return
+        raise ValueError(f"{self.name} is another model than the one that made the index: it makes {what}")
+
+
+def normalized(rows: Array, metric: str) -> Array:
+    """Return embeddings as an index holds them: for the cosine of length 1, in float32."""
+    from selfattn.functional._similarity import _unit
+
+    return np.ascontiguousarray(_unit(rows) if metric == "cosine" else rows, np.float32)
+
+
+def _method(given: Any, *names: str) -> Callable[[list[str]], Any]:
+    """Return the first method of these names, or a function itself."""
+    for name in names:
+        if callable(method := getattr(given, name, None)):
+            return method  # type: ignore[no-any-return]
+    if not callable(given):
+        raise TypeError(
+            f"model must be a folder, a model of models.load, or a function of a list of texts, not {quoted(given)}"
+        )
+    return given  # type: ignore[no-any-return]
+
+
+def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
+    """Return a model, and what the manifest says of it."""
+    if isinstance(given, str | os.PathLike):
+        folder = Path(given).absolute()
+        return Model(encoder(folder), str(folder)), of_folder(folder)
+    model = Model(as_encoder(given) if isinstance(given, TextEncoder | nn.EmbeddingModel) else given)
+    source: Path | None = getattr(model.given, "_folder", None)
+    if isinstance(model.given, TextEncoder) and source is not None and source.is_dir():
+        return model, of_folder(source.absolute()) | {"dtype": model.given.dtype}
+    return model, {"name": model.name, "folder": None}
+
+
+def of_folder(folder: Path) -> dict[str, Any]:
+    """Return what tells whether a model's folder is the same: its name, its files' sizes and times, and their digest."""
+    return {"name": str(folder), "folder": str(folder), "state": _state(folder), "digest": _digest(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    every = (path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+    return sorted(
+        path for path in every if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _state(folder: Path) -> list[list[Any]]:
+    stats = [(str(path.relative_to(folder)), path.stat()) for path in _files(folder)]
+    return [[name, each.st_size, each.st_mtime_ns] for name, each in stats]
+
+
+def _digest(folder: Path) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for path in _files(folder):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).digest()
+        total.update(os.fsencode(path.relative_to(folder)) + b"\0" + content)
+    return total.hexdigest()
+
+
+def known_again(entry: Mapping[str, Any], given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
+    """Return what loads the model of an index that is opened, and what the manifest will say of it.
+
+    An error if the folder is not there, or is another one; ``given`` is a folder or a model in its place.
+    """
+    made: Any = entry.get("folder")
+    if given is not None and not isinstance(given, str | os.PathLike):
+        model, changed = model_of(given)
+        return lambda: model, changed if changed["folder"] else dict(entry)
+    if given is None and made is None:
+        raise ValueError(
+            f"{entry.get('name')} made this index, and is not a folder: Index.open(path, model=…) takes it"
+        )
+    folder = Path(made if given is None else given).absolute()
+    if not folder.is_dir():
+        what = f"the model that made this index has moved; {GIVE}" if given is None else "not a folder"
+        raise FileNotFoundError(errno.ENOENT, what, str(folder))
+    if made != str(folder) or _state(folder) != entry.get("state"):
+        now = of_folder(folder)
+        if made is not None and now["digest"] != entry.get("digest"):
+            raise ValueError(
+                f"{folder} has changed since it made this index: its embeddings would not fit; {GIVE}"
+                if given is None
+                else f"{folder} is another model than the one that made this index, {made}"
+            )
+        entry = {**entry, **now}
+    dtype = entry.get("dtype")
+    return lambda: Model(encoder(folder, dtype), str(folder)), dict(entry)

@@ -1,0 +1,84 @@
+"""The best rows of an index for some queries: products in the core, distances in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from selfattn import _core
+from selfattn._check import Array
+from selfattn.functional._similarity import similarities
+from selfattn.search._store import Generation
+
+BLOCK = 2**14  # rows whose distances are in memory at once
+CANDIDATES = 4  # how many times k int8 finds, for the exact embeddings to choose from
+
+
+def nearest(index: Generation, queries: Array, k: int, keep: Array | None) -> tuple[Array, Array]:
+    """Return the scores and the numbers of the best k of the rows to keep, (queries, at most k) each, the best first."""
+    if index.metric in ("euclidean", "manhattan"):
+        return _by_distance(index, queries, k, keep)
+    if index.codes is None:
+        return _search(queries, index.vectors, k, keep=keep)
+    _, found = _search(queries, index.codes, CANDIDATES * k, scales=index.scales, keep=keep)
+    found.sort(axis=1)  # of equal scores the first row wins
+    best = [_search(query[None], index.vectors[rows], k) for query, rows in zip(queries, found, strict=True)]
+    scores = np.concatenate([scores for scores, _ in best])
+    return scores, np.take_along_axis(found, np.concatenate([places for _, places in best]), 1)
+
+
+def _by_distance(index: Generation, queries: Array, k: int, keep: Array | None) -> tuple[Array, Array]:
+    best, found = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+    for first in range(0, len(index.rows), BLOCK):
+        rows = np.arange(first, min(first + BLOCK, len(index.rows)))
+        rows = rows if keep is None else rows[keep[rows]]
+        scores = np.hstack([best, similarities(index.metric, queries, index.vectors[rows])])
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        found = np.take_along_axis(np.hstack([found, np.tile(rows, (len(queries), 1))]), order, 1)
+        best = np.take_along_axis(scores, order, 1)
+    return best, found
+
+
+def quantized(rows: Array) -> tuple[Array, Array]:
+    """Round rows to int8 and a scale each: ``codes * scales`` is near the row."""
+    largest = np.abs(rows).max(axis=1, initial=0)
+    scales = np.where(largest > 0, largest, 127).astype(np.float32) / np.float32(127)
+    return np.rint(rows / scales[:, None]).astype(np.int8), scales
+
+
+def _search(
+    queries: Array, vectors: Array, k: int, *, scales: Any = None, keep: Any = None
+) -> tuple[Array, Array]:
+    """Stand in for the core's function until it is there."""
+    if hasattr(_core, "_search"):
+        found: tuple[Array, Array] = _core._search(queries, vectors, k, scales=scales, keep=keep)
+        return found
+    rows = np.arange(len(vectors)) if keep is None else np.flatnonzero(keep)
+    scores = queries @ vectors[rows].astype(np.float32).T * (1 if scales is None else scales[rows])
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1).astype(np.float32), rows[order]
+
+
+def best_records(
+    index: Generation, queries: Array, k: int, keep: Array | None
+) -> list[list[tuple[int, float]]]:
+    """Return the best row, and its score, of each of the best k records, for each query."""
+    several = len(index.rows) > len(index.records)  # some texts have several rows
+    most = len(index.rows) if keep is None else int(keep.sum())
+    wanted = 2 * k if several else k
+    while True:
+        scores, rows = nearest(index, queries, min(wanted, most), keep)
+        found = [list(zip(*each, strict=True)) for each in zip(rows.tolist(), scores.tolist(), strict=True)]
+        if several:
+            found = [_first_of_each(index, each)[:k] for each in found]
+        if wanted >= most or all(len(each) >= k for each in found):
+            return found
+        wanted *= 4
+
+
+def _first_of_each(index: Generation, found: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    best: dict[int, tuple[int, float]] = {}
+    for row, score in found:
+        best.setdefault(index.row(row)[0], (row, score))
+    return list(best.values())

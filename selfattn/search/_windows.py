@@ -1,0 +1,74 @@
+"""Long texts in windows of sentences, each as long as the model takes."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from selfattn import nn
+from selfattn.models._text_encoder import TextEncoder
+from selfattn.training.triplets import BOUNDARY
+
+Count: TypeAlias = Callable[[Sequence[str]], list[int]]  # the tokens of each text
+_ENDS = re.compile(rf"(?:\n\s*\n)|(?:{BOUNDARY.pattern})")
+_WORDS = re.compile(r"\s+")
+
+
+def windows(texts: Sequence[str], model: Any) -> list[list[tuple[int, int]]]:
+    """Return where the windows of each text begin and end; one of its whole length for a text that the model takes whole."""
+    count, most = _counter(model)
+    long = [n for n, text in enumerate(texts) if len(text.encode()) > most]  # a token has a byte or more
+    sizes = dict(zip(long, count([texts[n] for n in long]), strict=True)) if long else {}
+    return [
+        _cut(text, count, most) if sizes.get(n, 0) > most else [(0, len(text))]
+        for n, text in enumerate(texts)
+    ]
+
+
+def _counter(model: Any) -> tuple[Count, float]:
+    """Return what counts tokens, and how many the model takes of a text besides its special ones and its prompt."""
+    if isinstance(model.given, TextEncoder) and (tokenizer := model.given.tokenizer) is not None:
+        special = tokenizer.num_special_tokens_to_add(False)
+
+        def count(texts: Sequence[str]) -> list[int]:
+            encodings = tokenizer.encode_batch_fast(list(texts))
+            parts = [[e, *e.overflowing] for e in encodings]
+            return [sum(len(part.ids) - special for part in each) for each in parts]
+
+        before = count([model.prompt])[0] if model.prompt else 0
+        return count, max(1, model.given.max_seq_length - special - before)
+    if isinstance(model.given, nn.EmbeddingModel):
+        return (lambda texts: [len(model.given._tokenize(text)) for text in texts]), model.given.max_seq_len
+    return (lambda texts: [0] * len(texts)), float("inf")
+
+
+def _cut(text: str, count: Count, most: float) -> list[tuple[int, int]]:
+    """Cut a text after as many sentences as the model takes; a longer sentence between words, a longer word anywhere."""
+    pieces = _pieces(text, (0, len(text)), _ENDS)
+    for pattern in (_WORDS, None):
+        sizes = count([text[begin:end] for begin, end in pieces])
+        pieces = [
+            part
+            for piece, size in zip(pieces, sizes, strict=True)
+            for part in (_pieces(text, piece, pattern) if size > most else [piece])
+        ]
+    totals = [0, *itertools.accumulate(count([text[begin:end] for begin, end in pieces]))]
+    found, first = [], 0
+    while first < len(pieces):
+        end = max(first + 1, bisect.bisect_right(totals, totals[first] + most) - 1)
+        found.append((pieces[first][0], pieces[end - 1][1]))
+        first = end
+    return found or [(0, len(text))]
+
+
+def _pieces(text: str, span: tuple[int, int], pattern: re.Pattern[str] | None) -> list[tuple[int, int]]:
+    """Split a part of a text at what a pattern matches, which is left out; None splits it into characters."""
+    begin, end = span
+    if pattern is None:
+        return [(n, n + 1) for n in range(begin, end)]
+    gaps = [(begin, begin), *(gap.span() for gap in pattern.finditer(text, begin, end)), (end, end)]
+    inner = [(a[1], b[0]) for a, b in itertools.pairwise(gaps)]
+    return [(a, b) for a, b in inner if b > a]

@@ -1,0 +1,386 @@
+"""The index of one's texts: embedded once, kept on the disk, searched by meaning.
+
+`_store` owns the files, `_models` the model, `_nearest` the best rows; this file owns arguments, messages and hits.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from selfattn import _disk
+from selfattn._check import Array, check_size
+from selfattn.functional._similarity import SIMILARITIES
+from selfattn.interop._encoder import column
+from selfattn.models._tokenizer import bar, check_unicode
+from selfattn.search._adding import append, checked_ids, checked_metadata, checked_where, id_json
+from selfattn.search._models import Model, known_again, model_of, normalized
+from selfattn.search._nearest import best_records
+from selfattn.search._store import DELETED, DTYPES, MANIFEST, Generation, Writer, first_manifest, hash64
+
+CHUNK = 8192  # texts that are looked up and written at once
+
+
+class _Hit(NamedTuple):
+    id: str | int
+    score: float
+    text: str
+    metadata: dict[str, Any]
+
+
+class Hit(_Hit):
+    """A text that was found: ``id, score, text, metadata``.
+
+    Attributes
+    ----------
+    id : str or int
+    score : float
+        The similarity; after re-ranking the cross-encoder's score, in a hybrid search the sum of reciprocal ranks.
+    text : str
+        The whole text.
+    metadata : dict
+    span : tuple of int, or None
+        Where in a long text the window that was found begins and ends: ``hit.text[slice(*hit.span)]``. None for the whole text.
+    """
+
+    span: tuple[int, int] | None = None
+
+
+class Index:
+    """Texts with their embeddings, in a folder: embedded once, then searched by any number of processes.
+
+    ``Index.create`` makes one, ``Index.open`` opens it. One process at a time changes it, and a change is seen whole or not at
+    all: each method uses the newest state, and ends with it. Texts are in the order in which they were added.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+    metric : {"cosine", "dot", "euclidean", "manhattan"}
+    dtype : {"float32", "int8"}
+    model : object
+        What embeds, with ``encode_document`` and ``encode_query``; a folder is loaded when it is first used.
+    ids, texts, metadata : list
+        Those of all texts, read from the disk each time.
+    vectors : ndarray of float32, shape (n, d)
+        The embedding of each text; of a long one that of its first window. For the cosine they have length 1.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from selfattn import search
+    >>> def letters(texts):  # any function of a list of texts, or the folder of a model
+    ...     return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts], float)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> index = search.Index.create(folder.name, letters)
+    >>> index.add(["tea with milk", "a storm at sea"], metadata=[{"kind": "food"}, {"kind": "weather"}])
+    [0, 1]
+    >>> [hit.text for hit in index.search("ale with milk", k=1)]
+    ['tea with milk']
+    >>> [hit.text for hit in index.search("ale with milk", where={"kind": "weather"})]
+    ['a storm at sea']
+    """
+
+    def __init__(self, folder: Path, load: Callable[[], Model], entry: dict[str, Any]) -> None:
+        self.folder = folder
+        self._load, self._entry = load, entry
+        self._loaded: Model | None = None
+        self._seen: tuple[Any, Generation] | None = None
+        self._current()
+
+    @classmethod
+    def create(
+        cls, path: _disk.PathLike, model: Any, dtype: str = "float32", metric: str | None = None
+    ) -> Index:
+        """Make an index without texts.
+
+        Parameters
+        ----------
+        path : path
+            A folder, which is made; an existing one must be empty.
+        model : path or object
+            The folder of an encoder, as :func:`selfattn.models.load` takes it; or what that returned; or an object with ``encode``;
+            or a function of a list of texts that returns their embeddings, (n, d). Only a folder is loaded again by :meth:`open`.
+        dtype : {"float32", "int8"}, default "float32"
+            int8 reads a quarter of the bytes for a search, and takes a quarter more on the disk: candidates that it finds are
+            compared by the exact embeddings.
+        metric : {"cosine", "dot", "euclidean", "manhattan"}, optional
+            By default the one that the model's folder names, else the cosine. int8 has no distances.
+
+        Returns
+        -------
+        Index
+
+        Raises
+        ------
+        FileExistsError
+            The folder is not empty.
+        TypeError, ValueError, FileNotFoundError
+            What was given is no encoder, or not one of the values above.
+        """
+        folder = Path(path)
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype must be 'float32' or 'int8', not {dtype!r}")
+        made, entry = model_of(model)
+        metric = made.similarity if metric is None else metric
+        if metric not in SIMILARITIES:
+            raise ValueError(f"metric must be one of {', '.join(SIMILARITIES)}, not {metric!r}")
+        if dtype == "int8" and metric not in ("cosine", "dot"):
+            raise ValueError(f"int8 works with cosine and dot, not {metric}; dtype='float32' works with each")
+        if folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
+            raise FileExistsError(
+                errno.EEXIST, "the folder is not empty; Index.open opens an index", str(folder)
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest = first_manifest(dtype, metric, 0, entry)
+        _disk.write_file(folder / MANIFEST, _disk.to_json(manifest))
+        return cls(folder, lambda: made, entry)
+
+    @classmethod
+    def open(cls, path: _disk.PathLike, model: Any = None) -> Index:
+        """Open an index; nothing is read yet but the sizes of its files.
+
+        Parameters
+        ----------
+        path : path
+        model : path or object, optional
+            As for :meth:`create`. By default the folder that made the index.
+
+        Returns
+        -------
+        Index
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no index, or the model's folder has moved.
+        ValueError
+            The model's files have changed, another model is given, or the index is damaged; the message names the file.
+        """
+        folder = Path(path)
+        entry = Generation.newest(folder).manifest.get("model")
+        if not isinstance(entry, dict):
+            raise ValueError(f"{folder / MANIFEST}: model must be an object")
+        index = cls(folder, *known_again(entry, model))
+        if model is not None and not isinstance(model, str | os.PathLike):
+            index.model  # noqa: B018 an error if it is another one
+        return index
+
+    # ------------------------------------------------------------------------------------------------- properties
+
+    @property
+    def metric(self) -> str:
+        """The similarity."""
+        return str(self._current().metric)
+
+    @property
+    def dtype(self) -> str:
+        """What a search reads."""
+        return str(self._current().dtype)
+
+    @property
+    def model(self) -> Model:
+        """What embeds; an error if it makes other embeddings than those that are here."""
+        if self._loaded is None:
+            loaded, now = self._load(), self._current()
+            if len(now.rows):
+                record, start, end = now.row(0)
+                loaded.check(now.entry(record)[1][start:end], now.vectors[0], now.metric)
+            self._loaded = loaded
+        return self._loaded
+
+    @property
+    def ids(self) -> list[str | int]:
+        """The ids of all texts."""
+        return [entry[0] for entry in self._entries()]
+
+    @property
+    def texts(self) -> list[str]:
+        """All texts."""
+        return [entry[1] for entry in self._entries()]
+
+    @property
+    def metadata(self) -> list[dict[str, Any]]:
+        """The metadata of all texts."""
+        return [entry[2] for entry in self._entries()]
+
+    @property
+    def vectors(self) -> Array:
+        """The embedding of each text."""
+        now = self._current()
+        if len(now.rows) == len(now.records):
+            return now.vectors if now.alive is None else now.vectors[now.alive]
+        first = np.searchsorted(now.rows["record"], now.live().astype(np.uint32))
+        return now.vectors[first]
+
+    def _entries(self) -> list[tuple[Any, str, dict[str, Any]]]:
+        now = self._current()
+        return [now.entry(n) for n in now.live().tolist()]
+
+    def __len__(self) -> int:
+        now = self._current()
+        return len(now.records) if now.alive is None else int(now.alive.sum())
+
+    def __repr__(self) -> str:
+        now = self._current()
+        return f"Index({str(self.folder)!r}: {len(self)} texts, {now.metric}, {now.dtype}, {now.manifest['model'].get('name')})"
+
+    def _current(self) -> Generation:
+        """Return the newest generation."""
+        path = self.folder / MANIFEST
+        if not path.exists():
+            raise FileNotFoundError(
+                errno.ENOENT, "no index is here; Index.create makes one", str(self.folder)
+            )
+        state = path.stat()
+        mark = state.st_ino, state.st_mtime_ns, state.st_size
+        if self._seen is None or self._seen[0] != mark:
+            self._seen = mark, Generation.newest(self.folder)
+        return self._seen[1]
+
+    # ---------------------------------------------------------------------------------------------------- changes
+
+    def add(
+        self,
+        texts: Sequence[str],
+        ids: Sequence[str | int] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[str | int]:
+        """Add texts, all or none. One that is here already, to the letter, is not embedded again.
+
+        Parameters
+        ----------
+        texts : sequence of str
+            A list, an array, or a column of a table. A text that is longer than the model takes is cut into windows of sentences,
+            and is found if one of them is.
+        ids : sequence of str or int, optional
+            A text whose id is here replaces that one. By default 0, 1, 2, …, after the highest number that was an id.
+        metadata : sequence of mapping, optional
+            JSON for each text: names with numbers, texts, True, False or None, by which :meth:`search` selects; and other values,
+            which are only kept.
+        progress : bool, default False
+            Show a bar with rate and remaining time; needs ``tqdm``.
+
+        Returns
+        -------
+        list of str or int
+            The ids.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Something is not as above, an id is given twice, or the model cannot take a text; the message says which.
+        BlockingIOError
+            Another process or thread is changing the index.
+        OSError
+            The disk is full, for example. After any error the index is as it was before.
+        """
+        listed, model = column(texts), self.model
+        for n, text in enumerate(listed):
+            check_unicode(text, n, "text")
+        given = None if ids is None else checked_ids(ids, len(listed))
+        fields = checked_metadata(metadata, len(listed))
+        with Writer(self.folder) as writer, bar(progress, len(listed), "add") as done:
+            if given is None:
+                first = writer.now.next_id
+                given = list(range(first, first + len(listed)))
+            before = writer.now
+            for n in range(0, len(listed), CHUNK):
+                part = slice(n, n + CHUNK)
+                append(writer, model, listed[part], given[part], fields[part], done)
+            if writer.now is not before:
+                writer.commit(model=self._entry)
+        return given
+
+    def delete(self, ids: Sequence[str | int] | str | int) -> None:
+        """Delete texts, all or none. Their room on the disk is free after :meth:`vacuum`.
+
+        Parameters
+        ----------
+        ids : sequence of str or int, or one
+
+        Raises
+        ------
+        ValueError
+            The index has no such id, or it is given twice; nothing is deleted.
+        BlockingIOError, OSError
+            As for :meth:`add`.
+        """
+        listed = [ids] if isinstance(ids, str | int) else list(ids)
+        wanted = {name: hash64(name) for name in map(id_json, checked_ids(listed, len(listed)))}
+        with Writer(self.folder) as writer:
+            found = writer.now.find("id", wanted)
+            if missing := [name.decode() for name in wanted if name not in found]:
+                raise ValueError(
+                    f"the index has no id {missing[0]}; {len(missing)} of {len(wanted)} are missing"
+                )
+            if found:
+                writer.append({"deleted": np.array(sorted(found.values()), DELETED)})
+                writer.commit(model=self._entry)
+
+    # ----------------------------------------------------------------------------------------------------- search
+
+    def search(
+        self,
+        query: str | Sequence[str],
+        k: int = 10,
+        where: Mapping[str, Any] | None = None,
+    ) -> list[Hit] | list[list[Hit]]:
+        """Find the texts that are most similar to a query.
+
+        Parameters
+        ----------
+        query : str or sequence of str
+        k : int, default 10
+            How many texts to find at most.
+        where : mapping, optional
+            A value, or a list of values, for each of some fields: only texts whose metadata have one of them in every field are
+            compared at all. Types matter: 1, "1" and True differ; 1 and 1.0 are one number.
+
+        Returns
+        -------
+        list of Hit, or a list of such lists for a sequence of queries
+            The best first; of equal scores the one that was added first.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Something is not as above, or no text has a field.
+
+        Notes
+        -----
+        A query has the same hits, to the bit, alone and with others, and for any number of threads. Scores are sums in float32,
+        so texts are in the order of exact scores where these differ by more than some d · 1e-7.
+        """
+        queries: list[str] = [query] if isinstance(query, str) else column(query)
+        for n, each in enumerate(queries):
+            check_unicode(each, n, "query")
+        k, model, now = check_size("k", k), self.model, self._current()
+        keep = now.keep(checked_where(where, now.fields))
+        if not queries or not len(now.rows):
+            return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
+        vectors = normalized(model.encode_query(queries), now.metric)
+        if vectors.shape[1] != now.width:
+            raise ValueError(
+                f"{model.name} makes queries of width {vectors.shape[1]}; the texts have {now.width}"
+            )
+        found = best_records(now, vectors, k, keep)
+        hits = [[_hit(now, row, score) for row, score in each] for each in found]
+        return hits[0] if isinstance(query, str) else hits
+
+
+def _hit(now: Generation, row: int, score: float) -> Hit:
+    record, start, end = now.row(row)
+    name, text, metadata = now.entry(record)
+    if not start <= end <= len(text):
+        raise now.damaged("rows", f"row {row} names characters {start} to {end} of {len(text)}")
+    hit = Hit(name, score, text, metadata)
+    if (start, end) != (0, len(text)):
+        hit.span = start, end
+    return hit

@@ -1,0 +1,270 @@
+"""An index of texts: what it finds against scores in float64, what is embedded, which states are refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from selfattn import search
+
+WORDS = [f"w{n}" for n in range(60)]
+WIDTH = 24
+
+
+class Words:
+    """A model that adds up a random vector for each word, and keeps the texts that it was given."""
+
+    def __init__(self, seed=0, width=WIDTH):
+        rng = np.random.default_rng(seed)
+        self.table = {word: rng.standard_normal(width) for word in WORDS}
+        self.given = []
+
+    def __call__(self, texts):
+        self.given += texts
+        return np.array([sum(self.table[word] for word in text.split()) for text in texts], np.float32)
+
+
+def drawn(n, seed=1, most=6):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(2, most + 1))) for _ in range(n)]
+
+
+@pytest.fixture
+def model():
+    return Words()
+
+
+@pytest.fixture
+def index(tmp_path, model):
+    return search.Index.create(tmp_path / "index", model)
+
+
+def exact(metric, query, vectors):
+    """Scores in float64."""
+    q, x = query.astype(np.float64), vectors.astype(np.float64)
+    if metric == "cosine":
+        return x @ q / np.linalg.norm(x, axis=1) / np.linalg.norm(q)
+    return x @ q if metric == "dot" else -np.linalg.norm(x - q, 1 if metric == "manhattan" else 2, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("metric", "dtype"),
+    [("cosine", "float32"), ("cosine", "int8"), ("dot", "float32"), ("dot", "int8"), ("euclidean", "float32"), ("manhattan", "float32")],
+)  # fmt: skip
+def test_hits_are_those_of_exact_scores(tmp_path, model, metric, dtype):
+    texts = drawn(700)
+    index = search.Index.create(tmp_path / "index", model, dtype, metric)
+    index.add(texts[:300], metadata=[{"n": n % 3} for n in range(300)])
+    index.add(texts[300:], metadata=[{"n": n % 3} for n in range(300, 700)])
+    gone = list(range(0, 700, 7))
+    index.delete(gone)
+    rows, queries = model(texts), drawn(5, seed=2)
+    for where in (None, {"n": 2}, {"n": [0, 1]}):
+        may = [n for n in range(700) if n not in gone and (where is None or n % 3 in np.ravel(where["n"]))]
+        found = index.search(queries, 9, where)
+        for query, hits in zip(model(queries), found, strict=True):
+            scores = exact(metric, query, rows)
+            # A sum of d products in float32, of rows that were rounded when they were scaled to length 1.
+            error = 2 * WIDTH * np.finfo(np.float32).eps * max(1, np.abs(scores).max())
+            got = [scores[hit.id] for hit in hits]
+            np.testing.assert_allclose([hit.score for hit in hits], got, rtol=0, atol=error)
+            np.testing.assert_allclose(got, np.sort(scores[may])[::-1][:9], rtol=0, atol=error)
+            assert all(hit.id in may and hit.text == texts[hit.id] for hit in hits)
+        assert [[hit.id for hit in index.search(each, 9, where)] for each in queries] == [
+            [hit.id for hit in hits] for hits in found
+        ]
+
+
+def test_a_text_is_embedded_once(index, model):
+    texts = drawn(50)
+    assert index.add(texts) == list(range(50))
+    assert model.given == list(dict.fromkeys(texts))
+    model.given.clear()
+    index.add([texts[3], "w0 w0 w0", texts[3]], ids=["a", "b", "c"])
+    index.delete(["a", 3])
+    index.add([texts[3]])  # a deleted text's embedding is still here
+    assert model.given == ["w0 w0 w0"]
+    assert index.ids == [*(n for n in range(50) if n != 3), "b", "c", 50]
+    assert np.array_equal(index.vectors[-1], index.vectors[-2])
+
+
+def test_an_id_is_replaced(index, model):
+    index.add(["w1 w2", "w3", "w4"], ids=["1", 1, -7], metadata=[{"a": 1}, {"a": 2}, {"b": None}])
+    before = (index.folder / "manifest.json").read_bytes()
+    index.add(["w3"], ids=[1], metadata=[{"a": 2}])
+    assert (index.folder / "manifest.json").read_bytes() == before  # nothing has changed
+    index.add(["w5", "w3"], ids=["1", 1], metadata=[{"a": 3}, {"a": 4}])
+    assert index.ids == [-7, "1", 1] and index.texts == ["w4", "w5", "w3"] and len(index) == 3
+    assert index.metadata == [{"b": None}, {"a": 3}, {"a": 4}]
+    assert [hit.id for hit in index.search("w1 w2 w5", where={"a": [1, 2, 3]})] == ["1"]
+    assert index.add(["w9"]) == [2]  # the next number
+
+
+def test_where_knows_types(index):
+    values = [1, "1", True, 1.0, None, False, 0, [1], {"x": 1}, 1.5, "é"]
+    index.add(drawn(len(values)), metadata=[{"v": value, "w": n % 2} for n, value in enumerate(values)])
+
+    def found(**where):
+        return sorted(hit.id for hit in index.search("w1", 99, where))
+
+    assert found(v=1) == found(v=1.0) == found(v=np.int64(1)) == [0, 3]
+    assert found(v="1") == [1] and found(v=True) == [2] and found(v=None) == [4] and found(v=False) == [5]
+    assert found(v=[1, "é", 1.5]) == found(v=np.array([1, "é", 1.5], object)) == [0, 3, 9, 10]
+    assert found(v=[1, True], w=0) == [0, 2] and found(v=[]) == found(v="none") == []
+    with pytest.raises(ValueError, match="no text has the field 'V'; the fields are 'v', 'w'"):
+        found(V=1)
+    with pytest.raises(TypeError, match=r"where: 'v' must be a text.* not \{'x': 1\}"):
+        found(v={"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "message"),
+    [
+        ({"texts": "w1"}, ValueError, "texts must be a list"),
+        ({"texts": ["w1", None]}, ValueError, "text 1 is None, not a str; a text is missing"),
+        ({"texts": ["w1 \ud800"]}, ValueError, "text 0, .* is not Unicode"),
+        ({"texts": ["w1"], "ids": "a"}, TypeError, "ids must be a sequence"),
+        ({"texts": ["w1"], "ids": [1.5]}, TypeError, "id 0 must be a str or an int, not 1.5"),
+        ({"texts": ["w1"], "ids": [True]}, TypeError, "id 0 must be a str or an int, not True"),
+        ({"texts": ["w1", "w2"], "ids": [1, 1]}, ValueError, "ids 0 and 1 are both 1"),
+        ({"texts": ["w1", "w2"], "ids": [1]}, ValueError, "1 ids for 2 texts"),
+        ({"texts": ["w1"], "metadata": [{"a": float("nan")}]}, ValueError, "metadata 0: 'a' is nan, which JSON"),
+        ({"texts": ["w1"], "metadata": [{"a": {1}}]}, TypeError, r"metadata 0: 'a' is \{1\}, which JSON"),
+        ({"texts": ["w1"], "metadata": [{1: 2}]}, TypeError, "metadata 0 must be a mapping of names"),
+        ({"texts": ["w1"], "metadata": {"a": 1}}, TypeError, "metadata is a dict"),
+    ],
+)  # fmt: skip
+def test_wrong_texts_change_nothing(index, what, error, message):
+    index.add(["w1"], ids=["old"])
+    with pytest.raises(error, match=message):
+        index.add(**what)
+    assert index.ids == ["old"]
+    with pytest.raises(ValueError, match=r'no id "new"; 1 of 2 are missing'):
+        index.delete(["old", "new"])
+    assert index.ids == ["old"]
+
+
+def test_an_embedding_that_is_wrong_changes_nothing(tmp_path):
+    made = [np.ones((2, 3))]
+    index = search.Index.create(tmp_path / "index", lambda texts: made[-1])
+    index.add(["a", "b"])
+    nan = np.array([[1, np.nan, 1], [1, 1, 1]])
+    for rows in (nan, np.ones((2, 4)), np.ones((3, 3)), np.ones((2, 3), int)):
+        made.append(rows)
+        for method in (index.add, index.search):
+            with pytest.raises(
+                ValueError, match=r"not finite, of 'c'|of width 4|must return 2 rows of floats"
+            ):
+                method(["c", "d"])
+    assert index.texts == ["a", "b"]
+
+
+def test_only_the_same_model_opens_it(tmp_path, index):
+    with pytest.raises(
+        ValueError, match=r"Words made this index, and is not a folder: Index.open\(path, model"
+    ):
+        search.Index.open(index.folder)
+    search.Index.open(index.folder, Words(seed=1))  # it is empty
+    index.add(drawn(5))
+    again = search.Index.open(index.folder, Words())
+    assert again.search("w1 w2") == index.search("w1 w2")
+    with pytest.raises(ValueError, match="Words is another model than the one that made the index"):
+        search.Index.open(index.folder, Words(seed=1))
+    with pytest.raises(ValueError, match="it makes width 5, and the index has 24"):
+        search.Index.open(index.folder, Words(width=5))
+    with pytest.raises(FileNotFoundError, match="no index is here"):
+        search.Index.open(tmp_path)
+    with pytest.raises(FileExistsError, match="the folder is not empty"):
+        search.Index.create(index.folder, Words())
+    with pytest.raises(ValueError, match="int8 works with cosine and dot, not euclidean"):
+        search.Index.create(tmp_path / "other", Words(), "int8", "euclidean")
+    with pytest.raises(TypeError, match="model must be a folder"):
+        search.Index.create(tmp_path / "other", 5)
+
+
+def test_readers_see_each_change(index):
+    other = search.Index.open(index.folder, Words())
+    index.add(["w1", "w2"])
+    assert other.ids == [0, 1]
+    old = other._current()
+    other.delete(0)
+    assert index.ids == [1] and [old.entry(n)[0] for n in old.live()] == [0, 1]
+
+
+# ------------------------------------------------------------------------------------------------- a folder's model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
+    import text_folders
+
+    made = text_folders.save_bert(tmp_path_factory.mktemp("made") / "model")
+    sentence = {"prompts": {"query": "query : ", "document": "a "}, "similarity_fn_name": "dot"}
+    return text_folders.add_pipeline(made, text_folders.old_pooling("mean"), sentence=sentence)
+
+
+def test_a_folders_settings_are_used(tmp_path, folder):
+    from selfattn import models
+
+    model, texts = models.load(folder), ["the sea was calm", "old stones", "a ship sailed"]
+    index = search.Index.create(tmp_path / "index", folder)
+    index.add(texts)
+    assert index.metric == "dot" and np.array_equal(index.vectors, model.encode_document(texts))
+    scores = model.similarity(model.encode_query("dark water"), model.encode_document(texts))[0]
+    again = search.Index.open(index.folder).search("dark water")
+    assert [hit.id for hit in again] == np.argsort(-scores).tolist()
+    np.testing.assert_allclose([hit.score for hit in again], np.sort(scores)[::-1], rtol=1e-5)
+
+
+def test_a_long_text_is_found_by_a_window(tmp_path, folder):
+    from selfattn import models
+
+    model = models.load(folder)
+    long = (
+        "The sea was calm. A ship sailed over the dark water near old stones. The old ship was near. "
+        + "Dark"
+        + " dark" * 40
+    )
+    index = search.Index.create(tmp_path / "index", model)
+    index.add(["old stones", long, "the sea"])
+    now = index._current()
+    windows = [long[start:end] for record, start, end in map(now.row, range(len(now.rows))) if record == 1]
+    assert windows[:2] == ["The sea was calm.", "A ship sailed over the dark water near old stones."]
+    assert " ".join(windows).split() == long.split()
+    assert all(len(model.tokenizer.encode("a " + window).ids) <= model.max_seq_length for window in windows)
+    queries = ["the sea was calm .", "a ship sailed over the dark water near old stones .", "dark dark dark"]
+    for query, hits in zip(queries, index.search(queries, k=3), strict=True):
+        assert sorted(hit.id for hit in hits) == [0, 1, 2]
+        hit = next(hit for hit in hits if hit.id == 1)
+        scores = model.similarity(model.encode_query(query), model.encode_document(windows))[0]
+        assert hit.text[slice(*hit.span)] == windows[int(np.argmax(scores))]
+        assert all(other.span is None for other in hits if other.id != 1)
+    assert (
+        index.add([long], ids=["again"])
+        and index.search(queries[0], 9)[0].span == index.search(queries[0], 9)[1].span
+    )
+
+
+def test_a_folder_that_moved_or_changed_is_refused(tmp_path, folder):
+    import shutil
+
+    model = shutil.copytree(folder, tmp_path / "model")
+    index = search.Index.create(tmp_path / "index", model)
+    index.add(["the sea"])
+    (model / "config.json").touch()  # another time, but the same bytes
+    assert search.Index.open(index.folder).search("the sea")[0].id == 0
+    moved = shutil.move(model, tmp_path / "moved")
+    with pytest.raises(
+        FileNotFoundError, match=r"the model that made this index has moved; Index.open\(path, model=…\)"
+    ):
+        search.Index.open(index.folder)
+    again = search.Index.open(index.folder, moved)
+    again.add(["old stones"])
+    assert search.Index.open(index.folder).ids == [0, 1]  # the new place is kept
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-6}))
+    with pytest.raises(ValueError, match="moved has changed since it made this index"):
+        search.Index.open(index.folder)
+    with pytest.raises(ValueError, match="moved is another model than the one that made this index"):
+        search.Index.open(index.folder, moved)
