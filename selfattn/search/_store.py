@@ -180,8 +180,8 @@ class Generation:
             raise self.damaged("vectors", f"row {n} has another checksum")
         return record, start, end
 
-    def keep(self, where: Mapping[str, Collection[Any]]) -> Array | None:
-        """Return which rows are not deleted and have one of the values in each field, (rows,) of bool; None for all."""
+    def selected(self, where: Mapping[str, Collection[Any]]) -> Array | None:
+        """Return which records are not deleted and have one of the values in each field, (records,) of bool; None for all."""
         found = self.alive
         for name, values in where.items():
             hashes = np.fromiter((tag(name, value) for value in values), np.uint64, len(values))
@@ -189,9 +189,13 @@ class Generation:
             has = np.zeros(len(self.records), bool)
             has[self._within("tags", records)] = True
             found = has if found is None else found & has
-        if found is None or len(self.rows) == len(self.records):
-            return found
-        return found[self._within("rows", self.rows["record"])]
+        return found
+
+    def kept(self, selected: Array | None) -> Array | None:
+        """Return which rows are those of selected records, (rows,) of bool; None for all."""
+        if selected is None or len(self.rows) == len(self.records):
+            return selected
+        return selected[self._within("rows", self.rows["record"])]
 
     def taken(self, records: Array, first: int) -> dict[str, Any]:
         """Return what the files hold of some records, which are in order, as records ``first`` and after; offsets are from 0."""

@@ -14,16 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, check_size
+from selfattn._check import Array, check_number, check_size
 from selfattn.functional._similarity import SIMILARITIES
 from selfattn.interop._encoder import column
 from selfattn.models._tokenizer import bar, check_unicode
 from selfattn.search._adding import append, checked_ids, checked_metadata, checked_where, id_json
 from selfattn.search._models import Model, known_again, model_of, normalized
 from selfattn.search._nearest import best_records
+from selfattn.search._ranking import Words, joined, near, reranked
 from selfattn.search._store import DELETED, DTYPES, MANIFEST, Generation, Writer, first_manifest, hash64
 
 CHUNK = 8192  # texts that are looked up and written at once
+CANDIDATES = 50  # the least that are ranked again
 
 
 class _Hit(NamedTuple):
@@ -49,6 +51,12 @@ class Hit(_Hit):
     """
 
     span: tuple[int, int] | None = None
+
+    def scored(self, score: float) -> Hit:
+        """Return this hit with another score."""
+        other = self._replace(score=score)
+        other.span = self.span
+        return other
 
 
 class Index:
@@ -89,6 +97,7 @@ class Index:
         self.folder = folder
         self._load, self._entry = load, entry
         self._loaded: Model | None = None
+        self._ranking: tuple[Generation, Words] | None = None
         self._seen: tuple[Any, Generation] | None = None
         self._current()
 
@@ -324,6 +333,26 @@ class Index:
                 writer.append({"deleted": np.array(sorted(found.values()), DELETED)})
                 writer.commit(model=self._entry)
 
+    def vacuum(self, *, progress: bool = False) -> None:
+        """Write all files anew without what was deleted or replaced; searches go on meanwhile, with the old ones.
+
+        Raises
+        ------
+        BlockingIOError, OSError
+            As for :meth:`add`. The disk needs room for both.
+        ValueError
+            A file is damaged.
+        """
+        with Writer(self.folder) as writer:
+            old = writer.now
+            live = old.live()
+            writer.renew()
+            with bar(progress, len(live), "vacuum") as done:
+                for n in range(0, len(live), CHUNK):
+                    writer.append(old.taken(live[n : n + CHUNK], len(writer.now.records)))
+                    done(len(live[n : n + CHUNK]))
+            writer.commit(model=self._entry)
+
     # ----------------------------------------------------------------------------------------------------- search
 
     def search(
@@ -331,6 +360,8 @@ class Index:
         query: str | Sequence[str],
         k: int = 10,
         where: Mapping[str, Any] | None = None,
+        rerank: Any = None,
+        hybrid: bool = False,
     ) -> list[Hit] | list[list[Hit]]:
         """Find the texts that are most similar to a query.
 
@@ -342,6 +373,11 @@ class Index:
         where : mapping, optional
             A value, or a list of values, for each of some fields: only texts whose metadata have one of them in every field are
             compared at all. Types matter: 1, "1" and True differ; 1 and 1.0 are one number.
+        rerank : object or path, optional
+            A cross-encoder, with ``rank(query, texts)``, or its folder: it sorts the best 50, or 4·k if these are more.
+        hybrid : bool, default False
+            Also rank by words, by BM25 of the library ``bm25s``, and join both by their reciprocal ranks. The first such search
+            after a change reads all texts.
 
         Returns
         -------
@@ -352,6 +388,8 @@ class Index:
         ------
         TypeError, ValueError
             Something is not as above, or no text has a field.
+        ImportError
+            ``bm25s`` is missing: ``pip install 'selfattn[search]'``.
 
         Notes
         -----
@@ -362,7 +400,7 @@ class Index:
         for n, each in enumerate(queries):
             check_unicode(each, n, "query")
         k, model, now = check_size("k", k), self.model, self._current()
-        keep = now.keep(checked_where(where, now.fields))
+        selected = now.selected(checked_where(where, now.fields))
         if not queries or not len(now.rows):
             return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
         vectors = normalized(model.encode_query(queries), now.metric)
@@ -370,9 +408,49 @@ class Index:
             raise ValueError(
                 f"{model.name} makes queries of width {vectors.shape[1]}; the texts have {now.width}"
             )
-        found = best_records(now, vectors, k, keep)
+        most = k if rerank is None and not hybrid else max(CANDIDATES, 4 * k)
+        found = best_records(now, vectors, most, now.kept(selected))
+        if hybrid:
+            words = self._words(now)
+            best = [words.best(each, most, selected) for each in queries]
+            found = [joined(now, *both, most if rerank else k) for both in zip(found, best, strict=True)]
         hits = [[_hit(now, row, score) for row, score in each] for each in found]
+        if rerank is not None:
+            hits = [reranked(each, some, rerank, k) for each, some in zip(queries, hits, strict=True)]
         return hits[0] if isinstance(query, str) else hits
+
+    def _words(self, now: Generation) -> Words:
+        """Return BM25 of a generation, which is kept until the next one."""
+        if self._ranking is None or self._ranking[0] is not now:
+            self._ranking = now, Words(now)
+        return self._ranking[1]
+
+    def duplicates(self, threshold: float = 1.0, *, progress: bool = False) -> list[list[str | int]]:
+        """Find texts that are equal, or nearly so.
+
+        Parameters
+        ----------
+        threshold : float, default 1.0
+            1.0 finds texts that are equal to the letter, among any number. Below it texts are also the same if the cosine of their
+            embeddings is as high; this compares each text with each, up to 100,000 of them, but no text of several windows.
+        progress : bool, default False
+
+        Returns
+        -------
+        list of list
+            Ids in groups: each text is the same as another one of its group. In the order of the texts.
+
+        Raises
+        ------
+        ValueError
+            There are more than 100,000 texts; the message says how long they would take.
+        """
+        if not 0 < check_number("threshold", threshold) <= 1:
+            raise ValueError(f"threshold must be above 0 and at most 1, not {threshold}")
+        now = self._current()
+        with bar(progress, len(now.live()), "duplicates") as done:
+            groups = near(now, threshold, done)
+        return [[now.entry(n)[0] for n in group] for group in groups]
 
 
 def _hit(now: Generation, row: int, score: float) -> Hit:

@@ -1,0 +1,137 @@
+"""Other ways to rank: words by BM25, a cross-encoder; and texts that are nearly the same."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from selfattn._check import Array, quoted
+from selfattn._extras import import_extra
+from selfattn.interop._encoder import encoder
+from selfattn.search._models import normalized
+from selfattn.search._store import Generation
+
+if TYPE_CHECKING:
+    from selfattn.search.index import Hit
+
+RANKS = 60  # what is added to a rank before its reciprocal is taken: Cormack et al., 2009
+MOST_NEAR = 100_000  # texts that are compared with each other
+ROWS, COLUMNS = 1024, 8192  # of a block of similarities
+
+
+class Words:
+    """BM25 of the texts of a generation, by the library ``bm25s``."""
+
+    def __init__(self, now: Generation) -> None:
+        self._records = now.live()
+        words = _words([now.entry(n)[1] for n in self._records.tolist()])
+        self._ranking = import_extra("bm25s", "search").BM25() if any(words) else None
+        if self._ranking:
+            self._ranking.index(words, show_progress=False)
+
+    def best(self, query: str, k: int, keep: Array | None) -> list[int]:
+        """Return the records that share a word with a query, the best k of those to keep, the best first."""
+        (words,) = _words([query])
+        if not words or self._ranking is None:
+            return []
+        scores = self._ranking.get_scores(words)
+        scores = scores if keep is None else np.where(keep[self._records], scores, 0)
+        best = np.argsort(-scores, kind="stable")[:k]
+        found: list[int] = self._records[best[scores[best] > 0]].tolist()
+        return found
+
+
+def _words(texts: list[str]) -> list[list[str]]:
+    options = {"stopwords": None, "show_progress": False, "return_ids": False}
+    found: list[list[str]] = import_extra("bm25s", "search").tokenize(texts, token_pattern=r"\w+", **options)
+    return found
+
+
+def joined(
+    now: Generation, found: Sequence[tuple[int, float]], by_words: Sequence[int], k: int
+) -> list[tuple[int, float]]:
+    """Join two rankings by the sums of their reciprocal ranks; return the best k rows with these sums."""
+    rows = {now.row(row)[0]: row for row, _ in found}
+    sums: dict[int, float] = {}
+    for ranking in (list(rows), by_words):
+        for rank, record in enumerate(ranking, 1):
+            sums[record] = sums.get(record, 0) + 1 / (RANKS + rank)
+    best = sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:k]
+    return [(rows.get(record, now.rows_of(record).start), score) for record, score in best]
+
+
+def reranked(query: str, hits: list[Hit], given: Any, k: int) -> list[Hit]:
+    """Sort hits by a cross-encoder's scores for the query and what was found of each."""
+    model = encoder(given) if isinstance(given, str | os.PathLike) else given
+    if not callable(getattr(model, "rank", None)):
+        raise TypeError(
+            f"rerank must be a cross-encoder, with rank(query, texts), or its folder, not {quoted(given)}"
+        )
+    texts = [hit.text[slice(*hit.span)] if hit.span else hit.text for hit in hits]
+    ranked = model.rank(query, texts) if texts else []
+    return [hits[each["corpus_id"]].scored(float(each["score"])) for each in ranked][:k]
+
+
+def near(now: Generation, threshold: float, done: Callable[[int], Any]) -> list[list[int]]:
+    """Return groups of records: each is as similar as ``threshold`` to another of its group, by the cosine, or has its text."""
+    live = now.live()
+    hashes, counts = np.unique(now.records["text_hash"][live], return_counts=True)
+    first: dict[bytes, int] = {}
+    parents = np.arange(len(now.records))
+    for n in live[np.isin(now.records["text_hash"][live], hashes[counts > 1])].tolist():
+        parents[n] = first.setdefault(now.raw(n).text, n)
+    if threshold < 1:
+        _join_near(now, live, threshold, parents, done)
+    groups: dict[int, list[int]] = {}
+    for n, root in zip(live.tolist(), _roots(parents)[live].tolist(), strict=True):
+        groups.setdefault(root, []).append(n)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _join_near(
+    now: Generation, live: Array, threshold: float, parents: Array, done: Callable[[int], Any]
+) -> None:
+    """Join the records with one row, a block of similarities at a time."""
+    first = np.searchsorted(now.rows["record"], np.append(live, live[-1:] + 1).astype(np.uint32))
+    whole = np.diff(first) == 1 if len(now.rows) > len(now.records) else np.ones(len(live), bool)
+    records, rows = live[whole], first[:-1][whole]
+    x = normalized(now.vectors[rows[:COLUMNS]], "cosine")
+    if (n := len(rows)) > MOST_NEAR:
+        began = time.perf_counter()
+        np.matmul(x[:ROWS], x.T)
+        minutes = (time.perf_counter() - began) * n * n / 2 / (ROWS * COLUMNS) / 60
+        what = f"{MOST_NEAR} texts are compared at most, and {n} would take some {minutes:.0f} minutes here"
+        raise ValueError(f"{what}; threshold=1.0 finds equal texts among any number")
+    for begin, other in itertools.product(range(0, n, ROWS), range(0, n, COLUMNS)):
+        if other + COLUMNS > begin:
+            a, b = (
+                normalized(now.vectors[rows[at : at + size]], "cosine")
+                for at, size in ((begin, ROWS), (other, COLUMNS))
+            )
+            pairs = np.argwhere(a @ b.T >= threshold) + np.array([begin, other])
+            ends = np.unique(_roots(parents)[records[pairs]], axis=0)
+            for pair in ends[ends[:, 0] != ends[:, 1]].tolist():
+                first_of, other_first = sorted(_root(parents, each) for each in pair)
+                parents[other_first] = first_of
+        if other == 0:
+            done(min(ROWS, n - begin))
+
+
+def _root(parents: Array, n: int) -> int:
+    while parents[n] != n:
+        n = int(parents[n])
+    return n
+
+
+def _roots(parents: Array) -> Array:
+    """Return the first record of each record's group."""
+    while True:
+        further = parents[parents]
+        if np.array_equal(further, parents):
+            return parents
+        parents = further
