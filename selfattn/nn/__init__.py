@@ -13,6 +13,7 @@
 
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList, Sequential
+from selfattn.nn.embedding_losses import CosineSimilarityLoss, MultipleNegativesRankingLoss, TripletLoss
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.gpt import GPT
 from selfattn.nn.layers import Dropout, Embedding, Linear
@@ -28,10 +29,10 @@ from selfattn.nn.transformer_decoder import TransformerDecoder, TransformerDecod
 from selfattn.nn.transformer_encoder import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
-    "GELU", "GPT", "BCEWithLogitsLoss", "CrossEntropyLoss", "Dropout", "Embedding", "EmbeddingModel",
-    "IncompatibleKeys", "LayerNorm", "LearnedPositions", "Linear", "MSELoss", "Module", "ModuleList",
-    "MultiheadAttention", "ProxyTask", "RMSNorm", "ReLU", "RotaryEmbedding", "ScaledDotProductAttention",
-    "SelfAttention", "SelfAttentionBlock", "Sequential", "SiLU", "SinusoidalPositions", "Tanh",
-    "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
-    "add_gradients", "init",
+    "GELU", "GPT", "BCEWithLogitsLoss", "CosineSimilarityLoss", "CrossEntropyLoss", "Dropout", "Embedding",
+    "EmbeddingModel", "IncompatibleKeys", "LayerNorm", "LearnedPositions", "Linear", "MSELoss", "Module",
+    "ModuleList", "MultiheadAttention", "MultipleNegativesRankingLoss", "ProxyTask", "RMSNorm", "ReLU",
+    "RotaryEmbedding", "ScaledDotProductAttention", "SelfAttention", "SelfAttentionBlock", "Sequential", "SiLU",
+    "SinusoidalPositions", "Tanh", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder",
+    "TransformerEncoderLayer", "TripletLoss", "add_gradients", "init",
 ]  # fmt: skip

@@ -35,9 +35,7 @@ class Loss(Module):
     _in_repr = ("reduction",)
 
     def __init__(self, reduction: Reduction, dtype: npt.DTypeLike) -> None:
-        if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f'reduction must be "mean", "sum" or "none", not {reduction!r}')
-        self.reduction = reduction
+        self.reduction = one_of("reduction", reduction, ("mean", "sum", "none"))
         self.dtype = layer_dtype(dtype)
 
     def _elements(self, x: npt.ArrayLike, target: npt.ArrayLike) -> Elements:
@@ -350,6 +348,14 @@ class BCEWithLogitsLoss(Loss):
             return dx
 
         return Elements(array, np.asarray(losses), array.size, slope, promoted([array.dtype, wanted.dtype]))
+
+
+def one_of(name: str, given: Any, allowed: tuple[str, ...]) -> Any:
+    """Return an option that is one of some words."""
+    if given not in allowed:
+        *first, last = (f'"{each}"' for each in allowed)
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, not {given!r}")
+    return given
 
 
 def _share(share: Array, x: Array) -> Array:
