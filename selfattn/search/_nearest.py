@@ -24,8 +24,8 @@ def nearest(index: Generation, queries: Array, k: int, keep: Array | None) -> tu
     _, found = _search(queries, index.codes, CANDIDATES * k, scales=index.scales, keep=keep)
     found.sort(axis=1)  # of equal scores the first row wins
     best = [_search(query[None], index.vectors[rows], k) for query, rows in zip(queries, found, strict=True)]
-    scores = np.concatenate([scores for scores, _ in best])
-    return scores, np.take_along_axis(found, np.concatenate([places for _, places in best]), 1)
+    scores, places = (np.concatenate(each) for each in zip(*best, strict=True))
+    return scores, np.take_along_axis(found, places, 1)
 
 
 def _by_distance(index: Generation, queries: Array, k: int, keep: Array | None) -> tuple[Array, Array]:
@@ -40,11 +40,22 @@ def _by_distance(index: Generation, queries: Array, k: int, keep: Array | None) 
     return best, found
 
 
-def quantized(rows: Array) -> tuple[Array, Array]:
-    """Round rows to int8 and a scale each: ``codes * scales`` is near the row."""
-    largest = np.abs(rows).max(axis=1, initial=0)
-    scales = np.where(largest > 0, largest, 127).astype(np.float32) / np.float32(127)
-    return np.rint(rows / scales[:, None]).astype(np.int8), scales
+def best_records(
+    index: Generation, queries: Array, k: int, keep: Array | None
+) -> list[list[tuple[int, float]]]:
+    """Return the best row, and its score, of each of the best k records, for each query."""
+    wanted = 2 * k if index.has_windows else k
+    while True:
+        scores, rows = nearest(index, queries, wanted, keep)
+        best = []
+        for found in map(zip, rows.tolist(), scores.tolist()):
+            records: dict[int, tuple[int, float]] = {}
+            for row, score in found:
+                records.setdefault(index.row(row)[0], (row, score))
+            best.append(list(records.values())[:k])
+        if rows.shape[1] < wanted or all(len(each) == k for each in best):
+            return best
+        wanted *= 4
 
 
 def _search(
@@ -58,27 +69,3 @@ def _search(
     scores = queries @ vectors[rows].astype(np.float32).T * (1 if scales is None else scales[rows])
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1).astype(np.float32), rows[order]
-
-
-def best_records(
-    index: Generation, queries: Array, k: int, keep: Array | None
-) -> list[list[tuple[int, float]]]:
-    """Return the best row, and its score, of each of the best k records, for each query."""
-    several = len(index.rows) > len(index.records)  # some texts have several rows
-    most = len(index.rows) if keep is None else int(keep.sum())
-    wanted = 2 * k if several else k
-    while True:
-        scores, rows = nearest(index, queries, min(wanted, most), keep)
-        found = [list(zip(*each, strict=True)) for each in zip(rows.tolist(), scores.tolist(), strict=True)]
-        if several:
-            found = [_first_of_each(index, each)[:k] for each in found]
-        if wanted >= most or all(len(each) >= k for each in found):
-            return found
-        wanted *= 4
-
-
-def _first_of_each(index: Generation, found: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    best: dict[int, tuple[int, float]] = {}
-    for row, score in found:
-        best.setdefault(index.row(row)[0], (row, score))
-    return list(best.values())

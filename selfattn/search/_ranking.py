@@ -62,7 +62,8 @@ def joined(
         for rank, record in enumerate(ranking, 1):
             sums[record] = sums.get(record, 0) + 1 / (RANKS + rank)
     best = sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:k]
-    return [(rows.get(record, now.rows_of(record).start), score) for record, score in best]
+    first = now.first_rows(np.array([record for record, _ in best], int)).tolist()
+    return [(rows.get(record, row), score) for (record, score), row in zip(best, first, strict=True)]
 
 
 def reranked(query: str, hits: list[Hit], given: Any, k: int) -> list[Hit]:
@@ -97,9 +98,9 @@ def _join_near(
     now: Generation, live: Array, threshold: float, parents: Array, done: Callable[[int], Any]
 ) -> None:
     """Join the records with one row, a block of similarities at a time."""
-    first = np.searchsorted(now.rows["record"], np.append(live, live[-1:] + 1).astype(np.uint32))
-    whole = np.diff(first) == 1 if len(now.rows) > len(now.records) else np.ones(len(live), bool)
-    records, rows = live[whole], first[:-1][whole]
+    first = now.first_rows(live)
+    whole = now.first_rows(live + 1) == first + 1
+    records, rows = live[whole], first[whole]
     x = normalized(now.vectors[rows[:COLUMNS]], "cosine")
     if (n := len(rows)) > MOST_NEAR:
         began = time.perf_counter()

@@ -22,7 +22,7 @@ from selfattn.search._adding import append, checked_ids, checked_metadata, check
 from selfattn.search._models import Model, known_again, model_of, normalized
 from selfattn.search._nearest import best_records
 from selfattn.search._ranking import Words, joined, near, reranked
-from selfattn.search._store import DELETED, DTYPES, MANIFEST, Generation, Writer, first_manifest, hash64
+from selfattn.search._store import DTYPES, MANIFEST, Generation, Writer, first_manifest, hash64
 
 CHUNK = 8192  # texts that are looked up and written at once
 CANDIDATES = 50  # the least that are ranked again
@@ -145,7 +145,7 @@ class Index:
                 errno.EEXIST, "the folder is not empty; Index.open opens an index", str(folder)
             )
         folder.mkdir(parents=True, exist_ok=True)
-        manifest = first_manifest(dtype, metric, 0, entry)
+        manifest = first_manifest(dtype, metric, entry)
         _disk.write_file(folder / MANIFEST, _disk.to_json(manifest))
         return cls(folder, lambda: made, entry)
 
@@ -221,10 +221,8 @@ class Index:
     def vectors(self) -> Array:
         """The embedding of each text."""
         now = self._current()
-        if len(now.rows) == len(now.records):
-            return now.vectors if now.alive is None else now.vectors[now.alive]
-        first = np.searchsorted(now.rows["record"], now.live().astype(np.uint32))
-        return now.vectors[first]
+        whole = now.alive is None and not now.has_windows
+        return now.vectors if whole else now.vectors[now.first_rows(now.live())]
 
     def _entries(self) -> list[tuple[Any, str, dict[str, Any]]]:
         now = self._current()
@@ -330,7 +328,7 @@ class Index:
                     f"the index has no id {missing[0]}; {len(missing)} of {len(wanted)} are missing"
                 )
             if found:
-                writer.append({"deleted": np.array(sorted(found.values()), DELETED)})
+                writer.append([], [], [], np.empty((0, writer.now.width), np.float32), sorted(found.values()))
                 writer.commit(model=self._entry)
 
     def vacuum(self, *, progress: bool = False) -> None:
@@ -349,8 +347,11 @@ class Index:
             writer.renew()
             with bar(progress, len(live), "vacuum") as done:
                 for n in range(0, len(live), CHUNK):
-                    writer.append(old.taken(live[n : n + CHUNK], len(writer.now.records)))
-                    done(len(live[n : n + CHUNK]))
+                    some = live[n : n + CHUNK].tolist()
+                    spans, vectors = zip(*map(old.spans, some), strict=True)
+                    hashes = old.records["text_hash"][some].tolist()
+                    writer.append(list(map(old.raw, some)), hashes, spans, np.concatenate(vectors))
+                    done(len(some))
             writer.commit(model=self._entry)
 
     # ----------------------------------------------------------------------------------------------------- search

@@ -39,8 +39,9 @@ from hostile import (
     use,
 )  # fmt: skip
 from hostile_gguf import change_gguf
+from killed_writers import embed
 
-from selfattn import _disk, files, models, nn, training
+from selfattn import _disk, files, models, nn, search, training
 from selfattn.cli.app import main as command
 from selfattn.text import WhitespaceTokenizer, train_sentencepiece
 
@@ -346,6 +347,42 @@ def some_results():
     return [dumps({"config": config, "versions": {"selfattn": "1"}, "settings": settings, "rows": rows})]
 
 
+# A file of an index after a line with its name.
+@functools.cache
+def searched(dtype):
+    with tempfile.TemporaryDirectory() as name:
+        index = search.Index.create(name, embed, dtype)
+        index.add(SENTENCES, metadata=[{"n": n, "of": ["text", {}]} for n in range(3)])
+        index.add(SENTENCES[:1], ids=["é"], metadata=[{"n": None}])
+        index.delete(1)
+        return contents(Path(name))
+
+
+def some_index_files():
+    names = [(dtype, name) for dtype in ("float32", "int8") for name in searched(dtype) if name != "lock"]
+    return [f"{dtype} {name}\n".encode() + searched(dtype)[name] for dtype, name in names]
+
+
+def change_index(content, draw):
+    head, content = content.split(b"\n", 1)
+    return head + b"\n" + (change_json if head.endswith(b"json") else change_bytes)(content, draw)
+
+
+def read_index(folder, content):
+    head, _, content = content.partition(b"\n")
+    dtype, _, name = head.decode(errors="replace").partition(" ")
+    known = searched("int8" if dtype == "int8" else "float32")
+    put(folder, known | ({name: content} if name in known else {}))
+    index = search.Index.open(folder, embed)
+    index.search(SENTENCE)
+    use(index.search, [SENTENCE, "a"], 2, {"n": [0, None]})
+    use(index.add, [*SENTENCES, "new"])
+    use(index.duplicates, 0.5)
+    use(index.delete, 0)
+    use(index.vacuum)
+    assert len(index.ids) == len(index.texts) == len(index.vectors)
+
+
 TARGETS = {
     "arrays": Target(some_arrays, reads("x.safetensors", read_arrays), change_safetensors),
     "weights": Target(
@@ -375,6 +412,7 @@ TARGETS = {
     "template": Target(
         lambda: [each.encode() for each in language.TEMPLATES], language.read_template, language.change_template
     ),
+    "search": Target(some_index_files, read_index, change_index),
     "triplets": Target(lambda: [b"a b\tc.\td e\n\nf\tg\th"], reads("x.tsv", read_triplets), change_bytes),
 }  # fmt: skip
 
