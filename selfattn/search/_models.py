@@ -14,7 +14,7 @@ import numpy as np
 
 from selfattn import nn
 from selfattn._check import Array, as_array, quoted
-from selfattn.functional._similarity import SIMILARITIES
+from selfattn.functional._similarity import SIMILARITIES, _unit
 from selfattn.interop._encoder import as_encoder, encoder
 from selfattn.models._text_encoder import TextEncoder
 
@@ -40,9 +40,7 @@ class Model:
             self.similarity = given.pipeline.similarity
         elif (named := getattr(given, "similarity_fn_name", None)) in SIMILARITIES:
             self.similarity = named
-        self._document, self._query = (
-            _method(given, f"encode_{kind}", "encode") for kind in ("document", "query")
-        )
+        self._document, self._query = (_method(given, f"encode_{kind}") for kind in ("document", "query"))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "given":
@@ -83,21 +81,17 @@ class Model:
 
 def normalized(rows: Array, metric: str) -> Array:
     """Return embeddings as an index holds them: for the cosine of length 1, in float32."""
-    from selfattn.functional._similarity import _unit
-
     return np.ascontiguousarray(_unit(rows) if metric == "cosine" else rows, np.float32)
 
 
-def _method(given: Any, *names: str) -> Callable[[list[str]], Any]:
-    """Return the first method of these names, or a function itself."""
-    for name in names:
-        if callable(method := getattr(given, name, None)):
-            return method  # type: ignore[no-any-return]
-    if not callable(given):
-        raise TypeError(
-            f"model must be a folder, a model of models.load, or a function of a list of texts, not {quoted(given)}"
-        )
-    return given  # type: ignore[no-any-return]
+def _method(given: Any, name: str) -> Callable[[list[str]], Any]:
+    """Return a method, or ``encode``, or a function itself."""
+    method: Any = getattr(given, name, getattr(given, "encode", given))
+    if not callable(method):
+        what = "a folder, a model of models.load, or a function of a list of texts"
+        raise TypeError(f"model must be {what}, not {quoted(given)}")
+    found: Callable[[list[str]], Any] = method
+    return found
 
 
 def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
@@ -118,10 +112,8 @@ def of_folder(folder: Path) -> dict[str, Any]:
 
 
 def _files(folder: Path) -> list[Path]:
-    every = (path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-    return sorted(
-        path for path in every if not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
+    every = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+    return [path for path in every if not any(part[0] == "." for part in path.relative_to(folder).parts)]
 
 
 def _state(folder: Path) -> list[list[Any]]:
@@ -148,9 +140,8 @@ def known_again(entry: Mapping[str, Any], given: Any) -> tuple[Callable[[], Mode
         model, changed = model_of(given)
         return lambda: model, changed if changed["folder"] else dict(entry)
     if given is None and made is None:
-        raise ValueError(
-            f"{entry.get('name')} made this index, and is not a folder: Index.open(path, model=…) takes it"
-        )
+        name = entry.get("name")
+        raise ValueError(f"{name} made this index, and is not a folder: Index.open(path, model=…) takes it")
     folder = Path(made if given is None else given).absolute()
     if not folder.is_dir():
         what = f"the model that made this index has moved; {GIVE}" if given is None else "not a folder"
@@ -158,10 +149,9 @@ def known_again(entry: Mapping[str, Any], given: Any) -> tuple[Callable[[], Mode
     if made != str(folder) or _state(folder) != entry.get("state"):
         now = of_folder(folder)
         if made is not None and now["digest"] != entry.get("digest"):
+            what = f"is another model than the one that made this index, {made}"
             raise ValueError(
-                f"{folder} has changed since it made this index: its embeddings would not fit; {GIVE}"
-                if given is None
-                else f"{folder} is another model than the one that made this index, {made}"
+                f"{folder} {what if given is not None else f'has changed since it made this index; {GIVE}'}"
             )
         entry = {**entry, **now}
     dtype = entry.get("dtype")

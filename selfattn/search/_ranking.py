@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 RANKS = 60  # what is added to a rank before its reciprocal is taken: Cormack et al., 2009
 MOST_NEAR = 100_000  # texts that are compared with each other
-ROWS, COLUMNS = 1024, 8192  # of a block of similarities
+BLOCK = 2048  # texts that are compared with as many at once
 
 
 class Words:
@@ -30,14 +29,15 @@ class Words:
     def __init__(self, now: Generation) -> None:
         self._records = now.live()
         words = _words([now.entry(n)[1] for n in self._records.tolist()])
-        self._ranking = import_extra("bm25s", "search").BM25() if any(words) else None
-        if self._ranking:
+        self._ranking = import_extra("bm25s", "search").BM25()
+        self._has_words = any(words)
+        if self._has_words:
             self._ranking.index(words, show_progress=False)
 
     def best(self, query: str, k: int, keep: Array | None) -> list[int]:
         """Return the records that share a word with a query, the best k of those to keep, the best first."""
         (words,) = _words([query])
-        if not words or self._ranking is None:
+        if not words or not self._has_words:
             return []
         scores = self._ranking.get_scores(words)
         scores = scores if keep is None else np.where(keep[self._records], scores, 0)
@@ -71,7 +71,7 @@ def reranked(query: str, hits: list[Hit], given: Any, k: int) -> list[Hit]:
     model = encoder(given) if isinstance(given, str | os.PathLike) else given
     if not callable(getattr(model, "rank", None)):
         raise TypeError(
-            f"rerank must be a cross-encoder, with rank(query, texts), or its folder, not {quoted(given)}"
+            f"rerank must be a cross-encoder, which has rank(), or its folder, not {quoted(given)}"
         )
     texts = [hit.text[slice(*hit.span)] if hit.span else hit.text for hit in hits]
     ranked = model.rank(query, texts) if texts else []
@@ -83,56 +83,36 @@ def near(now: Generation, threshold: float, done: Callable[[int], Any]) -> list[
     live = now.live()
     hashes, counts = np.unique(now.records["text_hash"][live], return_counts=True)
     first: dict[bytes, int] = {}
-    parents = np.arange(len(now.records))
+    roots = np.arange(len(now.records))  # the first record of each one's group
     for n in live[np.isin(now.records["text_hash"][live], hashes[counts > 1])].tolist():
-        parents[n] = first.setdefault(now.raw(n).text, n)
+        roots[n] = first.setdefault(now.raw(n).text, n)
     if threshold < 1:
-        _join_near(now, live, threshold, parents, done)
+        _join_near(now, live, threshold, roots, done)
     groups: dict[int, list[int]] = {}
-    for n, root in zip(live.tolist(), _roots(parents)[live].tolist(), strict=True):
+    for n, root in zip(live.tolist(), roots[live].tolist(), strict=True):
         groups.setdefault(root, []).append(n)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def _join_near(
-    now: Generation, live: Array, threshold: float, parents: Array, done: Callable[[int], Any]
+    now: Generation, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]
 ) -> None:
-    """Join the records with one row, a block of similarities at a time."""
+    """Join the groups of records that are near, of those with one row."""
     first = now.first_rows(live)
     whole = now.first_rows(live + 1) == first + 1
-    records, rows = live[whole], first[whole]
-    x = normalized(now.vectors[rows[:COLUMNS]], "cosine")
-    if (n := len(rows)) > MOST_NEAR:
+    records, n = live[whole], int(whole.sum())
+    x = normalized(now.vectors[first[whole][:MOST_NEAR]], "cosine")
+    if n > MOST_NEAR:
         began = time.perf_counter()
-        np.matmul(x[:ROWS], x.T)
-        minutes = (time.perf_counter() - began) * n * n / 2 / (ROWS * COLUMNS) / 60
-        what = f"{MOST_NEAR} texts are compared at most, and {n} would take some {minutes:.0f} minutes here"
+        np.matmul(x[:BLOCK], x.T)
+        minutes = (time.perf_counter() - began) * n * n / 2 / (BLOCK * MOST_NEAR) / 60
+        what = f"{MOST_NEAR} texts are compared at most; {n} would take some {minutes:.0f} minutes here"
         raise ValueError(f"{what}; threshold=1.0 finds equal texts among any number")
-    for begin, other in itertools.product(range(0, n, ROWS), range(0, n, COLUMNS)):
-        if other + COLUMNS > begin:
-            a, b = (
-                normalized(now.vectors[rows[at : at + size]], "cosine")
-                for at, size in ((begin, ROWS), (other, COLUMNS))
-            )
-            pairs = np.argwhere(a @ b.T >= threshold) + np.array([begin, other])
-            ends = np.unique(_roots(parents)[records[pairs]], axis=0)
-            for pair in ends[ends[:, 0] != ends[:, 1]].tolist():
-                first_of, other_first = sorted(_root(parents, each) for each in pair)
-                parents[other_first] = first_of
-        if other == 0:
-            done(min(ROWS, n - begin))
-
-
-def _root(parents: Array, n: int) -> int:
-    while parents[n] != n:
-        n = int(parents[n])
-    return n
-
-
-def _roots(parents: Array) -> Array:
-    """Return the first record of each record's group."""
-    while True:
-        further = parents[parents]
-        if np.array_equal(further, parents):
-            return parents
-        parents = further
+    for begin in range(0, n, BLOCK):
+        for other in range(begin, n, BLOCK):
+            pairs = np.argwhere(x[begin : begin + BLOCK] @ x[other : other + BLOCK].T >= threshold)
+            of_groups = np.unique(roots[records[pairs + np.array([begin, other])]], axis=0)
+            for pair in of_groups[of_groups[:, 0] != of_groups[:, 1]].tolist():
+                one, two = sorted(roots[pair].tolist())  # earlier pairs may have joined them to others
+                roots[roots == two] = one
+        done(min(BLOCK, n - begin))

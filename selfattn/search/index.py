@@ -99,7 +99,8 @@ class Index:
         self._loaded: Model | None = None
         self._ranking: tuple[Generation, Words] | None = None
         self._seen: tuple[Any, Generation] | None = None
-        self._current()
+        now = self._current()
+        self.metric, self.dtype = str(now.metric), str(now.dtype)
 
     @classmethod
     def create(
@@ -131,7 +132,7 @@ class Index:
         TypeError, ValueError, FileNotFoundError
             What was given is no encoder, or not one of the values above.
         """
-        folder = Path(path)
+        folder = Path(path).absolute()
         if dtype not in DTYPES:
             raise ValueError(f"dtype must be 'float32' or 'int8', not {dtype!r}")
         made, entry = model_of(model)
@@ -141,9 +142,8 @@ class Index:
         if dtype == "int8" and metric not in ("cosine", "dot"):
             raise ValueError(f"int8 works with cosine and dot, not {metric}; dtype='float32' works with each")
         if folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
-            raise FileExistsError(
-                errno.EEXIST, "the folder is not empty; Index.open opens an index", str(folder)
-            )
+            what = "the folder is not empty; Index.open opens an index"
+            raise FileExistsError(errno.EEXIST, what, str(folder))
         folder.mkdir(parents=True, exist_ok=True)
         manifest = first_manifest(dtype, metric, entry)
         _disk.write_file(folder / MANIFEST, _disk.to_json(manifest))
@@ -170,7 +170,7 @@ class Index:
         ValueError
             The model's files have changed, another model is given, or the index is damaged; the message names the file.
         """
-        folder = Path(path)
+        folder = Path(path).absolute()
         entry = Generation.newest(folder).manifest.get("model")
         if not isinstance(entry, dict):
             raise ValueError(f"{folder / MANIFEST}: model must be an object")
@@ -180,16 +180,6 @@ class Index:
         return index
 
     # ------------------------------------------------------------------------------------------------- properties
-
-    @property
-    def metric(self) -> str:
-        """The similarity."""
-        return str(self._current().metric)
-
-    @property
-    def dtype(self) -> str:
-        """What a search reads."""
-        return str(self._current().dtype)
 
     @property
     def model(self) -> Model:
@@ -239,13 +229,9 @@ class Index:
     def _current(self) -> Generation:
         """Return the newest generation."""
         path = self.folder / MANIFEST
-        if not path.exists():
-            raise FileNotFoundError(
-                errno.ENOENT, "no index is here; Index.create makes one", str(self.folder)
-            )
-        state = path.stat()
-        mark = state.st_ino, state.st_mtime_ns, state.st_size
-        if self._seen is None or self._seen[0] != mark:
+        state = path.stat() if path.exists() else None
+        mark = state and (state.st_ino, state.st_mtime_ns, state.st_size)
+        if mark is None or self._seen is None or self._seen[0] != mark:
             self._seen = mark, Generation.newest(self.folder)
         return self._seen[1]
 
@@ -324,9 +310,7 @@ class Index:
         with Writer(self.folder) as writer:
             found = writer.now.find("id", wanted)
             if missing := [name.decode() for name in wanted if name not in found]:
-                raise ValueError(
-                    f"the index has no id {missing[0]}; {len(missing)} of {len(wanted)} are missing"
-                )
+                raise ValueError(f"there is no id {missing[0]}; {len(missing)} of {len(wanted)} are missing")
             if found:
                 writer.append([], [], [], np.empty((0, writer.now.width), np.float32), sorted(found.values()))
                 writer.commit(model=self._entry)
@@ -406,9 +390,8 @@ class Index:
             return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
         vectors = normalized(model.encode_query(queries), now.metric)
         if vectors.shape[1] != now.width:
-            raise ValueError(
-                f"{model.name} makes queries of width {vectors.shape[1]}; the texts have {now.width}"
-            )
+            widths = f"{vectors.shape[1]}; the texts have {now.width}"
+            raise ValueError(f"{model.name} makes queries of width {widths}")
         most = k if rerank is None and not hybrid else max(CANDIDATES, 4 * k)
         found = best_records(now, vectors, most, now.kept(selected))
         if hybrid:

@@ -224,8 +224,7 @@ def test_near_texts_are_grouped(index, model, monkeypatch):
     texts = [*drawn(120, most=3), *drawn(20, most=3)]
     index.add(texts)
     index.delete([5, 6])
-    monkeypatch.setattr(_ranking, "ROWS", 32)
-    monkeypatch.setattr(_ranking, "COLUMNS", 80)
+    monkeypatch.setattr(_ranking, "BLOCK", 32)
     rows = model(texts)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     for threshold in (1.0, 0.95, 0.6):
@@ -243,7 +242,7 @@ def test_near_texts_are_grouped(index, model, monkeypatch):
         assert found == sorted(map(list, expected)) and found
     monkeypatch.setattr(_ranking, "MOST_NEAR", 100)
     with pytest.raises(
-        ValueError, match=r"100 texts are compared at most, and 138 would take some 0 minutes here"
+        ValueError, match=r"100 texts are compared at most; 138 would take some 0 minutes here"
     ):
         index.duplicates(0.9)
     assert index.duplicates()
