@@ -101,7 +101,8 @@ def as_gpt(model: GPT2LMHeadModel) -> GPT:
         dim_feedforward=config.get("n_inner"), activation=model.activation, tie_word_embeddings=model.tied, layer_norm_eps=model.eps,
         rng=0,
     )  # fmt: skip
-    gpt.load_state_dict({old: np.float32(_turned(old, state[new])) for old, new in names.items()})
+    own = {old: np.float32(_turned(old, state[new])) for old, new in names.items()}
+    gpt.load_state_dict({"head.weight": own["token_embedding.weight"]} | own)
     return gpt
 
 

@@ -212,8 +212,8 @@ class AttentionSteps(Shown):
 @np.errstate(all="ignore")
 def attention_steps(
     query: npt.ArrayLike,
-    key: npt.ArrayLike,
-    value: npt.ArrayLike,
+    key: npt.ArrayLike | None = None,
+    value: npt.ArrayLike | None = None,
     attn_mask: npt.ArrayLike | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -221,7 +221,7 @@ def attention_steps(
 ) -> AttentionSteps:
     """Compute attention and keep every intermediate result.
 
-    With the same ``rng``, dropout drops the weights that :func:`~selfattn.reference.scaled_dot_product_attention`
+    Without ``key`` and ``value`` the first array is all three: words that take from each other. With the same ``rng``, dropout drops the weights that :func:`~selfattn.reference.scaled_dot_product_attention`
     drops. All key and value heads are shown as the query heads see them: with ``enable_gqa``, repeated.
 
     Returns
@@ -231,7 +231,7 @@ def attention_steps(
     Raises
     ------
     TypeError, ValueError
-        As :func:`~selfattn.reference.scaled_dot_product_attention`.
+        As :func:`~selfattn.reference.scaled_dot_product_attention`; key or value alone is a TypeError.
 
     References
     ----------
@@ -261,6 +261,12 @@ def attention_steps(
       weighted_values  (2, 2, 3)  dropped_weights[i, j] * value[j]
       output           (2, 3)     weighted_values.sum over j
     """
+    if key is None and value is None:
+        key = value = query
+    elif key is None or value is None:
+        raise TypeError(
+            f"{'key' if key is None else 'value'} is missing; leave out key and value, or give both"
+        )
     call = reference.arguments.prepare(query, key, value, attn_mask, dropout_p, is_causal, **options)
     return steps_from_scores(call, reference.attention.dot_products(call.query, call.key))
 

@@ -21,6 +21,7 @@ from selfattn.views.heads import (
     Store,
     TextHeads,
     habits,
+    is_causal,
     is_mark,
     is_special,
     next_tokens,
@@ -58,7 +59,7 @@ def explorer(
     compare: Text = None,
     word: str | None = None,
     new_tokens: int = 0,
-    key_tokens: Sequence[str] | None = None,
+    key_tokens: str | Sequence[str] | None = None,
 ) -> Explorer:
     """Show what every head of a model does with a text.
 
@@ -69,15 +70,17 @@ def explorer(
     ----------
     model_or_steps : model of selfattn.models, nn.EmbeddingModel, or what their ``steps`` return
         Also :class:`selfattn.AttentionSteps` of one layer, self-attention or from one text to another.
-    text : str, pair of str, or sequence of int; for steps a sequence of str
-        What the model reads: a sentence, a pair of sentences, or ids. Steps need their tokens.
+    text : str, pair of str, or sequence of int; for steps str or a sequence of str
+        What the model reads: a sentence, a pair of sentences, or ids. Steps need their tokens; one
+        string is split at spaces.
     compare : like text, optional
         A second text. For steps: (steps, tokens).
     word : str, optional
-        The token that is chosen at first. None: the longest word; with two texts, the longest that is in both.
+        The token that is chosen at first. None: the longest word; with two texts, the longest that is in both. In
+        causal attention the last token, which predicts the next one.
     new_tokens : int, default 0
         Tokens that a language model adds, the likeliest each time; the page goes through them one by one.
-    key_tokens : sequence of str, optional
+    key_tokens : str or sequence of str, optional
         For steps of attention from one text to another: the tokens of the keys.
 
     Returns
@@ -100,8 +103,7 @@ def explorer(
     Examples
     --------
     >>> import selfattn as sa
-    >>> x = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
-    >>> page = explorer(sa.attention_steps(x, x, x), ["the", "river", "bank"])
+    >>> page = explorer(sa.attention_steps([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), "the river bank")
     >>> "What 1 head does" in page.title
     True
     """
@@ -193,7 +195,7 @@ def _check_fits(layers: list[_Layer], lengths: list[tuple[int, int]]) -> None:
         raise ValueError(f"{made}: give at most {more - 1} tokens{each}, new ones included")
 
 
-def _read(steps: Any, text: Text, key_tokens: Sequence[str] | None) -> TextHeads:
+def _read(steps: Any, text: Text, key_tokens: str | Sequence[str] | None) -> TextHeads:
     tokens = token_list("text", text)
     return read_steps(steps, tokens, tokens if key_tokens is None else token_list("key_tokens", key_tokens))
 
@@ -256,6 +258,8 @@ def _chosen(texts: Sequence[TextHeads], word: str | None) -> list[int]:
         if not found[0] and not found[-1]:
             raise ValueError(f"the token {word!r} is not among {texts[0].queries}")
         return [each[0] if each else 0 for each in found]
+    if all(is_causal(each) for each in texts):
+        return [each.prompt - 1 for each in texts]  # the token that predicts
     rest = [set(each.queries) for each in texts[1:]]
     words = [token for token in texts[0].queries if not is_mark(token)]
     words = [token for token in words if all(token in other for other in rest)] or words or texts[0].queries

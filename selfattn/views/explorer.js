@@ -15,6 +15,7 @@
 
 const LETTERS = ["A", "B"]; // names of texts
 const LISTED = 3; // words that a caption lists
+const SMALLEST = 0.005; // a smaller weight is written 0.00, and no find
 const RIBBONS_HIGH = 290; // pixels
 
 class ExplorerPage {
@@ -94,9 +95,9 @@ class ExplorerPage {
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
   }
 
-  /** @type {(name: string, side: number) => string} */
-  label(name, side) {
-    return filled(this.captions[name], { name: LETTERS[side], text: LETTERS[side] });
+  /** @type {(name: string, side: number, values?: Record<string, string>) => string} a name for screen readers, with the letter of the text if there are two */
+  label(name, side, values = {}) {
+    return filled(this.captions[this.texts.length > 1 ? name : `${name} alone`], { text: LETTERS[side], ...values });
   }
 
   /** @param {number} which a large map: of text 0 or 1, or 2 for the difference */
@@ -188,12 +189,13 @@ class ExplorerPage {
   }
 
   /**
-   * The head in which a word takes most from another word that is neither next to it nor the first, which many heads take from.
+   * The head in which a word takes most from another word that is neither next to it nor the first, which many heads take from; its
+   * weight is 0 if there is no such word.
    * @type {(side: number, i: number) => { head: Head; weight: number; j: number; }}
    */
   most(side, i) {
     const { marks, crossed } = this.texts[side].stored;
-    let best = { head: this.grid.all[0], weight: -1, j: 0 };
+    let best = { head: this.grid.all[0], weight: 0, j: 0 };
     for (const head of this.grid.all) {
       this.texts[side].row(head, i).forEach((weight, j) => {
         if (weight > best.weight && !marks[j] && (crossed || (j > 0 && Math.abs(j - i) > 1))) best = { head, weight, j };
@@ -213,7 +215,7 @@ class ExplorerPage {
     /** @type {[Head, Child[], string][]} */
     const found = texts.flatMap((_, side) => {
       const { head, weight, j } = this.most(side, this.words[side]);
-      return weight < 0 ? [] : [[head, this.found({ side, weight, j }), captions["the most"]]];
+      return weight < SMALLEST ? [] : [[head, this.found({ side, weight, j }), captions["the most"]]];
     });
     if (this.alike) {
       const gap = (/** @type {Head} */ head) => {
@@ -221,12 +223,12 @@ class ExplorerPage {
         return dot(a.length, (j) => Math.abs(a[j] - b[j])) / 2;
       };
       const gaps = this.grid.all.map(gap), n = gaps.indexOf(Math.max(...gaps));
-      found.push([this.grid.all[n], phrase(captions.moved, { weight: fixed(gaps[n], 2), word: this.word(0, this.words[0]) }), captions["most different"]]);
+      if (gaps[n] >= SMALLEST) found.push([this.grid.all[n], phrase(captions.moved, { weight: fixed(gaps[n], 2), word: this.word(0, this.words[0]) }), captions["most different"]]);
     }
     const local = ["before", "after", "itself"].map((name) => this.data.names.indexOf(name));
     const clearest = this.grid.habits.map(({ shares }, n) => ({ n, k: local.reduce((a, b) => (shares[b] > shares[a] ? b : a)), shares }))
       .reduce((a, b) => (b.shares[b.k] > a.shares[a.k] ? b : a));
-    if (!texts[0].stored.crossed) {
+    if (!texts[0].stored.crossed && clearest.shares[clearest.k] >= SMALLEST) {
       found.push([this.grid.all[clearest.n], phrase(captions.clearest, { habit: captions[`habit.${this.data.names[clearest.k]}`], share: fixed(clearest.shares[clearest.k], 2) }), captions["the clearest"]]);
     }
     this.finds.replaceChildren(...found.map(([head, says, why]) => button({ onclick: () => this.choose(head) },
@@ -259,7 +261,7 @@ class ExplorerPage {
       this.ribbons[side]?.update({ weights: weights[side], selected });
       this.captionsOf[side].replaceChildren(...this.takes(side, weights[side], selected));
       this.drawMap(side, (i, j) => this.colours.weight(side, weights[side].at(i, j)),
-        filled(captions.map, { text: LETTERS[side], head: this.grid.nameOf(head) }));
+        this.label("map", side, { head: this.grid.nameOf(head) }));
     });
     if (this.alike) {
       const [a, b] = weights;
@@ -279,7 +281,7 @@ class ExplorerPage {
   /** @type {(side: number, weights: Matrix, selected: Chosen) => Child[]} such as: bank takes 0.71 from river, 0.07 from he */
   takes(side, weights, { kind, index }) {
     const to = kind === "to", n = to ? weights.columns : weights.rows;
-    const most = range(n).map((k) => ({ k, weight: to ? weights.at(index, k) : weights.at(k, index) })).sort((a, b) => b.weight - a.weight).slice(0, LISTED);
+    const most = range(n).map((k) => ({ k, weight: to ? weights.at(index, k) : weights.at(k, index) })).sort((a, b) => b.weight - a.weight).filter(({ weight }, n) => n === 0 || (n < LISTED && weight >= SMALLEST));
     const parts = most.map(({ k, weight }) => phrase(this.captions[to ? "part" : "takes from"], { word: to ? this.key(side, k) : this.word(side, k), weight: fixed(weight, 2) }));
     return phrase(this.captions[to ? "takes" : "give"], { word: to ? this.word(side, index) : this.key(side, index), list: parts.flatMap((part, n) => (n ? [", ", ...part] : part)) });
   }

@@ -146,6 +146,11 @@ def _named(shares: Array, entropy: float) -> Habit:
     return Habit(named, entropy, kind, kind in ("broad", "mixed") or most >= MOST)
 
 
+def is_causal(text: TextHeads) -> bool:
+    """Return whether no token takes from a later one, as in a language model."""
+    return not text.crossed and not any((layer[:, 0, 1:] > 0).any() for layer in text.layers)
+
+
 def is_special(token: str) -> bool:
     """Return whether a token is special, such as [CLS] or <s>."""
     return bool(_SPECIAL.fullmatch(token))
@@ -174,9 +179,8 @@ def _plan(text: TextHeads) -> tuple[Array, Array]:
     words = np.array([not is_mark(token) for token in text.queries])
     kept = words.copy()
     if not text.crossed:
-        ahead = any((layer[:, 0, 1:] > 0).any() for layer in text.layers)  # attention is not causal
         kept[1:] &= ~mark[:-1]
-        kept[:-1] &= ~mark[1:] | (not ahead)
+        kept[:-1] &= ~mark[1:] | is_causal(text)
         kept[:1] = False  # "itself" and "first" are the same key there
     for rows in (kept, words):
         if rows.any():

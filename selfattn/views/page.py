@@ -66,12 +66,12 @@ def assemble(
 
 def steps_page(
     steps: Steps,
-    tokens: Iterable[str] | None = None,
+    tokens: str | Iterable[str] | None = None,
     *,
-    compare: tuple[Steps, Iterable[str]] | None = None,
+    compare: tuple[Steps, str | Iterable[str]] | None = None,
     captions: Mapping[str, str] | None = None,
     exercise: bool = False,
-    key_tokens: Iterable[str] | None = None,
+    key_tokens: str | Iterable[str] | None = None,
     precision: int = 4,
     max_side: int = 16,
 ) -> Page:
@@ -80,8 +80,8 @@ def steps_page(
     Parameters
     ----------
     steps : AttentionSteps, LayerSteps or ModelSteps
-    tokens : iterable of str, one for each query, optional
-        Shown as text, whatever they hold. By default the tokens of the steps, such as a model's, or numbers.
+    tokens : str or iterable of str, one for each query, optional
+        Shown as text, whatever they hold; one string is split at spaces. By default the tokens of the steps, such as a model's, or numbers.
     compare : (steps, tokens), optional
         A second sentence with the same steps, aligned with the first by row, and the difference: second minus
         first, for the rows and columns that both have.
@@ -89,7 +89,7 @@ def steps_page(
         Replaces sentences and labels; the names are those of :data:`selfattn.views.CAPTIONS`.
     exercise : bool, default False
         Leave one number of each row blank, to be predicted and revealed; a sheet at the end has the answers.
-    key_tokens : iterable of str, one for each key, optional
+    key_tokens : str or iterable of str, one for each key, optional
         By default ``tokens``, if there are as many keys as queries.
     precision : int, default 4
         The most decimals, 1 to 12; matrices that need fewer show fewer.
@@ -113,8 +113,7 @@ def steps_page(
     Examples
     --------
     >>> import selfattn as sa
-    >>> x = [[1.0, 0.0], [0.0, 1.0]]
-    >>> page = steps_page(sa.attention_steps(x, x, x), ["river", "bank"])
+    >>> page = steps_page(sa.attention_steps([[1.0, 0.0], [0.0, 1.0]]), "river bank")
     >>> "bank" in page.html
     True
     """

@@ -171,8 +171,9 @@ def _as_tokens(name: str, tokens: Iterable[str] | None, count: int, shape: tuple
     """Check the tokens of one axis; return their labels."""
     if tokens is None:
         return [str(n) for n in range(count)]
-    if isinstance(tokens, str | bytes):
-        raise TypeError(f"{name} is one string, {tokens!r:.40}; pass a list with a string for each token")
+    if isinstance(tokens, bytes):
+        raise TypeError(f"{name} is {tokens!r:.40}, of type bytes, not a string")
+    tokens = tokens.split() if isinstance(tokens, str) else tokens
     check_rows(name, tokens)
     if not isinstance(tokens, Iterable):
         raise TypeError(f"{name} must be a list of strings, not {tokens!r:.40}")

@@ -139,7 +139,8 @@ EXPLORER: dict[str, str] = {
     "model": "{name}, {layers} layers, {heads} heads",
     "look": "*Look for this:* in {parked} of {heads} heads most attention goes to {where}. In which heads does {word} take from a word that shows its meaning?",
     "look at one": "*Look for this:* which words does {word} take from, and how much?",
-    "first token": "the first token", "separators": "separators", "text": "Text {name}",
+    "first token": "the first token", "separators": "separators",
+    "text": "Text {text}", "text alone": "The text",
     # habits: short names, then sentences
     "kind.itself": "itself", "kind.first": "first", "kind.separators": "separator", "kind.marks": "marks",
     "kind.before": "before", "kind.after": "after", "kind.words": "words", "kind.broad": "broad",
@@ -169,8 +170,9 @@ EXPLORER: dict[str, str] = {
     "clearest": "{habit}: {share}",
     "the clearest": "clearest habit: {head}",
     # one head
-    "goes in": "goes in", "comes out": "comes out", "ribbons": "Text {text}: attention weights",
+    "goes in": "goes in", "comes out": "comes out", "ribbons": "Text {text}: attention weights", "ribbons alone": "Attention weights",
     "map": "Text {text}, {head}: a row for each query, a column for each key",
+    "map alone": "{head}: a row for each query, a column for each key",
     "map of difference": "B minus A, {head}", "give": "From {word}: {list}",
     "takes from": "{word} takes {weight}",
     "point": "Point at a cell of a map, or at a word, to read its weights.",

@@ -89,9 +89,11 @@ def visible(token: str) -> str:
 
 
 def token_list(name: str, tokens: Any) -> list[str]:
-    """Return a sequence of tokens as they are shown; anything else is a TypeError."""
+    """Return tokens as they are shown; one string is split at spaces, and anything but strings is a TypeError."""
+    if isinstance(tokens, str):
+        tokens = tokens.split()
     check_rows(name, tokens)
-    several = isinstance(tokens, Iterable) and not isinstance(tokens, str | bytes)
+    several = isinstance(tokens, Iterable) and not isinstance(tokens, bytes)
     each = list(tokens) if several else []
     if not several or not all(isinstance(token, str) for token in each):
         raise TypeError(f"{name} is a sequence of strings, one for each row, not {tokens!r:.80}")

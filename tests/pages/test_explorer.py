@@ -151,6 +151,13 @@ def test_two_texts_count_alike_and_the_common_word_is_chosen():
         views.explorer(first, list("abcd"), compare=(steps_of(3, heads=3), list("abc")))
 
 
+def test_the_last_given_token_of_causal_attention_is_chosen():
+    for options, chosen in (({"is_causal": True}, 2), ({}, 0)):
+        steps = sa.attention_steps(np.random.default_rng(0).standard_normal((3, 4)), **options)
+        header, _ = stored(views.explorer(steps, "capital of France"))
+        assert header["texts"][0]["chosen"] == chosen
+
+
 def test_models_and_their_layers():
     model = nn.EmbeddingModel(
         WhitespaceTokenizer(["he", "sat", "bank"]), 4, 8, num_layers=2, num_heads=2, max_seq_len=8, rng=0
@@ -169,6 +176,7 @@ def test_attention_from_one_text_to_another():
     rng = np.random.default_rng(3)
     steps = sa.attention_steps(rng.standard_normal((1, 3, 4)), *rng.standard_normal((2, 1, 5, 4)))
     header, _ = stored(views.explorer(steps, list("abc"), key_tokens=list("vwxyz")))
+    assert stored(views.explorer(steps, "a b c", key_tokens="v w x y z"))[0] == header  # split at spaces
     (text,) = header["texts"]
     assert text["crossed"] and text["keys"] == list("vwxyz") and "means" not in text
     assert [header["habits"][0][0]["shares"][n] for n in (0, 4, 5)] == [0.0] * 3  # itself, before, after
@@ -191,7 +199,7 @@ def test_next_tokens_are_the_likeliest_and_their_sums_those_of_all():
 
 STEPS, ABC, BATCH = steps_of(3), list("abc"), sa.attention_steps(*np.zeros((3, 2, 2, 3, 4)))
 test_bad_calls = refusals(
-    (((STEPS, "abc"), {}), TypeError, "text is a sequence of strings, one for each row, not 'abc'"),
+    (((STEPS, "abc"), {}), ValueError, "1 tokens do not fit the 3 rows"),
     (((STEPS, None), {}), TypeError, "text is a sequence of strings, .*, not None"),
     (((STEPS, ["a"]), {}), ValueError, "1 tokens do not fit the 3 rows"),
     (((STEPS, ABC), {"compare": ["x"]}), TypeError, r"compare is \(steps, tokens\), not list"),
@@ -260,9 +268,11 @@ def test_the_folder_of_a_gpt(tmp_path):
     from selfattn.models.gpt2 import as_gpt2, character_tokenizer
 
     own = nn.GPT(5, 8, 2, 2, 16, rng=0, tie_word_embeddings=False)
-    models.save(as_gpt2(own, character_tokenizer("abc ")), tmp_path)
-    page = views.gpt_page(tmp_path, prompt="AB c")  # small letters, as the alphabet has them
-    assert page.svg == views.gpt_page(own, "\ufffdabc ", "ab c").svg
+    tied = nn.GPT(5, 8, 2, 2, 16, rng=0)  # as `selfattn train gpt` makes it
+    for model in (own, tied):
+        models.save(as_gpt2(model, character_tokenizer("abc ")), tmp_path)
+        page = views.gpt_page(tmp_path, prompt="AB c")  # small letters, as the alphabet has them
+        assert page.svg == views.gpt_page(model, "\ufffdabc ", "ab c").svg
     sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 4)
     models.save(
         models.LlamaForCausalLM(sizes | {"num_hidden_layers": 1, "num_attention_heads": 2}, rng=0), tmp_path

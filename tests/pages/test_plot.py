@@ -149,7 +149,7 @@ def test_every_nth_of_many_tokens_is_named():
         (WEIGHTS, TOKENS[:2], {}, ValueError, r"2 tokens do not fit weights \(3, 3\), which have 3 rows"),
         (WEIGHTS[:2], TOKENS[:2], {}, ValueError, r"\(2, 3\) have 3 keys; name them with key_tokens="),
         (WEIGHTS[:2], ["a", "b"], {"key_tokens": ["a"]}, ValueError, "1 key_tokens do not fit .* 3 columns"),
-        (WEIGHTS, "sky is blue", {}, TypeError, "one string, 'sky is blue'"),
+        (WEIGHTS, "sky blue", {}, ValueError, "2 tokens do not fit"),
         (WEIGHTS, 3, {}, TypeError, "tokens must be a list of strings, not 3"),
         (WEIGHTS, ["a", 7, "b"], {}, TypeError, r"tokens\[1\] is 7, of type int"),
         (WEIGHTS[0], ["a"], {}, ValueError, r"\(L, S\).*they are \(3,\)"),

@@ -86,6 +86,16 @@ def test_each_step_follows_from_the_one_before(options, qkv):
     np.testing.assert_allclose(steps.output, steps.weighted_values.sum(axis=-2), **close)
 
 
+def test_one_array_is_query_key_and_value(qkv):
+    x = qkv[0]
+    np.testing.assert_array_equal(
+        sa.attention_steps(x, scale=1.0).output, sa.attention_steps(x, x, x, scale=1.0).output
+    )
+    for given in ({"key": x}, {"value": x}):
+        with pytest.raises(TypeError, match="is missing; leave out key and value, or give both"):
+            sa.attention_steps(x, **given)
+
+
 def test_a_masked_nan_is_in_the_scores_alone(qkv):
     query, key, value = (x.copy() for x in qkv)
     key[..., 4, :], value[..., 4, :] = np.nan, np.inf
