@@ -1,7 +1,11 @@
 """What may happen to an index: a writer that is killed, two writers, readers meanwhile, a full disk, damaged files."""
 
+import hashlib
+import json
 import resource
+import struct
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -91,6 +95,46 @@ def test_a_full_disk_changes_nothing(index):
         assert {path: path.read_bytes() for path in index.folder.rglob("*") if path.is_file()} == files
         assert index.search("a") == before
     assert len(index.add([f"text {n}" for n in range(1500)])) == 1500
+
+
+def test_the_files_are_those_of_the_documentation(index):
+    """A reader of its own, written from docs/theory/index_format.md."""
+    index.add(["new"], ids=[7], metadata=[{"n": 1.0, "list": [1]}])
+    index.delete("x")
+
+    def hashed(content):
+        return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+
+    manifest = json.loads((index.folder / "manifest.json").read_bytes())
+    data = index.folder / f"data-{manifest['data']}"
+    content, vectors = (data / "content").read_bytes(), (data / "vectors").read_bytes()
+    assert manifest["counts"] == {"records": 4, "rows": 4, "tags": 4, "deleted": 1, "content": len(content)}
+    assert manifest["generation"] == 4 and manifest["next_id"] == 8 and manifest["fields"] == ["list", "n"]
+    texts, width = [], manifest["width"]
+    for n, record in enumerate(struct.iter_unpack("<QQQIIII", (data / "records").read_bytes())):
+        offset, id_hash, text_hash, *lengths, crc = record
+        name, text, metadata = (
+            content[offset + sum(lengths[:part]) : offset + sum(lengths[: part + 1])] for part in range(3)
+        )
+        assert (id_hash, text_hash) == (hashed(name), hashed(b"\0" + text))
+        packed = struct.pack("<QQIII", *record[1:6])
+        assert crc == zlib.crc32(packed + name + text + metadata)
+        row = struct.unpack_from("<IIII", (data / "rows").read_bytes(), 16 * n)
+        assert row == (n, 0, len(text.decode()), zlib.crc32(vectors[4 * width * n : 4 * width * (n + 1)]))
+        texts.append((json.loads(name), text.decode(), json.loads(metadata)))
+    deleted = np.fromfile(data / "deleted", "<u8")
+    assert deleted.tolist() == [0] and texts[1:] == list(
+        zip(index.ids, index.texts, index.metadata, strict=True)
+    )
+    tags = [(hashed(f'["n", {value}]'.encode()), n) for n, value in enumerate([0, 1, 2, 1])]
+    assert list(struct.iter_unpack("<QQ", (data / "tags").read_bytes())) == tags
+    rows = embed([text for _, text, _ in texts])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.frombuffer(vectors, "<f4").reshape(4, width), rows, rtol=1e-6)
+    if manifest["dtype"] == "int8":
+        scales = np.fromfile(data / "scales", "<f4")[:, None]
+        codes = np.fromfile(data / "codes", "i1").reshape(4, width)
+        assert np.all(abs(codes * scales - rows) <= scales * 0.501) and np.all(abs(codes).max(axis=1) == 127)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "records", "rows", "vectors", "content"])
