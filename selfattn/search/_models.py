@@ -34,13 +34,15 @@ class Model:
         given = inner if isinstance(inner, TextEncoder) else given
         self.given = given
         self.name = name or getattr(given, "__qualname__", type(given).__qualname__)
-        self.prompt, self.similarity = "", "cosine"
-        if isinstance(given, TextEncoder):
-            self.prompt = given.pipeline.prompts.get("document", "")
-            self.similarity = given.pipeline.similarity
-        elif (named := getattr(given, "similarity_fn_name", None)) in SIMILARITIES:
-            self.similarity = named
+        self._pipeline = given.pipeline if isinstance(given, TextEncoder) else None
+        named = self._pipeline.similarity if self._pipeline else getattr(given, "similarity_fn_name", None)
+        self.similarity: str = named if named in SIMILARITIES else "cosine"
         self._document, self._query = (_method(given, f"encode_{kind}") for kind in ("document", "query"))
+
+    @property
+    def prompt(self) -> str:
+        """The text that is put before each document."""
+        return self._pipeline.prompts.get("document", "") if self._pipeline else ""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "given":

@@ -99,6 +99,11 @@ def test_an_id_is_replaced(index, model):
     assert index.metadata == [{"b": None}, {"a": 3}, {"a": 4}]
     assert [hit.id for hit in index.search("w1 w2 w5", where={"a": [1, 2, 3]})] == ["1"]
     assert index.add(["w9"]) == [2]  # the next number
+    index.delete(1)
+    with pytest.raises(ValueError, match="there is no id 1; 1 of 1 are missing"):
+        index.delete(1)
+    index.add(["w3"], ids=[1], metadata=[{"a": 4}])  # as it was before
+    assert index.ids == [-7, "1", 2, 1]
 
 
 def test_where_knows_types(index):
@@ -140,7 +145,7 @@ def test_wrong_texts_change_nothing(index, what, error, message):
     with pytest.raises(error, match=message):
         index.add(**what)
     assert index.ids == ["old"]
-    with pytest.raises(ValueError, match=r'no id "new"; 1 of 2 are missing'):
+    with pytest.raises(ValueError, match=r'there is no id "new"; 1 of 2 are missing'):
         index.delete(["old", "new"])
     assert index.ids == ["old"]
 
@@ -264,7 +269,7 @@ def test_words_are_joined_by_reciprocal_ranks(index):
     found = index.search(query, k, hybrid=True)
     assert [hit.id for hit in found] == sorted(sums, key=lambda n: (-sums[n], n))
     assert [hit.score for hit in found] == sorted(sums.values(), reverse=True)
-    assert {hit.id for hit in index.search(query, k, {"n": 0}, hybrid=True)} == {0, 2, 4}
+    assert {hit.id for hit in index.search(query, k, {"n": 1}, hybrid=True)} == {1, 3}
     index.delete([4])
     assert 4 not in [hit.id for hit in index.search(query, k, hybrid=True)]
     assert len(index.search(["w59", "w1"], 2, hybrid=True)[0]) == 2  # a word that no text has
@@ -315,6 +320,9 @@ def test_a_folders_settings_are_used(tmp_path, folder):
     again = search.Index.open(index.folder).search("dark water")
     assert [hit.id for hit in again] == np.argsort(-scores).tolist()
     np.testing.assert_allclose([hit.score for hit in again], np.sort(scores)[::-1], rtol=1e-5)
+    index.model.pipeline.prompts["document"] = "the "
+    index.add(texts[:1], ids=["other prompt"])  # is embedded again
+    assert np.array_equal(index.vectors[-1], model.encode(texts[0], prompt="the "))
 
 
 def test_a_long_text_is_found_by_a_window(tmp_path, folder):
