@@ -55,7 +55,9 @@ def _cut(text: str, count: Count, most: float) -> list[tuple[int, int]]:
             for piece, size in zip(pieces, sizes, strict=True)
             for part in (_pieces(text, piece, pattern) if size > most else [piece])
         ]
-    totals = [0, *itertools.accumulate(count([text[begin:end] for begin, end in pieces]))]
+    # With the white space before it, of which some tokenizers make a part of the word.
+    parts = [text[begin - text[max(begin - 1, 0) : begin].isspace() : end] for begin, end in pieces]
+    totals = [0, *itertools.accumulate(count(parts))]
     found, first = [], 0
     while first < len(pieces):
         end = max(first + 1, bisect.bisect_right(totals, totals[first] + most) - 1)
