@@ -113,7 +113,7 @@ def checked_metadata(metadata: Any, count: int) -> list[bytes]:
             try:
                 _json({name: value})
             except (TypeError, ValueError, RecursionError) as error:
-                what = f"metadata {n}: {name!r} is {quoted(value)}, which JSON does not have"
+                what = f"metadata {n}: {name!r} is {quoted(value)}, which JSON does not have; None stands for what is missing"
                 raise (TypeError if isinstance(error, TypeError) else ValueError)(what) from None
     return [_json(fields) for fields in listed]
 

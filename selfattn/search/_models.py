@@ -6,7 +6,7 @@ import errno
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from selfattn import nn
 from selfattn._check import Array, as_array, quoted
 from selfattn.functional._similarity import SIMILARITIES, _unit
 from selfattn.interop._encoder import as_encoder, encoder
+from selfattn.interop.sentence_transformers import SentenceTransformer
 from selfattn.models._text_encoder import TextEncoder
 
 READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
@@ -104,7 +105,8 @@ def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
     model = Model(as_encoder(given) if isinstance(given, TextEncoder | nn.EmbeddingModel) else given)
     source: Path | None = getattr(model.given, "_folder", None)
     if isinstance(model.given, TextEncoder) and source is not None and source.is_dir():
-        return model, of_folder(source.absolute()) | {"dtype": model.given.dtype}
+        own = {"dtype": model.given.dtype, "prompts": dict(model.given.pipeline.prompts)}
+        return model, of_folder(source.absolute()) | own
     return model, {"name": model.name, "folder": None}
 
 
@@ -132,29 +134,36 @@ def _digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def known_again(entry: Mapping[str, Any], given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
+def known_again(where: Path, entry: Any, given: Any) -> tuple[Callable[[], Model], dict[str, Any]]:
     """Return what loads the model of an index that is opened, and what the manifest will say of it.
 
-    An error if the folder is not there, or is another one; ``given`` is a folder or a model in its place.
+    An error if the folder is not there, or is another one; ``given`` is a folder or a model in its place, ``where`` the manifest.
     """
-    made: Any = entry.get("folder")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where}: model must be an object")
+    made, dtype, prompts = (entry.get(name) for name in ("folder", "dtype", "prompts"))
+    if not isinstance(made, str | None) or not isinstance(prompts, dict | None):
+        raise ValueError(f"{where}: the model's folder must be a text, and its prompts an object")
     if given is not None and not isinstance(given, str | os.PathLike):
         model, changed = model_of(given)
         return lambda: model, changed if changed["folder"] else dict(entry)
-    if given is None and made is None:
+    if (source := made if given is None else given) is None:
         name = entry.get("name")
         raise ValueError(f"{name} made this index, and is not a folder: Index.open(path, model=…) takes it")
-    folder = Path(made if given is None else given).absolute()
+    folder = Path(source).absolute()
     if not folder.is_dir():
         what = f"the model that made this index has moved; {GIVE}" if given is None else "not a folder"
         raise FileNotFoundError(errno.ENOENT, what, str(folder))
     if made != str(folder) or _state(folder) != entry.get("state"):
         now = of_folder(folder)
         if made is not None and now["digest"] != entry.get("digest"):
-            what = f"is another model than the one that made this index, {made}"
-            raise ValueError(
-                f"{folder} {what if given is not None else f'has changed since it made this index; {GIVE}'}"
-            )
+            what = f"has changed since it made this index; {GIVE}"
+            what = what if given is None else f"is another model than the one that made this index, {made}"
+            raise ValueError(f"{folder} {what}")
         entry = {**entry, **now}
-    dtype = entry.get("dtype")
-    return lambda: Model(encoder(folder, dtype), str(folder)), dict(entry)
+
+    def load() -> Model:
+        loaded = encoder(folder, dtype)
+        return Model(SentenceTransformer(loaded, prompts=prompts) if prompts else loaded, str(folder))
+
+    return load, dict(entry)

@@ -172,9 +172,7 @@ class Index:
         """
         folder = Path(path).absolute()
         entry = Generation.newest(folder).manifest.get("model")
-        if not isinstance(entry, dict):
-            raise ValueError(f"{folder / MANIFEST}: model must be an object")
-        index = cls(folder, *known_again(entry, model))
+        index = cls(folder, *known_again(folder / MANIFEST, entry, model))
         if model is not None and not isinstance(model, str | os.PathLike):
             index.model  # noqa: B018 an error if it is another one
         return index

@@ -325,6 +325,18 @@ def test_a_folders_settings_are_used(tmp_path, folder):
     assert np.array_equal(index.vectors[-1], model.encode(texts[0], prompt="the "))
 
 
+def test_a_loaded_models_settings_are_kept(tmp_path, folder):
+    from selfattn import models
+
+    model = models.load(folder, dtype="int8")
+    model.pipeline.prompts["query"] = "old "
+    index = search.Index.create(tmp_path / "index", model)
+    index.add(["the sea was calm", "old stones"])
+    assert search.Index.open(index.folder).search("water") == index.search("water")
+    with pytest.raises(ValueError, match="BertModel is another model than the one that made the index"):
+        search.Index.open(index.folder, models.load(folder))
+
+
 def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     from selfattn import models
 

@@ -373,6 +373,8 @@ def read_index(folder, content):
     dtype, _, name = head.decode(errors="replace").partition(" ")
     known = searched("int8" if dtype == "int8" else "float32")
     put(folder, known | ({name: content} if name in known else {}))
+    with contextlib.suppress(FileNotFoundError):
+        use(search.Index.open, folder)
     index = search.Index.open(folder, embed)
     index.search(SENTENCE)
     use(index.search, [SENTENCE, "a"], 2, {"n": [0, None]})
