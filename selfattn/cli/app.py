@@ -40,6 +40,7 @@ examples:
   selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
   selfattn info                 version, CPU, instruction set, threads
   selfattn steps 3 --open       every number of every step, on a page in the browser
+  selfattn pages class --open   all pages and a start page, for a web server or a USB stick
   selfattn bench --quick        a short benchmark against the peers that are installed
   selfattn bench --help         the options of the benchmark
   SELFATTN_ISA=avx2 selfattn    the same on another instruction set
@@ -52,6 +53,7 @@ exit codes:
 _COMMANDS = {
     "steps": ("pages", "write a page that shows every step of attention"),
     "explore": ("pages", "write a page of what a model's heads do with a text"),
+    "pages": ("pages", "write all pages and a start page, for a class"),
     "train": ("models", "train a sentence-embedding model on a text; train gpt: a small GPT"),
     "embed": ("models", "turn sentences into vectors"),
     "search": ("models", "print the lines of a text that are most similar to a query"),

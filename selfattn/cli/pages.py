@@ -1,4 +1,4 @@
-"""The commands ``selfattn steps``, a page of a tutorial or of a file of arrays, and ``selfattn explore``, a page of a model's heads."""
+"""The commands ``selfattn steps``, ``explore`` and ``pages``: a page of a tutorial or of arrays, of a model's heads, all pages."""
 
 from __future__ import annotations
 
@@ -78,6 +78,9 @@ examples:
 exit codes:
   0  written      1  an error in the model or the text; the message says which      2  wrong usage
 """
+PAGES_EPILOG = (
+    "exit codes:\n  0  written      1  a file cannot be written; the message says why      2  wrong usage"
+)
 
 
 def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exercise: bool = False) -> Page:
@@ -264,6 +267,17 @@ def _explorer(options: argparse.Namespace) -> views.Explorer:
     return views.explorer(models.load(options.model), read, **more)
 
 
+def _add_pages(parser: Parser) -> None:
+    where = "where to write; made if it does not exist"
+    parser.add_argument("folder", metavar="DIR", type=streams.folder, help=where)
+    parser.add_argument("--open", action="store_true", help="show the start page in a browser")
+
+
+def _run_pages(options: argparse.Namespace) -> int:
+    _announce("pages", views.write_pages(options.folder), options.open)
+    return 0
+
+
 def _add_out(parser: Parser, default: str) -> None:
     """Add ``--out`` and ``--open``."""
     what = f"where to write; - is standard output; default: {default}"
@@ -289,7 +303,11 @@ def _show(command: str, page: Document, path: Path | None, in_browser: bool) -> 
     """Print where a page has been saved, and open it; without a path, print the page."""
     if path is None:
         streams.write(streams.DASH, page.html.encode())
-        return
+    else:
+        _announce(command, path, in_browser)
+
+
+def _announce(command: str, path: Path, in_browser: bool) -> None:
     print(path)
     if in_browser and not webbrowser.open(path.resolve().as_uri()):
         streams.tell(f"selfattn {command}: there is no browser; open {path} yourself")
@@ -302,5 +320,11 @@ COMMANDS = {
     ),
     "explore": Command(
         WHAT.format("what every head of a model does with a text"), EXPLORE_EPILOG, _add_explore, _run_explore
+    ),
+    "pages": Command(
+        "Write all pages and a start page, index.html, for a web server or a\nUSB stick: every link is relative.",
+        PAGES_EPILOG,
+        _add_pages,
+        _run_pages,
     ),
 }

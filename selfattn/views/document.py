@@ -69,6 +69,7 @@ class Document:
         A whole document, which needs no network.
     below : tuple of Document
         Views that follow in the whole document, such as a second half.
+    links : tuple of (rel, language, address, name), to other pages of a folder
     """
 
     title: str
@@ -76,6 +77,7 @@ class Document:
     svg: str
     lang: str = "en"
     below: tuple[Document, ...] = field(default=(), kw_only=True)
+    links: tuple[tuple[str, str, str, str], ...] = field(default=(), kw_only=True)
 
     styles: ClassVar[tuple[str, ...]] = ()
     scripts: ClassVar[tuple[str, ...]] = ()
@@ -106,11 +108,15 @@ class Document:
         styles = dict.fromkeys(name for part in parts for name in part.styles)
         scripts = dict.fromkeys(name for part in parts for name in part.scripts)
         bodies = "\n".join(part.body for part in parts)
+        links = "".join(
+            f'<link rel="{rel}" hreflang="{lang}" href="{href}" title="{text(name)}">\n'
+            for rel, lang, href, name in self.links
+        )
         return (
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{style(*styles)}\n</head>\n'
+            f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{links}{style(*styles)}\n</head>\n'
             f'<body class="sa-page">\n{bodies}\n{script(*scripts)}\n</body>\n</html>\n'
         )
 

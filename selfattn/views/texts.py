@@ -279,6 +279,20 @@ WAY_BACK: dict[str, str] = {
     "reveal.inputs": "They add up. Point at any number of dx: its sum has three terms, and the check agrees.",
 }  # fmt: skip
 
+# The start page of a folder of pages.
+START: dict[str, str] = {
+    "title": "How attention works: pages to look at and to play with",
+    "look": "Begin with the first page. It asks a question, you guess, and it shows the answer.",
+    "all pages": "All pages", "exercise": "Exercise",
+    "first_principles": "*Two banks* The same word in two sentences, first without attention, then with it. {n} questions.",
+    "sentence_embeddings": "*A model that learns* Nobody marks the word that matters, and after training bank takes from it. {n} questions.",
+    "basics_notebook": "*sky is blue* Two words with the same numbers, order, masks and heads. {n} questions.",
+    "illustrated": "*Whole numbers* Small enough to compute by hand, with paper and pencil. {n} questions.",
+    "attention_module": "*Hello I love you* What love looks for, and what a mask changes. {n} questions.",
+    "explorer": "*All heads of a model* One head finds money, the other one finds water: what does each do with a sentence?",
+    "gpt": "*A GPT in a page* Type, and it predicts the next letter. Then switch parts of it off.",
+}  # fmt: skip
+
 
 def fill(sentence: str, **values: object) -> str:
     """Replace names in braces by their values; names without a value stay.

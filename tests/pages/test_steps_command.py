@@ -217,3 +217,20 @@ def test_errors_of_explore(trained, tmp_path, capsys):
         assert message in capsys.readouterr().err
     assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == "mine"
     assert cli.main(["explore", str(trained), "the bank", "--open", "--out", "-"]) == 2
+
+
+def test_all_pages_link_to_each_other(tmp_path, capsys, opened):
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "gpt.html").write_text("mine")
+    assert cli.main(["pages", "class"]) == 1
+    assert "gpt.html exists and is not a page of selfattn's" in capsys.readouterr().err
+    assert len(list((tmp_path / "class").iterdir())) == 1
+    (tmp_path / "class" / "gpt.html").unlink()
+    assert cli.main(["pages", "class", "--open"]) == 0
+    assert opened == [(tmp_path / "class" / "index.html").as_uri()]
+    start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
+    links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]
+    assert sorted(links) == sorted(path.name for path in others) and len(links) == 12
+    for path in others:
+        elements = Reader(path.read_text(encoding="utf-8")).elements
+        assert [a["href"] for tag, a in elements if tag == "link" and a["rel"] == "up"] == ["index.html"]

@@ -154,7 +154,13 @@ function tools(root, texts, changed) {
     larger.ariaPressed = String(root.toggleAttribute("data-projector"));
     changed();
   } }, "A", element("small", {}, "A"));
-  return element("div", { className: "sa-tools" }, theme, larger);
+  // Other pages of a folder that `selfattn pages` wrote; the one in another language opens the same lesson.
+  const others = /** @type {NodeListOf<HTMLLinkElement>} */ (document.head.querySelectorAll("link[hreflang]"));
+  const links = [..."alone" in root.dataset ? others : []].map(({ rel, hreflang, href, title }) => element("a", {
+    href, hreflang, onclick: (/** @type {Event} */ event) => {
+      if (rel === "alternate") /** @type {HTMLAnchorElement} */ (event.currentTarget).hash = location.hash;
+    } }, title));
+  return element("div", { className: "sa-tools" }, ...links, theme, larger);
 }
 
 /**
