@@ -22,6 +22,7 @@ from selfattn.cli.parser import Command, Parser, UsageError
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.document import Document
+from selfattn.views.language import PLURALS
 from selfattn.views.page import Page, steps_page
 from selfattn.views.tutorial_pages import NUMBERED, TUTORIAL_PAGES, tutorial_page
 
@@ -83,7 +84,9 @@ PAGES_EPILOG = (
 )
 
 
-def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exercise: bool = False) -> Page:
+def page_of_arrays(
+    arrays: Arrays, tokens: Sequence[str] | None = None, *, exercise: bool = False, lang: str = "en"
+) -> Page:
     """Compute the steps of attention, or of a layer, from named arrays, and show them on a page.
 
     ``selfattn steps --help`` lists the names; ``tokens`` replaces those in ``arrays``. Missing or unknown names, and arrays that
@@ -104,7 +107,7 @@ def page_of_arrays(arrays: Arrays, tokens: Sequence[str] | None = None, *, exerc
     if tokens is not None:
         names["tokens"] = list(tokens)
     steps, keys = _steps(arrays), names.get("key_tokens")
-    return steps_page(steps, names.get("tokens"), key_tokens=keys, exercise=exercise)
+    return steps_page(steps, names.get("tokens"), key_tokens=keys, exercise=exercise, lang=lang)
 
 
 def _steps(arrays: Arrays) -> AttentionSteps:
@@ -190,11 +193,14 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
     if options.text is not None and options.tokens is not None:
         raise UsageError("--text and --tokens are the same; give one of them")
     text = options.tokens if options.text is None else options.text
-    name = NUMBERED.get(options.source, options.source)
+    name, both = (
+        NUMBERED.get(options.source, options.source),
+        {"exercise": options.exercise, "lang": options.lang},
+    )
     if name in TUTORIAL_PAGES:
         if options.compare is not None and text is None:
             raise UsageError("--compare is a second text: it needs --text")
-        return name, tutorial_page(name, exercise=options.exercise, text=text, compare=options.compare)
+        return name, tutorial_page(name, text=text, compare=options.compare, **both)
     path = Path(options.source)
     if options.source != streams.DASH and path.suffix.lower() != ".npz" and not os.path.exists(path):
         known = ", ".join(TUTORIAL_PAGES)
@@ -203,7 +209,7 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
         raise UsageError("--compare is for a tutorial, not for a FILE.npz")
     tokens = None if text is None else text.split()
     name = "steps" if options.source == streams.DASH else path.stem
-    return name, page_of_arrays(_read(options.source), tokens, exercise=options.exercise)
+    return name, page_of_arrays(_read(options.source), tokens, **both)
 
 
 def _run_steps(options: argparse.Namespace) -> int:
@@ -264,7 +270,7 @@ def _explorer(options: argparse.Namespace) -> views.Explorer:
         text = read_text(streams.source(text)).strip()
     read = text if options.second is None else (text, options.second)
     more = {"compare": options.compare, "word": options.word, "new_tokens": options.new_tokens}
-    return views.explorer(models.load(options.model), read, **more)
+    return views.explorer(models.load(options.model), read, lang=options.lang, **more)
 
 
 def _add_pages(parser: Parser) -> None:
@@ -279,7 +285,8 @@ def _run_pages(options: argparse.Namespace) -> int:
 
 
 def _add_out(parser: Parser, default: str) -> None:
-    """Add ``--out`` and ``--open``."""
+    """Add ``--lang``, ``--out`` and ``--open``."""
+    parser.add_argument("--lang", choices=PLURALS, default="en", help="the language of the page; default: en")
     what = f"where to write; - is standard output; default: {default}"
     parser.add_argument("--out", metavar="FILE", type=streams.target, help=what)
     parser.add_argument("--open", action="store_true", help="show the page in a browser")

@@ -35,12 +35,24 @@ function decimalsOf(data, precision) {
   return precision;
 }
 
-/**
- * Replace names in braces by their values, as texts.py does.
- * @type {(sentence: string, values: Record<string, string | number>) => string}
- */
+let plurals = new Intl.PluralRules("en");
+
+/** @param {string} lang the language whose plurals the page says; other texts may have a lang that is no language */
+function speak(lang) {
+  plurals = new Intl.PluralRules(/^[a-z]{2,3}(?=-|$)/i.exec(lang)?.[0] ?? "en");
+}
+
+/** @type {(sentence: string, values: Record<string, unknown>) => string} with the forms of numbers in place of plurals: see language.py */
+function counted(sentence, values) {
+  return sentence.replace(/\{(\w+), plural,((?: \w+ \{[^{}]*\})+)\}/g, (braces, name, forms) => {
+    const form = Object.fromEntries([...forms.matchAll(/(\w+) \{([^{}]*)\}/g)].map(([, category, text]) => [category, text]));
+    return Object.hasOwn(values, name) ? (form[plurals.select(Number(values[name]))] ?? form.other).replace("#", values[name]) : braces;
+  });
+}
+
+/** @type {(sentence: string, values: Record<string, string | number>) => string} with values in place of names in braces: see language.py */
 function filled(sentence, values) {
-  return sentence.replace(/\{(\w+)\}/g, (braces, name) => (Object.hasOwn(values, name) ? String(values[name]) : braces));
+  return counted(sentence, values).replace(/\{(\w+)\}/g, (braces, name) => (Object.hasOwn(values, name) ? String(values[name]) : braces));
 }
 
 /** @type {(text: string) => number | null} the number that was typed; null for other text and for a number that is too large */

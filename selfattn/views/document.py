@@ -17,6 +17,7 @@ import numpy as np
 
 from selfattn import _disk
 from selfattn._extras import import_extra
+from selfattn.views.language import PLURALS, say
 from selfattn.views.writing import Array, letters, number, script_data, short, text
 
 # Matches what is removed from scripts: types within a line, other comments, indentation.
@@ -48,6 +49,8 @@ export default {
   },
 };
 """
+
+UNTRUSTED = "The notebook is not trusted, so this is a still picture. File, Trust Notebook starts the page; so does running the cell. Its numbers are below."
 
 # No network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -93,8 +96,7 @@ class Document:
         picture = base64.b64encode(self.svg.encode("utf-8", "backslashreplace")).decode()
         return (
             f'<div class="sa-untrusted"><p><img alt="{text(self.title)}" src="data:image/svg+xml;base64,{picture}"></p>'
-            "<p>The notebook is not trusted, so this is a still picture. File, Trust Notebook starts the page; so does running the "
-            "cell. Its numbers are below.</p></div>"
+            f"<p>{text(say(UNTRUSTED, self.lang if self.lang in PLURALS else 'en'))}</p></div>"
         )
 
     def plain_body(self) -> str:
@@ -196,12 +198,14 @@ def _read(name: str) -> str:
     return resources.files("selfattn.views").joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
-def drawn_by_script(kind: str, title: str, shown: str, data: Any, numbers: bytes | None = None) -> str:
+def drawn_by_script(
+    kind: str, lang: str, title: str, shown: str, data: Any, numbers: bytes | None = None
+) -> str:
     """Return the body of a view of class ``kind`` that its script draws: HTML to show until then, and its data and numbers."""
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
     return (
-        f'<div class="sa-view {kind}" data-alone="" lang="en"><h1>{text(title)}</h1>\n{shown}\n'
+        f'<div class="sa-view {kind}" data-alone="" lang="{lang}"><h1>{text(title)}</h1>\n{shown}\n'
         f"{script_data(data)}{more}\n</div>"
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from selfattn.views.document import MAX_MATRICES, MAX_SIDE, weights_svg
 from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage, results, start_of_results
-from selfattn.views.texts import fill
+from selfattn.views.language import fill
 from selfattn.views.writing import Array, decimals_of, number, script_data, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
@@ -53,6 +53,10 @@ class Drawing:
                         blanks[name] = [(step * i + n) % columns for i in range(rows)]
         return blanks
 
+    def say(self, name: str, /, **values: object) -> str:
+        """Return a caption with values in its places."""
+        return fill(self.texts[name], self.texts["lang"], **values)
+
     def html(self) -> str:
         """Draw everything: the heading, the stages, the answers of an exercise, the data for the script."""
         stages = "\n".join(self.stage(stage) for stage in self.graph.stages.values())
@@ -79,17 +83,17 @@ class Drawing:
                 matrices.append((name, node.data, *self.axes(node), blanks))
         notes = []
         if len(matrices) > MAX_MATRICES:
-            notes.append(fill(self.texts["abridged heads"], shown=MAX_MATRICES, all=len(matrices)))
+            notes.append(self.say("abridged heads", shown=MAX_MATRICES, all=len(matrices)))
         largest = max((max(matrix[1].shape) for matrix in matrices), default=0)
         if largest > MAX_SIDE:
-            notes.append(fill(self.texts["abridged"], shown=MAX_SIDE, all=largest))
+            notes.append(self.say("abridged", shown=MAX_SIDE, all=largest))
         return weights_svg(matrices, f"{self.texts['title']}: {self.texts['head.weights']}", notes)
 
     def stage(self, stage: Stage) -> str:
         """Draw one step: heading, sentence, formula, NumPy, equations, notes, legend."""
         sentence = self.texts[stage.caption]
         equations = "".join(self.equation(stage, equation) for equation in stage.equations)
-        notes = {fill(self.texts[key], **values) for key, values in stage.notes}
+        notes = {self.say(key, **values) for key, values in stage.notes}
         notes |= self.abridged(stage)
         masks = [node for node in self.nodes_of(stage) if node.name == "mask"]
         if masks and all(mask.data.all() for mask in masks):
@@ -106,11 +110,11 @@ class Drawing:
         """Return the name of a step, with its block if there are several."""
         block = stage.name.rpartition(".")[0].removeprefix("block")
         heading = self.texts[f"head.{stage.caption}"]
-        return f"{heading}, {fill(self.texts['block'], n=block)}" if block else heading
+        return f"{heading}, {self.say('block', n=block)}" if block else heading
 
     def equation(self, stage: Stage, equation: Equation) -> str:
         """Draw one line; two sentences have their operands side by side, and their results below."""
-        label = f"<h4>{text(fill(self.texts['head'], n=equation.label))}</h4>" if equation.label else ""
+        label = f"<h4>{text(self.say('head', n=equation.label))}</h4>" if equation.label else ""
         ids = stage.name if stage.equations[0] is equation else ""
         if len(equation.sides) == 1:
             return f'<div class="sa-equation">{label}{self.line(equation.sides[0], ids)}</div>'
@@ -184,7 +188,7 @@ class Drawing:
         caption = text(node.name) + (".T" if transposed else "")
         if node.op == "pairs":
             token = self.graph.labels[f"t{node.rows[1:]}"][node.options["query"]]
-            caption += f" (<bdi>{text(fill(self.texts['of query'], token=token))}</bdi>)"
+            caption += f" (<bdi>{text(self.say('of query', token=token))}</bdi>)"
         if of:
             caption += f" <bdi class=sa-of>{text(of)}</bdi>"
         attributes = f'data-node="{text(name)}"' + (" data-t" if transposed else "")
@@ -208,7 +212,7 @@ class Drawing:
         largest = max((max(node.data.shape) for node in self.nodes_of(stage)), default=0)
         if largest <= self.max_side:
             return set()
-        return {fill(self.texts["abridged"], shown=self.max_side, all=largest)}
+        return {self.say("abridged", shown=self.max_side, all=largest)}
 
     def grid(
         self, data: Array, labels: Sequence[list[str]], caption: str, kind: str, attributes: str, decimals: int,
@@ -264,7 +268,7 @@ class Drawing:
             for x in ends
         ]
         of = f'data-name="{text(name)}" data-nodes="{text(" ".join(node.id for node in nodes))}"'
-        return f"<span {of}>{text(fill(self.texts['legend'], name=name))} {' '.join(drawn)}</span>"
+        return f"<span {of}>{text(self.say('legend', name=name))} {' '.join(drawn)}</span>"
 
     def answers(self) -> str:
         """List the answers of the blanks, which are printed on a separate sheet."""
@@ -297,7 +301,7 @@ class Drawing:
 
     def where(self, node: Node) -> str:
         """Return the block and head of a matrix, if there are several: ``block 0, head 1: ``."""
-        parts = [fill(self.texts[key], n=n) for key, n in (("block", node.block), ("head", node.head)) if n]
+        parts = [self.say(key, n=n) for key, n in (("block", node.block), ("head", node.head)) if n]
         return ", ".join(parts) + (": " if parts else "")
 
     def data(self) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -29,7 +29,8 @@ from selfattn.views.heads import (
     shared_by,
     stored,
 )
-from selfattn.views.texts import EXPLORER, fill
+from selfattn.views.language import fill, in_language
+from selfattn.views.texts import EXPLORER
 from selfattn.views.writing import text as escaped
 from selfattn.views.writing import token_list, visible
 
@@ -60,6 +61,7 @@ def explorer(
     word: str | None = None,
     new_tokens: int = 0,
     key_tokens: str | Sequence[str] | None = None,
+    lang: str = "en",
 ) -> Explorer:
     """Show what every head of a model does with a text.
 
@@ -82,6 +84,8 @@ def explorer(
         Tokens that a language model adds, the likeliest each time; the page goes through them one by one.
     key_tokens : str or sequence of str, optional
         For steps of attention from one text to another: the tokens of the keys.
+    lang : {"en", "de", "fr"}
+        The language of the page.
 
     Returns
     -------
@@ -109,7 +113,7 @@ def explorer(
     """
     if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 0 <= new_tokens <= MOST_NEW:
         raise ValueError(f"new_tokens is an integer from 0 to {MOST_NEW}, not {new_tokens!r}")
-    store = Store()
+    store, captions = Store(), in_language(EXPLORER, lang)
     if hasattr(model_or_steps, "steps"):
         given = [text] if compare is None else [text, compare]
         both = [_taken(model_or_steps, each, new_tokens) for each in given]
@@ -132,7 +136,7 @@ def explorer(
             f"the texts have layers of {shapes[0]} and {shapes[1]} heads; they must be of one model"
         )
     chosen = _chosen(texts, word)
-    found, captions = habits(texts), _captions(texts)
+    found, captions = habits(texts), captions | _places(texts, captions)
     data = {
         "name": _name(model_or_steps),
         "heads": shapes[0],
@@ -143,11 +147,9 @@ def explorer(
         "captions": captions,
     }
     heads, named = sum(shapes[0]), texts[0].queries[chosen[0]]
-    title = fill(
-        EXPLORER["title" if heads != 1 else "title of one"], heads=heads, word=named.strip("␣ ") or named
-    )
+    title = fill(captions["title"], lang, heads=heads, word=named.strip("␣ ") or named)
     body = _body(title, data, found, texts, store)
-    return Explorer(title, body, _picture(texts, found, chosen[0], title, captions))
+    return Explorer(title, body, _picture(texts, found, chosen[0], title, captions), lang)
 
 
 def _layers_of(model: Any) -> list[_Layer]:
@@ -283,19 +285,19 @@ def _habit(habit: Habit) -> dict[str, Any]:
     return asdict(habit) | {"shares": shares, "entropy": round(habit.entropy, 4)}
 
 
-def _captions(texts: Sequence[TextHeads]) -> dict[str, str]:
-    """Return the page's sentences, which name a special token if it is the only one of its kind in all texts."""
-    captions = dict(EXPLORER)
+def _places(texts: Sequence[TextHeads], captions: Mapping[str, str]) -> dict[str, str]:
+    """Return sentences that name a special token if it is the only one of its kind in all texts."""
+    named = {}
     first = {each.keys[0] for each in texts}
     others = {token for each in texts for token in each.keys[1:] if is_special(token)}
     for kind, tokens, plural in (("first", first, "first token"), ("separators", others, "separators")):
         only = next(iter(tokens)) if len(tokens) == 1 else ""
         if is_special(only):
-            captions[f"kind.{kind}"] = only
+            named[f"kind.{kind}"] = only
         name = only if is_special(only) else captions[plural]
-        captions[f"means.{kind}"] = fill(captions[f"means.{kind}"], where=name)
-        captions[f"place.{kind}"] = name
-    return captions
+        named[f"means.{kind}"] = fill(captions[f"means.{kind}"], where=name)
+        named[f"place.{kind}"] = name
+    return named
 
 
 def _body(
@@ -316,7 +318,7 @@ def _body(
         f"{read}\n<noscript><p>{escaped(names['no script'])}</p></noscript>\n"
         f'<table class="sa-habits"><caption>{escaped(names["table"])}</caption>{rows}</table>'
     )
-    return drawn_by_script("sa-explorer", title, shown, data, b"".join(store.parts))
+    return drawn_by_script("sa-explorer", names["lang"], title, shown, data, b"".join(store.parts))
 
 
 def _picture(
@@ -328,6 +330,6 @@ def _picture(
         ((n, h) for n, layer in enumerate(layers) for h in range(len(layer))),
         key=lambda at: float(layers[at[0]][at[1], chosen].max(initial=0)),
     )
-    name = EXPLORER["head"].format(layer=n + 1, head=h + 1)
+    name = captions["head"].format(layer=n + 1, head=h + 1)
     matrices = [(name, each.layers[n][h], each.queries, each.keys, set[tuple[int, int]]()) for each in texts]
     return weights_svg(matrices, title, [captions[f"means.{found[n][h].kind}"]])

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
-from selfattn.views.texts import GPT_TEXTS, fill
+from selfattn.views.language import fill, in_language
+from selfattn.views.texts import GPT_TEXTS
 from selfattn.views.writing import Array, text, visible
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def gpt_page(
     model: GPT | str | os.PathLike[str] | None = None,
     alphabet: Sequence[str] | None = None,
     prompt: str = PROMPT,
+    *,
+    lang: str = "en",
 ) -> GPTPage:
     """Run a GPT inside a page: type a prompt, see what every layer does and which letter comes next, and change the model.
 
@@ -99,6 +102,8 @@ def gpt_page(
         The letter, or the piece of text, of each id. A model that is not in a folder needs it.
     prompt : str
         The first text of the page.
+    lang : {"en", "de", "fr"}
+        The language of the page; the model writes what it was trained to write.
 
     Returns
     -------
@@ -135,7 +140,7 @@ def gpt_page(
             f"alphabet has a text for each of the model's {model.vocab_size} ids, not {len(alphabet) or 'none'}"
         )
     _check(model)
-    ids = _ids(prompt, alphabet)[-model.max_seq_len :]
+    ids, captions = _ids(prompt, alphabet)[-model.max_seq_len :], in_language(GPT_TEXTS, lang)
     data = {
         "alphabet": alphabet,
         "shown": [visible(letter) for letter in alphabet],
@@ -148,13 +153,13 @@ def gpt_page(
         "eps": model.norm.eps if model.norm is not None else 0.0,
         "count": sum(array.size for array in model.parameters().values()),
         "parameters": {name: list(array.shape) for name, array in model.state_dict().items()},
-        "captions": GPT_TEXTS,
+        "captions": captions,
     }
     packed = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in model.state_dict().values())
-    title = GPT_TEXTS["title"]
-    shown = f"<noscript><p>{text(GPT_TEXTS['no script'])}</p></noscript>"
-    body = drawn_by_script("sa-gpt", title, shown, data, packed)
-    return GPTPage(title, body, _picture(model, ids, alphabet, title))
+    title = captions["title"]
+    shown = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
+    body = drawn_by_script("sa-gpt", lang, title, shown, data, packed)
+    return GPTPage(title, body, _picture(model, ids, alphabet, title, captions["picture"]), lang)
 
 
 def _of_folder(path: str | os.PathLike[str], alphabet: Sequence[str] | None) -> tuple[GPT, Sequence[str]]:
@@ -203,11 +208,11 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
     return ids
 
 
-def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str) -> str:
+def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str, caption: str) -> str:
     """Return a picture of the probability of each letter after the prompt."""
     logits = np.float64(model(np.array(ids))[-1])
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()
     best = np.argsort(-shares, kind="stable")[:12]
-    name = fill(GPT_TEXTS["picture"], prompt="".join(alphabet[n] for n in ids))
+    name = fill(caption, prompt="".join(alphabet[n] for n in ids))
     return weights_svg([(name, shares[None, best], [""], [visible(alphabet[n]) for n in best], set())], title)

@@ -23,6 +23,7 @@ class Lesson {
     root.dataset.live = "";
     this.views = [...root.querySelectorAll(".sa-steps")].map((each) => new View(/** @type {HTMLElement} */ (each), this));
     this.texts = this.views[0].texts;
+    speak(this.texts.lang);
     const title = root.querySelector("h1.sa-title") ?? this.views[0].root.querySelector(".sa-head") ?? element("span");
     const top = element("div", { className: "sa-top" });
     this.look = element("p", { className: "sa-look" });

@@ -74,6 +74,7 @@ def steps_page(
     key_tokens: str | Iterable[str] | None = None,
     precision: int = 4,
     max_side: int = 16,
+    lang: str = "en",
 ) -> Page:
     """Show every number of every step of attention, what it is computed from, and what changes with it.
 
@@ -95,6 +96,8 @@ def steps_page(
         The most decimals, 1 to 12; matrices that need fewer show fewer.
     max_side : int, default 16
         Matrices with more rows or columns are abridged, and say so.
+    lang : {"en", "de", "fr"}
+        The language of what is not in ``captions``.
 
     Returns
     -------
@@ -117,7 +120,7 @@ def steps_page(
     >>> "bank" in page.html
     True
     """
-    texts = merged(captions)
+    texts = merged(captions, lang)
     for name, value, low, high in (("precision", precision, 1, 12), ("max_side", max_side, 4, 256)):
         if not low <= as_whole(value) <= high:
             raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")

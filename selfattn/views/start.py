@@ -13,7 +13,8 @@ from selfattn import tutorials
 from selfattn.views.document import Document
 from selfattn.views.explore import explorer
 from selfattn.views.gpt import gpt_page
-from selfattn.views.texts import START, fill
+from selfattn.views.language import fill
+from selfattn.views.texts import START
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.writing import text
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from selfattn.views.language import say
 from selfattn.views.writing import Array, said, script_data
 
 Change: TypeAlias = tuple[str, int, int, float]  # node, row, column, value
@@ -15,7 +16,7 @@ Change: TypeAlias = tuple[str, int, int, float]  # node, row, column, value
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop; in its sentences a ``*word*`` is bold."""
+    """One stop; in its sentences a ``*word*`` is bold, and ``{places}`` get values."""
 
     name: str
     ask: str
@@ -37,6 +38,19 @@ def tour_data(stops: Sequence[Stop]) -> str:
     return script_data([asdict(stop) for stop in stops], "sa-tour-data")
 
 
+def told(lang: str, *stops: Stop, **values: Any) -> list[Stop]:
+    """Say the stops of a tour in a language, with values in their places: numbers with two decimals, others as they are."""
+    plain = {name: said(float(x)) if isinstance(x, float | np.floating) else x for name, x in values.items()}
+
+    def in_lang(sentence: str) -> str:
+        return say(sentence, lang, **plain)
+
+    return [
+        replace(stop, name=in_lang(stop.name), ask=in_lang(stop.ask), reveal=in_lang(stop.reveal), options=tuple(map(in_lang, stop.options)))
+        for stop in stops
+    ]  # fmt: skip
+
+
 STEEP = 8.0  # a scale that makes one weight nearly 1
 
 
@@ -52,7 +66,7 @@ def cosine(a: Array, b: Array) -> float:
 
 def first_principles(
     raw: Callable[[list[str]], Any], layer: Callable[[list[str]], Any], drawn: Callable[[list[str]], Any],
-    weight: Array, texts: Sequence[list[str]],
+    weight: Array, texts: Sequence[list[str]], lang: str,
 ) -> list[Stop]:  # fmt: skip
     """*bank* by the river and in finance: without attention, with given matrices, with random matrices."""
     river, finance = texts
@@ -65,18 +79,18 @@ def first_principles(
     random = drawn(river).output[:, 0]
     kept = a.weights[bank][bank]
     taken = {word: said(w) for word, w in zip(river, a.weights[bank], strict=True)}
-    return [
+    return told(lang,
         Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will the two outputs of *bank* differ?",
              ("yes", "no, they are the same"), 1,
-             f"No: {', '.join(said(x) for x in alone)} both times: every ribbon runs straight across, since no word takes from another.",
+             "No: {alone} both times: every ribbon runs straight across, since no word takes from another.",
              view=0, word=bank, hide="output"),
         Stop("Let words look", "Now every word takes from all words, with weights that add up to 1. From which word does *bank* take most in the river sentence?",
              tuple("bank itself" if word == "bank" else word for word in river), order,
-             f"From itself, {said(kept)}. But {taken['stream']} of its output is *stream* and {taken['mud']} is *mud*.",
+             "From itself, {kept}. But {stream} of its output is *stream* and {mud} is *mud*.",
              view=1, word=bank, hide="weights"),
         Stop("Two banks", "In finance the neighbours are *money* and *loan*, whose number 1 is large. Which number in the output of *bank* is larger in finance than by the river?",
              ("number 0", "number 1", "number 2"), largest,
-             f"Number {largest}: {said(a.output[bank][largest])} became {said(b.output[bank][largest])}, while number 0 fell from {said(a.output[bank][0])} to {said(b.output[bank][0])}. The same input has two outputs.",
+             "Number {largest}: {before} became {after}, while number 0 fell from {zero} to {zero_after}. The same input has two outputs.",
              view=1, word=bank, hide="output"),
         Stop("Ask, offer, hand over", "Three matrices give every word a query (Q: what it asks for), a key (K: what it offers) and a value (V: what it hands over). Which of them decide how thick the ribbons are?",
              ("Q and K", "K and V", "all three"), 0,
@@ -84,17 +98,20 @@ def first_principles(
              view=2, word=bank),
         Stop("Take the scale away", "The scores are divided by √2. Without that, will *bank* keep more of itself, or less?",
              ("more", "less"), 0 if bare[bank] > projected.weights[bank][bank] else 1,
-             f"More: {said(projected.weights[bank][bank])} became {said(bare[bank])} by the river. Larger scores give the largest score more weight. Move the scale to 0 (all weights are equal), then to 8 (one is nearly 1).",
+             "More: {scaled} became {bare} by the river. Larger scores give the largest score more weight. Move the scale to 0 (all weights are equal), then to 8 (one is nearly 1).",
              view=2, word=bank, after=(("scale", 0, 0, 1.0),)),
         Stop("Nobody taught it", "Now the same layer has random matrices. Will the outputs of *stream*, *bank* and *mud* differ clearly?",
              ("clearly", "hardly"), 1,
-             f"Hardly: their first numbers are {said(random[0], 3)}, {said(random[1], 3)} and {said(random[2], 3)}. All ribbons are alike. Only training makes *bank* take from *stream*.",
+             "Hardly: their first numbers are {first}, {second} and {third}. All ribbons are alike. Only training makes *bank* take from *stream*.",
              view=3, word=bank, hide="output"),
-    ]  # fmt: skip
+        alone=", ".join(said(x) for x in alone), kept=kept, stream=taken["stream"], mud=taken["mud"], largest=largest, before=a.output[bank][largest],
+        after=b.output[bank][largest], zero=a.output[bank][0], zero_after=b.output[bank][0], scaled=projected.weights[bank][bank], bare=bare[bank],
+        first=said(random[0], 3), second=said(random[1], 3), third=said(random[2], 3),
+    )  # fmt: skip
 
 
 def sentence_embeddings(
-    steps: Mapping[str, Callable[[list[str]], Any]], texts: Sequence[list[str]]
+    steps: Mapping[str, Callable[[list[str]], Any]], texts: Sequence[list[str]], lang: str
 ) -> list[Stop]:
     """Show a block before and after training, and one with two heads."""
     block = {name: [make(words).blocks[0] for words in texts] for name, make in steps.items()}
@@ -109,39 +126,42 @@ def sentence_embeddings(
     apart = cosine(trained[0].result[bank], trained[1].result[bank])
     heads = [b.weights[:, bank] for b in block["two_heads"]]  # for each text (heads, words)
     parked = most(heads[0][0])
-    return [
-        Stop("Before training", f"All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
+    return told(lang,
+        Stop("Before training", "All numbers are still random. Does *bank* know that *{water}* and *{money}* matter more than *and*?",
              ("yes", "no"), 1,
-             f"No: it takes {said(before[0])} from *{water}* and {said(before[1])} from *{money}*, not much more than from other words.",
+             "No: it takes {before_water} from *{water}* and {before_money} from *{money}*, not much more than from other words.",
              view=0, word=bank, hide="weights"),
-        Stop("After training", f"Now 600 steps of training have passed. Which word does *bank* take most from in “{' '.join(texts[0])}”?",
+        Stop("After training", "Now 600 steps of training have passed. Which word does *bank* take most from in “{text}”?",
              ("bank itself", "the", water), 2 if most(trained[0].weights[bank]) == tell else 0,
-             f"From *{water}*: {said(after[0])}, and in the other sentence {said(after[1])} from *{money}*.",
+             "From *{water}*: {of_water}, and in the other sentence {of_money} from *{money}*.",
              view=1, word=bank, hide="weights"),
-        Stop("How does it know?", f"How does the model know that *{water}* and *{money}* are the words that matter?",
+        Stop("How does it know?", "How does the model know that *{water}* and *{money}* are the words that matter?",
              ("a dictionary says so", "someone marked them", "from the similarity of sentences"), 2,
              "Training only showed the model triplets: two sentences that belong together and one that does not. To tell them apart, the model had to find the words that show the topic.",
              view=1, word=bank),
         Stop("Two banks", "*bank* goes in with the same numbers twice. How similar are the two outputs of the block?",
              ("the same", "a little different", "in opposite ways"), 2 if apart < -0.3 else 1,
-             f"Their cosine similarity was {said(same)} at the input; it is {said(apart)} at the output: roughly opposite. See the last matrix of the strip.",
+             "Their cosine similarity was {same} at the input; it is {apart} at the output: roughly opposite. See the last matrix of the strip.",
              view=1, word=bank, hide="output"),
-        Stop("Pick the best", f"The interior designer in the tutorial takes only the best match; attention takes a weighted mean of all. With a larger scale attention does almost the same. How much will *bank* take from *{water}* with a scale of 8?",
-             (f"{said(after[0])} as before", "nearly all", "nothing"), 1 if steep[tell] > 0.9 else 0,
-             f"Nearly all: {said(steep[tell])}. But these weights hardly change if a score changes a little, so the gradient is nearly 0. That is why attention takes a weighted mean.",
+        Stop("Pick the best", "The interior designer in the tutorial takes only the best match; attention takes a weighted mean of all. With a larger scale attention does almost the same. How much will *bank* take from *{water}* with a scale of 8?",
+             ("{of_water} as before", "nearly all", "nothing"), 1 if steep[tell] > 0.9 else 0,
+             "Nearly all: {steep}. But these weights hardly change if a score changes a little, so the gradient is nearly 0. That is why attention takes a weighted mean.",
              view=1, word=bank, after=(("scale", 0, 0, STEEP),)),
-        Stop("Two heads", f"Head 0 takes {said(heads[1][0][tell])} from *{money}* in one sentence. What does this head do in the sentence with *{water}*?",
-             (f"takes from {water}", f"takes from “{texts[0][parked]}”", "takes equally from all"), 1 if parked not in (tell, bank) else 0,
-             f"It takes {said(heads[0][0][parked])} from “{texts[0][parked]}”, and only {said(heads[0][0][tell])} from *{water}*: the weights of a head add up to 1 even if it finds nothing.",
+        Stop("Two heads", "Head 0 takes {head0_money} from *{money}* in one sentence. What does this head do in the sentence with *{water}*?",
+             ("takes from {water}", "takes from “{parked}”", "takes equally from all"), 1 if parked not in (tell, bank) else 0,
+             "It takes {on_parked} from “{parked}”, and only {head0_water} from *{water}*: the weights of a head add up to 1 even if it finds nothing.",
              view=2, word=bank, head="0", hide="weights"),
         Stop("The other head", "And head 1: which word does it find?",
              (water, money), most(np.array([heads[0][1][tell], heads[1][1][tell]])),
-             f"*{water}*: it takes {said(heads[0][1][tell])} from it, and {said(heads[1][1][tell])} from *{money}*. Together the heads find both topics.",
+             "*{water}*: it takes {head1_water} from it, and {head1_money} from *{money}*. Together the heads find both topics.",
              view=2, word=bank, head="1", hide="weights"),
-    ]  # fmt: skip
+        water=water, money=money, text=" ".join(texts[0]), parked=texts[0][parked], before_water=before[0], before_money=before[1], of_water=after[0],
+        of_money=after[1], same=same, apart=apart, steep=steep[tell], on_parked=heads[0][0][parked], head0_water=heads[0][0][tell],
+        head0_money=heads[1][0][tell], head1_water=heads[0][1][tell], head1_money=heads[1][1][tell],
+    )  # fmt: skip
 
 
-def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
+def basics_notebook(steps: Callable[..., Any], words: list[str], lang: str) -> list[Stop]:
     """*sky is blue*: twins, the softmax, masks, order, heads."""
     one, two = steps(words), steps(words, 2)
     sky, blue = 0, 2
@@ -154,35 +174,37 @@ def basics_notebook(steps: Callable[..., Any], words: list[str]) -> list[Stop]:
         ("inputs", i, c, float(x[j, c])) for i, j in ((sky, blue), (blue, sky)) for c in range(x.shape[1])
     )
     kept = [two.weights[h][sky][sky] for h in range(2)]
-    return [
+    return told(lang,
         Stop("Twins", "*is* and *blue* go in with the same numbers. From which step on do their rows differ?",
              ("from Q and K on", "from the weights on", "nowhere"), 2,
              "Nowhere. Attention knows a word by its numbers alone: equal rows have equal outputs.",
              word=blue),
-        Stop("Below zero", f"*sky*'s score with itself is {said(score)}: below zero. Is its weight for itself 0?",
+        Stop("Below zero", "*sky*'s score with itself is {score}: below zero. Is its weight for itself 0?",
              ("yes", "no"), 1,
-             f"No: {said(row[sky])}. The softmax takes exp of every score, which is never 0; only the differences between scores matter.",
+             "No: {sky}. The softmax takes exp of every score, which is never 0; only the differences between scores matter.",
              word=sky, hide="weights"),
         Stop("Add to one", "Now *sky* may not take from *blue* any more. Which words get that weight?",
              ("sky alone", "is alone", "both, in proportion"), 2,
-             f"Both, in proportion: {said(row[0])} became {said(closed[0])}, and {said(row[1])} became {said(closed[1])}. A row adds up to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
+             "Both, in proportion: {sky} became {sky_closed}, and {twin} became {is_closed}. A row adds up to 1 again. (It is a cell of the mask, in the stage *Masked scores* below.)",
              word=sky, after=(("mask", sky, blue, 0.0),)),
-        Stop("Nearly alike", f"The weights of *sky* are {', '.join(map(said, row))}: nearly equal. Can a larger scale give one word nearly all the weight?",
+        Stop("Nearly alike", "The weights of *sky* are {row}: nearly equal. Can a larger scale give one word nearly all the weight?",
              ("yes", "only the twins together", "no, nothing changes"), 1,
-             f"At a scale of {STEEP:.0f} they are {', '.join(map(said, sharp))}: the weight of *sky* falls, but *is* and *blue* stay equal. No scale gives equal words different weights.",
+             "At a scale of {steep} they are {sharp}: the weight of *sky* falls, but *is* and *blue* stay equal. No scale gives equal words different weights.",
              word=sky, after=(("scale", 0, 0, STEEP),)),
         Stop("Swap the words", "Let *sky* and *blue* change places: their numbers are swapped. What happens to the output?",
              ("its rows are swapped too", "every number changes"), 0,
-             f"The rows of the output are swapped too: {', '.join(said(v, 4) for v in one.output[sky])} is now the third row. Attention alone does not know the order of words.",
+             "The rows of the output are swapped too: {output} is now the third row. Attention alone does not know the order of words.",
              word=blue, after=turned),
         Stop("Two heads", "Split the two columns between two heads. Will *sky* have the same weight for itself in both?",
              ("yes", "no"), 1,
-             f"No: in head 0 *sky* keeps {said(kept[0])} of itself, in head 1 only {said(kept[1])}. One head adds up the products of both columns before the softmax, so the larger column decides.",
+             "No: in head 0 *sky* keeps {head0} of itself, in head 1 only {head1}. One head adds up the products of both columns before the softmax, so the larger column decides.",
              view=1, word=sky, head="0", hide="weights"),
-    ]  # fmt: skip
+        score=score, sky=row[0], twin=row[1], sky_closed=closed[0], is_closed=closed[1], row=", ".join(map(said, row)), steep=f"{STEEP:.0f}",
+        sharp=", ".join(map(said, sharp)), output=", ".join(said(v, 4) for v in one.output[sky]), head0=kept[0], head1=kept[1],
+    )  # fmt: skip
 
 
-def illustrated(steps: Callable[..., Any], rounded: Any) -> list[Stop]:
+def illustrated(steps: Callable[..., Any], rounded: Any, lang: str) -> list[Stop]:
     """Whole numbers by hand, and the effect of rounded weights."""
     real = steps()
     scaled = steps(scale=1 / np.sqrt(3))
@@ -193,64 +215,70 @@ def illustrated(steps: Callable[..., Any], rounded: Any) -> list[Stop]:
     worst = most(by)
     column = most(np.abs(real.output - rounded.output)[worst])
     softmax: tuple[Change, ...] = (("use_given", 0, 0, 0.0),)
-    return [
-        Stop("By hand", f"The query of *input 1* is ({', '.join(map(str, q[0]))}). Multiply it with the three keys, number by number, and add up. Which scores are right?",
+    return told(lang,
+        Stop("By hand", "The query of *input 1* is ({query}). Multiply it with the three keys, number by number, and add up. Which scores are right?",
              tuple(written), 0,
-             f"{written[0]}: for the first key {' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}. Up to here all numbers are whole.",
+             "{scores}: for the first key {sum}. Up to here all numbers are whole.",
              word=0, before=softmax, hide="scores"),
-        Stop("Four more", f"*input 2* has the scores {s[1, 1]} with itself and {s[1, 2]} with *input 3*. How many times as large is its weight for itself?",
+        Stop("Four more", "*input 2* has the scores {own} with itself and {other} with *input 3*. How many times as large is its weight for itself?",
              (said(s[1, 1] / s[1, 2], 1), str(s[1, 1] - s[1, 2]), str(factor)), 2,
-             f"About {factor} times: exp of the difference, {s[1, 1] - s[1, 2]}. The weights are {said(real.weights[1, 1], 3)} and {said(real.weights[1, 2], 3)}. The softmax turns differences into factors.",
+             "About {factor} times: exp of the difference, {difference}. The weights are {own_weight} and {other_weight}. The softmax turns differences into factors.",
              word=1, before=softmax, hide="weights"),
         Stop("Long keys", "All inputs take most from *input 2*. Why?",
              ("its value is large", "its key is long", "it is in the middle"), 1,
-             f"Its key is ({', '.join(map(str, k[1]))}), the longest: every query in roughly its direction has a large product with it. Its value does not change the weights.",
+             "Its key is ({key}), the longest: every query in roughly its direction has a large product with it. Its value does not change the weights.",
              word=0, before=softmax),
-        Stop("Scale it", f"The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s weight for itself, {said(real.weights[1, 1])}?",
+        Stop("Scale it", "The tutorial does not scale. Divide the scores by √3: what becomes of *input 2*'s weight for itself, {large}?",
              (said(real.weights[1, 1]), said(scaled.weights[1, 1]), "0.50"), 1,
-             f"{said(scaled.weights[1, 1])}: smaller scores, softer weights.",
+             "{soft}: smaller scores, softer weights.",
              word=1, before=softmax, after=(("scale", 0, 0, float(1 / np.sqrt(3))),)),
         Stop("Rounded by hand", "To keep the sums short the author rounds the weights by hand. Which output changes most?",
              ("input 1", "input 2", "input 3"), worst,
-             f"*input {worst + 1}*'s: {said(real.output[worst, column])} became {said(rounded.output[worst, column], 1)}. Its small weight of {said(real.weights[worst, 0])} was set to 0.",
+             "*input {worst}*'s: {exact} became {rounded}. Its small weight of {small} was set to 0.",
              word=worst, before=softmax, after=(("use_given", 0, 0, 1.0),)),
         Stop("The switch", "With the weights rounded as printed, change a number of x. Will the ribbons follow?",
              ("yes", "no"), 1,
              "No: the rounded weights are given, so only V changes. Now the switch is at *real softmax*, and every edit changes the output.",
              word=0, after=softmax),
-    ]  # fmt: skip
+        query=", ".join(map(str, q[0])), scores=written[0], key=", ".join(map(str, k[1])),
+        sum=f"{' + '.join(f'{a}·{b}' for a, b in zip(q[0], k[0], strict=True))} = {s[0, 0]}", own=s[1, 1], other=s[1, 2], factor=factor,
+        difference=s[1, 1] - s[1, 2], own_weight=said(real.weights[1, 1], 3), other_weight=said(real.weights[1, 2], 3), large=real.weights[1, 1],
+        soft=scaled.weights[1, 1], worst=worst + 1, exact=real.output[worst, column], rounded=said(rounded.output[worst, column], 1),
+        small=real.weights[worst, 0],
+    )  # fmt: skip
 
 
-def attention_module(steps: Callable[..., Any], tokens: list[str]) -> list[Stop]:
+def attention_module(steps: Callable[..., Any], tokens: list[str], lang: str) -> list[Stop]:
     """*Hello I love you*: what *love* looks for, masks, and rows without keys."""
     plain, masked = steps(tokens), steps(tokens, True)
     love = tokens.index("love")
     first, second = plain.weights[:, love]
     after = masked.weights[0, love]
-    query = ", ".join(f"{x:g}" for x in plain.query[0, love])
-    return [
+    return told(lang,
         Stop("What does love look for?", "Which words will *love* take most from?",
              ("Hello", "I and you", "love itself"), 1,
-             f"{said(first[1])} from *I* and {said(first[3])} from *you*, {said(first[0])} from *Hello*: as the tutorial says.",
+             "{of_i} from *I* and {of_you} from *you*, {of_hello} from *Hello*: as the tutorial says.",
              word=love, head="0", hide="weights"),
-        Stop("Why", f"The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
+        Stop("Why", "The query of *love* is ({query}): a large number for *person*. What decides which words it finds?",
              ("its query and their keys", "its own key", "the values"), 0,
              "The query of *love* and the keys of all words: *I* and *you* offer a 2 for person, *Hello* only 0.5. The values do not matter for this: here each word has a 1 in its own column.",
              word=love, head="0"),
         Stop("Another head", "The second head has the same keys, but its queries ask for other things. Which word will *love* take most from there?",
              tuple(tokens), most(second),
-             f"From *{tokens[most(second)]}*: {said(second[most(second)])}. Each head has a softmax of its own, so one word can look for several things at once.",
+             "From *{word}*: {of_word}. Each head has a softmax of its own, so one word can look for several things at once.",
              word=love, head="1", hide="weights"),
         Stop("A mask", "Shorter sentences of a batch are padded. Suppose that the last word is padding: its column of the mask is 0. Which words still take from the last word?",
              ("none", "only itself", "those that took much"), 0,
              "None: its scores become −∞ before the softmax, and exp(−∞) is 0. Even the last word itself takes only from the others.",
              view=1, word=love, head="0", hide="weights"),
-        Stop("Still one", f"*love* took {said(first[3])} from the last word. Where does that weight go?",
+        Stop("Still one", "*love* took {of_you} from the last word. Where does that weight go?",
              ("it is lost", "to Hello", "to the others, in proportion"), 2,
-             f"To the others, in proportion: {said(first[1])} from *I* became {said(after[1])}. The mask acts before the softmax, so the row adds up to 1.",
+             "To the others, in proportion: {of_i} from *I* became {more}. The mask acts before the softmax, so the row adds up to 1.",
              view=1, word=love, head="0"),
         Stop("Nothing left", "Now mask the whole row of *love*: *love* may take from no word. What is its output?",
              ("NaN", "the mean of all", "zeros"), 2,
              "Zeros: there is no key to take from. (The tutorial fills in −1e9 instead of −∞, and such a row takes equally from all words, without an error.)",
              view=1, word=love, head="0", after=tuple(("mask.0", love, j, 0.0) for j in range(len(tokens)))),
-    ]  # fmt: skip
+        query=", ".join(f"{x:g}" for x in plain.query[0, love]), of_hello=first[0], of_i=first[1], of_you=first[3], word=tokens[most(second)],
+        of_word=second[most(second)], more=after[1],
+    )  # fmt: skip

@@ -13,6 +13,7 @@ from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import LayerSteps, layer_steps
 from selfattn.views import tours
 from selfattn.views.graph import Steps, linear
+from selfattn.views.language import say
 from selfattn.views.page import Page, assemble, join_pages, render, steps_page
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop
@@ -21,25 +22,30 @@ from selfattn.views.writing import Array
 
 __all__ = ["TUTORIAL_PAGES", "tutorial_page"]
 
+MADE = "Made for this page: 4 numbers for each of {n} words, trained on 68 short sentences; chosen from forty trained models, because bank takes from the word that shows the topic."
 Texts: TypeAlias = list[list[str]]  # the words of one sentence, or of two
 
 
 def _page(
-    steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, precision: int = 4, **captions: Any
-) -> Page:
+    steps: Callable[[list[str]], Steps], texts: Texts, exercise: bool, lang: str, precision: int = 4, **captions: str
+) -> Page:  # fmt: skip
     """Make the page of one sentence, or of two with their differences."""
     compare = (steps(texts[1]), texts[1]) if len(texts) > 1 else None
-    named = {
-        name if name in CAPTIONS else name.replace("_", " "): sentence for name, sentence in captions.items()
-    }
+    named = _captions(lang, **captions)
     return steps_page(
-        steps(texts[0]), texts[0], compare=compare, captions=named, exercise=exercise, precision=precision
-    )
+        steps(texts[0]), texts[0], compare=compare, captions=named, exercise=exercise, precision=precision, lang=lang
+    )  # fmt: skip
+
+
+def _captions(lang: str, word: str = "", **captions: str) -> dict[str, str]:
+    """Return a tutorial's captions by their names, in a language except the word."""
+    names = [name if name in CAPTIONS else name.replace("_", " ") for name in captions]
+    return {"word": word} | {name: say(captions[name.replace(" ", "_")], lang) for name in names}
 
 
 def _finish(
     pages: Sequence[Page], title: str, opens: int, tour: Callable[[], Sequence[Stop]] | None, exercise: bool,
-    steps: AttentionSteps, words: list[str], row: int,
+    lang: str, steps: AttentionSteps, words: list[str], row: int,
 ) -> Page:  # fmt: skip
     """Join pages under a title, with a tour.
 
@@ -53,7 +59,7 @@ def _finish(
         return page
     wish = np.zeros(steps.output.shape[-2:])
     wish[row, 0] = 1
-    return replace(page, below=(way_back_page(steps, words, grad_output=wish),))
+    return replace(page, below=(way_back_page(steps, words, grad_output=wish, lang=lang),))
 
 
 def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
@@ -64,7 +70,7 @@ def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
     return np.array([table[word] for word in words])
 
 
-def _first_principles(texts: Texts | None, exercise: bool) -> Page:
+def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("first_principles")
     vocab, given = data["vocab"], data["projected_attention"]
     names: dict[str, Any] = {"first": "By the river", "second": "In finance"} if texts is None else {}
@@ -83,29 +89,29 @@ def _first_principles(texts: Texts | None, exercise: bool) -> Page:
     alone = linear(_rows(shown[0], vocab), weight, shown[0])
     if len(shown) > 1:
         alone = linear(_rows(shown[1], vocab), weight, shown[1], alone)
-    captions = merged(
-        {"title": "A linear layer: no word sees another", "tab": "Linear",
-         "look": "*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word has the same output in any sentence.", **names}
-    )  # fmt: skip
+    captions = merged(_captions(
+        lang, title="A linear layer: no word sees another", tab="Linear",
+        look="*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word has the same output in any sentence.", **names
+    ), lang)  # fmt: skip
     both = "*Look for this:* the same *bank* goes into both sentences, but its outputs differ: it takes from its neighbours. Thickness = weight."
     look: dict[str, Any] = {} if texts is not None else {"look": both}
     pages = [
         render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
-        _page(raw, shown, exercise, 3, title="Attention on the embeddings themselves", tab="Words as they are", **names, **look),
-        _page(layer(projections), shown, exercise, 3, title="Attention with projections", tab="Ask, offer, hand over", **names, **look),
-        _page(layer(drawn), shown, exercise, 3, title="The class SelfAttention", tab="Random", **names,
+        _page(raw, shown, exercise, lang, 3, title="Attention on the embeddings themselves", tab="Words as they are", **names, **look),
+        _page(layer(projections), shown, exercise, lang, 3, title="Attention with projections", tab="Ask, offer, hand over", **names, **look),
+        _page(layer(drawn), shown, exercise, lang, 3, title="The class SelfAttention", tab="Random", **names,
               look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: they are not trained."),
     ]  # fmt: skip
 
     def tour() -> Sequence[Stop]:
-        return tours.first_principles(raw, layer(projections), layer(drawn), weight, shown)
+        return tours.first_principles(raw, layer(projections), layer(drawn), weight, shown, lang)
 
-    title = f"{data['tutorial']}: bank, by a river and in finance"
+    title = say("{tutorial}: bank, by a river and in finance", lang, tutorial=data["tutorial"])
     steps, row = layer(projections)(shown[0]), min(1, len(shown[0]) - 1)
-    return _finish(pages, title, 2, None if texts else tour, exercise, steps, shown[0], row)
+    return _finish(pages, title, 2, None if texts else tour, exercise, lang, steps, shown[0], row)
 
 
-def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
+def _sentence_embeddings(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("sentence_embeddings")
     shown = [sentence.split() for sentence in data["sentences"]] if texts is None else texts
     for words in shown:
@@ -114,22 +120,22 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool) -> Page:
     steps = {
         name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
     }
-    made = f"Made for this page: 4 numbers for each of {len(data['words'])} words, trained on 68 short sentences; chosen from forty trained models, because bank takes from the word that shows the topic."
+    made = say(MADE, lang, n=len(data["words"]))
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
-        _page(steps["untrained"], shown, exercise, title="Before training", tab="Before training", made_up="Random numbers.",
+        _page(steps["untrained"], shown, exercise, lang, title="Before training", tab="Before training", made_up="Random numbers.",
               look="*Look for this:* before training every word takes about equally from all words, in both sentences.", **names),
-        _page(steps["trained"], shown, exercise, title="A trained block", tab="Trained", made_up=made,
+        _page(steps["trained"], shown, exercise, lang, title="A trained block", tab="Trained", made_up=made,
               look="*Look for this:* after training *bank* takes most from the word that shows which bank is meant. The training data never marked that word.", **names),
-        _page(steps["two_heads"], shown, exercise, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
+        _page(steps["two_heads"], shown, exercise, lang, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
               look="*Look for this:* head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
-    tour = None if texts else lambda: tours.sentence_embeddings(steps, shown)
+    tour = None if texts else lambda: tours.sentence_embeddings(steps, shown, lang)
     block, row = steps["trained"](shown[0]).blocks[0], shown[0].index("bank") if "bank" in shown[0] else 0
-    return _finish(pages, data["tutorial"], 1, tour, exercise, block, shown[0], row)
+    return _finish(pages, data["tutorial"], 1, tour, exercise, lang, block, shown[0], row)
 
 
-def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
+def _basics_notebook(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("basics_notebook")
     table = dict(zip(data["tokens"], data["embedded_tokens"], strict=True))
     weights = [np.array(data[name]) for name in ("WQ", "WK", "WV")]
@@ -139,16 +145,16 @@ def _basics_notebook(texts: Texts | None, exercise: bool) -> Page:
         return layer_steps(_rows(words, table), *weights, num_heads=num_heads)
 
     pages = [
-        _page(steps, shown, exercise, title=data["tutorial"], word="sky", tab="One head",
+        _page(steps, shown, exercise, lang, title=data["tutorial"], word="sky", tab="One head",
               look="*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. Thickness = weight."),
-        _page(lambda words: steps(words, 2), shown, exercise, title="The same, with two heads", word="sky", tab="Two heads",
+        _page(lambda words: steps(words, 2), shown, exercise, lang, title="The same, with two heads", word="sky", tab="Two heads",
               look="*Look for this:* each head sees one column, and their weights for *sky* differ: switch between head 0 and head 1."),
     ]  # fmt: skip
-    tour = None if texts else lambda: tours.basics_notebook(steps, shown[0])
-    return _finish(pages, data["tutorial"], 0, tour, exercise, steps(shown[0]), shown[0], 0)
+    tour = None if texts else lambda: tours.basics_notebook(steps, shown[0], lang)
+    return _finish(pages, data["tutorial"], 0, tour, exercise, lang, steps(shown[0]), shown[0], 0)
 
 
-def _illustrated(texts: Texts | None, exercise: bool) -> Page:
+def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("illustrated")
     x, *weights = (np.array(data[name]) for name in ("x", "w_query", "w_key", "w_value"))
     shown = [["input 1", "input 2", "input 3"]] if texts is None else texts
@@ -163,16 +169,16 @@ def _illustrated(texts: Texts | None, exercise: bool) -> Page:
 
     rounded = steps().with_weights(data["printed"]["attn_scores_softmax_rounded"])
     page = _page(
-        lambda _: rounded, shown, exercise, 6, title=data["tutorial"], tab="Whole numbers",
+        lambda _: rounded, shown, exercise, lang, 6, title=data["tutorial"], tab="Whole numbers",
         look="*Look for this:* all inputs take most from *input 2*, whose key is the longest. The tutorial rounds the weights by hand: switch to the real softmax.",
         replaced_weights="The author continues with these weights, rounded by hand, instead of the softmax. use_given switches between the two: 1 or 0.",
         as_given="rounded as printed", word=shown[0][0],
     )  # fmt: skip
-    tour = None if texts else lambda: tours.illustrated(steps, rounded)
-    return _finish([page], data["tutorial"], 0, tour, exercise, steps(), shown[0], 0)
+    tour = None if texts else lambda: tours.illustrated(steps, rounded, lang)
+    return _finish([page], data["tutorial"], 0, tour, exercise, lang, steps(), shown[0], 0)
 
 
-def _attention_module(texts: Texts | None, exercise: bool) -> Page:
+def _attention_module(texts: Texts | None, exercise: bool, lang: str) -> Page:
     tokens = tutorials.load("attention_module")["tokens"]
     arrays = [array[0] for array in tutorials.module_inputs()]
     shown = [tokens] if texts is None else texts
@@ -187,16 +193,16 @@ def _attention_module(texts: Texts | None, exercise: bool) -> Page:
     love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = weight."
     look: dict[str, Any] = {"look": love} if texts is None else {}
     pages = [
-        _page(steps, shown, exercise, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
-        _page(lambda words: steps(words, True), shown, exercise, title="The last word masked", word="love", tab="The last word masked", made_up=made,
+        _page(steps, shown, exercise, lang, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
+        _page(lambda words: steps(words, True), shown, exercise, lang, title="The last word masked", word="love", tab="The last word masked", made_up=made,
               look="*Look for this:* no word takes from the last word, and the other weights have grown: a row still adds up to 1."),
     ]  # fmt: skip
-    tour = None if texts else lambda: tours.attention_module(steps, tokens)
+    tour = None if texts else lambda: tours.attention_module(steps, tokens, lang)
     title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)
-    return _finish(pages, title, 0, tour, exercise, steps(shown[0]), shown[0], row)
+    return _finish(pages, title, 0, tour, exercise, lang, steps(shown[0]), shown[0], row)
 
 
-TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool], Page]] = {
+TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool, str], Page]] = {
     "first_principles": _first_principles,
     "sentence_embeddings": _sentence_embeddings,
     "basics_notebook": _basics_notebook,
@@ -207,8 +213,8 @@ NUMBERED = {str(n): name for n, name in enumerate(TUTORIAL_PAGES, 1)}
 
 
 def tutorial_page(
-    name: str | int, *, exercise: bool = False, text: str | None = None, compare: str | None = None
-) -> Page:
+    name: str | int, *, exercise: bool = False, text: str | None = None, compare: str | None = None, lang: str = "en"
+) -> Page:  # fmt: skip
     """Show a tutorial step by step, from its own inputs.
 
     Parameters
@@ -222,6 +228,8 @@ def tutorial_page(
         of its three inputs. The tour, which speaks of the tutorial's words, is left out.
     compare : str, optional
         A second text, compared with `text`.
+    lang : {"en", "de", "fr"}
+        The language of the page; the tutorial's words stay.
 
     Returns
     -------
@@ -248,4 +256,4 @@ def tutorial_page(
     texts = None if text is None else [each.split() for each in (text, compare) if each is not None]
     if texts is not None and not all(texts):
         raise ValueError("a text must have at least one word")
-    return TUTORIAL_PAGES[name](texts, exercise)
+    return TUTORIAL_PAGES[name](texts, exercise, lang)

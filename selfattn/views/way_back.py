@@ -17,8 +17,9 @@ from selfattn.functional.attention import scaled_dot_product_attention_vjp
 from selfattn.steps.attention import AttentionSteps
 from selfattn.steps.layers import AdditiveSteps, LayerSteps
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
+from selfattn.views.language import fill, in_language
 from selfattn.views.page import check_tokens
-from selfattn.views.texts import CAPTIONS, WAY_BACK, fill
+from selfattn.views.texts import CAPTIONS, WAY_BACK
 from selfattn.views.tours import Stop
 from selfattn.views.writing import Array, number, said, text
 
@@ -45,6 +46,7 @@ def way_back_page(
     grad_output: npt.ArrayLike | None = None,
     head: int = 0,
     key_tokens: Sequence[str] | None = None,
+    lang: str = "en",
 ) -> WayBack:
     """Show the gradients of one head of attention, each under its own matrix.
 
@@ -61,6 +63,8 @@ def way_back_page(
     head : int, default 0
         Which of several heads is shown.
     key_tokens : sequence of str, one for each key, optional
+    lang : {"en", "de", "fr"}
+        The language of the page.
 
     Returns
     -------
@@ -91,6 +95,7 @@ def way_back_page(
         raise TypeError(
             f"the way back shows scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
         )
+    captions = in_language(CAPTIONS | WAY_BACK, lang)
     queries, keys = check_tokens(steps, tokens, key_tokens)
     projections = _projections(steps)
     forward = _forward(steps, head, bool(projections))
@@ -116,12 +121,12 @@ def way_back_page(
         "added": added.tolist(),
         "wish": wish.tolist(),
         "row": row,
-        "stops": [asdict(stop) for stop in _stops(queries, keys, forward, backward, wish, row)],
-        "captions": CAPTIONS | WAY_BACK,
+        "stops": [asdict(stop) for stop in _stops(captions, queries, keys, forward, backward, wish, row)],
+        "captions": captions,
     }
-    title, shown = WAY_BACK["title"], {"P": forward["P"], "dS": np.abs(backward["S"])}
+    title, shown = captions["title"], {"P": forward["P"], "dS": np.abs(backward["S"])}
     picture = weights_svg([(name, array, queries, keys, set()) for name, array in shown.items()], title)
-    return WayBack(title, _body(title, data, forward, backward, queries, keys), picture)
+    return WayBack(title, _body(title, data, forward, backward, queries, keys), picture, lang)
 
 
 def _of(array: Array, steps: AttentionSteps, head: int) -> Array:
@@ -202,8 +207,8 @@ def _backward(
 
 
 def _stops(
-    queries: list[str], keys: list[str], forward: Arrays, backward: Arrays, wish: Array, row: int
-) -> list[Stop]:
+    texts: dict[str, str], queries: list[str], keys: list[str], forward: Arrays, backward: Arrays, wish: Array, row: int
+) -> list[Stop]:  # fmt: skip
     """Return the tour's stops with this page's numbers; a zero wish, or less than 2 or more than 6 keys, gives no stops."""
     if not wish.any() or len(keys) < 2 or len(keys) > 6:
         return []
@@ -211,7 +216,7 @@ def _stops(
 
     def listed(numbers: Array, decimals: int) -> str:
         parts = [f"*{key}* {said(x, decimals)}" for key, x in zip(keys, numbers, strict=True)]
-        return f"{', '.join(parts[:-1])} and {parts[-1]}"
+        return f"{', '.join(parts[:-1])} {texts['and']} {parts[-1]}"
 
     values = {
         "word": word, "column": column, "shares": listed(backward["V"][:, column], 3), "most": keys[int(dp.argmax())],
@@ -221,16 +226,16 @@ def _stops(
     plan: list[tuple[str, tuple[str, ...], int, int]] = [
         ("said", several, int(np.abs(backward["V"][:, column]).argmax()), 1),
         ("shares", several, int(dp.argmax()), 2),
-        ("gains", (WAY_BACK["yes"], WAY_BACK["no"]), 1, 3),
+        ("gains", (texts["yes"], texts["no"]), 1, 3),
     ]
     if np.count_nonzero(np.abs(wish).sum(axis=1)) == 1 and len(queries) > 1:
-        plan.append(("asks", (fill(WAY_BACK["only"], word=word), WAY_BACK["all"]), 0, 4))
+        plan.append(("asks", (fill(texts["only"], word=word), texts["all"]), 0, 4))
     if "x" in forward:
-        plan.append(("inputs", (WAY_BACK["add up"], WAY_BACK["largest"]), 0, 5))
+        plan.append(("inputs", (texts["add up"], texts["largest"]), 0, 5))
     return [
         Stop(
-            WAY_BACK[f"stop.{name}"], fill(WAY_BACK[f"ask.{name}"], **values), options, right,
-            fill(WAY_BACK[f"reveal.{name}"], **values), stage=stage,
+            texts[f"stop.{name}"], fill(texts[f"ask.{name}"], **values), options, right,
+            fill(texts[f"reveal.{name}"], **values), stage=stage,
         )
         for name, options, right, stage in plan
     ]  # fmt: skip
@@ -246,13 +251,13 @@ def _body(
     title: str, data: dict[str, Any], forward: Arrays, backward: Arrays, queries: list[str], keys: list[str]
 ) -> str:
     """Return the tables that are shown without a script, and the data that the script reads."""
-    tables = []
+    tables, texts = [], data["captions"]
     for name, values in forward.items():
         rows = keys if name in "KV" else queries
         columns = keys if name in "SP" else [str(n) for n in range(values.shape[1])]
         for caption, matrix in (
-            (WAY_BACK[f"name.{name}"], values),
-            (f"{WAY_BACK[f'gradient.{name}']} = {WAY_BACK[f'formula.{name}']}", backward[name]),
+            (texts[f"name.{name}"], values),
+            (f"{texts[f'gradient.{name}']} = {texts[f'formula.{name}']}", backward[name]),
         ):
             head = "".join(f'<th scope="col">{text(column)}</th>' for column in columns)
             lines = "".join(
@@ -261,4 +266,4 @@ def _body(
             )
             tables.append(f"<table><caption>{text(caption)}</caption><tr><td></td>{head}</tr>{lines}</table>")
     shown = f'<div class="sa-tables">{"".join(tables)}</div>'
-    return drawn_by_script("sa-way-back", title, shown, data)
+    return drawn_by_script("sa-way-back", texts["lang"], title, shown, data)

@@ -45,11 +45,11 @@ function shape(tag, attributes = {}, ...children) {
 const wordOf = (text) => element("bdi", { className: "sa-word" }, text);
 
 /**
- * A sentence of texts.py as nodes: *word* is bold, {name} is replaced by a value, which is text or a node.
+ * A sentence as nodes: *word* is bold, {name} is replaced by a value, which is text or a node, and plurals by a form.
  * @type {(sentence: string, values?: Record<string, Child | Child[] | number>) => Child[]}
  */
 function phrase(sentence, values = {}) {
-  return sentence.split(/(\*[^*]+\*)/).flatMap((part) => {
+  return counted(sentence, values).split(/(\*[^*]+\*)/).flatMap((part) => {
     const strong = /^\*.+\*$/.test(part);
     const nodes = (strong ? part.slice(1, -1) : part).split(/(\{\w+\})/).flatMap((piece) => {
       const name = /^\{(\w+)\}$/.exec(piece)?.[1];
@@ -205,7 +205,9 @@ function start(kind, View) {
     if (!(root instanceof HTMLElement) || !data) continue;
     root.dataset.live = "";
     const draw = (/** @type {ArrayBuffer} */ bytes) => {
-      new View(root, JSON.parse(data), bytes);
+      const read = JSON.parse(data);
+      speak(read.captions.lang);
+      new View(root, read, bytes);
       root.dataset.ready = "";
     };
     if (packed) inflate(packed).then(draw);

@@ -1,0 +1,77 @@
+"""What pages say in other languages: the files of `languages/`, from English sentences to their translations, and plurals.
+
+The English sentence is the key, so a sentence that a file lacks, or whose English has changed, is said in English.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping
+from importlib import resources
+from typing import Any
+
+#: The plural category of a number in each language of `languages/`, by CLDR's rules; scripts ask the browser's Intl.PluralRules.
+PLURALS: dict[str, Callable[[float], str]] = {
+    "en": lambda n: "one" if n == 1 else "other",
+    "de": lambda n: "one" if n == 1 else "other",
+    "fr": lambda n: "one" if 0 <= n < 2 else "many" if n % 1_000_000 == 0 else "other",
+}
+
+# As ICU writes it, without places in its forms.
+_PLURAL = re.compile(r"\{(\w+), plural,((?: \w+ \{[^{}]*\})+)\}")
+_FORM = re.compile(r"(\w+) \{([^{}]*)\}")
+
+
+def read(lang: str) -> Any:
+    """Return the content of a language's file."""
+    file = resources.files("selfattn.views").joinpath("languages", f"{lang}.json")
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def entries(lang: str) -> Mapping[str, str]:
+    """Return the translations of a language, by their English; {} for English."""
+    if lang not in PLURALS:
+        raise ValueError(f"lang must be one of {', '.join(PLURALS)}, not {lang!r}")
+    return {} if lang == "en" else read(lang)
+
+
+def say(sentence: str, lang: str, /, **values: object) -> str:
+    """Say an English sentence in a language, with values in its places.
+
+    Examples
+    --------
+    >>> say("Reset", "de"), say("bank", "de")
+    ('Zurücksetzen', 'bank')
+    """
+    return fill(entries(lang).get(sentence, sentence), lang, **values)
+
+
+def in_language(texts: Mapping[str, str], lang: str) -> dict[str, str]:
+    """Return a page's sentences in a language, and the language as ``lang``."""
+    return {name: say(sentence, lang) for name, sentence in texts.items()} | {"lang": lang}
+
+
+def fill(sentence: str, lang: str = "en", /, **values: object) -> str:
+    """Replace places in braces by their values, and plurals by the form of their number; places without a value stay.
+
+    Examples
+    --------
+    >>> fill("head {n} of {m}", n=1)
+    'head 1 of {m}'
+    >>> fill("{n, plural, one {# head} other {# heads}}", "fr", n=0)
+    '0 head'
+    """
+
+    def counted(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            return match[0]
+        n = values[match[1]]
+        forms: dict[str, str] = dict(_FORM.findall(match[2]))
+        category = PLURALS.get(lang, PLURALS["en"])(float(str(n)))
+        return (forms.get(category) or forms["other"]).replace("#", str(n))
+
+    plain = _PLURAL.sub(counted, sentence)
+    return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), plain)
