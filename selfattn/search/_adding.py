@@ -10,7 +10,7 @@ import numpy as np
 
 from selfattn._check import Array, check_rows, quoted
 from selfattn.models._tokenizer import check_unicode
-from selfattn.search._models import Model, normalized
+from selfattn.search._models import Model
 from selfattn.search._store import Generation, Raw, Writer, hash64
 from selfattn.search._windows import windows
 
@@ -60,11 +60,7 @@ def _embedded(
         some = [text.decode() for text in texts[n : n + BATCH]]
         spans = windows(some, model)
         parts = [text[begin:end] for text, each in zip(some, spans, strict=True) for begin, end in each]
-        vectors = normalized(model.encode_document(parts), now.metric)
-        if now.width and vectors.shape[1] != now.width:
-            raise ValueError(
-                f"{model.name} makes embeddings of width {vectors.shape[1]}; the index has {now.width}"
-            )
+        vectors = model.rows_for(now, model.encode_document(parts))
         ends = np.cumsum([len(each) for each in spans])[:-1]
         rows = zip(spans, np.split(vectors, ends), strict=True)
         found |= dict(zip(texts[n : n + BATCH], rows, strict=True))

@@ -18,6 +18,7 @@ from selfattn.functional._similarity import SIMILARITIES, _unit
 from selfattn.interop._encoder import as_encoder, encoder
 from selfattn.interop.sentence_transformers import SentenceTransformer
 from selfattn.models._text_encoder import TextEncoder
+from selfattn.search._store import Generation
 
 READ = (".json", ".safetensors", ".model")  # endings of the files that make a model
 NEAR = 0.01  # how far a text's embedding may be from the one that is stored, relative to its length
@@ -70,16 +71,21 @@ class Model:
             raise ValueError(f"{self.name} made an embedding that is not finite, of {quoted(texts[n])}")
         return rows
 
-    def check(self, text: str, stored: Array, metric: str) -> None:
-        """Refuse a model that makes another embedding of a text than the one that an index holds."""
-        made = normalized(self.encode_document([text])[0:1], metric)[0]
-        if made.shape != stored.shape:
-            what = f"width {len(made)}, and the index has {len(stored)}"
-        elif np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
-            what = f"other embeddings than those of the index, such as of {quoted(text)}"
-        else:
-            return
-        raise ValueError(f"{self.name} is another model than the one that made the index: it makes {what}")
+    def rows_for(self, now: Generation, rows: Array) -> Array:
+        """Return embeddings as an index holds them; an error if it has others of another width."""
+        if now.width and rows.shape[1] != now.width:
+            raise ValueError(
+                f"{self.name} makes embeddings of width {rows.shape[1]}; the index has {now.width}"
+            )
+        return normalized(rows, now.metric)
+
+    def check(self, now: Generation) -> None:
+        """Refuse a model that makes another embedding of the first text than the one that an index holds."""
+        text, stored = now.passage(0), now.vectors[0]
+        made = self.rows_for(now, self.encode_document([text]))[0]
+        if np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
+            what = f"is another model than the one that made {now.data.parent}: it embeds {quoted(text)} otherwise"
+            raise ValueError(f"{self.name} {what}")
 
 
 def normalized(rows: Array, metric: str) -> Array:

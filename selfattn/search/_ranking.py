@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from selfattn._extras import import_extra
 from selfattn.interop._encoder import encoder
 from selfattn.search._models import normalized
 from selfattn.search._store import Generation
-
-if TYPE_CHECKING:
-    from selfattn.search.index import Hit
 
 RANKS = 60  # what is added to a rank before its reciprocal is taken: Cormack et al., 2009
 MOST_NEAR = 100_000  # texts that are compared with each other
@@ -66,16 +63,17 @@ def joined(
     return [(rows.get(record, row), score) for (record, score), row in zip(best, first, strict=True)]
 
 
-def reranked(query: str, hits: list[Hit], given: Any, k: int) -> list[Hit]:
-    """Sort hits by a cross-encoder's scores for the query and what was found of each."""
+def reranked(
+    now: Generation, query: str, found: Sequence[tuple[int, float]], given: Any, k: int
+) -> list[tuple[int, float]]:
+    """Return the best k rows by a cross-encoder's scores for a query and what was embedded."""
     model = encoder(given) if isinstance(given, str | os.PathLike) else given
     if not callable(getattr(model, "rank", None)):
         raise TypeError(
             f"rerank must be a cross-encoder, which has rank(), or its folder, not {quoted(given)}"
         )
-    texts = [hit.text[slice(*hit.span)] if hit.span else hit.text for hit in hits]
-    ranked = model.rank(query, texts) if texts else []
-    return [hits[each["corpus_id"]].scored(float(each["score"])) for each in ranked][:k]
+    ranked = model.rank(query, [now.passage(row) for row, _ in found]) if found else []
+    return [(found[each["corpus_id"]][0], float(each["score"])) for each in ranked][:k]
 
 
 def near(now: Generation, threshold: float, done: Callable[[int], Any]) -> list[list[int]]:

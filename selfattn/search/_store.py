@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from selfattn.functional._similarity import SIMILARITIES
 MANIFEST, LOCK = "manifest.json", "lock"
 FORMAT, VERSION = "selfattn.search.Index", 1
 DTYPES = ("float32", "int8")
-HASHED = slice(8, 36)  # the bytes of a record that its checksum includes: all but the offset and the checksum
+HASHED = {40: slice(8, 36), 16: slice(12)}  # the bytes of a record and of a row that their checksums include
 TABLES = {
     "records": np.dtype([("offset", "<u8"), ("id_hash", "<u8"), ("text_hash", "<u8"), ("id", "<u4"), ("text", "<u4"),
                          ("metadata", "<u4"), ("crc", "<u4")]),
@@ -210,12 +211,17 @@ class Generation:
         """Return the first row of each record, or the one where it would be."""
         return np.searchsorted(self.rows["record"], records.astype("<u4")) if self.has_windows else records
 
-    def row(self, n: int) -> tuple[int, int, int]:
+    def row(self, n: int) -> tuple[int, tuple[int, int]]:
         """Return a row's record, and where in its text what was embedded begins and ends, in characters."""
         record, start, end, crc = self.rows[n].item()
-        if record >= len(self.records) or zlib.crc32(self.vectors[n].data) != crc:
+        if record >= len(self.records) or checksum(self.rows[n], self.vectors[n].data) != crc:
             raise self.damaged("vectors", f"row {n} is another one than that of {self.data / 'rows'}")
-        return record, start, end
+        return record, (start, end)
+
+    def passage(self, n: int) -> str:
+        """Return what was embedded as a row."""
+        record, (start, end) = self.row(n)
+        return self.entry(record)[1][start:end]
 
     def kept(self, selected: Array | None) -> Array | None:
         """Return which rows are those of selected records, (rows,) of bool; None for all."""
@@ -228,7 +234,7 @@ class Generation:
     def spans(self, record: int) -> tuple[list[tuple[int, int]], Array]:
         """Return where the windows of a record begin and end, and their embeddings."""
         first, end = self.first_rows(np.array([record, record + 1])).tolist()
-        return [self.row(n)[1:] for n in range(first, end)], self.vectors[first:end]
+        return [self.row(n)[1] for n in range(first, end)], self.vectors[first:end]
 
 
 def _among(hashes: Array, wanted: Collection[int]) -> Array:
@@ -239,9 +245,9 @@ def _among(hashes: Array, wanted: Collection[int]) -> Array:
     )
 
 
-def checksum(record: Any, content: bytes) -> int:
-    """Return the checksum of a record."""
-    return zlib.crc32(content, zlib.crc32(record.tobytes()[HASHED]))
+def checksum(entry: Any, content: Any) -> int:
+    """Return the checksum of a record or a row, with what it is about."""
+    return zlib.crc32(content, zlib.crc32(entry.tobytes()[HASHED[entry.nbytes]]))
 
 
 def quantized(rows: Array) -> tuple[Array, Array]:
@@ -251,45 +257,40 @@ def quantized(rows: Array) -> tuple[Array, Array]:
     return np.rint(rows / scales[:, None]).astype(np.int8), scales
 
 
+@contextmanager
+def writing(folder: Path) -> Iterator[Writer]:
+    """Hold the lock of the one process that changes an index; what is not committed at the end is removed."""
+    import fcntl  # POSIX has it
+
+    with (folder / LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            what = "another process or thread is changing this index; try again when it has ended"
+            raise BlockingIOError(errno.EAGAIN, what, str(folder)) from None
+        writer = Writer(folder, Generation.newest(folder))
+        writer.clean()
+        try:
+            yield writer
+        finally:
+            writer.close()
+            writer.clean()
+
+
 class Writer:
-    """The one process that changes an index: as a context it holds the lock; what is not committed at its end is removed.
+    """What changes an index; ``now`` has what was appended, also before it is committed."""
 
-    ``now`` has what was appended, also before it is committed.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, committed: Generation) -> None:
         self.folder = folder
-        self.now: Generation
+        self.now = self._committed = committed
         self._files: dict[Path, Any] = {}
 
-    def __enter__(self) -> Writer:
-        import fcntl  # POSIX has it
-
-        self._lock = (self.folder / LOCK).open("ab")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.now = self._committed = Generation.newest(self.folder)
-            self._clean()
-        except BaseException as error:
-            self._lock.close()
-            if isinstance(error, BlockingIOError):
-                what = "another process or thread is changing this index; try again when it has ended"
-                raise BlockingIOError(errno.EAGAIN, what, str(self.folder)) from None
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._close()
-            self._clean()
-        finally:
-            self._lock.close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close all files."""
         while self._files:
             self._files.popitem()[1].close()
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
         """Remove what is not committed, also of a writer that was killed."""
         valid = self._committed
         for path in self.folder.iterdir():
@@ -323,7 +324,8 @@ class Writer:
         records["id_hash"], records["text_hash"] = [hash64(raw.id) for raw in raws], text_hashes
         records["crc"] = [checksum(*each) for each in zip(records, joined, strict=True)]
         windows = [(n, *span) for n, each in enumerate(spans, first) for span in each]
-        rows = [(*window, zlib.crc32(vector.data)) for window, vector in zip(windows, vectors, strict=True)]
+        rows = np.array([(*window, 0) for window in windows], TABLES["rows"])
+        rows["crc"] = [checksum(row, vector.data) for row, vector in zip(rows, vectors, strict=True)]
         fields = [
             (n, *each) for n, raw in enumerate(raws, first) for each in json.loads(raw.metadata).items()
         ]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,10 @@ from selfattn.functional._similarity import SIMILARITIES
 from selfattn.interop._encoder import column
 from selfattn.models._tokenizer import bar, check_unicode
 from selfattn.search._adding import append, checked_ids, checked_metadata, checked_where, id_json
-from selfattn.search._models import Model, known_again, model_of, normalized
+from selfattn.search._models import Model, known_again, model_of
 from selfattn.search._nearest import best_records
 from selfattn.search._ranking import Words, joined, near, reranked
-from selfattn.search._store import DTYPES, MANIFEST, Generation, Writer, first_manifest, hash64
+from selfattn.search._store import DTYPES, MANIFEST, Generation, first_manifest, hash64, writing
 
 CHUNK = 8192  # texts that are looked up and written at once
 CANDIDATES = 50  # the least that are ranked again
@@ -38,25 +37,11 @@ class _Hit(NamedTuple):
 class Hit(_Hit):
     """A text that was found: ``id, score, text, metadata``.
 
-    Attributes
-    ----------
-    id : str or int
-    score : float
-        The similarity; after re-ranking the cross-encoder's score, in a hybrid search the sum of reciprocal ranks.
-    text : str
-        The whole text.
-    metadata : dict
-    span : tuple of int, or None
-        Where in a long text the window that was found begins and ends: ``hit.text[slice(*hit.span)]``. None for the whole text.
+    ``score`` is the similarity; after re-ranking that of the cross-encoder, in a hybrid search the sum of reciprocal ranks. ``span``
+    says where in a long text the window that was found begins and ends, ``hit.text[slice(*hit.span)]``; None for the whole text.
     """
 
     span: tuple[int, int] | None = None
-
-    def scored(self, score: float) -> Hit:
-        """Return this hit with another score."""
-        other = self._replace(score=score)
-        other.span = self.span
-        return other
 
 
 class Index:
@@ -67,9 +52,7 @@ class Index:
 
     Attributes
     ----------
-    folder : pathlib.Path
-    metric : {"cosine", "dot", "euclidean", "manhattan"}
-    dtype : {"float32", "int8"}
+    folder, metric, dtype
     model : object
         What embeds, with ``encode_document`` and ``encode_query``; a folder is loaded when it is first used.
     ids, texts, metadata : list
@@ -97,7 +80,7 @@ class Index:
         self.folder = folder
         self._load, self._entry = load, entry
         self._loaded: Model | None = None
-        self._ranking: tuple[Generation, Words] | None = None
+        self._words: tuple[Generation, Words] | None = None
         self._seen: tuple[Any, Generation] | None = None
         now = self._current()
         self.metric, self.dtype = str(now.metric), str(now.dtype)
@@ -121,16 +104,10 @@ class Index:
         metric : {"cosine", "dot", "euclidean", "manhattan"}, optional
             By default the one that the model's folder names, else the cosine. int8 has no distances.
 
-        Returns
-        -------
-        Index
-
         Raises
         ------
-        FileExistsError
-            The folder is not empty.
-        TypeError, ValueError, FileNotFoundError
-            What was given is no encoder, or not one of the values above.
+        FileExistsError, FileNotFoundError, TypeError, ValueError
+            The folder is not empty; or something is not as above.
         """
         folder = Path(path).absolute()
         if dtype not in DTYPES:
@@ -159,21 +136,17 @@ class Index:
         model : path or object, optional
             As for :meth:`create`. By default the folder that made the index.
 
-        Returns
-        -------
-        Index
-
         Raises
         ------
         FileNotFoundError
             There is no index, or the model's folder has moved.
         ValueError
-            The model's files have changed, another model is given, or the index is damaged; the message names the file.
+            The model has changed, another one is given, or the index is damaged; the message names the file.
         """
         folder = Path(path).absolute()
         entry = Generation.newest(folder).manifest.get("model")
         index = cls(folder, *known_again(folder / MANIFEST, entry, model))
-        if model is not None and not isinstance(model, str | os.PathLike):
+        if model is not None:
             index.model  # noqa: B018 an error if it is another one
         return index
 
@@ -185,8 +158,7 @@ class Index:
         if self._loaded is None:
             loaded, now = self._load(), self._current()
             if len(now.rows):
-                record, start, end = now.row(0)
-                loaded.check(now.entry(record)[1][start:end], now.vectors[0], now.metric)
+                loaded.check(now)
             self._loaded = loaded
         return self._loaded
 
@@ -236,13 +208,9 @@ class Index:
     # ---------------------------------------------------------------------------------------------------- changes
 
     def add(
-        self,
-        texts: Sequence[str],
-        ids: Sequence[str | int] | None = None,
-        metadata: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        progress: bool = False,
-    ) -> list[str | int]:
+        self, texts: Sequence[str], ids: Sequence[str | int] | None = None,
+        metadata: Sequence[Mapping[str, Any]] | None = None, *, progress: bool = False,
+    ) -> list[str | int]:  # fmt: skip
         """Add texts, all or none. One that is here already, to the letter, is not embedded again.
 
         Parameters
@@ -267,17 +235,15 @@ class Index:
         ------
         TypeError, ValueError
             Something is not as above, an id is given twice, or the model cannot take a text; the message says which.
-        BlockingIOError
-            Another process or thread is changing the index.
-        OSError
-            The disk is full, for example. After any error the index is as it was before.
+        BlockingIOError, OSError
+            Another process or thread is changing the index; or the disk is full. After any error the index is as it was.
         """
         listed, model = column(texts), self.model
         for n, text in enumerate(listed):
             check_unicode(text, n, "text")
         given = None if ids is None else checked_ids(ids, len(listed))
         fields = checked_metadata(metadata, len(listed))
-        with Writer(self.folder) as writer, bar(progress, len(listed), "add") as done:
+        with writing(self.folder) as writer, bar(progress, len(listed), "add") as done:
             if given is None:
                 first = writer.now.next_id
                 given = list(range(first, first + len(listed)))
@@ -305,7 +271,7 @@ class Index:
         """
         listed = [ids] if isinstance(ids, str | int) else list(ids)
         wanted = {name: hash64(name) for name in map(id_json, checked_ids(listed, len(listed)))}
-        with Writer(self.folder) as writer:
+        with writing(self.folder) as writer:
             found = writer.now.find("id", wanted)
             if missing := [name.decode() for name in wanted if name not in found]:
                 raise ValueError(f"there is no id {missing[0]}; {len(missing)} of {len(wanted)} are missing")
@@ -318,12 +284,10 @@ class Index:
 
         Raises
         ------
-        BlockingIOError, OSError
-            As for :meth:`add`. The disk needs room for both.
-        ValueError
-            A file is damaged.
+        BlockingIOError, OSError, ValueError
+            As for :meth:`add`; the disk needs room for both. Or a file is damaged.
         """
-        with Writer(self.folder) as writer:
+        with writing(self.folder) as writer:
             old = writer.now
             live = old.live()
             writer.renew()
@@ -339,13 +303,9 @@ class Index:
     # ----------------------------------------------------------------------------------------------------- search
 
     def search(
-        self,
-        query: str | Sequence[str],
-        k: int = 10,
-        where: Mapping[str, Any] | None = None,
-        rerank: Any = None,
+        self, query: str | Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None, rerank: Any = None,
         hybrid: bool = False,
-    ) -> list[Hit] | list[list[Hit]]:
+    ) -> list[Hit] | list[list[Hit]]:  # fmt: skip
         """Find the texts that are most similar to a query.
 
         Parameters
@@ -386,26 +346,18 @@ class Index:
         selected = now.selected(checked_where(where, now.fields))
         if not queries or not len(now.rows):
             return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
-        vectors = normalized(model.encode_query(queries), now.metric)
-        if vectors.shape[1] != now.width:
-            widths = f"{vectors.shape[1]}; the texts have {now.width}"
-            raise ValueError(f"{model.name} makes queries of width {widths}")
+        vectors = model.rows_for(now, model.encode_query(queries))
         most = k if rerank is None and not hybrid else max(CANDIDATES, 4 * k)
         found = best_records(now, vectors, most, now.kept(selected))
         if hybrid:
-            words = self._words(now)
-            best = [words.best(each, most, selected) for each in queries]
+            if self._words is None or self._words[0] is not now:
+                self._words = now, Words(now)
+            best = [self._words[1].best(each, most, selected) for each in queries]
             found = [joined(now, *both, most if rerank else k) for both in zip(found, best, strict=True)]
-        hits = [[_hit(now, row, score) for row, score in each] for each in found]
         if rerank is not None:
-            hits = [reranked(each, some, rerank, k) for each, some in zip(queries, hits, strict=True)]
+            found = [reranked(now, each, some, rerank, k) for each, some in zip(queries, found, strict=True)]
+        hits = [[_hit(now, row, score) for row, score in each] for each in found]
         return hits[0] if isinstance(query, str) else hits
-
-    def _words(self, now: Generation) -> Words:
-        """Return BM25 of a generation, which is kept until the next one."""
-        if self._ranking is None or self._ranking[0] is not now:
-            self._ranking = now, Words(now)
-        return self._ranking[1]
 
     def duplicates(self, threshold: float = 1.0, *, progress: bool = False) -> list[list[str | int]]:
         """Find texts that are equal, or nearly so.
@@ -436,11 +388,8 @@ class Index:
 
 
 def _hit(now: Generation, row: int, score: float) -> Hit:
-    record, start, end = now.row(row)
+    record, span = now.row(row)
     name, text, metadata = now.entry(record)
-    if not start <= end <= len(text):
-        raise now.damaged("rows", f"row {row} names characters {start} to {end} of {len(text)}")
     hit = Hit(name, score, text, metadata)
-    if (start, end) != (0, len(text)):
-        hit.span = start, end
+    hit.span = None if span == (0, len(text)) else span
     return hit

@@ -33,7 +33,7 @@ def test_a_killed_writer_loses_nothing():
 
 def test_a_second_writer_is_refused(index):
     with (
-        _store.Writer(index.folder),
+        _store.writing(index.folder),
         pytest.raises(BlockingIOError, match="is changing this index; try again"),
     ):
         index.add(["b"])
@@ -120,7 +120,8 @@ def test_the_files_are_those_of_the_documentation(index):
         packed = struct.pack("<QQIII", *record[1:6])
         assert crc == zlib.crc32(packed + name + text + metadata)
         row = struct.unpack_from("<IIII", (data / "rows").read_bytes(), 16 * n)
-        assert row == (n, 0, len(text.decode()), zlib.crc32(vectors[4 * width * n : 4 * width * (n + 1)]))
+        vector = vectors[4 * width * n : 4 * width * (n + 1)]
+        assert row == (n, 0, len(text.decode()), zlib.crc32(struct.pack("<III", *row[:3]) + vector))
         texts.append((json.loads(name), text.decode(), json.loads(metadata)))
     deleted = np.fromfile(data / "deleted", "<u8")
     assert deleted.tolist() == [0] and texts[1:] == list(
