@@ -570,7 +570,7 @@ class TextEncoder(Pretrained):
         return self._inputs(settings, ids, cu_seqlens, None if types is None else np.asarray(types))
 
     def forward(self, sentences: Any) -> Array:
-        """Compute embeddings, as :meth:`encode` does.
+        """Compute embeddings, as :meth:`encode` does; a classifier's or cross-encoder's logits, as :meth:`predict` does.
 
         Parameters
         ----------
@@ -578,13 +578,13 @@ class TextEncoder(Pretrained):
 
         Returns
         -------
-        ndarray, shape (d,) or (n, d)
+        ndarray, shape (d,) or (n, d), or of logits (labels,) or (n, labels)
         """
-        return self.encode(sentences)
+        return self.encode(sentences) if self.head is None else self.predict(sentences)
 
     @repeats(forward)
     def vjp(self, sentences: Any) -> tuple[Array, Pulled]:
-        """Compute embeddings and their pullback, ``dy -> grads``, without gradients of parameters that took no part.
+        """Compute embeddings or logits, and their pullback, ``dy -> grads``, without gradients of parameters that took no part.
 
         Raises
         ------
@@ -600,26 +600,35 @@ class TextEncoder(Pretrained):
         before = pipeline.prompt(None)
         after = [dense for _, dense in pipeline.after]
         pools = len(pipeline.modes) == 1 and pipeline.modes[0] in IN_CORE
-        if not pools or any(after) or pipeline.truncate_dim or (before and not pipeline.include_prompt):
+        skips = before and not pipeline.include_prompt
+        if self.head is None and (not pools or any(after) or pipeline.truncate_dim or skips):
             need = "a pooling of mean, cls or last token, over the prompt as well, and no Dense after it"
             raise NotImplementedError(f"gradients need {need}")
-        given = Given(sentences)
+        pair = self.head is not None and isinstance(sentences, tuple) and is_pair(sentences)
+        given = Given([sentences] if pair else sentences)
         ready = self._ready(Chunk(list(given.sentences), 0), before)
         given.add(ready)
         given.warn(self.tokenizer)
         ids, cu_seqlens = pack(ready.ids)
         types = None if ready.types is None else pack(ready.types)[0]
-        rows, pulled = self._rows_vjp(ids, cu_seqlens, IN_CORE[pipeline.modes[0]], types)
-        y = unit = normalized(rows) if after else rows
+        pooling = IN_CORE[pipeline.modes[0]] if self.head is None else "first"
+        rows, pulled = self._rows_vjp(ids, cu_seqlens, pooling, types)
+        if self.head is None:
+            y = unit = normalized(rows) if after else rows
+        else:
+            y, of_head = self._head_vjp(rows)
 
         def backward(dy: Array) -> Gradients:
-            d = dy.reshape(rows.shape)
-            if after:  # d/dx of x / |x|
+            d = dy.reshape(len(rows), -1)
+            more: Gradients = {}
+            if self.head is not None:
+                d, more = of_head(d)
+            elif after:  # d/dx of x / |x|
                 length = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
                 d = ((d - unit * (d * unit).sum(axis=1, keepdims=True)) / length).astype(rows.dtype)
-            return self._named(pulled(d))
+            return self._named(pulled(d) | more)
 
-        y = y[0] if given.alone else y
+        y = y[0] if pair or given.alone else y
         tables = (self.word_table, self.type_table, self.position_table)  # no gradient depends on them
         used = [array for name, array in self.arrays.items() if name not in tables]
         return y, checked_pullback(self, y, used, backward)
@@ -726,11 +735,21 @@ class TextEncoder(Pretrained):
 
     def _logits(self, ids: Array, cu_seqlens: Array, types: Array | None = None) -> Array:
         """Compute (sequences, num_labels)."""
+        return self._head_vjp(self._rows(ids, cu_seqlens, "first", types))[0]
+
+    def _head_vjp(self, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Gradients]]]:
+        """Compute logits of the first tokens' rows, and from their gradients those of the rows and of the head's parameters."""
         (first, activation, second), arrays = self._classifier(), self.arrays
-        x = self._rows(ids, cu_seqlens, "first", types)
-        x = multiply(x, arrays[f"{first}.weight"], arrays[f"{first}.bias"])
+        w, v = arrays[f"{first}.weight"], arrays[f"{second}.weight"]
+        x = multiply(rows, w, arrays[f"{first}.bias"])
         active = np.tanh(x) if activation == "tanh" else np.maximum(x, 0)
-        return multiply(active, arrays[f"{second}.weight"], arrays[f"{second}.bias"])
+
+        def pulled(dy: Array) -> tuple[Array, Gradients]:
+            dx = dy @ v * (1 - active * active if activation == "tanh" else active > 0)
+            of_weights = {f"{first}.weight": dx.T @ rows, f"{second}.weight": dy.T @ active}
+            return dx @ w, of_weights | {f"{first}.bias": dx.sum(axis=0), f"{second}.bias": dy.sum(axis=0)}
+
+        return multiply(active, v, arrays[f"{second}.bias"]), pulled
 
     def _classifier(self) -> tuple[str, str, str]:
         if self.head is None:

@@ -108,8 +108,12 @@ def test_packed_sequences_equal_padded_ones_and_their_gradients(pair):
 @pytest.mark.parametrize("pair", [(name, "ForSequenceClassification") for name in CLASSIFIERS], indirect=True)
 def test_logits(pair):
     theirs, ours = pair
+    """And their gradients, those of all parameters, the head's too."""
     ids, flat, ends = drawn_ids()
-    close(ours._logits(flat, ends), theirs(**padded(ids)).logits)
+    logits = theirs(**padded(ids)).logits
+    close(ours._logits(flat, ends), logits)
+    y, pullback = ours.vjp([one.tolist() for one in ids])
+    assert_gradients(y, pullback, logits, theirs, ours)
 
 
 @pytest.mark.parametrize("mode", [None, "cls", "lasttoken"])

@@ -540,7 +540,10 @@ def test_logits_of_pairs_and_sentences(tmp_path):
     states = [ours.hidden_states(pair)[-1] for pair in PAIRS]
     np.testing.assert_allclose(ours.steps(PAIRS[0]).output, states[0], **TOLERANCE)
     np.testing.assert_allclose(ours.encode(PAIRS), [rows.mean(0) for rows in states], **TOLERANCE)
-    np.testing.assert_array_equal(ours.vjp(PAIRS)[0], ours.encode(PAIRS))
+    logits, pullback = ours.vjp(PAIRS)
+    np.testing.assert_array_equal(logits, ours.predict(PAIRS))
+    np.testing.assert_array_equal(ours.vjp(PAIRS[0])[0], ours(PAIRS[0]))
+    assert {"classifier.weight", "bert.pooler.dense.bias"} <= set(pullback(logits))
     assert ours.predict([]).shape == (0, 3)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["type_vocab_size"]  # without this key there are two types, too
