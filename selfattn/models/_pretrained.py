@@ -180,6 +180,7 @@ class Pretrained(Module):
     """
 
     training = False
+    small_lr = 5e-5  # the default learning rate of `training.fit`: weights that are trained already move in small steps
     # model_type of configurations, and the beginning of the names of Transformers' classes, whose end is the suffix.
     kinds: ClassVar[dict[str, str]]
     suffix: ClassVar[str] = "Model"

@@ -210,6 +210,11 @@ def is_sequence(batches: Any) -> bool:
     return is_indexed and not isinstance(batches, str | bytes | Mapping)
 
 
+def is_example(item: Any) -> bool:
+    """Return whether an item of a sequence is an example of texts, not a batch."""
+    return isinstance(item, tuple | list) and bool(item) and isinstance(item[0], str)
+
+
 def stacked(examples: list[Any]) -> Any:
     """Stack examples to a batch: arrays get one more axis, tuples become a tuple, dicts a dict, texts a list."""
     first = examples[0]
@@ -217,7 +222,7 @@ def stacked(examples: list[Any]) -> Any:
         return examples
     if isinstance(first, Mapping):
         return {key: stacked([example[key] for example in examples]) for key in first}
-    if isinstance(first, tuple):
+    if isinstance(first, tuple) or is_example(first):
         return tuple(stacked(list(column)) for column in zip(*examples, strict=True))
     arrays = [np.asarray(as_array("an example", example)) for example in examples]
     shapes = sorted({array.shape for array in arrays})

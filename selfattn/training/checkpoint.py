@@ -97,6 +97,8 @@ def state_of(training: Training) -> dict[str, Any]:
         "epoch_losses": np.array(history.epoch_losses, np.float64),
         "validation_losses": np.array(history.validation_losses, np.float64).reshape(-1, 2),
         **({} if scheduler is None else {"scheduler": scheduler.state_dict()}),
+        **({} if training.best is None else {"best": training.best}),
+        "evaluations": np.array(history.evaluations, np.float64).reshape(-1, 2),
     }
 
 
@@ -114,7 +116,13 @@ def restore(training: Training, path: Path) -> None:
         if len(states) != len(drawn):
             raise ValueError(f"it has {len(states)} generators, this training {len(drawn)}")
         steps, epochs = _losses(state["step_losses"], 1), _losses(state["epoch_losses"], 1)
-        validations = [(int(n), loss) for n, loss in _losses(state["validation_losses"], 2)]
+        validations, evaluations = (
+            [(int(n), number) for n, number in _losses(state[name], 2)]
+            for name in ("validation_losses", "evaluations")
+        )
+        best = state.get("best")
+        if best is not None:
+            _compare("shapes of the best ", _shapes(parameters), _shapes(best))
         for generator, own in zip(drawn, states, strict=True):
             set_generator_state(copy.deepcopy(generator), own)  # raises if the state does not fit
         training.source.restore(done, order)
@@ -128,8 +136,8 @@ def restore(training: Training, path: Path) -> None:
         set_generator_state(generator, own)
     for name, array in parameters.items():
         array[...] = saved[name]
-    training.epoch, training.total_loss = epoch, total_loss
-    training.history = type(training.history)(steps, epochs, validations)
+    training.epoch, training.total_loss, training.best = epoch, total_loss, best
+    training.history = type(training.history)(steps, epochs, validations, evaluations)
 
 
 def _losses(saved: Any, ndim: int) -> list[Any]:
@@ -150,9 +158,9 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{array.shape} of {array.dtype}" for name, array in arrays.items()}
 
 
-def generators(rng: Generator, task: Any) -> list[Generator]:
-    """Return each generator of a training once: the training's own, and generators in layers such as Dropout."""
-    found = [rng]
+def generators(rng: Generator | None, task: Any) -> list[Generator]:
+    """Return each generator of a training once: the training's own if it is given, and generators in layers such as Dropout."""
+    found = [] if rng is None else [rng]
     for module in task.modules() if hasattr(task, "modules") else ():
         found += [each for each in vars(module).values() if isinstance(each, Generator)]
     return list({id(generator): generator for generator in found}.values())

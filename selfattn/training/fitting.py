@@ -13,9 +13,9 @@ from selfattn._extras import import_extra
 from selfattn.nn import init
 from selfattn.nn.proxy_task import ProxyTask
 from selfattn.optim import Adam, AdamW, Optimizer
-from selfattn.optim.lr_scheduler import LRScheduler
+from selfattn.optim.lr_scheduler import LambdaLR, LRScheduler
 from selfattn.training import checkpoint as checkpoints
-from selfattn.training.batches import Draws, Items, Source, Stream, is_sequence, source_of
+from selfattn.training.batches import Draws, Items, Source, Stream, is_example, is_sequence, source_of
 from selfattn.training.loop import Callback, History, Training, objective_of
 from selfattn.training.progress import Progress
 
@@ -36,10 +36,12 @@ def fit(
     *,
     steps: int | None = None,
     scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+    warmup_steps: int | None = None,
     max_norm: float | None = None,
     accumulate: int = 1,
     validation: Any = None,
     validate_every: int | None = None,
+    evaluator: Callable[[Any], float] | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
     progress: bool | None = None,
@@ -55,11 +57,15 @@ def fit(
     batches : sequence, iterable or callable
         A sequence of batches, or with ``batch_size`` of examples. An iterable of batches, over which each epoch iterates. Or a
         function ``batches(rng)`` that draws a batch with the given generator, for a training of ``steps`` steps. For a task,
-        triplets of sentences; see :func:`read_triplets` and :func:`make_triplets`.
+        triplets of sentences; see :func:`read_triplets` and :func:`make_triplets`. For a model of texts examples: tuples of texts, with
+        a label at the end if the loss needs one.
     loss : Loss, callable, or None
         - One of :mod:`selfattn.nn`, or an object with the same calls: a batch is ``(inputs, target)``, the loss
           ``loss(model(inputs), target)``. A tuple of inputs is several arguments, and a batch may have a dict of the model's
-          options, such as ``key_lengths``, in third place.
+          options, such as ``key_lengths``, in third place. For texts an example is ``(text, label)``, or for a cross-encoder
+          ``(text, text, label)``.
+        - One of embeddings, such as :class:`~selfattn.nn.MultipleNegativesRankingLoss`: an example is the texts of its columns, a
+          pair or a triplet, with the score at the end for :class:`~selfattn.nn.CosineSimilarityLoss`.
         - A function: ``value, grads = loss(model, batch)``.
         - None, for a model with its own loss: ``value, pullback = model.loss_vjp(batch)``, ``grads = pullback(1.0)``. A tuple as
           batch is several arguments.
@@ -67,11 +73,11 @@ def fit(
     epochs : int, optional
         The number of passes through the batches. By default 1, or the number that ``steps`` need; for triplets 100.
     lr : float, optional
-        The learning rate of the default optimizer: :class:`~selfattn.optim.AdamW` with 1e-3; for triplets
-        :class:`~selfattn.optim.Adam` with 1e-4.
+        The learning rate of the default optimizer: :class:`~selfattn.optim.AdamW` with 1e-3, for a model of :mod:`selfattn.models`
+        5e-5; for triplets :class:`~selfattn.optim.Adam` with 1e-4.
     batch_size : int, optional
         The number of examples of a batch: arrays are stacked, tuples become tuples of stacks. The last of an epoch may be
-        shorter. For triplets by default 1.
+        shorter. By default 32 for examples of texts, 1 for the triplets of a task.
     shuffle : bool, optional
         Whether each epoch has its own order. By default True for a sequence.
     rng : int, Generator or torch_rng, optional
@@ -91,6 +97,8 @@ def fit(
         The number of steps, of all epochs.
     scheduler : LRScheduler or callable, optional
         Its ``step`` is called after each step. A function of the optimizer returns the scheduler.
+    warmup_steps : int, optional
+        In place of a scheduler: the learning rate rises from 0 over these steps, and falls to 0 at the end, on two lines.
     max_norm : float, optional
         Clip the norm of the gradients, :func:`~selfattn.optim.clip_grad_norm_`.
     accumulate : int, default 1
@@ -99,7 +107,10 @@ def fit(
     validation : sequence or iterable, optional
         Batches, or examples, for a mean loss during the training, with the model as after ``eval()``.
     validate_every : int, optional
-        The number of steps between validations; by default there is one after each epoch and at the end.
+        The number of steps between validations, and evaluations; by default there is one after each epoch and at the end.
+    evaluator : callable, optional
+        A function of the model that returns a number, the higher the better. It is called before the first step too. At the end the
+        parameters are those of the highest number; ``history.evaluations`` has all.
     resume : bool, default False
         Continue from the checkpoint if it exists, with its history and its options of the optimiser. Without ``resume`` an
         existing checkpoint is an error, and is not replaced.
@@ -182,10 +193,10 @@ def fit(
         objective = objective._replace(gradients=functools.partial(reduce, model, loss))
     counts = {
         "batch_size": batch_size, "steps": steps, "validate_every": validate_every,
-        "log_every": log_every, "checkpoint_every": checkpoint_every,
+        "log_every": log_every, "checkpoint_every": checkpoint_every, "warmup_steps": warmup_steps,
     }  # fmt: skip
     accumulate = check_size("accumulate", accumulate)
-    batch_size, steps, validate_every, log_every, checkpoint_every = (
+    batch_size, steps, validate_every, log_every, checkpoint_every, warmup_steps = (
         None if count is None else check_size(name, count) for name, count in counts.items()
     )
     if epochs is not None:
@@ -198,27 +209,34 @@ def fit(
         if validation is not None:
             checked = _triplets(model, "validation", validation, batch_size, False)
     else:
+        of_texts = isinstance(batches, list | tuple) and bool(batches) and is_example(batches[0])
+        if of_texts and batch_size is None and hasattr(loss, "vjp"):
+            batch_size = 32
         source = source_of(batches, batch_size, shuffle)
         checked = None if validation is None else _validation(validation, batch_size)
-    if validate_every is not None and validation is None:
-        raise ValueError("validate_every needs validation=, the batches")
+    if validate_every is not None and validation is None and evaluator is None:
+        raise ValueError("validate_every needs validation=, the batches, or evaluator=")
+    if not (evaluator is None or callable(evaluator)):
+        raise TypeError(f"evaluator must be a function of the model, not a {type(evaluator).__name__}")
     if checkpoint is None and (resume or checkpoint_every is not None):
         raise ValueError("resume and checkpoint_every need checkpoint=, the file")
     called = list(callbacks) if isinstance(callbacks, Iterable) else [None]
     if not all(map(callable, called)):
         raise TypeError(f"callbacks must be a list of functions, not {callbacks!r:.80}")
     epochs = _checked_epochs(source, epochs, steps, 100 if of_triplets else 1)
-    kind, rate = (Adam, 1e-4) if of_triplets else (AdamW, 1e-3)
+    kind, rate = (Adam, 1e-4) if of_triplets else (AdamW, getattr(model, "small_lr", 1e-3))
     if optimizer is None and isinstance(scheduler, LRScheduler):
         optimizer = scheduler.optimizer
     optimizer = _checked_optimizer(model, optimizer, lr, kind, rate)
+    if warmup_steps is not None:
+        scheduler = _warm_up(source, epochs, steps, accumulate, warmup_steps, scheduler)
     training = Training(
         model=model, objective=objective, source=source, generator=init.as_generator(rng),
         optimizer=optimizer, scheduler=_checked_scheduler(scheduler, optimizer),
         max_norm=None if max_norm is None else check_number("max_norm", max_norm), accumulate=accumulate,
         validation=checked, validate_every=validate_every,
         file=None if checkpoint is None else Path(checkpoint), checkpoint_every=checkpoint_every,
-        callbacks=called, epochs=epochs, total_steps=steps,
+        callbacks=called, epochs=epochs, total_steps=steps, evaluator=evaluator,
     )  # fmt: skip
     if training.file is not None:
         training.fixed = _fixed(training)
@@ -337,3 +355,22 @@ def _checked_scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | No
     if made.optimizer is not optimizer:
         raise ValueError("scheduler is of another optimizer than the given one")
     return made
+
+
+def _warm_up(
+    source: Source, epochs: int | None, steps: int | None, accumulate: int, warmup: int, other: Any
+) -> Callable[[Optimizer], LRScheduler]:
+    """Return what makes Transformers' linear schedule, which needs the number of steps."""
+    if other is not None:
+        raise ValueError("warmup_steps and scheduler were given: which one is meant?")
+    of_epochs = (
+        None if epochs is None or source.batches is None else epochs * -(-source.batches // accumulate)
+    )
+    total = min((n for n in (steps, of_epochs) if n is not None), default=None)
+    if total is None:
+        raise ValueError("warmup_steps needs the number of steps: give steps=")
+
+    def factor(step: int) -> float:
+        return min(step / warmup, max(0.0, (total - step) / max(1, total - warmup)))
+
+    return lambda optimizer: LambdaLR(optimizer, factor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from selfattn._check import Array, as_array
+from selfattn._check import Array, as_array, quoted, warn
 from selfattn._interrupt import DelayedInterrupt
 from selfattn.functional._products import widened
 from selfattn.nn import init
+from selfattn.nn.embedding_losses import EmbeddingLoss
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.nn.module import Gradients, Module, add_gradients
 from selfattn.optim import Optimizer, clip_grad_norm_
@@ -73,6 +75,8 @@ class Step(NamedTuple):
         The norm of the gradients before they were clipped, with ``max_norm``.
     validation_loss : float or None
         The mean over the validation batches, if it was computed after this step.
+    score : float or None
+        What the evaluator returned, if it was called after this step.
     """
 
     epoch: int
@@ -85,6 +89,7 @@ class Step(NamedTuple):
     lr: float = 0.0
     grad_norm: float | None = None
     validation_loss: float | None = None
+    score: float | None = None
 
 
 Callback: TypeAlias = Callable[[Step], Any]
@@ -102,11 +107,14 @@ class History:
         The mean over the items of each completed epoch.
     validation_losses : list of (int, float)
         The numbers of the steps with a validation after them, and its loss.
+    evaluations : list of (int, float)
+        The numbers of the steps with an evaluation after them, the first 0, and its score.
     """
 
     step_losses: list[float] = field(default_factory=list)
     epoch_losses: list[float] = field(default_factory=list)
     validation_losses: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -157,12 +165,59 @@ def of_output(model: Any, loss: Any) -> Objective:
     def gradients(batch: Any) -> tuple[float, Gradients]:
         inputs, target, options = _split(batch)
         y, pullback = model.vjp(*inputs, **options)
-        value, loss_pullback = loss.vjp(y, target)
+        value, loss_pullback = loss.vjp(y, _of_one_label(y, inputs, target))
         return one_number(value), gradients_in(pullback(loss_pullback(1.0)))
 
     def value(batch: Any) -> float:
         inputs, target, options = _split(batch)
-        return one_number(loss(model(*inputs, **options), target))
+        y = model(*inputs, **options)
+        return one_number(loss(y, _of_one_label(y, inputs, target)))
+
+    return Objective(gradients, value)
+
+
+def of_embeddings(model: Any, loss: EmbeddingLoss) -> Objective:
+    """Return the objective of a loss of embeddings; a batch is columns of texts, and at last labels if the loss takes them."""
+    warned: list[str] = []
+
+    def split(batch: Any) -> tuple[list[str], int, Any]:
+        columns, labels = (batch[:-1], batch[-1]) if loss.labelled else (batch, None)
+        if not isinstance(batch, tuple) or not all(map(_are_texts, columns)):
+            wants = "texts and a number" if loss.labelled else "texts"
+            raise TypeError(f"an example of {type(loss).__name__} must be a tuple of {wants}; see fit")
+        texts = [text for column in columns for text in column]
+        ((text, times),) = Counter(texts).most_common(1)
+        if loss.in_batch and times > 1 and not warned:
+            warned.append(text)
+            warn(
+                f"a batch holds {quoted(text)} {times} times, and each is a wrong answer to the others; this is told once"
+            )
+        return texts, len(columns), labels
+
+    def gradients(batch: Any) -> tuple[float, Gradients]:
+        texts, count, labels = split(batch)
+        size = loss.mini_batch_size or len(texts)
+        pieces = [texts[n : n + size] for n in range(0, len(texts), size)]
+        if len(pieces) == 1:
+            y, pullback = model.vjp(texts)
+            value, slopes = loss.vjp(np.split(y, count), labels)
+            return one_number(value), gradients_in(pullback(np.concatenate(slopes(1.0)).astype(y.dtype)))
+        drawn, states, rows = checkpoints.generators(None, model), [], []
+        for piece in pieces:
+            states.append([checkpoints.generator_state(each) for each in drawn])
+            rows.append(model(piece))
+        value, slopes = loss.vjp(np.split(np.concatenate(rows), count), labels)
+        dy = np.split(np.concatenate(slopes(1.0)).astype(rows[0].dtype), range(size, len(texts), size))
+        grads: Gradients = {}
+        for piece, d, state in zip(pieces, dy, states, strict=True):
+            for each, before in zip(drawn, state, strict=True):  # what drops, drops the same again
+                checkpoints.set_generator_state(each, before)
+            add_gradients(grads, gradients_in(model.vjp(piece)[1](d)))
+        return one_number(value), grads
+
+    def value(batch: Any) -> float:
+        texts, count, labels = split(batch)
+        return one_number(loss(np.split(model(texts), count), labels))
 
     return Objective(gradients, value)
 
@@ -210,7 +265,7 @@ def objective_of(model: Any, loss: Any) -> Objective:
             raise TypeError(f"loss is a class; make one: {loss.__name__}()")
         if not callable(getattr(model, "vjp", None)):
             raise TypeError(f"model must have vjp, which {type(model).__name__} lacks")
-        return of_output(model, loss)
+        return (of_embeddings if isinstance(loss, EmbeddingLoss) else of_output)(model, loss)
     if callable(loss):
         return of_function(model, loss)
     raise TypeError(
@@ -259,8 +314,10 @@ def _tuple(inputs: Any) -> tuple[Any, ...]:
 
 
 def _split(batch: Any) -> tuple[tuple[Any, ...], Any, Mapping[str, Any]]:
-    """Return the model's arguments, the target and the model's options."""
+    """Return the model's arguments, the target and the model's options; two columns of texts are pairs."""
     is_list = isinstance(batch, tuple | list)
+    if is_list and len(batch) == 3 and _are_texts(batch[0]) and _are_texts(batch[1]):
+        batch = (list(zip(batch[0], batch[1], strict=True)), batch[2])
     if not is_list or len(batch) not in (2, 3):
         raise TypeError(
             "a batch must be (inputs, target), or (inputs, target, options of the model), for this loss; not "
@@ -272,6 +329,16 @@ def _split(batch: Any) -> tuple[tuple[Any, ...], Any, Mapping[str, Any]]:
             f"the third part of a batch must be a dict of the model's options, not {type(options).__name__}"
         )
     return _tuple(inputs), target, options
+
+
+def _are_texts(column: Any) -> bool:
+    return isinstance(column, list) and bool(column) and isinstance(column[0], str)
+
+
+def _of_one_label(y: Any, inputs: tuple[Any, ...], target: Any) -> Any:
+    """Return the target of texts; a number for each fits the one logit of each."""
+    of_texts = isinstance(inputs[0], list) and bool(inputs[0]) and isinstance(inputs[0][0], str | tuple)
+    return np.reshape(target, y.shape) if of_texts and (*np.shape(target), 1) == np.shape(y) else target
 
 
 @contextmanager
@@ -310,6 +377,8 @@ class Training:
     callbacks: list[Callback]
     epochs: int | None  # the epochs in all, also before resuming
     total_steps: int | None  # the steps in all
+    evaluator: Callable[[Any], float] | None = None
+    best: dict[str, Array] | None = None  # the parameters of the best evaluation
     # The properties that a checkpoint must share with the training.
     fixed: dict[str, Any] = field(default_factory=dict)
     epoch: int = 0
@@ -337,10 +406,14 @@ class Training:
         """Train until the end, until a callback returns True, or until Ctrl-C, which raises Interrupted."""
         # NumPy need not warn: overflow shows in the loss, which is checked.
         with DelayedInterrupt() as interrupt, np.errstate(over="ignore", invalid="ignore"):
+            if self.evaluator is not None and not self.history.evaluations:
+                self._evaluate(len(self.history.step_losses))
             while not self.finished:
                 step = self.advance()
                 ends = step.average_loss is not None or self.finished
                 step = self.validated(step, ends)
+                if self.evaluator is not None and self._is_due(step, ends):
+                    step = step._replace(score=self._evaluate(step.number))
                 # Only True ends the training, not 1 or an array, which a callback may return by accident.
                 answers = [callback(step) for callback in self.callbacks]
                 stop = any(isinstance(answer, bool | np.bool_) and answer for answer in answers)
@@ -351,6 +424,8 @@ class Training:
                     checkpoints.save(self.file, checkpoints.state_of(self))
                 if stop:
                     break
+        for name, array in (self.best or {}).items():
+            self.model.parameters()[name][...] = array
         if interrupt.requested:
             raise Interrupted(self.history)
 
@@ -405,8 +480,7 @@ class Training:
 
     def validated(self, step: Step, ends: bool) -> Step:
         """Return the step with the loss of the validation batches, if validation is due."""
-        due = ends if self.validate_every is None else step.number % self.validate_every == 0
-        if self.validation is None or not due:
+        if self.validation is None or not self._is_due(step, ends):
             return step
         total, items = 0.0, 0
         with evaluating(self.model):
@@ -417,3 +491,16 @@ class Training:
         self.validation.reset()
         self.history.validation_losses.append((step.number, total / items))
         return step._replace(validation_loss=total / items)
+
+    def _is_due(self, step: Step, ends: bool) -> bool:
+        return ends if self.validate_every is None else step.number % self.validate_every == 0
+
+    def _evaluate(self, number: int) -> float:
+        """Note the evaluator's score of the model, and keep the parameters if no score was higher."""
+        assert self.evaluator is not None
+        with evaluating(self.model):
+            score = float(self.evaluator(self.model))
+        if score > max((own for _, own in self.history.evaluations), default=-math.inf):
+            self.best = {name: array.copy() for name, array in self.model.parameters().items()}
+        self.history.evaluations.append((number, score))
+        return score

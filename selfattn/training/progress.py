@@ -60,6 +60,8 @@ class Progress:
             self._print(f"--- Epoch {step.epoch} completed. Average Loss: {step.average_loss:.4f} ---")
         if step.validation_loss is not None:
             self._print(f"--- Validation after {step.number} steps. Loss: {step.validation_loss:.4f} ---")
+        if step.score is not None:
+            self._print(f"--- Evaluation after {step.number} steps. Score: {step.score:.4f} ---")
 
     def _line(self, step: Step) -> str:
         total = self.total if self.endless else step.steps

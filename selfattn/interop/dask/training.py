@@ -60,7 +60,7 @@ class reducer:  # noqa: N801 # a function for users
         """Return the mean loss over the items of a batch, and its gradients."""
         items = _items(batch)
         cuts = np.linspace(0, items, min(self.shares, items) + 1).astype(int).tolist()
-        drops = generators(None, model)[1:]  # type: ignore[arg-type]
+        drops = generators(None, model)
         seed = seed_from_rng(drops[0]) if drops else 0
         pickled = import_extra("cloudpickle", "dask").dumps((model, loss))  # also what a notebook defines
         # Without a place of their own pieces would wait for the worker that has the model first.

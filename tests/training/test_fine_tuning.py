@@ -1,0 +1,279 @@
+"""training.fit of encoders and cross-encoders on texts: what a batch is, pieces, the best kept, and sentence-transformers."""
+
+import warnings
+
+import numpy as np
+import pytest
+from text_folders import WORDS, add_pipeline, old_pooling, save_bert
+
+from selfattn import models, nn, optim, training
+
+pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
+DRAW = np.random.default_rng(0)
+# No text is there twice: each begins with another number of words.
+TEXTS = list(dict.fromkeys(" ".join(DRAW.choice(WORDS[:14], DRAW.integers(2, 9))) for _ in range(400)))
+RANKING, COSINE, TRIPLET = nn.MultipleNegativesRankingLoss, nn.CosineSimilarityLoss, nn.TripletLoss
+SCORES = DRAW.random(99).round(3).tolist()
+
+
+def examples(loss, number, first=0):
+    count = {COSINE: 2, TRIPLET: 3, RANKING: 3}[type(loss)]
+    rows = [tuple(TEXTS[first + count * n : first + count * (n + 1)]) for n in range(number)]
+    return [(*row, score) for row, score in zip(rows, SCORES, strict=False)] if loss.labelled else rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = save_bert(
+        tmp_path_factory.mktemp("bert"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    sentence = {"prompts": {"query": "query: ", "document": ""}, "similarity_fn_name": "dot"}
+    return add_pipeline(folder, old_pooling("mean"), normalize=True, sentence=sentence)
+
+
+@pytest.fixture(scope="module")
+def crossed(tmp_path_factory):
+    more = {"kind": "BertForSequenceClassification", "num_labels": 1, "id2label": {"0": "a"}}
+    return save_bert(
+        tmp_path_factory.mktemp("cross"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **more
+    )
+
+
+def fit(model, pairs, loss, **options):
+    return training.fit(model, pairs, loss, **({"log_every": None, "shuffle": False} | options))
+
+
+@pytest.mark.parametrize("loss", [RANKING(), COSINE(), TRIPLET(triplet_margin=0.5)], ids=repr)
+def test_a_training_is_what_one_writes_by_hand(loss, folder):
+    ours, theirs = models.load(folder), models.load(folder)
+    pairs = examples(loss, 40)
+    history = fit(ours, pairs, loss, validation=pairs[:5])
+    optimizer = optim.AdamW(theirs.parameters(), lr=5e-5)
+    for start, expected in zip((0, 32), history.step_losses, strict=True):
+        columns = [list(column) for column in zip(*pairs[start : start + 32], strict=True)]
+        labels = columns.pop() if loss.labelled else None
+        computed = [theirs.vjp(column) for column in columns]
+        value, slopes = loss.vjp([y for y, _ in computed], labels)
+        grads = {}
+        for (_, pullback), d in zip(computed, slopes(1.0), strict=True):
+            nn.add_gradients(grads, pullback(d))
+        optimizer.step(grads)
+        np.testing.assert_allclose(value, expected, rtol=2e-6)
+    assert_same(ours, theirs)
+    columns = [
+        ours.encode(list(column))
+        for column in list(zip(*pairs[:5], strict=True))[
+            : 2 + ("Triplet" in repr(loss) or "Ranking" in repr(loss))
+        ]
+    ]
+    expected = loss(columns, SCORES[:5] if loss.labelled else None)
+    np.testing.assert_allclose(history.validation_losses[-1][1], expected, rtol=2e-6)
+
+
+def assert_same(ours, theirs, tolerance=3e-5):
+    """Compare parameters; the gradient of a key's bias is rounding, which Adam scales up."""
+    for name, array in ours.parameters().items():
+        if "key.bias" not in name:
+            other = theirs.parameters()[name]
+            np.testing.assert_allclose(
+                array, other, rtol=0, atol=tolerance * np.abs(other).max(), err_msg=name
+            )
+
+
+@pytest.mark.parametrize("kind", [RANKING, COSINE, TRIPLET])
+def test_pieces_have_the_gradient_of_the_whole(kind, folder):
+    pairs = examples(kind(), 10)
+    columns = tuple(map(list, zip(*pairs, strict=True)))
+    model = models.load(folder)
+    found = [
+        training.loop.objective_of(model, kind(mini_batch_size=size)).gradients(columns)
+        for size in (None, 7, 20)
+    ]
+    for value, grads in found[1:]:
+        np.testing.assert_allclose(value, found[0][0], rtol=1e-6)
+        for name, grad in grads.items():
+            whole = found[0][1][name]
+            # sums of some hundred terms in another order; the gradient of a key's bias is rounding
+            atol = 3e-6 * max(np.abs(x).max() for x in found[0][1].values())
+            np.testing.assert_allclose(grad, whole, rtol=0, atol=atol, err_msg=name)
+
+
+class Dropped(nn.Module):
+    """A model of texts that drops, and notes what."""
+
+    def __init__(self):
+        self.layer, self.drop, self.noted = nn.Linear(4, 4, rng=0), nn.Dropout(0.5, rng=1), []
+
+    def forward(self, texts):
+        self.noted.append(
+            y := self.drop(self.layer(np.float32([[len(text), text.count("s"), 1, 2] for text in texts])))
+        )
+        return y
+
+    def vjp(self, texts):
+        x = np.float32([[len(text), text.count("s"), 1, 2] for text in texts])
+        y, back = self.layer.vjp(x)
+        z, drop_back = self.drop.vjp(y)
+        self.noted.append(z)
+        return z, lambda d: {f"layer.{name}": g for name, g in back(drop_back(d)[0])[1].items()}
+
+
+def test_what_drops_in_a_piece_drops_again_in_its_gradient():
+    model = Dropped()
+    fit(model, examples(RANKING(), 4), RANKING(mini_batch_size=5), steps=1)
+    first, again = model.noted[:3], model.noted[3:]
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(first[0], first[1])
+
+
+def test_a_cross_encoder_and_labels_of_texts(crossed):
+    model = models.load(crossed)
+    pairs = [(*pair, float(n % 2)) for n, pair in enumerate(zip(TEXTS[::2], TEXTS[1::2], strict=False))][:8]
+    logits = model.predict([pair[:2] for pair in pairs])[:, 0]
+    expected = nn.BCEWithLogitsLoss()(logits, [label for *_, label in pairs])
+    history = fit(model, pairs, nn.BCEWithLogitsLoss(), epochs=20, lr=1e-3, validation=pairs)
+    np.testing.assert_allclose(history.step_losses[0], expected, rtol=1e-6)
+    assert history.validation_losses[-1][1] < 0.3 * expected
+    words = nn.EmbeddingModel(lambda text: [len(text) % 9], 9, 4, max_seq_len=8, rng=0)
+    history = fit(words, [[text, [1.0, 0, 0, 0]] for text in TEXTS[:3]], nn.MSELoss(), lr=0.1, epochs=30)
+    assert history.step_losses[-1] < 0.1 * history.step_losses[0]
+
+
+def test_one_text_twice_in_a_batch_is_told_once(folder):
+    model = models.load(folder)
+    pairs = [("the sea", "a ship"), ("old stones", "the sea"), ("near water", "calm"), ("dark sea", "calm")]
+    with pytest.warns(UserWarning, match="a batch holds 'the sea' 2 times") as told:
+        fit(model, pairs, RANKING(), epochs=3)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(model, [(*pair, 1.0) for pair in pairs], COSINE())  # no text counts as wrong here
+
+
+def test_the_best_is_kept_and_a_resumed_training_has_its_bits(folder, tmp_path):
+    pairs, scores = examples(RANKING(), 24), [0.1, 0.5, 0.3, 0.7, 0.2, 0.4, 0.6]
+    options = {
+        "batch_size": 6,
+        "epochs": 3,
+        "validate_every": 2,
+        "warmup_steps": 3,
+        "shuffle": True,
+        "rng": 0,
+        "lr": 1e-3,
+    }
+
+    def trained(steps=None, resume=False, file=None):
+        seen = []
+
+        def evaluator(model):
+            seen.append({name: array.copy() for name, array in model.parameters().items()})
+            return scores[len(seen) - 1 + 3 * resume]
+
+        model = models.load(folder)
+        more = {"callbacks": [lambda step: step.number == steps], "resume": resume, "checkpoint": file}
+        return model, fit(model, pairs, RANKING(), evaluator=evaluator, **options, **more), seen
+
+    model, history, seen = trained()
+    assert history.evaluations == list(zip(range(0, 14, 2), scores, strict=True))
+    np.testing.assert_equal(model.parameters(), seen[3])
+    stopped, first, before = trained(steps=4, file=tmp_path / "checkpoint")
+    assert first.evaluations == history.evaluations[:3]
+    np.testing.assert_equal(stopped.parameters(), before[1])
+    again, resumed, _ = trained(resume=True, file=tmp_path / "checkpoint")
+    assert resumed == history
+    np.testing.assert_equal(again.parameters(), model.parameters())
+
+
+def test_warm_up_is_transformers_schedule(folder):
+    rates = []
+    options = {"batch_size": 2, "epochs": 2, "warmup_steps": 3, "lr": 1.0, "optimizer": None}
+    model = nn.EmbeddingModel(lambda text: [len(text) % 9], 9, 4, max_seq_len=8, rng=0)
+    fit(model, examples(RANKING(), 10), RANKING(), callbacks=[lambda step: rates.append(step.lr)], **options)
+    expected = [0, 1 / 3, 2 / 3, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7]
+    np.testing.assert_allclose(rates, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "loss", "options", "error", "message"),
+    [
+        ([("a", "b")], COSINE(), {}, ValueError, "takes 2 columns of embeddings, not 1"),
+        ([("a", 1.0)], RANKING(), {}, TypeError, "must be a tuple of texts; see fit"),
+        ([("a", "b")], RANKING, {}, TypeError, "loss is a class"),
+        ([("a", "b")], RANKING(), {"evaluator": 1}, TypeError, "evaluator must be a function"),
+        ([("a", "b")], RANKING(), {"warmup_steps": 1, "scheduler": 1}, ValueError, "which one is meant"),
+        (iter([("a", "b")]), RANKING(), {"warmup_steps": 1}, ValueError, "needs the number of steps"),
+    ],
+)  # fmt: skip
+def test_refused(folder, pairs, loss, options, error, message):
+    if not hasattr(pairs, "__len__"):
+        options = options | {"shuffle": None}
+    with pytest.raises(error, match=message):
+        fit(models.load(folder), pairs, loss, **options)
+
+
+# ------------------------------------------------------------------------------------------- sentence-transformers
+
+
+def theirs_trained(model, columns, loss, steps, labels=None):
+    """Train a model of sentence-transformers by its loss and PyTorch's AdamW; return the losses."""
+    torch = pytest.importorskip("torch")
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for batch, label in zip(columns, labels or [None] * len(columns), strict=True):
+        value = loss(batch, None if label is None else torch.tensor(label))
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.item())
+    assert len(losses) == steps
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "loss", [RANKING(), RANKING(mini_batch_size=5), COSINE(), TRIPLET(triplet_margin=0.5)], ids=repr
+)
+def test_a_hundred_steps_are_those_of_sentence_transformers(loss, folder, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers import losses
+
+    theirs, ours = library.SentenceTransformer(str(folder), device="cpu"), models.load(folder)
+    theirs.train()
+    rows = [examples(loss, 4, first=12 * (n % 20)) for n in range(100)]
+    columns = [[list(column) for column in zip(*batch, strict=True)] for batch in rows]
+    labels = [column.pop() for column in columns] if loss.labelled else None
+    of_theirs = {RANKING: losses.MultipleNegativesRankingLoss, COSINE: losses.CosineSimilarityLoss}
+    their_loss = of_theirs.get(type(loss), lambda model: losses.TripletLoss(model, triplet_margin=0.5))(
+        theirs
+    )
+    batches = [[theirs.preprocess(column) for column in batch] for batch in columns]
+    expected = theirs_trained(theirs, batches, their_loss, 100, labels)
+    history = fit(ours, [row for batch in rows for row in batch], loss, batch_size=4, lr=1e-3)
+    assert_hundred_steps(history, expected, ours, theirs, tmp_path)
+    assert theirs.similarity_fn_name == "dot"
+
+
+def assert_hundred_steps(history, expected, ours, theirs, tmp_path):
+    np.testing.assert_allclose(history.step_losses, expected, rtol=3e-5)
+    theirs.save(str(tmp_path))
+    assert_same(ours, models.load(tmp_path))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_cross_encoder_trains_as_in_sentence_transformers(crossed, tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.cross_encoder import losses
+
+    theirs, ours = library.CrossEncoder(str(crossed), device="cpu"), models.load(crossed)
+    theirs.train()
+    rows = [
+        [(*pair, SCORES[n]) for n, pair in enumerate(examples(COSINE(), 4, 8 * (k % 30)))] for k in range(100)
+    ]
+    rows = [[(a, b, score) for a, b, _, score in batch] for batch in rows]
+    batches = [[[a for a, _, _ in batch], [b for _, b, _ in batch]] for batch in rows]
+    labels = [[score for *_, score in batch] for batch in rows]
+    expected = theirs_trained(theirs, batches, losses.BinaryCrossEntropyLoss(theirs), 100, labels)
+    history = fit(
+        ours, [row for batch in rows for row in batch], nn.BCEWithLogitsLoss(), batch_size=4, lr=1e-3
+    )
+    assert_hundred_steps(history, expected, ours, theirs, tmp_path)
