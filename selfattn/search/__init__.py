@@ -8,5 +8,6 @@
 """
 
 from selfattn.search.index import Hit, Index
+from selfattn.search.negatives import mine_negatives
 
-__all__ = ["Hit", "Index"]
+__all__ = ["Hit", "Index", "mine_negatives"]
