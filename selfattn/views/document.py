@@ -199,13 +199,16 @@ def _read(name: str) -> str:
 
 
 def drawn_by_script(
-    kind: str, lang: str, title: str, shown: str, data: Any, numbers: bytes | None = None
+    kind: str, lang: str, title: str, shown: str, data: Any, numbers: bytes | None = None, name: str = ""
 ) -> str:
-    """Return the body of a view of class ``kind`` that its script draws: HTML to show until then, and its data and numbers."""
+    """Return the body of a view of class ``kind`` that its script draws: HTML to show until then, and its data and numbers.
+
+    ``name`` is short: a button to the view, if a document has several.
+    """
     packed = "" if numbers is None else base64.b64encode(zlib.compress(numbers, 9)).decode()
     more = f'\n<script type="application/octet-stream" class="sa-bytes">{packed}</script>' if packed else ""
     return (
-        f'<div class="sa-view {kind}" data-alone="" lang="{lang}"><h1>{text(title)}</h1>\n{shown}\n'
+        f'<div class="sa-view {kind}" data-alone="" lang="{lang}" data-name="{text(name)}"><h1>{text(title)}</h1>\n{shown}\n'
         f"{script_data(data)}{more}\n</div>"
     )
 

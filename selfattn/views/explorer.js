@@ -254,6 +254,7 @@ class ExplorerPage {
       part.style.flex = String(habit.shares[k]);
       return part;
     }));
+    for (const part of this.shares.children) if (part.scrollWidth > part.clientWidth) part.replaceChildren(); // no half words
     this.texts.forEach((text, side) => {
       const pointed = this.pointed && this.pointed.side === side ? this.pointed.chosen : null;
       /** @type {Chosen} */

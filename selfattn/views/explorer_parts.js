@@ -135,10 +135,10 @@ class HeadGrid {
       return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: name, title: name,
         onclick: () => choose(head), onfocus: () => choose(head) }, this.canvases[n], element("span", {}, kind));
     });
-    const axis = (/** @type {string} */ text) => element("span", { className: "sa-axis-name", ariaHidden: "true" }, text);
+    const axis = (/** @type {Child[]} */ ...text) => element("span", { className: "sa-axis-name", ariaHidden: "true" }, ...text);
     this.node = element("div", { className: "sa-heads", role: "listbox", ariaLabel: captions["all heads"] },
-      ...heads.flatMap((count, layer) => [axis(filled(captions.layer, { layer: layer + 1 })),
-        ...this.buttons.filter((_, n) => this.all[n].layer === layer), ...range(widest - count).map(() => axis(""))]));
+      ...heads.flatMap((count, layer) => [axis(...phrase(captions.layer, { layer: element("b", {}, String(layer + 1)) })),
+        ...this.buttons.filter((_, n) => this.all[n].layer === layer), ...range(widest - count).map(() => axis())]));
     this.node.style.setProperty("--heads", String(widest));
     this.node.addEventListener("keydown", (event) => {
       const n = this.buttons.findIndex((button) => button === event.target);

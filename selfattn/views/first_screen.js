@@ -21,6 +21,8 @@ const SHORT = 2; // decimals
 
 class FirstScreen {
   /** @type {Chosen | null} */ hovered = null;
+  grouped = false; // the strip
+  fitted = -1; // the width for which the strip was filled
   /** @type {Record<string, string[]>[] | undefined} of both sides */ colours = undefined;
 
   /** @param {View} view @param {HeadData[]} heads */
@@ -128,7 +130,22 @@ class FirstScreen {
     this.matrices = new Map();
     /** @type {Map<string, HeatMap>} */
     this.tiny = new Map();
+    this.fill();
     const roles = ROLES.filter((role) => this.shows(role));
+    this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), NAMES[role])));
+    this.buildKnobs();
+    this.fitted = -1;
+    this.fit();
+  }
+
+  /** Fill the strip: each matrix in its column or, grouped, in as many lines as there is room for. */
+  fill() {
+    this.matrices?.clear();
+    const roles = ROLES.filter((role) => this.shows(role));
+    this.strip.classList.toggle("sa-grouped", this.grouped);
+    if (this.grouped) {
+      return this.strip.replaceChildren(...roles.map((role) => element("div", {}, this.stripHead(role), ...this.sides.map((side) => this.stripMatrix(side, role, true)))));
+    }
     const signed = (/** @type {string} */ role) => role !== roles[0] && SIGNS[role];
     const cells = [element("span"), ...roles.flatMap((role) => [...(signed(role) ? [element("span")] : []), this.stripHead(role)])];
     this.strip.classList.toggle("sa-few", roles.length < 4);
@@ -140,19 +157,23 @@ class FirstScreen {
       }
     }
     this.strip.style.setProperty("--columns", String(1 + roles.length + roles.filter(signed).length));
-    this.strip.style.setProperty("--narrow", String(roles.length));
     this.strip.replaceChildren(...cells);
-    this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), NAMES[role])));
-    this.buildKnobs();
-    this.fit();
   }
 
-  /** Show numbers if they have room, else smaller numbers, else coloured squares. */
+  /** Show numbers in one line if they have room, else smaller ones, else in groups, one below the other. */
   fit() {
-    const { classList } = this.strip, tight = () => this.strip.scrollWidth > this.strip.clientWidth + 1;
-    classList.remove("sa-dense", "sa-swatches");
-    if (tight()) classList.add("sa-dense");
-    if (tight()) classList.replace("sa-dense", "sa-swatches");
+    const { clientWidth, classList } = this.strip;
+    if (clientWidth === this.fitted || !clientWidth) return;
+    this.fitted = clientWidth;
+    for (const [dense, grouped] of [[false, false], [true, false], [false, true]]) {
+      classList.toggle("sa-dense", dense);
+      if (grouped !== this.grouped) {
+        this.grouped = grouped;
+        this.fill();
+        this.draw();
+      }
+      if (this.strip.scrollWidth <= this.strip.clientWidth + 1) return;
+    }
   }
 
   /** @param {string} role */
@@ -338,6 +359,11 @@ class FirstScreen {
     return phrase(crossed ? texts.takes : texts.keeps, { word, own: crossed ? "" : this.short(node, index, index), parts: listed(parts, texts.and) });
   }
 
+  /** @param {NodeOfPage} node @returns its numbers, with 0 where the reader is to guess, so that no colour shows the answer */
+  seen({ now, blanks, revealed }) {
+    return blanks ? Matrix.of(now.rows, now.columns, (i, j) => (blanks[i] === j && !revealed.has(i) ? 0 : now.at(i, j))) : now;
+  }
+
   /** @param {Chosen} chosen */
   drawStrip({ kind, index }) {
     const row = kind === "to" ? index : -1;
@@ -345,14 +371,14 @@ class FirstScreen {
     const docked = this.dock.hasAttribute("data-shown");
     for (const role of ROLES) {
       const nodes = this.sides.flatMap((side) => this.nodeOf(side, role) ?? []);
-      const size = role === "weights" ? 1 : Math.max(0, ...nodes.map(({ now }) => largest(now.data))) || 1;
+      const size = role === "weights" ? 1 : Math.max(0, ...nodes.map((node) => largest(this.seen(node).data))) || 1;
       for (const side of this.sides) {
         const node = this.nodeOf(side, role), made = this.matrices?.get(`${side} ${role}`);
         if (!node || !made) continue;
         const own = ["key", "value"].includes(role) && this.ribbons[side].options.crossed ? -1 : row;
-        if (made instanceof Heat) made.update({ matrix: node.now, size, row: own, write: (_, i, j) => this.short(node, i, j), moved: (i, j) => this.view.numbers.moved(node, i, j) });
-        else made.update({ matrix: node.now, size, row: own, colours: colours[side] });
-        if (docked) this.tiny?.get(`${side} ${role}`)?.update({ matrix: node.now, size, row: own, colours: colours[side] });
+        if (made instanceof Heat) made.update({ matrix: this.seen(node), size, row: own, write: (_, i, j) => this.short(node, i, j), moved: (i, j) => this.view.numbers.moved(node, i, j) });
+        else made.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
+        if (docked) this.tiny?.get(`${side} ${role}`)?.update({ matrix: this.seen(node), size, row: own, colours: colours[side] });
       }
     }
   }
@@ -422,10 +448,11 @@ class FirstScreen {
     for (const [made, places] of marked) made.mark(null, places);
     const here = this.matrices?.get(`${side} ${role}`);
     if (here instanceof Heat) here.mark(place, marked.get(here));
-    const chain = role === "scores" ? this.chain(node) : [node];
-    this.sum.replaceChildren(...chain.flatMap((each, n) => [n ? element("br") : "", ...words.sentence({ node: each, ...place })]));
+    const all = role === "scores" ? this.chain(node) : [node];
+    const guessed = numbers.hidden(node, place.i, place.j);
+    const chain = guessed ? all.slice(0, 1) : all; // later numbers on the way show the answer
+    this.sum.replaceChildren(...chain.flatMap((each, n) => [n ? element("br") : "", ...words.sentence({ node: each, ...place }, guessed)]));
     this.sum.dataset.side = String(side);
-    if (numbers.hidden(node, place.i, place.j)) this.sum.dataset.guess = "";
   }
 
   /**

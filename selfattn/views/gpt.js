@@ -173,7 +173,7 @@ class GPTView {
   }
 
   draw() {
-    this.text.replaceChildren(...this.ids.map((id, n) => button({ className: n >= this.given ? "sa-added" : "", ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
+    this.text.replaceChildren(...this.ids.map((id, n) => button({ className: n >= this.given ? "sa-added" : "", ariaLabel: this.data.shown[id], ariaPressed: String(n === this.place), tabIndex: n === this.place ? 0 : -1,
       onclick: () => this.goTo(n) }, this.letter(id))));
     this.stepButton.disabled = this.ids.length >= this.data.context;
     this.backButton.disabled = this.ids.length <= this.given;

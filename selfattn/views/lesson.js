@@ -13,6 +13,7 @@
  * @property {[string, number, number, number][]} after more changes once the answer is open
  * @property {string} hide what is hidden until the answer is open: "scores", "weights", "output", or ""
  */
+/** @typedef {{ first: number, name: string, stops: (Stop & LessonStop)[] }} Home a page that was joined with others: its first view */
 
 class Lesson {
   /** @type {View | null} */ shown = null;
@@ -21,6 +22,10 @@ class Lesson {
   constructor(root) {
     this.root = root;
     root.dataset.live = "";
+    const data = root.querySelector("script.sa-tour-data")?.textContent;
+    /** @type {Home[]} */
+    const homes = data ? JSON.parse(data) : [];
+    this.toured = homes.some(({ stops }) => stops.length);
     this.views = [...root.querySelectorAll(".sa-steps")].map((each) => new View(/** @type {HTMLElement} */ (each), this));
     this.texts = this.views[0].texts;
     speak(this.texts.lang);
@@ -28,22 +33,24 @@ class Lesson {
     const top = element("div", { className: "sa-top" });
     this.look = element("p", { className: "sa-look" });
     root.prepend(top, this.look);
-    top.append(title, tools(root, this.texts, () => this.redraw()));
-    const data = root.querySelector("script.sa-tour-data")?.textContent;
-    /** @type {(Stop & LessonStop)[]} */
-    const stops = data ? JSON.parse(data) : [];
-    this.tour = stops.length ? new Tour({ stops, texts: this.texts, show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open) }) : null;
+    this.homes = homes.map(({ first, name, stops }) => ({ first, name, tour: stops.length ? new Tour({ stops, texts: this.texts,
+      show: (stop, open) => this.visit(/** @type {(Stop & LessonStop) | null} */ (stop), open, first) }) : null }));
+    const tours = this.homes.flatMap(({ tour }) => tour ?? []);
+    this.whole = button({ data: { do: "everything" }, onclick: () => this.showAll(root.hasAttribute("data-first")) }, this.texts["everything shown"]);
+    top.append(title, tools(root, this.texts, () => this.redraw(), ...(this.toured ? [this.whole] : [])));
+    this.showAll(!this.toured);
     this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) =>
-      button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) }, this.views.length > 1 ? `${n + 1} ` : "", view.texts.tab || view.texts.title)));
+      button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) }, this.views.length > 1 ? `${n + 1} ` : "", this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "", view.texts.tab || view.texts.title)));
     this.tabs.hidden = this.views.length < 2;
     const tabs = /** @type {HTMLElement[]} */ ([...this.tabs.children]);
     moveAlong(this.tabs, () => tabs, (n) => {
       this.show(this.views[n]);
       tabs[n].focus();
     });
-    this.look.after(...(this.tour ? [this.tour.node] : []), this.tabs);
+    this.look.after(...tours.map(({ node }) => node), this.tabs);
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
     root.addEventListener("keydown", (event) => this.key(event));
+    if ("alone" in root.dataset) document.addEventListener("keydown", (event) => event.target === document.body && !root.hidden && this.key(event));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
     this.show(this.first);
     if ("alone" in root.dataset) {
@@ -51,6 +58,22 @@ class Lesson {
       window.addEventListener("hashchange", (event) => this.goToHash(new URL(event.newURL).hash));
       this.goToHash(location.hash);
     }
+  }
+
+  /** @param {number} n a view @returns the page that it came with, which has the tour of its views */
+  homeOf(n) {
+    return this.homes.filter(({ first }) => first <= n).at(-1) ?? { first: 0, name: "", tour: null };
+  }
+
+  /** The tour of the view that is shown. */
+  get tour() {
+    return this.homeOf(this.shown ? this.views.indexOf(this.shown) : 0).tour;
+  }
+
+  /** @param {boolean} all everything, or the tour and one picture alone */
+  showAll(all) {
+    this.root.toggleAttribute("data-first", !all);
+    this.whole.ariaPressed = String(all);
   }
 
   /** The view that is shown first. */
@@ -69,6 +92,8 @@ class Lesson {
       tab.ariaSelected = String(each === view);
       tab.tabIndex = each === view ? 0 : -1;
     });
+    for (const { tour } of this.homes) if (tour) tour.node.hidden = tour !== this.tour;
+    this.root.dataset.hide = this.tour && !this.tour.open ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide : "";
     this.look.replaceChildren(...phrase(view.texts.look), ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []));
     view.screen?.draw();
   }
@@ -88,12 +113,12 @@ class Lesson {
     else this.root.scrollTop = 0;
   }
 
-  /** @type {(stop: (Stop & LessonStop) | null, open: boolean) => void} show a stop of the tour; null: the page without the tour */
-  visit(stop, open) {
+  /** @type {(stop: (Stop & LessonStop) | null, open: boolean, first: number) => void} show a stop of the tour; null: the page without the tour */
+  visit(stop, open, first) {
     if (stop && !open) this.toTop();
-    this.root.dataset.hide = stop && !open ? stop.hide : "";
-    const view = stop ? this.views[stop.view] : this.first;
+    const view = stop ? this.views[stop.view] : first ? this.views[first] : this.first;
     this.show(view);
+    this.root.dataset.hide = stop && !open ? stop.hide : "";
     view.set(stop ? [...stop.before, ...(open ? stop.after : [])] : []);
     if (stop) view.screen?.choose(stop);
     else for (const { screen } of this.views) screen?.restart();

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from selfattn.views.document import KIT, Document, stacked
 from selfattn.views.draw import Drawing
 from selfattn.views.graph import Graph, PageError, Steps, build
+from selfattn.views.language import PLURALS, say
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop, tour_data
 from selfattn.views.writing import as_whole, storable, text, token_list
@@ -30,6 +31,7 @@ class Page(Document):
     views: tuple[str, ...] = ()  # HTML of each view, with ids
     titles: tuple[str, ...] = ()  # titles of the views, if there are several
     tour: tuple[Stop, ...] = ()
+    homes: tuple[tuple[int, str], ...] = ()  # joined pages: the first view of each, and its title
 
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
     scripts: ClassVar[tuple[str, ...]] = (
@@ -44,7 +46,7 @@ class Page(Document):
 
 def assemble(
     title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
-    opens: int = 0,
+    opens: int = 0, homes: tuple[tuple[int, str], ...] = (),
 ) -> Page:  # fmt: skip
     """Put views into one page; several views get a common title and a list. ``opens`` is the view that is shown first."""
     head, shown = "", views
@@ -59,9 +61,10 @@ def assemble(
             if (start := _START.search(view))
         )
         head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{links}</ol>\n'
-    data, joined = tour_data(tour) if tour else "", "\n".join(shown)
-    body = f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}">\n{head}{joined}\n{data}</div>'
-    return Page(title, body, svg, lang, views, titles, tour)
+    data, joined = tour_data(tour, homes) if tour or homes else "", "\n".join(shown)
+    name = text(say(CAPTIONS["tab of steps"], lang if lang in PLURALS else "en"))
+    body = f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}" data-name="{name}">\n{head}{joined}\n{data}</div>'
+    return Page(title, body, svg, lang, views, titles, tour, homes)
 
 
 def steps_page(
@@ -190,6 +193,8 @@ def check_tokens(
 def join_pages(pages: Iterable[Page], title: str) -> Page:
     """Put several pages into one document, each in a tab; without scripts they follow one another.
 
+    Tours and second halves come with their pages.
+
     Links to the second page are ``#view=2&stage=scores&row=0`` and so on; links to the first do not change.
 
     Examples
@@ -206,7 +211,24 @@ def join_pages(pages: Iterable[Page], title: str) -> Page:
     views = tuple(view for page in pages for view in page.views)
     titles = tuple(each for page in pages for each in (page.titles or (page.title,)))
     picture = stacked([(page.title, page.svg) for page in pages], title)
-    return assemble(title, views, picture, pages[0].lang, titles)
+    firsts = [sum(len(page.views) for page in pages[:n]) for n in range(len(pages))]
+    homes = tuple(
+        (first + start, name)
+        for first, page in zip(firsts, pages, strict=True)
+        for start, name in page.homes or ((0, page.title),)
+    )
+    tour = tuple(
+        replace(stop, view=first + stop.view)
+        for first, page in zip(firsts, pages, strict=True)
+        for stop in page.tour
+    )
+    below = tuple(
+        replace(each, body=each.body.replace(' data-name="', f' data-name="{text(page.title)}: ', 1))
+        for page in pages
+        for each in page.below
+    )
+    joined = assemble(title, views, picture, pages[0].lang, titles, tour, homes=homes)
+    return replace(joined, below=below)
 
 
 def render(

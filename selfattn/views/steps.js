@@ -132,7 +132,7 @@ class View {
 
   addControls() {
     const { texts, labels, walk } = this;
-    const named = (/** @type {string} */ name, /** @type {() => void} */ act) => button({ data: { do: name }, onclick: act }, texts[name]);
+    const named = (/** @type {string} */ name, /** @type {() => void} */ act, text = texts[name]) => button({ data: { do: name }, onclick: act }, text);
     const others = labels.t1 ?? labels.t0;
     const tokens = labels.t0.map((token, i) => (others[i] === token || i >= others.length ? token : `${token} / ${others[i]}`));
     const follow = chooser(texts.follow, [texts.everything, ...tokens], 0, (n) => walk.follow(n ? String(n - 1) : ""));
@@ -141,12 +141,14 @@ class View {
     this.places = goTo.querySelector("select");
     this.counter = element("span", { className: "sa-count" });
     this.playButton = named("play", () => walk.toggle());
+    const { toured } = this.lesson; // the tour has Back and Play
     this.openButton = named("open all", () => {
       const open = this.stages.some((stage) => "closed" in stage.dataset);
       for (const stage of this.stages) this.open(stage, open);
     });
     this.bar = element("div", { className: "sa-bar", role: "group", ariaLabel: texts.title }, this.openButton,
-      named("previous", () => walk.step(-1)), this.playButton, named("next", () => walk.step(1)), this.counter, goTo, follow);
+      named("previous", () => walk.step(-1), texts[toured ? "number before" : "previous"]), ...(toured ? [] : [this.playButton]),
+      named("next", () => walk.step(1), texts[toured ? "number after" : "next"]), this.counter, goTo, follow);
     this.stages[0]?.before(this.bar, element("p", { className: "sa-hint" }, texts.hint));
     for (const stage of this.stages) this.addControlsTo(stage);
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
@@ -33,9 +34,14 @@ class Stop:
     stage: int = 0  # how many stages the way back shows
 
 
-def tour_data(stops: Sequence[Stop]) -> str:
-    """Return the stops as a script element that lesson.js reads."""
-    return script_data([asdict(stop) for stop in stops], "sa-tour-data")
+def tour_data(stops: Sequence[Stop], homes: Sequence[tuple[int, str]] = ()) -> str:
+    """Return the tour of each page as a script element that lesson.js reads; ``homes`` are the first views and titles of joined pages."""
+    firsts = [first for first, _ in homes or ((0, ""),)]
+    tours = [
+        {"first": first, "name": name, "stops": [asdict(s) for s in stops if bisect(firsts, s.view) == n]}
+        for n, (first, name) in enumerate(homes or ((0, ""),), 1)
+    ]
+    return script_data(tours, "sa-tour-data")
 
 
 def told(lang: str, *stops: Stop, **values: Any) -> list[Stop]:

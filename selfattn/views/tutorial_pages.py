@@ -54,7 +54,9 @@ def _finish(
     """
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
     stops = () if tour is None or exercise else tuple(tour())
-    page = assemble(page.title, page.views, page.svg, page.lang, page.titles, stops, opens)
+    page = assemble(
+        page.title, page.views, page.svg, page.lang, page.titles, stops, opens
+    )  # one home, one tour
     if exercise:
         return page
     wish = np.zeros(steps.output.shape[-2:])

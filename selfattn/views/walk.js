@@ -87,6 +87,7 @@ class Walk {
   show({ stage, td }) {
     const { view } = this;
     view.lesson.show(view);
+    view.lesson.showAll(true);
     view.open(stage, true);
     for (const other of view.stages) other.classList.toggle("sa-now", other === stage);
     if (view.places) view.places.selectedIndex = view.stages.indexOf(stage);

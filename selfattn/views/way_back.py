@@ -266,4 +266,4 @@ def _body(
             )
             tables.append(f"<table><caption>{text(caption)}</caption><tr><td></td>{head}</tr>{lines}</table>")
     shown = f'<div class="sa-tables">{"".join(tables)}</div>'
-    return drawn_by_script("sa-way-back", texts["lang"], title, shown, data)
+    return drawn_by_script("sa-way-back", texts["lang"], title, shown, data, name=texts["tab of way back"])

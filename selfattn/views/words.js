@@ -61,9 +61,9 @@ class Words {
 
   /**
    * How a number is computed, in figures, with ≈ where a figure is rounded; null for a given number.
-   * @param {Cell} cell
+   * @param {Cell} cell @param {boolean} [guessed] the reader is to find the result
    */
-  spell({ node, difference, i, j }) {
+  spell({ node, difference, i, j }, guessed = false) {
     const { numbers } = this;
     let rounded = false;
     const figure = (/** @type {NodeOfPage} */ n, /** @type {number} */ row, /** @type {number} */ column) => {
@@ -86,15 +86,15 @@ class Words {
       /** @type {Figure} */
       const nameOf = (which, row, column) => this.plainName({ node: args[which], i: row, j: column }, args[which].where !== node.where);
       formula = op.spell(t, args.map((arg) => arg.now), i, j, node.options, this, nameOf);
-      result = figure(node, i, j);
+      result = guessed ? "?" : figure(node, i, j);
     }
     return `${formula} ${rounded ? "≈" : "="} ${result}`;
   }
 
-  /** @param {Cell} cell @returns its name, and how it is computed, for the line below a stage */
-  sentence(cell) {
+  /** @type {(cell: Cell, guessed?: boolean) => Child[]} its name, and how it is computed, for the line below a stage */
+  sentence(cell, guessed = false) {
     const { node, difference, i, j } = cell;
-    const spelled = this.spell(cell);
+    const spelled = this.spell(cell, guessed);
     /** @type {Child[]} */
     const line = [element("b", {}, ...this.name(cell)), " = "];
     if (spelled !== null) line.push(element("span", { className: "sa-sum" }, spelled));

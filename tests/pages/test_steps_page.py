@@ -347,6 +347,17 @@ def test_joined_pages_have_the_pictures_of_all_that_have_weights():
         assert set(headings) <= set(re.findall(r'<h2 class="sa-head">(.*?)</h2>', page.html))
 
 
+def test_joined_pages_keep_tours_and_second_halves():
+    pages = [views.tutorial_page(name) for name in ("basics_notebook", "illustrated")]
+    joined = views.join_pages(pages, "Two")
+    assert [stop.view for stop in joined.tour] == [stop.view for stop in pages[0].tour] + [2] * 6
+    assert joined.homes == ((0, pages[0].title), (2, pages[1].title))
+    assert len(joined.below) == 2
+    for page in pages:
+        assert f'data-name="{page.title}: The way back"' in joined.html
+    assert views.join_pages([joined, pages[0]], "Three").homes[2] == (3, pages[0].title)
+
+
 def test_what_can_be_joined():
     pages = [views.steps_page(sa.attention_steps([[x]], [[x]], [[x]])) for x in (1.0, 2.0)]
     expected = views.join_pages(pages, "both").html
@@ -429,7 +440,8 @@ def test_hostile_text_adds_and_removes_no_element(name):
 def test_the_stops_of_a_tour():
     element = tour_data([Stop(token, token, (token, "no"), 0, token) for token in NASTY])
     assert tags(Reader(element)) == [("script", ["type", "class"])]
-    assert [stop["name"] for stop in data_of(element, "sa-tour-data")] == NASTY
+    (tour,) = data_of(element, "sa-tour-data")
+    assert [stop["name"] for stop in tour["stops"]] == NASTY
 
 
 TOKENS = ["stream", "bank", "mud"]

@@ -144,8 +144,22 @@ function chooser(name, options, first, choose) {
   return element("label", {}, `${name} `, list);
 }
 
-/** @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void) => HTMLElement} buttons for colours and sizes */
-function tools(root, texts, changed) {
+/**
+ * Buttons that show the other views of a document, one at a time.
+ * @param {HTMLElement} root
+ */
+function otherViews(root) {
+  const all = /** @type {HTMLElement[]} */ ([...document.querySelectorAll(".sa-page > .sa-view[data-alone]")]);
+  root.hidden = all.indexOf(root) > 0;
+  return all.filter((other) => other !== root).map((other) => button({ data: { do: "other" }, onclick: () => {
+    for (const each of all) each.hidden = each !== other;
+    window.scrollTo({ top: 0 });
+    /** @type {HTMLElement | null} */ (other.querySelector(".sa-tools button"))?.focus();
+  } }, other.dataset.name ?? ""));
+}
+
+/** @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void, ...more: HTMLElement[]) => HTMLElement} buttons of the page, for colours and sizes */
+function tools(root, texts, changed, ...more) {
   const theme = button({ data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
     root.dataset.theme = getComputedStyle(root).getPropertyValue("--dark").trim() === "1" ? "light" : "dark";
     changed();
@@ -160,7 +174,7 @@ function tools(root, texts, changed) {
     href, hreflang, onclick: (/** @type {Event} */ event) => {
       if (rel === "alternate") /** @type {HTMLAnchorElement} */ (event.currentTarget).hash = location.hash;
     } }, title));
-  return element("div", { className: "sa-tools" }, ...links, theme, larger);
+  return element("div", { className: "sa-tools" }, ...links, ...more, ...otherViews(root), theme, larger);
 }
 
 /**

@@ -31,6 +31,7 @@
 /** @typedef {{ total: number, ribbons: Ribbon[][], left: number[], right: number[], sums: number[], ends: number[] }} Layout */
 
 const UNIT = 50, SMALL_UNIT = 26, GAP = 12, LEAST = 15; // thickness of weight 1, space between bars, least height of a word, in pixels at 16 px type
+const NARROW = 430, TOUCHED = 24; // pixels: on a phone a finger can choose each word
 const MOST_HIGH = 560; // the default of `high`
 const BAR = 7; // width
 const THIN = 0.25; // pixels; thinner ribbons are not drawn
@@ -153,8 +154,8 @@ class Ribbons {
     const type = parseFloat(getComputedStyle(this.field).fontSize) / 16 || 1;
     const n = Math.max(keys.length, queries.length, 1);
     this.width = this.field.clientWidth || 500;
-    const least = LEAST * type, fair = ((this.options.high ?? MOST_HIGH) * type) / n;
-    const whole = small ? SMALL_UNIT : this.width < 430 ? 0.7 * UNIT : UNIT;
+    const narrow = !small && this.width < NARROW, least = (narrow ? TOUCHED : LEAST) * type, fair = ((this.options.high ?? MOST_HIGH) * type) / n;
+    const whole = small ? SMALL_UNIT : narrow ? 0.7 * UNIT : UNIT;
     const unit = small ? Math.max(3, Math.min(whole * type, (SMALL_UNIT * 3.3 * type) / n)) : Math.max(least - 3, Math.min(whole * type, 0.8 * fair));
     const gap = small ? 2 : Math.max(3, Math.min(GAP * type, 0.25 * unit));
     const most = 0.3 * this.width;

@@ -51,6 +51,7 @@ class Tour {
     this.open = this.at < 0;
     this.show(this.stops[this.at] ?? null, this.open);
     this.draw();
+    this.focus(this.open ? this.next : this.guesses.querySelector("button"));
   }
 
   /** @param {number} [guess] */
@@ -59,6 +60,17 @@ class Tour {
     this.open = true;
     this.show(this.stops[this.at], true);
     this.draw(guess);
+    this.focus(this.next);
+  }
+
+  /**
+   * Focus what comes next, so that keys go on: an answer, or the button after it. While the tour plays, or the reader is elsewhere in
+   * the page, the focus stays.
+   * @param {HTMLElement | null} target
+   */
+  focus(target) {
+    const { activeElement: now, body } = document;
+    if (!this.timer && (!now || now === body || this.node.contains(now))) target?.focus({ preventScroll: true });
   }
 
   forward() {

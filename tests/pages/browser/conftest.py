@@ -12,6 +12,8 @@ from pages import illustrated
 
 from selfattn import views
 
+UNFOLD = """document.querySelectorAll("[data-do='open all'], [data-first] [data-do=everything]").forEach((b) => b.click())"""
+
 
 @pytest.fixture(scope="session")
 def browser():
@@ -29,7 +31,7 @@ def browser():
 def visit(browser, tmp_path):
     """Open HTML from a file without a network; at the end, check that there were no requests and no messages.
 
-    With `unfold` the details of all stages are opened.
+    With `unfold` everything is shown, and the details of all stages.
     """
     contexts, trouble = [], []
 
@@ -38,7 +40,7 @@ def visit(browser, tmp_path):
             viewport={"width": width, "height": height}, offline=True, reduced_motion="reduce", **options
         )
         contexts.append(context)
-        context.set_default_timeout(180_000)
+        context.set_default_timeout(60_000)
         path = tmp_path / f"page{len(contexts)}.html"
         path.write_text(html, encoding="utf-8")
         page = context.new_page()
@@ -49,7 +51,7 @@ def visit(browser, tmp_path):
         page.on("request", lambda r: r.url.split("#")[0] in allowed or trouble.append(f"fetched {r.url}"))
         page.goto(path.as_uri() + fragment)
         if unfold:
-            page.evaluate("""document.querySelectorAll("[data-do='open all']").forEach((b) => b.click())""")
+            page.evaluate(UNFOLD)
         return page
 
     yield open_page

@@ -125,6 +125,19 @@ DERIVED = {"Two banks", "Nobody taught it", "Same going in"}  # stops with numbe
 def test_every_stop_asks_hides_and_reveals(visit, name):
     made = views.tutorial_page(name)
     page = visit(made.html, unfold=False)
+    hidden = ".sa-view-tabs, .sa-dots, .sa-knobs, .sa-strip, .sa-sums, .sa-details, .sa-way-back"
+    first = page.locator(".sa-steps:not([data-hidden])")  # at first there are the tour and one picture
+    assert first.locator(".sa-see").is_visible() and page.locator(hidden).filter(visible=True).count() == 0
+    page.keyboard.press("n")  # keys act on a fresh page, and the focus is where the next key is
+    for answered in (False, True):
+        assert page.evaluate("document.activeElement.closest('.sa-guesses, .sa-tour-go')?.className") == (
+            "sa-tour-go" if answered else "sa-guesses"
+        )
+        page.keyboard.press("n" if answered else "Enter")
+    assert page.locator(".sa-lesson .sa-tour-at").inner_text().startswith("2/")
+    page.keyboard.press("b")
+    page.keyboard.press("b")
+    page.locator("[data-do=everything]").click()
     go, place = page.locator(".sa-lesson [data-do='tour next']"), page.locator(".sa-lesson .sa-tour-at")
     before, opening = page.locator(".sa-screen >> visible=true").inner_text(), page.evaluate(NUMBERS)
     for n, stop in enumerate(made.tour, 1):
@@ -165,6 +178,7 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
 def test_keys_play_and_speed(visit):
     page = visit(views.tutorial_page("illustrated").html, unfold=False)
     page.clock.install()
+    page.locator("[data-do=everything]").click()
     place = page.locator(".sa-lesson .sa-tour-at")
     page.locator(".sa-see .sa-token").first.focus()
     for key, expected in zip("nnnb", ("By hand", "By hand", "Four more", "By hand"), strict=True):
