@@ -240,9 +240,13 @@ class Generation:
 def _among(hashes: Array, wanted: Collection[int]) -> Array:
     """Return which hashes are wanted, in a third of the time of np.isin."""
     few = np.sort(np.fromiter(wanted, np.uint64, len(wanted)))
-    return (
-        few[np.searchsorted(few[1:], hashes, "right")] == hashes if len(few) else np.zeros(len(hashes), bool)
-    )
+    found: Array = np.zeros(len(hashes), bool)
+    if len(few) > 30:
+        found = few[np.searchsorted(few[1:], hashes, "right")] == hashes
+    else:
+        for each in few:
+            found |= hashes == each
+    return found
 
 
 def checksum(entry: Any, content: Any) -> int:
