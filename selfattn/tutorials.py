@@ -7,7 +7,7 @@ numbers: a small model trained for this, and inputs made by hand, are compared w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -137,11 +137,15 @@ def first_principles(dtype: npt.DTypeLike = np.float64) -> Tutorial:
     return Tutorial(1, data["tutorial"], f"printed to {decimals} decimals", comparisons)
 
 
-def embedding_model(name: str, dtype: npt.DTypeLike = np.float64) -> nn.EmbeddingModel:
-    """Return a small model of the second tutorial: ``"untrained"``, ``"trained"`` or ``"two_heads"``."""
-    data = load("sentence_embeddings")
-    given, words = data["models"][name], data["words"]
+def embedding_model(
+    name: str, dtype: npt.DTypeLike = np.float64, more: Mapping[str, Sequence[float]] | None = None
+) -> nn.EmbeddingModel:
+    """Return a small model of the second tutorial: ``"untrained"``, ``"trained"`` or ``"two_heads"``; ``more`` has embeddings of more words."""
+    data, more = load("sentence_embeddings"), more or {}
+    given, words = data["models"][name], [*data["words"], *more]
     state = {key: np.array(array, dtype) for key, array in given["parameters"].items()}
+    for row in more.values():
+        state["embedding_layer.weight"] = np.vstack([state["embedding_layer.weight"], np.array(row, dtype)])
     width = state["embedding_layer.weight"].shape[1]
     model = nn.EmbeddingModel(
         lambda sentence: [words.index(word) for word in sentence.split()],

@@ -11,7 +11,7 @@ import numpy as np
 from selfattn import tutorials
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import LayerSteps, layer_steps
-from selfattn.views import tours
+from selfattn.views import own_words, tours
 from selfattn.views.graph import Steps, linear
 from selfattn.views.language import say
 from selfattn.views.page import Page, assemble, join_pages, render, steps_page
@@ -64,14 +64,6 @@ def _finish(
     return replace(page, below=(way_back_page(steps, words, grad_output=wish, lang=lang),))
 
 
-def _rows(words: Sequence[str], table: Mapping[str, Any]) -> Array:
-    """Look words up; the error for an unknown word lists the known words."""
-    unknown = [word for word in words if word not in table]
-    if unknown:
-        raise ValueError(f"this tutorial has no word {unknown[0]!r}; it has {', '.join(table)}")
-    return np.array([table[word] for word in words])
-
-
 def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("first_principles")
     vocab, given = data["vocab"], data["projected_attention"]
@@ -80,29 +72,32 @@ def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
     weight = np.array(data["linear_layer"]["W"])
     projections = [np.array(given[f"W_{n}"]) for n in ("query", "key", "value")]
     drawn = list(tutorials.class_weights().astype(np.float64))
+    made, own = own_words.note(shown, vocab, lang), CAPTIONS["look"] if texts else ""
+
+    def known(words: list[str]) -> Array:
+        return own_words.rows(words, vocab, "inputs")
 
     def raw(words: list[str]) -> AttentionSteps:
-        x = _rows(words, vocab)
-        return attention_steps(x, x, x, scale=1.0)
+        return attention_steps(known(words), scale=1.0)
 
     def layer(weights: list[Array]) -> Callable[[list[str]], LayerSteps]:
-        return lambda words: layer_steps(_rows(words, vocab), *weights)
+        return lambda words: layer_steps(known(words), *weights)
 
-    alone = linear(_rows(shown[0], vocab), weight, shown[0])
+    alone = linear(known(shown[0]), weight, shown[0])
     if len(shown) > 1:
-        alone = linear(_rows(shown[1], vocab), weight, shown[1], alone)
+        alone = linear(known(shown[1]), weight, shown[1], alone)
     captions = merged(_captions(
-        lang, title="A linear layer: no word sees another", tab="Linear",
+        lang, title="A linear layer: no word sees another", tab="Linear", made_up=made,
         look="*Look for this:* every ribbon runs straight across. A linear layer sees one word at a time, so a word has the same output in any sentence.", **names
     ), lang)  # fmt: skip
     both = "*Look for this:* the same *bank* goes into both sentences, but its outputs differ: it takes from its neighbours. Thickness = weight."
     look: dict[str, Any] = {} if texts is not None else {"look": both}
     pages = [
         render(alone, [" ".join(words) for words in shown], captions, exercise, precision=3),
-        _page(raw, shown, exercise, lang, 3, title="Attention on the embeddings themselves", tab="Words as they are", **names, **look),
-        _page(layer(projections), shown, exercise, lang, 3, title="Attention with projections", tab="Ask, offer, hand over", **names, **look),
-        _page(layer(drawn), shown, exercise, lang, 3, title="The class SelfAttention", tab="Random", **names,
-              look="*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: they are not trained."),
+        _page(raw, shown, exercise, lang, 3, title="Attention on the embeddings themselves", tab="Words as they are", made_up=made, **names, **look),
+        _page(layer(projections), shown, exercise, lang, 3, title="Attention with projections", tab="Ask, offer, hand over", made_up=made, **names, **look),
+        _page(layer(drawn), shown, exercise, lang, 3, title="The class SelfAttention", tab="Random", made_up=made, **names,
+              look=own or "*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: they are not trained."),
     ]  # fmt: skip
 
     def tour() -> Sequence[Stop]:
@@ -116,21 +111,27 @@ def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
 def _sentence_embeddings(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("sentence_embeddings")
     shown = [sentence.split() for sentence in data["sentences"]] if texts is None else texts
-    for words in shown:
-        _rows(words, dict.fromkeys(data["words"]))
-    models = {name: tutorials.embedding_model(name) for name in data["models"]}
+    unknown = list(dict.fromkeys(word for words in shown for word in words if word not in data["words"]))
+    models = {}
+    for name, given in data["models"].items():
+        table = dict(zip(data["words"], given["parameters"]["embedding_layer.weight"], strict=True))
+        more = {word: own_words.made(word, table, "embeddings") for word in unknown}
+        models[name] = tutorials.embedding_model(name, more=more)
+    own = CAPTIONS["look"] if texts else ""
     steps = {
         name: (lambda words, model=model: model.steps(" ".join(words))) for name, model in models.items()
     }
-    made = say(MADE, lang, n=len(data["words"]))
+    words_made = own_words.note(shown, dict.fromkeys(data["words"]), lang)
+    made = f"{say(MADE, lang, n=len(data['words']))} {words_made}".strip()
+    drawn = f"{say('Random numbers.', lang)} {words_made}".strip()
     names: dict[str, Any] = {"first": "A stream", "second": "Money", "word": "bank"} if texts is None else {}
     pages = [
-        _page(steps["untrained"], shown, exercise, lang, title="Before training", tab="Before training", made_up="Random numbers.",
-              look="*Look for this:* before training every word takes about equally from all words, in both sentences.", **names),
+        _page(steps["untrained"], shown, exercise, lang, title="Before training", tab="Before training", made_up=drawn,
+              look=own or "*Look for this:* before training every word takes about equally from all words, in both sentences.", **names),
         _page(steps["trained"], shown, exercise, lang, title="A trained block", tab="Trained", made_up=made,
-              look="*Look for this:* after training *bank* takes most from the word that shows which bank is meant. The training data never marked that word.", **names),
+              look=own or "*Look for this:* after training *bank* takes most from the word that shows which bank is meant. The training data never marked that word.", **names),
         _page(steps["two_heads"], shown, exercise, lang, title="A trained block with two heads", tab="Trained, two heads", made_up=made,
-              look="*Look for this:* head 0 has learned to find money, head 1 to find water.", **names),
+              look=own or "*Look for this:* head 0 has learned to find money, head 1 to find water.", **names),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.sentence_embeddings(steps, shown, lang)
     block, row = steps["trained"](shown[0]).blocks[0], shown[0].index("bank") if "bank" in shown[0] else 0
@@ -142,15 +143,16 @@ def _basics_notebook(texts: Texts | None, exercise: bool, lang: str) -> Page:
     table = dict(zip(data["tokens"], data["embedded_tokens"], strict=True))
     weights = [np.array(data[name]) for name in ("WQ", "WK", "WV")]
     shown = [data["tokens"]] if texts is None else texts
+    made, own = own_words.note(shown, table, lang), CAPTIONS["look"] if texts else ""
 
     def steps(words: list[str], num_heads: int = 1) -> LayerSteps:
-        return layer_steps(_rows(words, table), *weights, num_heads=num_heads)
+        return layer_steps(own_words.rows(words, table, "inputs"), *weights, num_heads=num_heads)
 
     pages = [
-        _page(steps, shown, exercise, lang, title=data["tutorial"], word="sky", tab="One head",
-              look="*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. Thickness = weight."),
-        _page(lambda words: steps(words, 2), shown, exercise, lang, title="The same, with two heads", word="sky", tab="Two heads",
-              look="*Look for this:* each head sees one column, and their weights for *sky* differ: switch between head 0 and head 1."),
+        _page(steps, shown, exercise, lang, title=data["tutorial"], word="sky", tab="One head", made_up=made,
+              look=own or "*Look for this:* *is* and *blue* have the same numbers, so they have the same weights. Thickness = weight."),
+        _page(lambda words: steps(words, 2), shown, exercise, lang, title="The same, with two heads", word="sky", tab="Two heads", made_up=made,
+              look=own or "*Look for this:* each head sees one column, and their weights for *sky* differ: switch between head 0 and head 1."),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.basics_notebook(steps, shown[0], lang)
     return _finish(pages, data["tutorial"], 0, tour, exercise, lang, steps(shown[0]), shown[0], 0)
@@ -160,23 +162,26 @@ def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("illustrated")
     x, *weights = (np.array(data[name]) for name in ("x", "w_query", "w_key", "w_value"))
     shown = [["input 1", "input 2", "input 3"]] if texts is None else texts
-    for words in shown:
-        if len(words) != len(x):
-            raise ValueError(
-                f"this tutorial has {len(x)} inputs, so a text of {len(x)} words; not {len(words)}"
-            )
+    own = CAPTIONS["look"] if texts else ""
 
-    def steps(**options: Any) -> LayerSteps:
-        return layer_steps(x, *weights, **{"scale": 1.0} | options)
+    def steps(words: Sequence[str] = shown[0], **options: Any) -> LayerSteps:
+        more = [own_words.made(word, dict(zip("qkv", x, strict=True)), "inputs") for word in words[len(x) :]]
+        given = [*x[: len(words)], *more]
+        return layer_steps(np.array(given), *weights, **{"scale": 1.0} | options)
 
-    rounded = steps().with_weights(data["printed"]["attn_scores_softmax_rounded"])
+    def rounded(words: Sequence[str] = shown[0]) -> LayerSteps:
+        printed, real = data["printed"]["attn_scores_softmax_rounded"], steps(words)
+        return real.with_weights(
+            printed if np.shape(printed) == real.weights.shape else real.weights.round(1)
+        )
+
     page = _page(
-        lambda _: rounded, shown, exercise, lang, 6, title=data["tutorial"], tab="Whole numbers",
-        look="*Look for this:* all inputs take most from *input 2*, whose key is the longest. The tutorial rounds the weights by hand: switch to the real softmax.",
+        rounded, shown, exercise, lang, 6, title=data["tutorial"], tab="Whole numbers",
+        look=own or "*Look for this:* all inputs take most from *input 2*, whose key is the longest. The tutorial rounds the weights by hand: switch to the real softmax.",
         replaced_weights="The author continues with these weights, rounded by hand, instead of the softmax. use_given switches between the two: 1 or 0.",
-        as_given="rounded as printed", word=shown[0][0],
+        as_given="rounded as printed", word=shown[0][0], made_up=own_words.note([words[len(x) :] for words in shown], {}, lang),
     )  # fmt: skip
-    tour = None if texts else lambda: tours.illustrated(steps, rounded, lang)
+    tour = None if texts else lambda: tours.illustrated(steps, rounded(), lang)
     return _finish([page], data["tutorial"], 0, tour, exercise, lang, steps(), shown[0], 0)
 
 
@@ -186,18 +191,29 @@ def _attention_module(texts: Texts | None, exercise: bool, lang: str) -> Page:
     shown = [tokens] if texts is None else texts
 
     def steps(words: list[str], masked: bool = False) -> AttentionSteps:
-        places = _rows(words, {word: n for n, word in enumerate(tokens)}).astype(int)
         mask = np.arange(len(words)) < len(words) - 1 if masked else None
-        query, key, value = (array[:, places] for array in arrays)
+        query, key, value = (
+            np.stack(
+                [
+                    own_words.rows(words, dict(zip(tokens, head, strict=True)), f"{name}.{h}")
+                    for h, head in enumerate(array)
+                ]
+            )
+            for name, array in zip(("query", "key", "value"), arrays, strict=True)
+        )
         return attention_steps(query, key, value, mask)
 
-    made = "Made by hand, since the tutorial gives no numbers: columns mean person, feeling, greeting."
+    by_hand = say(
+        "Made by hand, since the tutorial gives no numbers: columns mean person, feeling, greeting.", lang
+    )
+    made = f"{by_hand} {own_words.note(shown, dict.fromkeys(tokens), lang)}".strip()
+    own = CAPTIONS["look"] if texts else ""
     love = "*Look for this:* *love* takes from *I* and *you*, hardly from *Hello*, as the tutorial says. Thickness = weight."
     look: dict[str, Any] = {"look": love} if texts is None else {}
     pages = [
         _page(steps, shown, exercise, lang, title="Without a mask", word="love", tab="Without a mask", made_up=made, **look),
         _page(lambda words: steps(words, True), shown, exercise, lang, title="The last word masked", word="love", tab="The last word masked", made_up=made,
-              look="*Look for this:* no word takes from the last word, and the other weights have grown: a row still adds up to 1."),
+              look=own or "*Look for this:* no word takes from the last word, and the other weights have grown: a row still adds up to 1."),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.attention_module(steps, tokens, lang)
     title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)
@@ -226,8 +242,8 @@ def tutorial_page(
     exercise : bool, default False
         Leave one number of each row blank, as :func:`steps_page` does; such a page has no tour.
     text : str, optional
-        Other words than the tutorial's, with spaces in between: of its vocabulary, or, for "illustrated", names
-        of its three inputs. The tour, which speaks of the tutorial's words, is left out.
+        Other words than the tutorial's, with spaces in between. Words that it has no numbers for get made ones, and the page says so; for
+        "illustrated" the first three words are its three inputs. The tour, which speaks of the tutorial's words, is left out.
     compare : str, optional
         A second text, compared with `text`.
     lang : {"en", "de", "fr"}
@@ -241,7 +257,7 @@ def tutorial_page(
     Raises
     ------
     ValueError
-        Another name, a word that the tutorial does not have, `compare` without `text`.
+        Another name, `compare` without `text`, a text of more than 16 words in "sentence_embeddings".
 
     Examples
     --------

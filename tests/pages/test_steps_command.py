@@ -115,24 +115,32 @@ def test_bad_arrays(arrays, message, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("source", "text", "compare", "wrong"),
+    ("source", "text", "compare", "other"),
     [
         ("1", "money bank mud", "loan bank", "water"), ("2", "we saw the boat", "a loan at the bank", "sea"),
-        ("3", "blue is sky", None, "green"), ("4", "my river bank", None, "river"), ("5", "I love you", None, "hate"),
+        ("3", "blue is sky", None, "green"), ("4", "my river bank", None, "moon"), ("5", "I love you", None, "hate"),
     ],
 )  # fmt: skip
-def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, wrong, capsys):
+def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, other, capsys):
     more = [] if compare is None else ["--compare", compare]
     assert run(source, "--text", text, *more, "--exercise", "--out", "page.html") == 0
     page = Reader(Path("page.html").read_text(encoding="utf-8"))
     scores = next(t for t in page.tables if (t.node or "").partition(".")[0] == "scores")
     assert scores.rows == text.split()
     assert any("____" in row for table in page.tables for row in table.cells)
-    assert "sa-tour-data" not in Path("page.html").read_text(encoding="utf-8").split("<script>")[0]
-    capsys.readouterr()
-    assert run(source, "--text", wrong, "--out", "wrong.html") == 1
-    error = capsys.readouterr().err
-    assert ("has no word" in error or "3 inputs" in error) and not Path("wrong.html").exists()
+    written = Path("page.html").read_text(encoding="utf-8")
+    assert (
+        "sa-tour-data" not in written.split("<script>")[0] and "Made up, for this page alone" not in written
+    )
+    assert (
+        run(source, "--text", f"{text} {other} {other}", "--out", "page.html") == 0
+    )  # made numbers, which are the same each time
+    page = Reader(written := Path("page.html").read_text(encoding="utf-8"))
+    assert f"Made up, for this page alone: the numbers of {other}." in written
+    given = next(
+        t for t in page.tables if (t.node or "").partition(".")[0] in ("inputs", "embeddings", "query")
+    )
+    np.testing.assert_array_equal(given.numbers[-1], given.numbers[-2])
 
 
 def test_files_that_are_not_arrays(tmp_path, capsys):
