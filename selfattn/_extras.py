@@ -7,6 +7,9 @@ import importlib
 import sys
 from typing import Any
 
+SECONDS = 5  # between lines
+STATE = "{desc}: {n_fmt} of {total_fmt}{unit}, {rate_fmt}, {remaining} left{postfix}"
+
 
 class _Log:
     """Standard error that ignores errors: it is missing or closed, its disk is full, its reader has ended."""
@@ -28,10 +31,25 @@ class _Log:
             self._stream.flush()
 
 
+class _Lines(_Log):
+    """The log for a bar that nobody would see: each state is a line."""
+
+    last = ""
+
+    def write(self, text: str) -> None:
+        """Write what a bar writes, which begins by returning to the start of its line."""
+        state = text.strip()
+        if state and state.partition(",")[0] != self.last:  # tqdm may show a state twice
+            self.last = state.partition(",")[0]
+            super().write(f"{state}\n")
+
+
 def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
-    """Return a bar of tqdm that ignores errors of writing; on terminals and in notebooks tqdm ignores them."""
+    """Return a bar of tqdm; if it would not be seen, a line every few seconds has what is done, the rate and what remains."""
     tqdm = import_extra("tqdm.auto", extra).tqdm
-    return tqdm(*args, **settings, **({} if seen() else {"file": _Log()}))
+    if not seen():
+        settings |= {"file": _Lines(), "mininterval": SECONDS, "dynamic_ncols": False, "bar_format": STATE}
+    return tqdm(*args, **settings)
 
 
 def seen() -> bool:

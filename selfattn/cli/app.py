@@ -36,6 +36,7 @@ examples:
   selfattn train book.txt --out model       learn sentence embeddings from a text
   selfattn train gpt book.txt --out gpt     train a small GPT on a text
   selfattn search model book.txt "a storm"  the lines that are most similar to a query
+  selfattn index model tickets.csv --out tickets.index    embed 20,000 texts once; selfattn search tickets.index "a storm"
   selfattn generate model.gguf "Once upon a time"    continue a text with a language model; chat talks with it
   selfattn explore all-MiniLM-L6-v2 "the bank of the river" --open    what every head does with a text
   selfattn info                 version, CPU, instruction set, threads
@@ -56,10 +57,15 @@ _COMMANDS = {
     "pages": ("pages", "write all pages and a start page, for a class"),
     "train": ("models", "train a sentence-embedding model on a text; train gpt: a small GPT"),
     "embed": ("models", "turn sentences into vectors"),
-    "search": ("models", "print the lines of a text that are most similar to a query"),
+    "index": ("search", "embed texts once, for selfattn search"),
+    "search": (
+        "models",
+        "print the texts of an index, or the lines of a text, that are most similar to a query",
+    ),
+    "map": ("pages", "write a page that shows the texts of an index as points"),
     "generate": ("language", "continue a text with a language model"),
     "chat": ("language", "talk with a language model"),
-    "evaluate": ("language", "compute the perplexity of a text"),
+    "evaluate": ("language", "compute the perplexity of a text, or the quality of an index"),
     "bench": ("", "time selfattn against the peers that are installed"),
 }
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from selfattn.cli import streams
-from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_dtype, checked_seed, count
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, add_dtype, checked_seed, count
+from selfattn.cli.search import add_selection, evaluate_index, is_index
 from selfattn.training.triplets import read_text
 
 GENERATE_EPILOG = f"""\
@@ -32,10 +33,13 @@ examples:
   selfattn chat model --system "You answer in rhymes." --temperature 0.7
   echo "What is the capital of France?" | selfattn chat model.gguf
 {EXIT_CODES}"""
+EVALUATE = "Compute the perplexity of a text, or how well an index is searched."
 EVALUATE_EPILOG = f"""\
 examples:
   selfattn evaluate SmolLM2-135M-Instruct.Q4_1.gguf book.txt
   selfattn evaluate gpt2 book.txt --window 512 --stride 256 --tokens 10000 --json
+  selfattn evaluate tickets.index               how well a search finds texts by their halves, next to BM25
+  selfattn evaluate tickets.index queries.csv   how well it finds the ids of queries
 {EXIT_CODES}"""
 MODEL = (
     "a .gguf file, or the folder of a language model, from Transformers (GPT-2, Llama, Mistral, Qwen2) or from selfattn train gpt; "
@@ -114,7 +118,8 @@ def _lines() -> Iterator[str]:
 
 def _add_evaluate(parser: Parser) -> None:
     _add_model(parser)
-    parser.add_argument("text", metavar="TEXT", help="a UTF-8 file; - is standard input")
+    text = "a UTF-8 file; - is standard input; of an index, from selfattn index, a table of 'query' and 'id', or nothing"
+    parser.add_argument("text", metavar="TEXT", nargs="?", help=text)
     for name, what in (
         ("--window", "tokens that the model sees at once (its context)"),
         ("--stride", "tokens that each further window adds (half a window)"),
@@ -122,10 +127,15 @@ def _add_evaluate(parser: Parser) -> None:
     ):
         parser.add_argument(name, type=count, metavar="N", help=what)
     parser.add_argument("--json", action="store_true", help="print a line of JSON")
+    add_selection(parser)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
     out = streams.results()
+    if is_index(options.model):
+        return evaluate_index(options)
+    if options.text is None:
+        raise UsageError("a language model needs a TEXT")
     text = read_text(streams.source(options.text))
     model = load(options.model, options.dtype)
     found = model.evaluate(text, window=options.window, stride=options.stride, most_tokens=options.tokens)
@@ -140,7 +150,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 COMMANDS = {
     "generate": Command("Continue a text with a language model.", GENERATE_EPILOG, _add_generate, _generate),
     "chat": Command("Talk with a language model that has a chat template.", CHAT_EPILOG, _add_chat, _chat),
-    "evaluate": Command("Compute the perplexity of a text.", EVALUATE_EPILOG, _add_evaluate, _evaluate),
+    "evaluate": Command(EVALUATE, EVALUATE_EPILOG, _add_evaluate, _evaluate),
 }
 
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from selfattn import _disk, files, nn, training
 from selfattn._check import Array
-from selfattn._extras import seen
 from selfattn.cli import streams
 from selfattn.cli.parser import (
     EXIT_CODES,
@@ -36,6 +35,7 @@ from selfattn.cli.parser import (
     count,
     rate,
 )
+from selfattn.cli.search import add_selection, is_index, search_index
 from selfattn.functional._similarity import similarities
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
@@ -43,6 +43,7 @@ UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "optio
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
 CHUNK = 1024  # sentences
+MANY = 2000  # lines whose embeddings are worth keeping
 # Names of files of other forms than those that are written.
 TABLES = (".csv", ".tsv", ".xlsx", ".parquet", ".npz")
 WHERE = (
@@ -75,6 +76,7 @@ examples:
   selfattn search model book.txt "a storm" "a harbour" -k 3
   selfattn search all-MiniLM-L6-v2 book.txt "a storm" --dtype int8   three times as fast where the CPU multiplies int8
   cat *.txt | selfattn search model - "a storm" --json
+  selfattn search book.index "a storm" "a harbour"    an index, from selfattn index, is not embedded anew
 {EXIT_CODES}"""
 
 
@@ -365,21 +367,31 @@ def _of_json(number: float) -> float | None:
 
 
 def _add_search(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=Path, help=FOLDER)
-    corpus = "a UTF-8 file with the lines to search; - is standard input"
-    parser.add_argument("corpus", metavar="CORPUS", help=corpus)
-    parser.add_argument("queries", metavar="QUERY", nargs="+", type=streams.sentence, help="a sentence")
+    parser.add_argument("model", metavar="DIR", type=Path, help=f"{FOLDER}; or an index, from selfattn index")
+    corpus = "a UTF-8 file with the lines to search; - is standard input; of an index the first sentence"
+    parser.add_argument("corpus", metavar="CORPUS", type=streams.sentence, help=corpus)
+    parser.add_argument("queries", metavar="QUERY", nargs="*", type=streams.sentence, help="a sentence")
     _add_split(parser)
     add_dtype(parser, " of a pretrained model")
     _add_prompt(parser, "--query-prompt", "query", "the one named query")
     _add_prompt(parser, "--prompt", "line", "the one named document")
     parser.add_argument("-k", type=count, default=10, metavar="N", help="how many to print (10)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    add_selection(parser)
 
 
 def _search(options: argparse.Namespace) -> int:
     streams.results()
     _check_exists(options.model)
+    of_index = [name for name in ("where", "hybrid", "rerank") if getattr(options, name)]
+    of_text = [name for name in ("dtype", "query_prompt", "prompt") if getattr(options, name) is not None]
+    if is_index(options.model):
+        if of_text:
+            raise UsageError(f"an index has its own model: --{of_text[0].replace('_', '-')} is for a text")
+        return search_index(options, [options.corpus, *options.queries])
+    if of_index or not options.queries:
+        what = f"--{of_index[0]} is for an index" if of_index else "a model needs a CORPUS and a QUERY"
+        raise UsageError(f"{what}; selfattn index makes an index")
     source = streams.source(options.corpus)
     if options.split == "lines":
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]
@@ -391,6 +403,9 @@ def _search(options: argparse.Namespace) -> int:
     if not numbered:
         raise ValueError(f"{source} holds no sentence")
     texts = [text for _, text in numbered]
+    if len(texts) > MANY:
+        once = f"lines are embedded anew for each search; selfattn index {options.model} {options.corpus} --out DIR"
+        streams.tell(f"selfattn search: {len(texts):,} {once} keeps them")
     for_queries = _prompted(options.model, model, options.query_prompt)
     for_texts = _prompted(options.model, model, options.prompt)
     if isinstance(model, nn.EmbeddingModel):
@@ -474,8 +489,8 @@ def _prompted(folder: Path, model: Any, prompt: str | None) -> dict[str, Any]:
 
 
 def _shows_progress(sentences: Sequence[str]) -> bool:
-    """Tell whether a bar is useful and visible."""
-    return len(sentences) > CHUNK and seen() and find_spec("tqdm") is not None
+    """Tell whether a bar, or lines in its place, are useful and possible."""
+    return len(sentences) > CHUNK and find_spec("tqdm") is not None
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from selfattn import views
 from selfattn._disk import LONGEST_NAME
 from selfattn.cli import streams
-from selfattn.cli.parser import Command, Parser, UsageError
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, count
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.layers import layer_steps
 from selfattn.views.document import Document
@@ -45,6 +45,7 @@ DROPOUT = ("dropout_p", "rng")
 TOKENS = ("tokens", "key_tokens")
 MOST_BYTES = 2**28
 MOST_SCORES = 2**24
+POINTS = 20_000  # of a map
 MOST_UNICODE = 0x10FFFF
 
 STEPS_EPILOG = f"""\
@@ -82,6 +83,10 @@ exit codes:
 PAGES_EPILOG = (
     "exit codes:\n  0  written      1  a file cannot be written; the message says why      2  wrong usage"
 )
+MAP_EPILOG = f"""\
+examples:
+  selfattn map tickets.index --colour status --open
+{EXIT_CODES}"""
 
 
 def page_of_arrays(
@@ -284,6 +289,39 @@ def _run_pages(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_map(parser: Parser) -> None:
+    add = parser.add_argument
+    add("index", metavar="INDEX", type=Path, help="the folder of an index, from selfattn index")
+    add("--colour", "--color", metavar="FIELD", help="the field that has the colours at first")
+    add("--most", metavar="N", type=count, default=POINTS, help=f"at most N texts, evenly spaced ({POINTS})")
+    _add_out(parser, "map.html")
+
+
+def _run_map(options: argparse.Namespace) -> int:
+    from selfattn.search import Index  # imports the models
+
+    _check_out(options)
+    streams.check(options.out)
+    index, path = Index.open(options.index), None
+    part = slice(None, None, max(1, -(-len(index) // options.most)))
+    texts, metadata = index.texts[part], index.metadata[part]
+    if len(texts) < len(index):
+        shown = f"{len(texts):,} of {len(index):,} texts, evenly spaced"
+        streams.tell(f"selfattn map: {shown}; --most N shows more")
+    names = dict.fromkeys(name for each in metadata for name in each)
+    fields = {name: [each.get(name) for each in metadata] for name in names}
+    for name in [name for name, row in fields.items() if len({*map(str, row)}) == len(row)]:
+        if name != options.colour:
+            del fields[name]  # each value occurs once, so colours would say nothing
+    named = {"colour": options.colour, "name": options.index.resolve().name, "lang": options.lang}
+    page = views.corpus_map(index.vectors[part], texts, fields, **named)
+    if options.out != streams.DASH:
+        foreign = "not a map of selfattn's; --out chooses another file"
+        path = page.save(options.out or _default_file("map.html", b"sa-corpus-map", foreign))
+    _show("map", page, path, options.open)
+    return 0
+
+
 def _add_out(parser: Parser, default: str) -> None:
     """Add ``--lang``, ``--out`` and ``--open``."""
     parser.add_argument("--lang", choices=PLURALS, default="en", help="the language of the page; default: en")
@@ -334,4 +372,5 @@ COMMANDS = {
         _add_pages,
         _run_pages,
     ),
+    "map": Command(WHAT.format("the texts of an index as points"), MAP_EPILOG, _add_map, _run_map),
 }

@@ -168,11 +168,11 @@ def groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 @contextmanager
 def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar if ``progress``; the function that this yields adds a number of sentences to the bar."""
+    """Show a progress bar if ``progress``; the function that this yields adds a number of texts to the bar."""
     if not progress:
         yield lambda count: None
         return
-    with progress_bar(extra="models", total=total, desc=name, unit=" sentences", dynamic_ncols=True) as shown:
+    with progress_bar(extra="models", total=total, desc=name, unit=" texts", dynamic_ncols=True) as shown:
         yield shown.update
 
 

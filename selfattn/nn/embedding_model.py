@@ -218,7 +218,7 @@ class EmbeddingModel(Module):
         y = np.empty((len(given), self.embedding_dim), self._dtype)
         starts: Iterable[int] = range(0, len(given), batch_size)
         if progress:
-            starts = progress_bar(starts, extra="text", desc="encode", unit="batch")
+            starts = progress_bar(starts, extra="text", desc="encode", unit=" batches")
         model = self._core_model()
         for start in starts:
             ids, cu_seqlens = self.pack(given[start : start + batch_size], first=start)

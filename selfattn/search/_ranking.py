@@ -21,11 +21,11 @@ BLOCK = 2048  # texts that are compared with as many at once
 
 
 class Words:
-    """BM25 of the texts of a generation, by the library ``bm25s``."""
+    """BM25 of the texts of some records, by the library ``bm25s``."""
 
-    def __init__(self, now: Generation) -> None:
-        self._records = now.live()
-        words = _words([now.entry(n)[1] for n in self._records.tolist()])
+    def __init__(self, records: Array, texts: list[str]) -> None:
+        self._records = records
+        words = _words(texts)
         self._ranking = import_extra("bm25s", "search").BM25()
         self._has_words = any(words)
         if self._has_words:

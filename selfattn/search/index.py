@@ -351,7 +351,8 @@ class Index:
         found = best_records(now, vectors, most, now.kept(selected))
         if hybrid:
             if self._words is None or self._words[0] is not now:
-                self._words = now, Words(now)
+                records = now.live()
+                self._words = now, Words(records, [now.entry(n)[1] for n in records.tolist()])
             best = [self._words[1].best(each, most, selected) for each in queries]
             found = [joined(now, *both, most if rerank else k) for both in zip(found, best, strict=True)]
         if rerank is not None:

@@ -26,6 +26,7 @@ WAY_BACK: dict[str, str] = {
     **{f"gradient.{name}": f"d{name}" for name in "xQKVSPO"},
     **_ENGLISH["way back"],
 }
+MAP: dict[str, str] = _TOOLS | _ENGLISH["map"]
 START: dict[str, str] = _ENGLISH["start"]
 
 

@@ -316,7 +316,7 @@ def test_progress_is_shown_where_wanted(capsys):
     expected = model.encode([[1]] * 5, batch_size=2)
     assert capsys.readouterr().err == ""
     np.testing.assert_array_equal(model.encode([[1]] * 5, batch_size=2, progress=True), expected)
-    assert "3/3" in capsys.readouterr().err
+    assert "encode: 3 of 3 batches, " in capsys.readouterr().err
     assert model.encode([]).shape == (0, WIDTH)
 
 

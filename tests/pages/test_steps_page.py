@@ -423,7 +423,7 @@ def test_hostile_text_adds_and_removes_no_element(name):
         made.encode("utf-8")
         read = Reader(made)
         assert tags(read) == tags(Reader(expected))
-        assert name == "gpt" or all(visible(token) in "".join(read.text) for token in NASTY)
+        assert name in ("gpt", "map") or all(visible(token) in "".join(read.text) for token in NASTY)
         for script in read.scripts:
             if script.startswith("{"):
                 assert not set("<>&\u2028\u2029\x00") & set(script)
@@ -433,6 +433,7 @@ def test_hostile_text_adds_and_removes_no_element(name):
         "explorer": lambda: data["texts"][0]["queries"],
         "way back": lambda: data["queries"],
         "gpt": lambda: data["shown"],
+        "map": lambda: data["texts"],
     }.get(name, lambda: data["labels"]["t0"])()
     assert tokens == [visible(token) for token in NASTY]
 

@@ -119,6 +119,9 @@ PAGES = {
     "steps": lambda tokens: views.steps_page(*_attention(tokens), compare=_attention(tokens), exercise=True),
     "joined": lambda tokens: views.join_pages([views.steps_page(*_attention(tokens))] * 2, "".join(tokens)),
     "explorer": lambda tokens: views.explorer(*_attention(tokens), word=tokens[1]),
+    "map": lambda tokens: views.corpus_map(
+        np.eye(len(tokens)), tokens, dict.fromkeys(tokens, tokens), name="".join(tokens)
+    ),
     "way back": lambda tokens: views.way_back_page(*_attention(tokens)),
     "gpt": lambda tokens: views.gpt_page(nn.GPT(len(tokens), 8, 1, 2, 12, rng=0), tokens, tokens[1]),
 }

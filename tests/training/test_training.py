@@ -116,7 +116,9 @@ def test_the_bar_shows_loss_and_rate(capsys):
     history = fit(make_task(), epochs=2, rng=0, log_every=25, progress=True)
     out, err = capsys.readouterr()
     last = err.replace("\n", "\r").rstrip("\r").split("\r")[-1]
-    assert re.search(rf"50/50 .*step/s, loss {history.step_losses[-1]:.4f}\]", last)
+    assert re.search(
+        rf"train: 50 of 50 steps, .*steps/s, 00:00 left, loss {history.step_losses[-1]:.4f}$", last
+    )
     assert out.count("Average Loss") == 2
 
 

@@ -1,0 +1,148 @@
+"""The map of a corpus: texts as points by the two principal components of their embeddings; `map.js` draws it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn._check import Array, as_array
+from selfattn.views.document import KIT, Document, _svg, drawn_by_script
+from selfattn.views.language import fill, in_language
+from selfattn.views.texts import MAP
+from selfattn.views.writing import short, text, token_list
+
+__all__ = ["CorpusMap", "corpus_map"]
+
+MOST = 50_000  # a point's number has 16 bits
+LETTERS = 400  # of a text
+NEAREST = 8
+BLOCK = 512  # texts whose neighbours are sought at once
+# As in map.css, for light paper; the last is for other values.
+COLOURS = ("0072b2", "d55e00", "009e73", "c05a98", "8a6d00", "4b3fc0", "7d8791")
+SIDE, DRAWN = 600, 2000  # pixels and points of the still picture
+
+
+@dataclass(frozen=True, repr=False)
+class CorpusMap(Document):
+    """The page of :func:`corpus_map`: shows itself in a notebook; ``page.save(path)`` writes a file."""
+
+    styles: ClassVar[tuple[str, ...]] = ("map.css",)
+    scripts: ClassVar[tuple[str, ...]] = (*KIT, "map.js")
+
+
+def corpus_map(
+    embeddings: npt.ArrayLike,
+    texts: Iterable[str],
+    fields: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    colour: str | None = None,
+    name: str = "",
+    lang: str = "en",
+) -> CorpusMap:
+    """Show a corpus as a map: a point for each text, near points for similar texts as far as two directions can tell.
+
+    Parameters
+    ----------
+    embeddings : array_like, shape (n, d)
+        At most 50,000 rows, such as ``vectors`` of a :class:`selfattn.search.Index`.
+    texts : iterable of str, n
+        The page has 400 characters of each.
+    fields : mapping of str to sequence, n values each, optional
+        What points can be coloured by: the six most frequent values of a field have colours of their own.
+    colour : str, optional
+        The field that is chosen at first; by default the first one.
+    name : str, optional
+        The name of the corpus, for the title.
+    lang : {"en", "de", "fr"}
+        The language of the page.
+
+    Returns
+    -------
+    CorpusMap
+        The eight neighbours that it lists of each text are those with the largest cosines.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Texts are not strings; numbers of rows differ; no texts, or too many; a row is not finite; no field is named ``colour``.
+
+    Examples
+    --------
+    >>> corpus_map([[1, 0], [0, 1], [1, 1]], ["tea", "storm", "stormy tea"], {"kind": ["food", "sea", "both"]}).title
+    'A map of 3 texts'
+    """
+    rows, shown = np.asarray(as_array("embeddings", embeddings), np.float32), token_list("texts", texts)
+    columns = dict(fields or {"": [None] * len(shown)})
+    if rows.ndim != 2 or {len(rows), *map(len, columns.values())} != {len(shown)}:
+        lengths = "".join(f", {of!r} {len(values)}" for of, values in columns.items() if of)
+        raise ValueError(
+            f"rows, texts and fields must be equally many, not {rows.shape}, {len(shown)}{lengths}"
+        )
+    if not 1 <= len(rows) <= MOST or not np.isfinite(rows).all():
+        raise ValueError(f"a map has 1 to {MOST:,} texts with finite embeddings; there are {len(rows):,}")
+    if colour is not None and colour not in columns:
+        raise ValueError(f"no field is named {colour!r}; the fields are {', '.join(columns)}")
+    points, share = _components(rows)
+    nearest, scores = _neighbours(rows)
+    coded = [_coded(values) for values in columns.values()]
+    field = list(columns).index(colour) if colour else 0
+    captions = in_language(MAP, lang)
+    title = fill(captions["title of" if name else "title"], lang, n=f"{len(rows):,}", name=short(name, 40))
+    data = {
+        "texts": [short(each, LETTERS) for each in shown], "field": field, "nearest": nearest.shape[1],
+        "fields": [{"name": of, "values": names} for of, (_, names) in zip(columns, coded, strict=True)],
+        "captions": captions | {"share": f"{100 * share:.0f}"},
+    }  # fmt: skip
+    parts = (points.astype("<f4"), scores.astype("<f4"), nearest.astype("<u2"), *(code for code, _ in coded))
+    step = -(-len(rows) // DRAWN)
+    dots = zip(
+        (SIDE / 2 + points[::step] * [290, -290]).round(1).tolist(), coded[field][0][::step], strict=True
+    )
+    drawn = "".join(
+        f'<circle cx="{x}" cy="{y}" r="3" fill="#{COLOURS[min(n, len(COLOURS) - 1)]}"/>' for (x, y), n in dots
+    )
+    picture = _svg(SIDE, SIDE, title, drawn)
+    without = f"<noscript><p>{text(captions['no script'])}</p>{picture}</noscript>"
+    body = drawn_by_script(
+        "sa-corpus-map", lang, title, without, data, b"".join(part.tobytes() for part in parts)
+    )
+    return CorpusMap(title, body, picture, lang)
+
+
+def _components(rows: Array) -> tuple[Array, float]:
+    """Return the two principal components, (n, 2), between -1 and 1, and their share of the variance."""
+    centred = rows - rows.mean(axis=0)
+    variances, directions = np.linalg.eigh(centred.T @ centred)
+    points = np.zeros((len(rows), 2))
+    points[:, : rows.shape[1]] = centred @ directions[:, :-3:-1]
+    low, high = points.min(axis=0), points.max(axis=0)
+    points = (points - (low + high) / 2) / max((high - low).max() / 2, np.finfo(np.float32).tiny)
+    return points, float(variances[-2:].sum() / max(variances.sum(), np.finfo(np.float32).tiny))
+
+
+def _neighbours(rows: Array) -> tuple[Array, Array]:
+    """Return each row's nearest other rows by the cosine, the nearest first, (n, k), and their cosines."""
+    from selfattn.search._models import normalized  # imports the models
+    from selfattn.search._nearest import _search
+
+    unit, k = normalized(rows, "cosine"), min(NEAREST, len(rows) - 1)
+    found = [_search(unit[n : n + BLOCK], unit, k + 1) for n in range(0, len(unit), BLOCK)]
+    scores, places = (np.concatenate(each) for each in zip(*found, strict=True))
+    own = places == np.arange(len(rows))[:, None]
+    own[~own.any(axis=1), -1] = True  # more than k copies of a text are before it
+    return places[~own].reshape(len(rows), k), scores[~own].reshape(len(rows), k)
+
+
+def _coded(values: Sequence[Any]) -> tuple[Array, list[str]]:
+    """Return the number of each value, and the values by their numbers: the first ones have colours, and are most frequent."""
+    written = ["" if value is None else str(value) for value in values]
+    names = [name for name, _ in Counter(written).most_common()]
+    codes = {name: n for n, name in enumerate(names)}
+    return np.array([codes[each] for each in written], "<u2"), token_list(
+        "values", [short(name, 40) for name in names]
+    )
