@@ -61,7 +61,9 @@
     X(compact_ends, f32, isa)                                                                                                  \
     X(look_up_compact, f32, isa)                                                                                               \
     X(expand_quants, f32, isa)                                                                                                 \
-    X(split_digits, f32, isa)
+    X(split_digits, f32, isa)                                                                                                  \
+    X(score_floats, f32, isa)                                                                                                  \
+    X(score_bytes, f32, isa)
 
 #define SA_DECLARE_ENTRY(name, dtype, isa) extern __typeof__(*((sa_real_kernels *)0)->name) SA_PASTE4(sa_, name, dtype, isa);
 #define SA_DECLARE_ROWS(kind, name, dtype, isa)                                                                                \

@@ -2,8 +2,8 @@
 #include "python/run.h"
 
 extern PyMethodDef sa_attention_methods[], sa_attention_backward_methods[], sa_compact_methods[], sa_dlpack_methods[],
-    sa_linear_methods[], sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[], sa_transformer_methods[],
-    sa_update_methods[];
+    sa_linear_methods[], sa_proxy_methods[], sa_rows_methods[], sa_runtime_methods[], sa_search_methods[],
+    sa_transformer_methods[], sa_update_methods[];
 extern const sa_family sa_attention_family, sa_row_family;
 
 static int exec_module(PyObject *module) {
@@ -12,11 +12,12 @@ static int exec_module(PyObject *module) {
         sa_family_start(&state->rows, &sa_row_family) < 0) {
         return -1;
     }
-    PyMethodDef *const tables[] = {sa_attention_methods,   sa_attention_backward_methods,
-                                   sa_compact_methods,     sa_dlpack_methods,
-                                   sa_linear_methods,      sa_proxy_methods,
-                                   sa_rows_methods,        sa_runtime_methods,
-                                   sa_transformer_methods, sa_update_methods};
+    PyMethodDef *const tables[] = {sa_attention_methods, sa_attention_backward_methods,
+                                   sa_compact_methods,   sa_dlpack_methods,
+                                   sa_linear_methods,    sa_proxy_methods,
+                                   sa_rows_methods,      sa_runtime_methods,
+                                   sa_search_methods,    sa_transformer_methods,
+                                   sa_update_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; ++i) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {
             return -1;

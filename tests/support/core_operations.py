@@ -3,6 +3,8 @@
 `ALL` is the whole catalogue; together it must call every function of the extension, in all its ways.
 """
 
+import functools
+
 import numpy as np
 from bad_calls import BAD, BAD_PACKED, PACKED
 from blocks import drawn as drawn_blocks
@@ -164,6 +166,32 @@ def triplets(d):
     return lambda: (_core._proxy_confidences(y), _core._proxy_gradients(y, products)), [y, products]
 
 
+def search(d, kind, queries=5):
+    query, vectors = d.normal(queries, 20), (30 * d.normal(700, 20)).astype(kind)
+    scales = d.normal(700) if kind == "int8" else None
+    keep = d.rng.random(700) < 0.5
+    inputs = [query, vectors, keep] if scales is None else [query, vectors, scales, keep]
+    return lambda: [
+        _core._search(query, vectors, k, scales=scales, keep=only) for k, only in ((3, None), (400, keep))
+    ], inputs
+
+
+def wrong_searches(d):
+    query, vectors, scales = d.normal(2, 20), d.normal(90, 20), d.normal(90)
+    whole = vectors.astype(np.int8)
+    return [
+        *((_core._search, given) for given in (
+            (query, vectors), (query, vectors, 1.0), (query, vectors, -1), (query, vectors, 2**70), (query[0], vectors, 1), ([1.0], vectors, 1),
+            (query, vectors[:, :19], 1), (query[:, :19].copy(), vectors, 1), (query, vectors[::2], 1), (query, whole, 1),
+            (query.astype(np.float64), vectors, 1), (query, vectors.astype(np.float64), 1), (query, vectors, 1, scales),
+        )),
+        *((functools.partial(_core._search, query, x, 1), named) for x, named in (
+            (vectors, {"scales": scales}), (whole, {"scales": scales[1:].copy()}), (whole, {"scales": scales[::2]}), (vectors, {"keep": scales}),
+            (vectors, {"keep": scales[1:] > 0}), (vectors, {"keep": np.ones((90, 1), bool)}), (vectors, {"kept": None}),
+        )),
+    ]  # fmt: skip
+
+
 def machine(d):
     wrong = [
         (_core._set_isa, ("none",)), (_core.set_num_threads, (0,)), (_core.set_num_threads, ("one",)),
@@ -275,7 +303,7 @@ ALL = OPERATIONS | {
     **{
         f"refused: {name}": operation(refused, calls=calls)
         for name, calls in {
-            "late": late, "gradients": wrong_gradients, "gradients of the core": wrong_for_the_core, "packed": wrong_packed, "steps": wrong_steps,
+            "late": late, "gradients": wrong_gradients, "gradients of the core": wrong_for_the_core, "packed": wrong_packed, "steps": wrong_steps, "searches": wrong_searches,
             "layers": wrong_layers, "transformers": wrong_transformers,
         }.items()
     },
@@ -283,6 +311,9 @@ ALL = OPERATIONS | {
     "rounding and checksums": operation(rounding),
     "capsule of another library": operation(capsule, dtype="bfloat16"),
     "triplets": operation(triplets),
+    "search": operation(search, kind="float32", threads=2),
+    "search of int8": operation(search, kind="int8", queries=70, threads=2),
+    "search of int8 with few queries": operation(search, kind="int8", queries=2),
     "triplets of float64": operation(triplets, dtype="float64"),
     "machine": operation(machine, alone=True),
     **{

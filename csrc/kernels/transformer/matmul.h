@@ -212,8 +212,7 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
         }
     }
 }
-#undef SA_PANEL
-#undef SA_PANEL_DEPTH
+#undef SA_PANEL /* SA_PANEL_DEPTH stays, for kernels/search */
 #undef SA_SUMMED
 #undef SA_FAR_ROWS
 #undef SA_ROUNDS_BETWEEN
