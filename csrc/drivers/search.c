@@ -1,5 +1,5 @@
-/* Driver of search: groups of queries, tasks of rows, and each thread's best hits, which are merged. The order of hits is total,
- * so a result does not depend on which thread had which rows. */
+/* Driver of search: groups of queries, tasks of rows, and each thread's best hits, which are merged. Hits have a total order, so a
+ * result does not depend on which thread had which rows. */
 #include "drivers/search.h"
 
 #include <math.h>
@@ -7,96 +7,75 @@
 
 #include "runtime/team.h"
 
-#define SA_SEARCH_WORK_PER_THREAD 1000000.0
-
-/* Rows of a task: large, since each filter of rows leaves few. */
-#define SA_SEARCH_TASK_ROWS ((ptrdiff_t)4096)
-#define SA_TASKS_PER_THREAD 16
-
-/* A matrix unit reads this many bytes after the last panel. */
-#define SA_AFTER_PANELS 2048
+#define SA_QUERIES_AT_ONCE 64 /* queries that meet a tile of rows while it is in a cache */
+#define SA_TILE 64            /* the most rows of a tile */
+#define SA_TASK_ROWS 2048
+#define SA_WORDS_AT_ONCE 16
+#define SA_AFTER_PANEL 2048 /* bytes after a panel that a matrix unit reads */
 
 typedef struct {
     float score;
-    ptrdiff_t position;
+    size_t position;
 } hit;
 
-/* A query's best hits of one thread, up to k: a heap whose root is the last of them. */
+/* A thread's arrays. A query's hits are a heap whose root is the last of them. Queries of int8 are larger by 128 for a unit, and
+ * followed by a row of ones; zeros follow each row. */
 typedef struct {
-    ptrdiff_t count;
-    hit *hits;
-} best;
-
-/* A thread's scratch. */
-typedef struct {
-    best best[SA_SEARCH_QUERIES];
-    float least[SA_SEARCH_QUERIES], scale[SA_SEARCH_ROWS];
-    _Alignas(64) float scores[SA_SEARCH_ROWS * SA_SEARCH_QUERIES];
-} state;
+    float *scores, *scale, *query_scale; /* (SA_QUERIES_AT_ONCE, SA_TILE), (SA_TILE,), (SA_QUERIES_AT_ONCE,) */
+    char *gathered, *work, *queries;     /* rows of a tile; what products need; int8 */
+    uint32_t *sums;                      /* int8: (queries + 1, SA_PANEL_COLUMNS), and what a unit may write after them */
+    hit *hits;                           /* (SA_QUERIES_AT_ONCE, k) */
+} arrays;
 
 typedef struct {
     const sa_search *s;
-    const sa_kernels *kernels;
-    sa_search_queries group;
-    ptrdiff_t first; /* the group's first query */
-    ptrdiff_t task_rows;
-    int threads;
+    ptrdiff_t first, count, tile_rows; /* the queries of the group; rows of a tile */
     char *scratch;
-    size_t scratch_bytes;
-    state *own;
+    arrays own;
 } search_call;
 
-/* What all threads read of a group; columns, rounded queries or panels follow. */
-typedef struct {
-    float scale[SA_SEARCH_QUERIES];
-    uint32_t offset[SA_SEARCH_QUERIES];
-} group_state;
-
-/* ---- memory -------------------------------------------------------------------------------------------------------------- */
-
+/* Bytes of a gathered row: whole words. */
 static ptrdiff_t row_bytes(const sa_search *s) {
-    return s->d * (ptrdiff_t)(s->scales == NULL ? sizeof(float) : sizeof(int8_t));
+    return s->scales == NULL ? s->d * (ptrdiff_t)sizeof(float) : sa_ceil_div(s->d, SA_WORD) * SA_WORD;
 }
 
-/* An odd number of cache lines, for rows that may be widened. */
-static ptrdiff_t work_stride(const sa_search *s) { return (sa_ceil_div(2 * s->d, SA_CACHE_LINE) | 1) * SA_CACHE_LINE; }
+/* A rounded query, which may be widened, has an odd number of cache lines. */
+static ptrdiff_t query_bytes(const sa_search *s) { return (sa_ceil_div(2 * s->d, SA_CACHE_LINE) | 1) * SA_CACHE_LINE; }
 
-/* Rows are gathered after the state, then come copied bytes, then hits. */
-static size_t gathered_bytes(const sa_search *s) { return sa_whole_lines((size_t)(SA_SEARCH_ROWS * row_bytes(s))); }
-static size_t work_bytes(const sa_search *s) {
-    return s->scales == NULL ? 0 : (size_t)((SA_SEARCH_ROWS + SA_MOST_TILE_ROWS) * work_stride(s));
+/* Places a thread's arrays at base, if it is not NULL, and returns their bytes. */
+static size_t lay_out(const sa_search *s, char *base, arrays *to) {
+    const size_t rows = s->scales == NULL ? 0 : SA_QUERIES_AT_ONCE + 1 + SA_MOST_TILE_ROWS;
+    const size_t panel = (size_t)row_bytes(s) * SA_PANEL_COLUMNS + SA_AFTER_PANEL;
+    size_t used = 0;
+#define PLACE(field, bytes) (to->field = base == NULL ? NULL : (void *)(base + used), used += sa_whole_lines(bytes))
+    PLACE(scores, SA_QUERIES_AT_ONCE * SA_TILE * sizeof(float));
+    PLACE(scale, SA_TILE * sizeof(float));
+    PLACE(gathered, (size_t)row_bytes(s) * SA_TILE);
+    PLACE(work, rows > 0 ? panel : sa_kernels_active()->f32.matmul_scratch(SA_QUERIES_AT_ONCE, s->d));
+    PLACE(queries, rows * (size_t)query_bytes(s));
+    PLACE(query_scale, SA_QUERIES_AT_ONCE * sizeof(float));
+    PLACE(sums, rows * SA_PANEL_COLUMNS * sizeof(uint32_t));
+    PLACE(hits, (size_t)s->k * SA_QUERIES_AT_ONCE * sizeof(hit));
+    return used;
 }
 
-bool sa_search_memory(const sa_search *s, size_t *scratch, size_t *shared) {
-    size_t hits;
-    if (s->d > SA_MAX_WIDTH || !sa_multiply((size_t)s->k, SA_SEARCH_QUERIES * sizeof(hit), &hits) || hits > PTRDIFF_MAX / 4) {
-        return false;
-    }
-    *scratch = sa_whole_lines(sizeof(state)) + gathered_bytes(s) + work_bytes(s) + sa_whole_lines(hits);
-    *shared = sizeof(group_state) +
-              (size_t)(SA_SEARCH_QUERIES * sa_ceil_div(s->d, SA_CACHE_LINE) * SA_CACHE_LINE) * sizeof(float) + SA_AFTER_PANELS;
-    return true;
+size_t sa_search_scratch(const sa_search *s) {
+    return s->d <= SA_MAX_WIDTH && s->k <= SA_MAX_LENGTH ? lay_out(s, NULL, &(arrays){0}) : SIZE_MAX;
 }
-
-static state *state_of(const search_call *c, int thread) {
-    return (state *)(void *)(c->scratch + (size_t)thread * c->scratch_bytes);
-}
-
-/* ---- the best hits --------------------------------------------------------------------------------------------------- */
 
 /* True if a comes before b in a result. */
 static bool is_before(hit a, hit b) {
-    if (a.score > b.score || a.score < b.score) {
-        return a.score > b.score;
-    }
     const bool a_nan = isnan(a.score), b_nan = isnan(b.score);
-    return a_nan != b_nan ? b_nan : a.position < b.position;
+    return a.score > b.score || (!(a.score < b.score) && (a_nan != b_nan ? b_nan : a.position < b.position));
 }
 
-/* Moves h from the root down to its place among the first n. */
-static void sift_down(hit *hits, ptrdiff_t n, hit h) {
-    ptrdiff_t at = 0;
-    for (ptrdiff_t child; (child = 2 * at + 1) < n; at = child) {
+/* Replaces the root of a heap of n by h, if h is before it; h then moves down to its place. */
+static void add_hit(hit *hits, ptrdiff_t n, hit h) {
+    ptrdiff_t at = 0, child;
+    if (!is_before(h, hits[0])) {
+        return;
+    }
+    for (; (child = 2 * at + 1) < n; at = child) {
         child += child + 1 < n && is_before(hits[child], hits[child + 1]);
         if (!is_before(h, hits[child])) {
             break;
@@ -106,215 +85,148 @@ static void sift_down(hit *hits, ptrdiff_t n, hit h) {
     hits[at] = h;
 }
 
-static void add_hit(best *b, ptrdiff_t k, hit h) {
-    hit *hits = b->hits;
-    if (b->count == k) {
-        if (is_before(h, hits[0])) {
-            sift_down(hits, k, h);
-        }
-        return;
+/* Adds a query's n scores of a tile, unless all are below its last hit. NaN are not below. */
+static void add_scores(const float *scores, const ptrdiff_t *position, ptrdiff_t n, hit *hits, ptrdiff_t k) {
+    const float least = hits[0].score;
+    int some = 0;
+    for (ptrdiff_t r = 0; r < n; ++r) {
+        some |= !(scores[r] < least);
     }
-    ptrdiff_t at = b->count++;
-    for (; at > 0 && is_before(hits[(at - 1) / 2], h); at = (at - 1) / 2) {
-        hits[at] = hits[(at - 1) / 2];
+    for (ptrdiff_t r = 0; r < n && some; ++r) {
+        add_hit(hits, k, (hit){scores[r], (size_t)position[r]});
     }
-    hits[at] = h;
 }
 
-/* ---- a task ---------------------------------------------------------------------------------------------------------- */
+/* Scores n rows of int8, (n, words of four): exact sums modulo 2^32, as float32 times the product of both scales. Words move as
+ * float32 do. */
+static void score_bytes(const search_call *c, const char *x, ptrdiff_t n, bool far) {
+    const sa_compact_unit *unit = sa_compact_active(SA_WEIGHTS_INT8);
+    const ptrdiff_t all = c->count + 1, words = row_bytes(c->s) / SA_WORD, stride = query_bytes(c->s);
+    const uint32_t *ones = c->own.sums + c->count * SA_PANEL_COLUMNS;
+    for (ptrdiff_t k = 0; k < words; k += SA_WORDS_AT_ONCE) { /* fetches some of the next rows, and copies some words */
+        for (ptrdiff_t i = k * n; i < (k + SA_WORDS_AT_ONCE) * n && far; i += SA_CACHE_LINE / SA_WORD) {
+            __builtin_prefetch(x + (n * words + i) * SA_WORD, 0, 2);
+        }
+        float *panel = (float *)(void *)c->own.work + k * SA_PANEL_COLUMNS;
+        const ptrdiff_t depth = sa_smaller(words - k, SA_WORDS_AT_ONCE);
+        sa_kernels_active()->fill_panel_transposed((const float *)(const void *)x + k, words, depth, n, panel,
+                                                   SA_PANEL_COLUMNS);
+    }
+    if (unit->start != NULL) {
+        unit->start();
+    }
+    for (ptrdiff_t q = 0; q < all; q += unit->most_rows) {
+        unit->leaf(&(sa_compact_tile){sa_smaller(all - q, unit->most_rows), words, c->own.queries + q * stride, stride,
+                                      c->own.work, c->own.sums + q * SA_PANEL_COLUMNS});
+    }
+    if (unit->end != NULL) {
+        unit->end();
+    }
+    for (ptrdiff_t q = 0; q < c->count; ++q) {
+        for (ptrdiff_t r = 0; r < n; ++r) {
+            const float sum = (float)(int32_t)(c->own.sums[q * SA_PANEL_COLUMNS + r] - 128 * ones[r]);
+            c->own.scores[q * SA_TILE + r] = sum * (c->own.query_scale[q] * c->own.scale[r]);
+        }
+    }
+}
 
-/* Scores the rows at n ascending positions, and adds what is good enough to the best hits. */
+/* Scores the rows at n ascending positions. */
 static void score_rows(const search_call *c, const ptrdiff_t *position, ptrdiff_t n) {
     const sa_search *s = c->s;
-    const ptrdiff_t bytes = row_bytes(s), count = c->group.count;
-    const bool whole = position[n - 1] - position[0] == n - 1, few = count <= SA_SEARCH_FEW;
-    state *own = c->own;
-    char *gathered = (char *)own + sa_whole_lines(sizeof *own);
-    const char *vectors = s->vectors;
-    for (ptrdiff_t r = 0; r < n && !whole; ++r) {
-        memcpy(gathered + r * bytes, vectors + position[r] * bytes, (size_t)bytes);
+    const ptrdiff_t whole_words = row_bytes(s), bytes = s->scales == NULL ? whole_words : s->d;
+    const char *x = s->vectors + position[0] * bytes;
+    const bool in_place = position[n - 1] - position[0] == n - 1 && bytes == whole_words && (uintptr_t)x % SA_WORD == 0;
+    for (ptrdiff_t r = 0; r < n && !in_place; ++r) {
+        memcpy(c->own.gathered + r * whole_words, s->vectors + position[r] * bytes, (size_t)bytes);
     }
-    for (ptrdiff_t r = 0; r < n && s->scales != NULL; ++r) {
-        own->scale[r] = s->scales[position[r]];
-    }
-    const sa_search_tile tile = {.queries = &c->group,
-                                 .rows = n,
-                                 .x = whole ? vectors + position[0] * bytes : gathered,
-                                 .scale = own->scale,
-                                 .far = whole,
-                                 .least = own->least,
-                                 .scores = own->scores,
-                                 .work = gathered + gathered_bytes(s),
-                                 .work_stride = work_stride(s)};
-    uint64_t passing = (s->scales == NULL ? c->kernels->score_floats : c->kernels->score_bytes)(&tile);
-    for (; passing != 0; passing &= passing - 1) {
-        const int r = __builtin_ctzll(passing);
-        for (ptrdiff_t q = 0; q < count; ++q) {
-            const float score = own->scores[few ? q * SA_SEARCH_ROWS + r : r * SA_SEARCH_QUERIES + q];
-            if (!(score < own->least[q])) {
-                best *b = &own->best[q];
-                add_hit(b, s->k, (hit){score, position[r]});
-                own->least[q] = b->count == s->k ? b->hits[0].score : NAN;
-            }
+    x = in_place ? x : c->own.gathered;
+    if (s->scales == NULL) {
+        memset(c->own.scores, 0, (size_t)c->count * SA_TILE * sizeof(float));
+        const float *query = s->query + c->first * s->d;
+        sa_kernels_active()->matmul_nt(
+            &(sa_product){c->count, s->d, n, query, x, c->own.scores, s->d, s->d, SA_TILE, .far = in_place}, c->own.work);
+    } else {
+        for (ptrdiff_t r = 0; r < n; ++r) {
+            c->own.scale[r] = s->scales[position[r]];
         }
+        score_bytes(c, x, n, in_place);
     }
-}
-
-/* Returns the first open row from i on, or end. */
-static ptrdiff_t next_open(const uint8_t *keep, ptrdiff_t i, ptrdiff_t end) {
-    uint64_t eight;
-    for (; keep != NULL && i + 8 <= end && (memcpy(&eight, keep + i, sizeof eight), eight == 0); i += 8) {
+    for (ptrdiff_t q = 0; q < c->count; ++q) {
+        add_scores(c->own.scores + q * SA_TILE, position, n, c->own.hits + q * s->k, s->k);
     }
-    for (; keep != NULL && i < end && keep[i] == 0; ++i) {
-    }
-    return i;
 }
 
 static void run_task(void *call, ptrdiff_t t) {
     const search_call *c = call;
-    const sa_search *s = c->s;
-    const ptrdiff_t end = sa_smaller(s->n, (t + 1) * c->task_rows);
-    ptrdiff_t position[SA_SEARCH_ROWS], n = 0;
-    if (sa_stops(s->watch)) {
-        return;
-    }
-    for (ptrdiff_t i = t * c->task_rows; (i = next_open(s->keep, i, end)) < end; ++i) {
-        position[n++] = i;
-        if (n == SA_SEARCH_ROWS) {
+    const uint8_t *keep = c->s->keep;
+    const ptrdiff_t end = sa_stops(c->s->watch) ? 0 : sa_smaller(c->s->n, (t + 1) * SA_TASK_ROWS);
+    ptrdiff_t position[SA_TILE], n = 0;
+    for (ptrdiff_t i = t * SA_TASK_ROWS; i < end; ++i) {
+        position[n] = i;
+        n += keep == NULL || keep[i] != 0;
+        if (n == c->tile_rows || (n > 0 && i == end - 1)) {
             score_rows(c, position, n);
             n = 0;
         }
     }
-    if (n > 0) {
-        score_rows(c, position, n);
+}
+
+/* Rounds a group's queries to int8. The scale of one that is not finite is NaN. */
+static void round_queries(const search_call *c) {
+    const ptrdiff_t d = c->s->d, step = sa_compact_active(SA_WEIGHTS_INT8)->widened ? 2 : 1;
+    char *row = memset(c->own.queries, 0, (size_t)((c->count + 1) * query_bytes(c->s)));
+    for (ptrdiff_t q = 0; q < c->count; ++q, row += query_bytes(c->s)) {
+        const float *x = c->s->query + (c->first + q) * d;
+        float most = 0, check = 0;
+        for (ptrdiff_t i = 0; i < d; ++i) {
+            most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+            check += x[i] * 0;
+        }
+        const float scale = c->own.query_scale[q] = check == 0 ? most / 127 : NAN;
+        for (ptrdiff_t i = 0; i < d; ++i) { /* a tiny scale has few digits */
+            const double exact = scale > 0 ? fmin(127, fmax(-127, (double)x[i] / scale)) : 0;
+            row[step * i] = (char)(lrint(exact) + 128); /* little-endian, with 0 as the upper byte */
+        }
+    }
+    for (ptrdiff_t i = 0; i < d; ++i) {
+        row[step * i] = 1;
     }
 }
 
 /* Iterations are independent: a thread adds to its own hits. */
 static void run_tasks(void *call, int thread, int team) {
-    search_call own = *(const search_call *)call;
-    own.own = state_of(&own, thread);
-    sa_share_tasks(team, sa_ceil_div(own.s->n, own.task_rows), run_task, &own);
+    search_call c = *(const search_call *)call;
+    lay_out(c.s, c.scratch + (size_t)thread * sa_search_scratch(c.s), &c.own);
+    if (c.s->scales != NULL) {
+        round_queries(&c);
+    }
+    sa_share_tasks(team, sa_ceil_div(c.s->n, SA_TASK_ROWS), run_task, &c);
 }
 
-/* Merges the hits of all threads for a query, and writes them from the last to the first. Iterations are independent. */
-static void merge(void *call, ptrdiff_t q) {
-    const search_call *c = call;
-    const ptrdiff_t k = c->s->k;
-    best *all = &state_of(c, 0)->best[q];
-    for (int thread = 1; thread < c->threads; ++thread) {
-        const best *b = &state_of(c, thread)->best[q];
-        for (ptrdiff_t i = 0; i < b->count; ++i) {
-            add_hit(all, k, b->hits[i]);
+void sa_search_run(const sa_search *s, char *scratch) {
+    const ptrdiff_t k = s->k;
+    search_call c = {.s = s, .scratch = scratch};
+    arrays all, other;
+    c.tile_rows = s->scales == NULL ? sa_kernels_active()->f32.block_rows : SA_PANEL_COLUMNS;
+    for (; c.first < s->queries && !sa_stops(s->watch); c.first += SA_QUERIES_AT_ONCE) {
+        c.count = sa_smaller(s->queries - c.first, SA_QUERIES_AT_ONCE);
+        for (int thread = 0; thread < s->threads; ++thread) {
+            lay_out(s, scratch + (size_t)thread * sa_search_scratch(s), &other);
+            memset(other.hits, 0xff, (size_t)(c.count * k) * sizeof(hit)); /* NaN of the largest position: after all others */
         }
-    }
-    float *scores = c->s->scores + (c->first + q) * k;
-    int64_t *positions = c->s->positions + (c->first + q) * k;
-    for (ptrdiff_t i = k; i-- > 0;) {
-        const bool filled = i < all->count;
-        const hit h = filled ? all->hits[0] : (hit){NAN, -1};
-        scores[i] = h.score;
-        positions[i] = h.position;
-        if (filled && i > 0) {
-            sift_down(all->hits, i, all->hits[i]);
-        }
-    }
-}
-
-static void merge_all(void *call, int thread, int team) {
-    (void)thread;
-    sa_share_tasks(team, ((const search_call *)call)->group.count, merge, call);
-}
-
-/* ---- queries --------------------------------------------------------------------------------------------------------- */
-
-/* Returns the scale by which a query is rounded to 8 bits: NaN if it is not finite. */
-static float scale_of(const float *x, ptrdiff_t d) {
-    float most = 0, check = 0;
-    for (ptrdiff_t i = 0; i < d; ++i) {
-        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-        check += x[i] * 0;
-    }
-    return check == 0 ? most / 127 : NAN;
-}
-
-/* Prepares query q of a group, from x, in memory that has zeros. */
-static void take_query(sa_search_queries *group, ptrdiff_t q, const float *x, group_state *to) {
-    const ptrdiff_t d = group->d, words = sa_ceil_div(d, SA_WORD);
-    char *memory = (char *)(to + 1);
-    if (group->unit == NULL) {
-        for (ptrdiff_t i = 0; i < d; ++i) {
-            ((float *)(void *)memory)[i * group->stride + q] = x[i];
-        }
-        return;
-    }
-    const float scale = to->scale[q] = scale_of(x, d);
-    char *column = memory + q / SA_PANEL_COLUMNS * words * SA_PANEL_COLUMNS * SA_WORD + q % SA_PANEL_COLUMNS * SA_WORD;
-    for (ptrdiff_t i = 0; i < d && scale > 0; ++i) {
-        const long number = lrint(fmin(127, fmax(-127, (double)x[i] / scale))); /* a tiny scale has few digits */
-        if (group->count <= SA_SEARCH_FEW) {
-            ((int16_t *)(void *)memory)[q * group->stride + i] = (int16_t)number;
-        } else {
-            column[i / SA_WORD * SA_PANEL_COLUMNS * SA_WORD + i % SA_WORD] = (char)number;
-            to->offset[q] += 128 * (uint32_t)number;
-        }
-    }
-}
-
-static void take_group(search_call *c, char *shared, size_t shared_bytes) {
-    const sa_search *s = c->s;
-    sa_search_queries *g = &c->group;
-    const float *query = s->query + c->first * s->d;
-    group_state *to = (group_state *)(void *)shared;
-    *g = (sa_search_queries){.count = sa_smaller(s->queries - c->first, SA_SEARCH_QUERIES),
-                             .d = s->d,
-                             .rows = query,
-                             .columns = (const float *)(const void *)(to + 1),
-                             .wide = (const int16_t *)(const void *)(to + 1),
-                             .panels = (const char *)(to + 1),
-                             .scale = to->scale,
-                             .offset = to->offset,
-                             .unit = s->scales == NULL ? NULL : sa_compact_active(SA_WEIGHTS_INT8)};
-    g->stride = g->unit == NULL ? sa_ceil_div(g->count, 16) * 16 : sa_ceil_div(s->d, SA_CACHE_LINE) * SA_CACHE_LINE;
-    memset(shared, 0, shared_bytes);
-    for (ptrdiff_t q = 0; q < g->count && (g->unit != NULL || g->count > SA_SEARCH_FEW); ++q) {
-        take_query(g, q, query + q * s->d, to);
-    }
-}
-
-/* ---- a call -------------------------------------------------------------------------------------------------------------- */
-
-ptrdiff_t sa_search_count(const uint8_t *keep, ptrdiff_t n) {
-    ptrdiff_t count = 0;
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        count += keep[i] != 0;
-    }
-    return count;
-}
-
-int sa_search_threads(const sa_search *s, int max_threads) {
-    /* hits of all threads need less memory than twice the rows */
-    const double work = (double)s->queries * (double)s->n * (double)s->d, most = 2 * (double)s->n / (double)sa_larger(s->k, 1);
-    return sa_threads_for(work, SA_SEARCH_WORK_PER_THREAD, most < 1 ? 1 : most, max_threads);
-}
-
-void sa_search_run(const sa_search *s, int threads, char *scratch, char *shared) {
-    size_t shared_bytes;
-    search_call c = {.s = s, .kernels = sa_kernels_active(), .threads = threads, .scratch = scratch};
-    sa_search_memory(s, &c.scratch_bytes, &shared_bytes);
-    const ptrdiff_t tiles = sa_ceil_div(s->n, (ptrdiff_t)threads * SA_TASKS_PER_THREAD * SA_SEARCH_ROWS);
-    c.task_rows = sa_smaller(tiles * SA_SEARCH_ROWS, SA_SEARCH_TASK_ROWS);
-    for (; c.first < s->queries && !sa_stops(s->watch); c.first += SA_SEARCH_QUERIES) {
-        take_group(&c, shared, shared_bytes);
-        for (int thread = 0; thread < threads; ++thread) {
-            state *own = state_of(&c, thread);
-            hit *hits = (hit *)(void *)((char *)own + sa_whole_lines(sizeof *own) + gathered_bytes(s) + work_bytes(s));
-            for (ptrdiff_t q = 0; q < SA_SEARCH_QUERIES; ++q) {
-                own->best[q] = (best){0, hits + q * s->k};
-                own->least[q] = q < c.group.count ? NAN : INFINITY;
+        sa_run_team(s->threads, run_tasks, &c);
+        lay_out(s, scratch, &all);
+        for (int thread = 1; thread < s->threads; ++thread) {
+            lay_out(s, scratch + (size_t)thread * sa_search_scratch(s), &other);
+            for (ptrdiff_t i = 0; i < c.count * k; ++i) {
+                add_hit(all.hits + i / k * k, k, other.hits[i]);
             }
         }
-        sa_run_team(threads, run_tasks, &c);
-        sa_run_team(threads, merge_all, &c);
+        for (ptrdiff_t i = c.count * k; i-- > 0;) { /* the last hit of each query comes first */
+            hit *hits = all.hits + i / k * k;
+            s->scores[c.first * k + i] = hits[0].score;
+            s->positions[c.first * k + i] = (int64_t)hits[0].position;
+            add_hit(hits, i % k, hits[i % k]);
+        }
     }
 }

@@ -20,6 +20,5 @@ SA_ATTENTION_KERNELS(SA_ISA, NULL)
 #include "kernels/transformer/checksum.h"
 #include "kernels/transformer/compact_rows.h"
 #include "kernels/transformer/quants.h"
-#include "kernels/search/scores.h"
 #endif
 #include "kernels/loops.h"

@@ -277,38 +277,6 @@ typedef struct {
     ptrdiff_t stride; /* the row stride of y, to and residual */
 } sa_compact_ends;
 
-/* ---- search (drivers/search.h) ------------------------------------------------------------------------------------------- */
-
-#define SA_SEARCH_ROWS 48    /* rows of a tile: 6, 8 and 4 rows at a time divide it */
-#define SA_SEARCH_QUERIES 64 /* queries that meet a tile while it is in a cache */
-#define SA_SEARCH_FEW 4      /* up to this many queries are multiplied row by row, and not as lanes */
-
-/* A group of queries. Of float32 few are rows (count, d), and more are columns (d, stride) with zeros after the last. Of int8
- * few are `wide` (count, stride) with zeros after each; more are panels, and offset[q] is 128·Σ query. scale and offset have
- * SA_SEARCH_QUERIES numbers. */
-typedef struct {
-    ptrdiff_t count, d, stride;
-    const float *rows, *columns, *scale;
-    const int16_t *wide;
-    const char *panels;
-    const uint32_t *offset;
-    const sa_compact_unit *unit; /* NULL: float32 */
-} sa_search_queries;
-
-/* Up to SA_SEARCH_ROWS contiguous rows, and where their scores go: of few queries (query, SA_SEARCH_ROWS), of more
- * (row, SA_SEARCH_QUERIES). A kernel returns a bit for each row that has a score which is not below its query's least. */
-typedef struct {
-    const sa_search_queries *queries;
-    ptrdiff_t rows;
-    const void *x;
-    const float *scale; /* int8: (rows,) */
-    bool far;           /* x comes from memory, and the rows after it are next */
-    const float *least; /* (SA_SEARCH_QUERIES,): NaN where any score will do, infinity after the last query */
-    float *scores;
-    char *work; /* for more queries of int8: SA_SEARCH_ROWS + SA_MOST_TILE_ROWS rows of work_stride bytes */
-    ptrdiff_t work_stride;
-} sa_search_tile;
-
 /* The kernels of one type that computes. */
 typedef struct {
     ptrdiff_t block_rows, backward_rows;
@@ -369,8 +337,10 @@ typedef struct {
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, in whole quants */
     void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n is a multiple of SA_PIECE */
-    uint64_t (*score_floats)(const sa_search_tile *t);
-    uint64_t (*score_bytes)(const sa_search_tile *t);
+    /* For search: C += A·Bᵀ on vectors, never on a matrix unit, and to[k][c] = b[c][k], whole vectors of c. */
+    void (*matmul_nt)(const sa_product *p, void *scratch);
+    void (*fill_panel_transposed)(const float *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, float *to,
+                                  ptrdiff_t stride);
     const sa_gemv_unit *gemv[3]; /* best first; NULL ends the list */
     /* Best first; the last for int8 runs wherever this table does. NULL ends a list. */
     const sa_compact_unit *int8[4], *bf16[2];

@@ -133,10 +133,6 @@ SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
     return ~(uint32_t)_mm256_movemask_epi8(zero);
 }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm256_xor_si256(a, b); }
-SA_VERB vu32 vu32_dot(vu32 sum, const int8_t *x, const int16_t *y) {
-    const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)x));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(wide, _mm256_loadu_si256((const __m256i *)(const void *)y)));
-}
 SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm256_or_si256(_mm256_slli_epi32(a, n), _mm256_srli_epi32(a, 32 - n)); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm256_mullo_epi32(a, b); }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {

@@ -207,10 +207,6 @@ SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
     return _mm256_test_epi8_mask(x, x);
 }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return _mm512_xor_si512(a, b); }
-SA_VERB vu32 vu32_dot(vu32 sum, const int8_t *x, const int16_t *y) {
-    const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)x));
-    return _mm512_add_epi32(sum, _mm512_madd_epi16(wide, _mm512_loadu_si512(y)));
-}
 SA_VERB vu32 vu32_rotate(vu32 a, int n) { return _mm512_rolv_epi32(a, _mm512_set1_epi32(n)); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return _mm512_mullo_epi32(a, b); }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {

@@ -165,22 +165,6 @@ SA_VERB uint32_t vu32_nonzero_bytes(const char *p) {
     return bits;
 }
 SA_VERB vu32 vu32_xor(vu32 a, vu32 b) { return a ^ b; }
-SA_VERB vu32 vu32_dot(vu32 sum, const int8_t *x, const int16_t *y) {
-#if defined(SA_VEC128_SSE2)
-    const __m128i twice = _mm_loadl_epi64((const __m128i *)(const void *)x),
-                  eight = _mm_loadu_si128((const __m128i *)(const void *)y);
-    return sum + (vu32)_mm_madd_epi16(_mm_srai_epi16(_mm_unpacklo_epi8(twice, twice), 8), eight);
-#elif defined(SA_VEC128_NEON)
-    const int16x8_t wide = vmovl_s8(vld1_s8(x)), eight = vld1q_s16(y);
-    const int32x4_t low = vmlal_s16((int32x4_t)sum, vget_low_s16(wide), vget_low_s16(eight));
-    return (vu32)vmlal_s16(low, vget_high_s16(wide), vget_high_s16(eight));
-#else
-    for (int i = 0; i < 8; ++i) {
-        sum[i % 4] += (uint32_t)(x[i] * y[i]);
-    }
-    return sum;
-#endif
-}
 SA_VERB vu32 vu32_rotate(vu32 a, int n) { return a << n | a >> (32 - n); }
 SA_VERB vu32 vu32_mul_lo(vu32 a, vu32 b) { return a * b; }
 SA_VERB vu32 vu32_mul_hi(vu32 a, vu32 b) {

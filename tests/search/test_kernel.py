@@ -12,24 +12,15 @@ FEW, TILE, GROUP = 4, 48, 64  # queries row by row, rows of a tile, queries of a
 
 def numbers(rng, n, d, kind):
     """Return vectors and their scales; the last vector is the first one again."""
+    vectors, scales = rng.standard_normal((n, d)).astype(np.float32), None
     if kind == "int8":
         vectors, scales = (
             rng.integers(-128, 128, (n, d)).astype(np.int8),
             rng.random(n).astype(np.float32) - 0.2,
         )
-    else:
-        vectors, scales = rng.standard_normal((n, d)).astype(np.float32), None
-    if n:
-        vectors[-1] = vectors[0]
-        if scales is not None:
-            scales[-1] = scales[0]
+        scales[-1:] = scales[:1]
+    vectors[-1:] = vectors[:1]
     return vectors, scales
-
-
-def rounded(query):
-    """Return queries as int8, and their scales."""
-    scale = np.abs(query).max(1, initial=0) / np.float32(127)
-    return np.rint(query / np.where(scale > 0, scale, 1)[:, None].astype(float)).astype(np.int64), scale
 
 
 def in_order(scores, positions, k):
@@ -41,18 +32,19 @@ def in_order(scores, positions, k):
 
 
 def check(query, vectors, scales, k, keep=None):
-    """Compare a search with its definition; returns what it found."""
+    """Compare a search with its definition."""
     found, positions = _core._search(query, vectors, k, scales=scales, keep=keep)
     kept = np.arange(len(vectors)) if keep is None else np.flatnonzero(keep)
     k = min(k, len(kept))
     assert found.shape == positions.shape == (len(query), k)
     assert found.dtype == np.float32 and positions.dtype == np.int64
     if scales is not None:  # every operation is known: the same bits
-        whole, scale = rounded(query)
+        scale = np.abs(query).max(1, initial=0) / np.float32(127)
+        whole = np.rint(query / np.where(scale > 0, scale, 1)[:, None].astype(float)).astype(np.int64)
         truth = (whole @ vectors.T.astype(np.int64)).astype(np.float32) * (scale[:, None] * scales)
         assert np.array_equal(positions, in_order(truth, kept, k))
         assert np.array_equal(found, np.take_along_axis(truth, positions, 1))
-        return found, positions
+        return
     truth = query.astype(float) @ vectors.T.astype(float)
     size = np.linalg.norm(query, axis=1)[:, None] * np.linalg.norm(vectors, axis=1)
     error = vectors.shape[1] * EPS * size  # of a sum of d products, in any order
@@ -65,7 +57,6 @@ def check(query, vectors, scales, k, keep=None):
         left = np.setdiff1d(kept, chosen)
         if k and len(left):  # what was left out is not better than what was found, beyond both errors
             assert np.max(row[left] - wrong[left]) <= np.min(row[chosen] + wrong[chosen])
-    return found, positions
 
 
 @pytest.mark.parametrize("kind", ["float32", "int8"])
@@ -151,13 +142,14 @@ def test_nan_comes_last_and_infinity_has_its_place(queries):
     assert np.all(positions[1:, -1] == 9) and not np.isnan(scores[1:, :-1]).any()
 
 
-def test_a_mapped_file_is_read_and_a_query_of_zeros_or_tiny_numbers_is_no_problem(tmp_path):
+def test_a_mapped_file_that_is_not_aligned_and_queries_of_zeros_and_tiny_numbers(tmp_path):
     rng = np.random.default_rng(4)
     vectors, scales = numbers(rng, 300, 40, "int8")
-    vectors.tofile(tmp_path / "vectors")
-    mapped = np.memmap(tmp_path / "vectors", np.int8, "r", shape=(300, 40))
+    (tmp_path / "vectors").write_bytes(b"?" + vectors.tobytes())
+    mapped = np.memmap(tmp_path / "vectors", np.int8, "r", offset=1, shape=(300, 40))
     query = rng.standard_normal((3, 40)).astype(np.float32) * np.float32([[0], [1e-44], [1e30]])
     scores, positions = _core._search(query, mapped, 300, scales=scales)
-    assert np.all(scores[0] == 0) and np.array_equal(positions[0], np.arange(300))
-    assert np.isfinite(scores).all()
+    assert (
+        np.all(scores[0] == 0) and np.array_equal(positions[0], np.arange(300)) and np.isfinite(scores).all()
+    )
     check(query[2:], mapped, scales, 7)

@@ -167,29 +167,34 @@ def triplets(d):
 
 
 def search(d, kind, queries=5):
-    query, vectors = d.normal(queries, 20), (30 * d.normal(700, 20)).astype(kind)
+    query, vectors, keep = (
+        d.normal(queries, 20),
+        (30 * d.normal(700, 20)).astype(kind),
+        d.rng.random(700) < 0.5,
+    )
     scales = d.normal(700) if kind == "int8" else None
-    keep = d.rng.random(700) < 0.5
-    inputs = [query, vectors, keep] if scales is None else [query, vectors, scales, keep]
-    return lambda: [
-        _core._search(query, vectors, k, scales=scales, keep=only) for k, only in ((3, None), (400, keep))
-    ], inputs
+    calls = ((3, None), (400, keep))
+    return lambda: [_core._search(query, vectors, k, scales=scales, keep=only) for k, only in calls], [
+        query,
+        vectors,
+        keep,
+    ]
 
 
 def wrong_searches(d):
-    query, vectors, scales = d.normal(2, 20), d.normal(90, 20), d.normal(90)
-    whole = vectors.astype(np.int8)
-    return [
-        *((_core._search, given) for given in (
-            (query, vectors), (query, vectors, 1.0), (query, vectors, -1), (query, vectors, 2**70), (query[0], vectors, 1), ([1.0], vectors, 1),
-            (query, vectors[:, :19], 1), (query[:, :19].copy(), vectors, 1), (query, vectors[::2], 1), (query, whole, 1),
-            (query.astype(np.float64), vectors, 1), (query, vectors.astype(np.float64), 1), (query, vectors, 1, scales),
-        )),
-        *((functools.partial(_core._search, query, x, 1), named) for x, named in (
-            (vectors, {"scales": scales}), (whole, {"scales": scales[1:].copy()}), (whole, {"scales": scales[::2]}), (vectors, {"keep": scales}),
-            (vectors, {"keep": scales[1:] > 0}), (vectors, {"keep": np.ones((90, 1), bool)}), (vectors, {"kept": None}),
-        )),
+    query, vectors, numbers = d.normal(2, 20), d.normal(90, 20), d.normal(90)
+    q, x, whole, few = query, vectors, vectors.astype(np.int8), numbers[1:].copy()
+    places = [
+        (q, x), (q, x, 1.0), (q, x, -1), (q, x, 2**70), (q[0], x, 1), ([1.0], x, 1), (q, x[:, :19].copy(), 1), (q, x[::2], 1),
+        (q, whole, 1), (q.astype(np.float64), x, 1), (q, x.astype(np.float64), 1), (q, x, 1, numbers), (q, np.zeros((1, 2**18), np.int8), 1),
     ]  # fmt: skip
+    names = [
+        (x, {"scales": numbers}), (whole, {"scales": few}), (whole, {"scales": numbers[::2]}), (x, {"keep": numbers}),
+        (x, {"keep": few > 0}), (x, {"keep": np.ones((90, 1), bool)}), (x, {"kept": None}),
+    ]  # fmt: skip
+    return [(_core._search, given) for given in places] + [
+        (functools.partial(_core._search, q, x, 1), named) for x, named in names
+    ]
 
 
 def machine(d):

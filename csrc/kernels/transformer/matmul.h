@@ -38,8 +38,8 @@ SA_INLINE void FN(load_square_transposed)(const real *x, ptrdiff_t stride, vec *
 }
 
 /* panel[k][c] = b[c][k]; the panel's rows have `stride` elements. */
-SA_ONCE void FN(fill_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
-                                       ptrdiff_t stride) {
+SA_KERNEL void FN(fill_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, real *panel,
+                                         ptrdiff_t stride) {
     for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
         const real *from = b + c * b_stride;
         ptrdiff_t k = 0;
@@ -131,7 +131,7 @@ SA_INLINE void FN(add_few_rows)(vec *sum, const real *a, ptrdiff_t a_stride, con
 SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
     const real *a = p->a;
     for (ptrdiff_t c = 0; c < p->width; c += SA_LANES) {
-        const real *b = (const real *)p->b + c * p->b_stride;
+        const real *b = (const real *)p->b + c * p->b_stride, *next = b + SA_LANES * p->b_stride;
         real *to = (real *)p->c + c;
         for (ptrdiff_t first = 0; first < p->n; first += SA_PANEL_DEPTH) {
             const ptrdiff_t end = p->n - first < SA_PANEL_DEPTH ? p->n : first + SA_PANEL_DEPTH;
@@ -142,6 +142,9 @@ SA_INLINE void FN(few_rows)(const sa_product *p, const int rows) {
             }
             for (ptrdiff_t k = first; k < end; k += SA_LANES) {
                 if (k + SA_LANES <= end && c + SA_LANES <= p->width) {
+                    for (int i = 0; i < SA_LANES && p->far; ++i, next += SA_LANES) { /* rows of B are contiguous */
+                        __builtin_prefetch(next, 0, 2);
+                    }
                     FN(load_square_transposed)(b + k, p->b_stride, t);
                     FN(add_few_rows)(sum, a + k, p->a_stride, t, SA_LANES, rows);
                 } else {
@@ -212,7 +215,8 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
         }
     }
 }
-#undef SA_PANEL /* SA_PANEL_DEPTH stays, for kernels/search */
+#undef SA_PANEL
+#undef SA_PANEL_DEPTH
 #undef SA_SUMMED
 #undef SA_FAR_ROWS
 #undef SA_ROUNDS_BETWEEN

@@ -80,7 +80,6 @@ EMU_INTS(sub_epi32)
 EMU_INTS(sub_epi16)
 EMU_INTS(mullo_epi32)
 EMU_INTS(mul_epu32)
-EMU_INTS(madd_epi16)
 EMU_HALVES(__m512, ps, fmadd_ps, (__m512 a, __m512 b, __m512 c), _mm256_fmadd_ps(EMU_PS(a), EMU_PS(b), EMU_PS(c)))
 EMU_HALVES(__m512d, pd, fmadd_pd, (__m512d a, __m512d b, __m512d c), _mm256_fmadd_pd(EMU_PD(a), EMU_PD(b), EMU_PD(c)))
 EMU_HALVES(__m512, ps, sqrt_ps, (__m512 a), _mm256_sqrt_ps(EMU_PS(a)))
@@ -248,11 +247,6 @@ EMU __m128i _mm512_cvtepi32_epi8(__m512i a) {
     emu_bits r;
     EMU_LANES(16, r.u8[i] = (uint8_t)x.u32[i])
     return _mm256_castsi256_si128(r.half_si[0]);
-}
-EMU __m512i _mm512_cvtepi8_epi16(__m256i a) {
-    return ((emu_bits){.half_si = {_mm256_cvtepi8_epi16(_mm256_castsi256_si128(a)),
-                                   _mm256_cvtepi8_epi16(_mm256_extracti128_si256(a, 1))}})
-        .si;
 }
 EMU __m512i _mm512_cvtepu16_epi32(__m256i a) {
     const emu_bits x = {.half_si = {a, a}};
