@@ -281,11 +281,13 @@ def _explorer(options: argparse.Namespace) -> views.Explorer:
 def _add_pages(parser: Parser) -> None:
     where = "where to write; made if it does not exist"
     parser.add_argument("folder", metavar="DIR", type=streams.folder, help=where)
+    several = "the language of the pages, or several, which link to one another; default: en"
+    parser.add_argument("--lang", choices=PLURALS, nargs="+", default=["en"], help=several)
     parser.add_argument("--open", action="store_true", help="show the start page in a browser")
 
 
 def _run_pages(options: argparse.Namespace) -> int:
-    _announce("pages", views.write_pages(options.folder), options.open)
+    _announce("pages", views.write_pages(options.folder, lang=options.lang), options.open)
     return 0
 
 

@@ -47,7 +47,7 @@ class Exercise {
     const stage = stageOf(td);
     const answer = node.now.at(i, j);
     if (guess === null) return view.tell(stage, words.fill("not a number", { text: JSON.stringify(field.value) }));
-    const typed = (field.value.split(".")[1] ?? "").length;
+    const typed = (field.value.split(/[.,]/)[1] ?? "").length;
     const decimals = Math.min(node.digits, Math.max(typed, Math.min(2, node.digits)));
     const right = same(guess, answer, 0) || Math.abs(guess - answer) <= 0.5000001 * 10 ** -decimals;
     if (!right) return view.tell(stage, words.fill("wrong", { guess: field.value }));

@@ -9,7 +9,7 @@
 
 const ROLES = ["inputs", "query", "key", "value", "scores", "mask", "weights", "output", "result"];
 /** @type {Record<string, string>} */
-const NAMES = { inputs: "x", query: "Q", key: "K", value: "V", scores: "scores", mask: "mask", weights: "weights", output: "output", result: "result" };
+const NAMES = { inputs: "x", query: "Q", key: "K", value: "V" }; // other names are words
 /** @type {Record<string, string>} */
 const SIGNS = { query: "·W", scores: "→", weights: "→", output: "→", result: "→" }; // signs before a matrix
 const MOST_CELLS = 80; // a larger matrix is a picture, without numbers
@@ -132,7 +132,7 @@ class FirstScreen {
     this.tiny = new Map();
     this.fill();
     const roles = ROLES.filter((role) => this.shows(role));
-    this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), NAMES[role])));
+    this.thumbs.replaceChildren(...roles.map((role) => element("span", {}, ...this.sides.map((side) => this.thumb(side, role)), this.nameOf(role))));
     this.buildKnobs();
     this.fitted = -1;
     this.fit();
@@ -184,9 +184,14 @@ class FirstScreen {
   }
 
   /** @param {string} role */
+  nameOf(role) {
+    return NAMES[role] ?? this.texts[`matrix ${role}`];
+  }
+
+  /** @param {string} role */
   stripHead(role) {
     const { stages } = this.current(0);
-    const name = NAMES[role];
+    const name = this.nameOf(role);
     return button({
       className: "sa-strip-head", title: filled(this.texts["open stage"], { name }),
       onclick: () => this.view.openStage(stages[role]),
@@ -201,7 +206,7 @@ class FirstScreen {
     const { labels } = this.view;
     const label = (/** @type {string} */ list, /** @type {number} */ n) => (list && labels[list] ? labels[list] : range(n).map(String));
     const options = {
-      name: `${NAMES[role]}, ${this.sideName(side)}`, rows, columns, side, kind: kindOf(role),
+      name: `${this.nameOf(role)}, ${this.sideName(side)}`, rows, columns, side, kind: kindOf(role),
       point: (/** @type {Place | null} */ place) => this.explain(side, role, place),
     };
     const large = rows * columns > MOST_CELLS || columns > WIDEST + 1;
@@ -267,7 +272,7 @@ class FirstScreen {
       const pressed = String(this[what] === name);
       return button({ ariaPressed: pressed, onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
     });
-    return [element("span", { className: "sa-tabs", role: "group", ariaLabel: what }, ...buttons)];
+    return [element("span", { className: "sa-tabs", role: "group", ariaLabel: filled(this.texts[what], { n: "" }).trim() }, ...buttons)];
   }
 
   /** @type {(scale: NodeOfPage, stops: number[]) => HTMLLabelElement} a slider that stays at the stops for a while */

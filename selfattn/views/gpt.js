@@ -61,7 +61,7 @@ class GPTView {
     const layers = range(data.layers).map((layer) => element("div", { className: "sa-layer" },
       element("h3", {}, filled(captions.layer, { layer: layer + 1 })),
       element("div", { className: "sa-gpt-heads" }, ...this.heads.filter((each) => each.layer === layer).map(({ node }) => node)), this.hidden[layer]));
-    const size = filled(captions.size, { parameters: data.count.toLocaleString("en"), layers: data.layers, heads: data.heads });
+    const size = filled(captions.size, { parameters: data.count.toLocaleString(captions.lang), layers: data.layers, heads: data.heads });
     root.replaceChildren(
       topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
       element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
@@ -283,10 +283,10 @@ class WeightEditor {
       this.show();
     } });
     this.says = element("span");
-    const index = (/** @type {string} */ name) => element("input", { type: "number", min: "0", ariaLabel: name, onchange: () => this.goTo() });
+    const index = (/** @type {string} */ name) => element("input", { type: "number", min: "0", ariaLabel: captions[name], onchange: () => this.goTo() });
     this.row = index("row");
     this.column = index("column");
-    this.value = element("input", { type: "number", step: "any", ariaLabel: captions.value, onkeydown: (/** @type {KeyboardEvent} */ event) => {
+    this.value = element("input", { inputMode: "decimal", ariaLabel: captions.value, onkeydown: (/** @type {KeyboardEvent} */ event) => {
       if (event.key === "Enter") this.set();
     } });
     this.node = element("div", { className: "sa-weight-editor" }, this.choice, this.canvas,

@@ -19,6 +19,9 @@ PLURALS: dict[str, Callable[[float], str]] = {
     "fr": lambda n: "one" if 0 <= n < 2 else "many" if n % 1_000_000 == 0 else "other",
 }
 
+#: What each language calls itself.
+OWN_NAMES = {"en": "English", "de": "Deutsch", "fr": "Français"}
+
 # As ICU writes it, without places in its forms.
 _PLURAL = re.compile(r"\{(\w+), plural,((?: \w+ \{[^{}]*\})+)\}")
 _FORM = re.compile(r"(\w+) \{([^{}]*)\}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +13,7 @@ from selfattn import tutorials
 from selfattn.views.document import Document
 from selfattn.views.explore import explorer
 from selfattn.views.gpt import gpt_page
-from selfattn.views.language import fill
+from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
 from selfattn.views.texts import START
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.writing import text
@@ -26,56 +26,73 @@ class _StartPage(Document):
     styles: ClassVar[tuple[str, ...]] = ("start.css",)
 
 
-def write_pages(folder: str | os.PathLike[str]) -> Path:
+def write_pages(folder: str | os.PathLike[str], *, lang: str | Sequence[str] = "en") -> Path:
     """Write all pages and a start page: the lessons, their exercises, all heads of a small model, a GPT.
 
     Parameters
     ----------
     folder : path
         Made if it does not exist. Pages of the same names are replaced, other files stay.
+    lang : {"en", "de", "fr"}, or several
+        The pages of each language; those of the second one and of later ones have its name in theirs: ``gpt.de.html``.
 
     Returns
     -------
     Path
         Of the start page. A file that has the name of a page, but is none, is a FileExistsError, and nothing is written.
     """
-    pages = dict(_pages())
-    paths = {name: Path(folder, f"{name}.html") for name in (*pages, "index")}
+    langs = [lang] if isinstance(lang, str) else list(dict.fromkeys(lang))
+    if not langs:
+        raise ValueError(f"lang is empty; the languages are {', '.join(PLURALS)}")
+    ends = {each: f".{each}.html" if n else ".html" for n, each in enumerate(langs)}
+    pages = {each: dict(_pages(each)) for each in langs}
+    for own in langs:
+        pages[own]["index"] = _start_page(pages[own], own, ends)
+    paths = {(name, own): Path(folder, name + ends[own]) for own in langs for name in pages[own]}
     for path in paths.values():
         if os.path.lexists(path) and not (path.is_file() and b'<body class="sa-page">' in path.read_bytes()):
             raise FileExistsError(f"{path} exists and is not a page of selfattn's")
-    paths["index"].parent.mkdir(parents=True, exist_ok=True)
-    for name, page in pages.items():
-        replace(page, links=(("up", "en", "index.html", START["all pages"]),)).save(paths[name])
-    return _start_page(pages).save(paths["index"])
+    paths["index", langs[0]].parent.mkdir(parents=True, exist_ok=True)
+    for (name, own), path in paths.items():
+        up = ("up", own, "index" + ends[own], say(START["all pages"], own))
+        others = [
+            ("alternate", each, name + end, OWN_NAMES[each]) for each, end in ends.items() if each != own
+        ]
+        replace(pages[own][name], links=(up, *others)).save(path)
+    return paths["index", langs[0]]
 
 
-def _pages() -> Iterator[tuple[str, Document]]:
+def _pages(lang: str) -> Iterator[tuple[str, Document]]:
     """Yield the pages by the names of their files, in the order of the start page."""
     for name in TUTORIAL_PAGES:
-        yield name, tutorial_page(name)
-        yield name + EXERCISE, tutorial_page(name, exercise=True)
+        yield name, tutorial_page(name, lang=lang)
+        yield name + EXERCISE, tutorial_page(name, exercise=True, lang=lang)
     model, sentences = (
         tutorials.embedding_model("two_heads"),
         tutorials.load("sentence_embeddings")["sentences"],
     )
     first, second = ((model.steps(each), each.split()) for each in sentences)
-    yield "explorer", explorer(*first, compare=second, word="bank")
-    yield "gpt", gpt_page()
+    yield "explorer", explorer(*first, compare=second, word="bank", lang=lang)
+    yield "gpt", gpt_page(lang=lang)
 
 
-def _start_page(pages: dict[str, Document]) -> Document:
+def _start_page(pages: dict[str, Document], lang: str, ends: Mapping[str, str]) -> Document:
     """Return the start page: a link to each lesson, and to its exercise."""
-    lessons = ""
+    lessons, texts = "", in_language(START, lang)
     for name in (name for name in pages if name in START):
-        about = text(fill(START[name], n=len(getattr(pages[name], "tour", ()))))
+        about = text(fill(texts[name], lang, n=len(getattr(pages[name], "tour", ()))))
         about = re.sub(r"\*(.+?)\*", r"<strong>\1</strong>", about)
         more = (
-            f'<a href="{name}{EXERCISE}.html">{text(START["exercise"])}</a>'
+            f'<a href="{name}{EXERCISE}{ends[lang]}">{text(texts["exercise"])}</a>'
             if name + EXERCISE in pages
             else ""
         )
-        lessons += f'<li><a class="sa-card" href="{name}.html">{about}</a>{more}</li>\n'
-    head = f"<h1>{text(START['title'])}</h1>\n<p>{text(START['look'])}</p>"
+        lessons += f'<li><a class="sa-card" href="{name}{ends[lang]}">{about}</a>{more}</li>\n'
+    others = " ".join(
+        f'<a hreflang="{each}" lang="{each}" href="index{end}">{OWN_NAMES[each]}</a>'
+        for each, end in ends.items()
+        if each != lang
+    )
+    head = f"<h1>{text(texts['title'])}</h1>\n<p>{text(texts['look'])} {others}</p>"
     body = f'<main class="sa-view sa-start" data-alone="">{head}\n<ol>\n{lessons}</ol></main>'
-    return _StartPage(START["title"], body, "")
+    return _StartPage(texts["title"], body, "", lang)
