@@ -13,7 +13,8 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 
 from selfattn import _disk, files, nn, training
 from selfattn._check import Array
-from selfattn.cli import streams
+from selfattn.cli import fine_tune, streams
 from selfattn.cli.parser import (
     EXIT_CODES,
     Command,
@@ -39,6 +40,15 @@ from selfattn.cli.search import add_selection, is_index, search_index
 from selfattn.functional._similarity import similarities
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
+DEFAULTS = {
+    "contrastive": {"dim": 256, "epochs": 10, "lr": 1e-3, "batch_size": 128},
+    "proxy": {"dim": 64, "epochs": 10, "lr": 1e-3, "batch_size": 8},
+    "--from": fine_tune.DEFAULTS,
+}  # fmt: skip
+OF_A_NEW_MODEL = {
+    "split": "lines", "near": 1, "far": None, "per_sentence": 1, "tokenizer": "sentencepiece", "dim": None,
+    "vocab_size": 4000, "layers": 1, "heads": 1, "max_seq_len": 128, "objective": None,
+}  # fmt: skip
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
@@ -58,6 +68,7 @@ examples:
   selfattn train triplets.tsv --out model              main, similar and non-similar sentence, separated by tabs
   selfattn train book.txt --out model --resume         continue after Ctrl-C, a crash or a full disk
   selfattn train book.txt --out model --tokenizer whitespace --dim 32 --epochs 100
+  selfattn train --from all-MiniLM-L6-v2 pairs.tsv --out mine    a pretrained model learns from pairs
   selfattn train gpt book.txt --out mine               a small GPT; selfattn train gpt --help
 {EXIT_CODES}"""
 FOLDER = (
@@ -81,8 +92,10 @@ examples:
 
 
 def _add_train(parser: Parser) -> None:
-    text = "a UTF-8 file of text, or of triplets if it ends in .tsv; - is standard input"
+    text = "a UTF-8 file of text, or of triplets if it ends in .tsv; with --from a table; - is standard input"
     parser.add_argument("text", metavar="TEXT", help=text)
+    base = "go on from a pretrained model, with a table: a text and its answer, perhaps wrong answers; or two texts and a number"
+    parser.add_argument("--from", metavar="FOLDER", dest="base", type=Path, help=base)
     where = "the folder of the model"
     parser.add_argument("--out", metavar="DIR", required=True, type=streams.folder, help=where)
     _add_split(parser)
@@ -95,19 +108,28 @@ def _add_train(parser: Parser) -> None:
     kinds = ("sentencepiece", "whitespace")
     pieces = "sentencepiece (the default): pieces of words; whitespace: whole words"
     model.add_argument("--tokenizer", choices=kinds, default="sentencepiece", help=pieces)
+    model.add_argument(
+        "--dim", type=count, metavar="N", help="the width of an embedding (256; of the proxy task 64)"
+    )
     sizes = {
         "--vocab-size": (count, 4000, "at most N tokens"),
-        "--dim": (count, 64, "the width of an embedding"),
         "--layers": (count, 1, "layers of self-attention"),
         "--heads": (count, 1, "heads of each layer"),
         "--max-seq-len": (count, 128, "tokens of a sentence that are used"),
     }
     add_numbers(model, sizes)
     loop = parser.add_argument_group("training")
+    task = "contrastive: a neighbour is told from those of other sentences; proxy: the tutorial's task, for triplets the default"
+    loop.add_argument("--objective", choices=("contrastive", "proxy"), help=task)
+    for name, take, what in (
+        ("--epochs", count, "passes through the text"),
+        ("--lr", rate, "learning rate of Adam"),
+        ("--batch-size", count, "examples for each step"),
+    ):
+        key = name[2:].replace("-", "_")
+        of_each = ", ".join(f"{kind} {values[key]:g}" for kind, values in DEFAULTS.items())
+        loop.add_argument(name, type=take, metavar="X" if take is rate else "N", help=f"{what} ({of_each})")
     numbers = {
-        "--epochs": (count, 10, "passes through the text"),
-        "--lr": (rate, 1e-3, "learning rate of Adam"),
-        "--batch-size": (count, 8, "triplets for each step"),
         "--seed": (int, 0, "seed of everything random"),
         "--log-every": (count, 1000, "steps between printed lines"),
     }
@@ -120,18 +142,53 @@ def _add_train(parser: Parser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    out: Path = options.out
-    unfinished = out / UNFINISHED
+    unfinished = options.out / UNFINISHED
     _check_place(options, unfinished)
 
     def say(line: str) -> None:
         if not options.quiet:
             print(line, flush=True)
 
+    started = time.monotonic()
+    if options.base is not None:
+        for name, default in OF_A_NEW_MODEL.items():
+            if getattr(options, name) != default:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for a new model, not for one that --from names"
+                )
+        _check_exists(options.base)
+        _complete(options, "--from", unfinished)
+        fine_tune.fine_tune(options, unfinished / CHECKPOINT, lambda: _begin(options, None, unfinished), say)
+    else:
+        _train_new(options, unfinished, say)
+    _remove(unfinished)
+    searched = "TEXT" if options.base or options.text == "-" else options.text
+    seconds = time.monotonic() - started
+    say(f'saved in {options.out} after {seconds:.0f} s; try: selfattn search {options.out} {searched} "..."')
+    return 0
+
+
+def _complete(options: argparse.Namespace, kind: str, unfinished: Path) -> None:
+    """Fill in the defaults of a kind of training, and compare with the options of the training that is continued."""
+    for name, value in DEFAULTS[kind].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.resume:
+        _check_options(options, unfinished / OPTIONS)
+
+
+def _train_new(options: argparse.Namespace, unfinished: Path, say: Callable[[str], None]) -> None:
     # One stream each: a resumed run need not repeat the model's draws.
     for_triplets, for_model, for_orders = np.random.default_rng(checked_seed(options.seed)).spawn(3)
     triplets, sentences = _read_triplets(options, for_triplets)
-    started = time.monotonic()
+    least = 2 * (options.batch_size or DEFAULTS["contrastive"]["batch_size"])
+    if options.objective is None:
+        of_text = not options.text.lower().endswith(".tsv")
+        options.objective = "contrastive" if of_text and len(triplets) >= least else "proxy"
+        if of_text and options.objective == "proxy":
+            few = f"{len(triplets)} examples are fewer than two batches of negatives, {least}"
+            say(f"{few}: the tutorial's task trains the model, as with --objective proxy")
+    _complete(options, options.objective, unfinished)
     if options.resume:
         model = files.load_model(unfinished)
     else:
@@ -140,24 +197,29 @@ def _train(options: argparse.Namespace) -> int:
     empty = _left_out("train", model, (sentence for triplet in triplets for sentence in triplet))
     triplets = [triplet for triplet in triplets if empty.isdisjoint(triplet)]
     parameters = sum(array.size for array in model.parameters().values())
-    say(f"{len(triplets)} triplets, {model.vocab_size} tokens, {parameters} parameters")
+    proxy = options.objective == "proxy"
+    what = "triplets" if proxy else "examples"
+    say(f"{len(triplets)} {what}, {model.vocab_size} tokens, {parameters} parameters")
+    # A distant sentence that was asked for is one more negative of each example.
+    examples: Any = triplets if proxy or options.far else [triplet[:2] for triplet in triplets]
     try:
-        training.fit(
-            nn.ProxyTask(model), triplets, epochs=options.epochs, lr=options.lr,
-            batch_size=options.batch_size, rng=for_orders,
-            log_every=None if options.quiet else options.log_every, checkpoint=unfinished / CHECKPOINT,
-            resume=options.resume, progress=False if options.quiet else None,
-        )  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "a batch holds"
+            )  # a sentence and both its neighbours may meet there
+            training.fit(
+                nn.ProxyTask(model) if proxy else model, examples, None if proxy else nn.MultipleNegativesRankingLoss(),
+                epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, rng=for_orders,
+                log_every=None if options.quiet else options.log_every, checkpoint=unfinished / CHECKPOINT,
+                resume=options.resume, progress=False if options.quiet else None,
+            )  # fmt: skip
     except training.Interrupted:
-        files.save_model(model, out)
-        streams.tell(f"\nstopped; the model as it is now is in {out}, and --resume continues the training")
+        files.save_model(model, options.out)
+        streams.tell(
+            f"\nstopped; the model as it is now is in {options.out}, and --resume continues the training"
+        )
         raise
-    files.save_model(model, out)
-    _remove(unfinished)
-    searched = "TEXT" if options.text == "-" else options.text
-    seconds = time.monotonic() - started
-    say(f'saved in {out} after {seconds:.0f} s; try: selfattn search {out} {searched} "..."')
-    return 0
+    files.save_model(model, options.out)
 
 
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
@@ -169,8 +231,6 @@ def _check_place(options: argparse.Namespace, unfinished: Path) -> None:
     begun = (unfinished / OPTIONS).is_file() if options.resume else bool(left)
     kept = (files.CONFIG, files.WEIGHTS, files.TOKENIZERS[options.tokenizer])
     check_place(options, begun, foreign * (not options.resume), dict.fromkeys(kept, "a model"))
-    if options.resume:
-        _check_options(options, unfinished / OPTIONS)
 
 
 def check_place(options: argparse.Namespace, begun: bool, foreign: str, kept: Mapping[str, str]) -> None:
@@ -220,7 +280,8 @@ def _remove(unfinished: Path) -> None:
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options that a resumed training cannot change."""
     free = {"text", "out", "epochs", "log_every", "quiet", "resume", "force", "warned"}
-    return {name: value for name, value in vars(options).items() if name not in free}
+    given = {name: value for name, value in vars(options).items() if name not in free}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
 def _check_options(options: argparse.Namespace, path: Path) -> None:
@@ -265,12 +326,14 @@ def _new_model(
     )  # fmt: skip
 
 
-def _begin(options: argparse.Namespace, model: nn.EmbeddingModel, unfinished: Path) -> None:
+def _begin(options: argparse.Namespace, model: nn.EmbeddingModel | None, unfinished: Path) -> None:
     """Write what resuming needs; the model itself appears only when it has been trained."""
     made = not options.out.exists()
     _remove(unfinished)
     try:
-        files.save_model(model, unfinished)
+        unfinished.mkdir(parents=True, exist_ok=True)
+        if model is not None:
+            files.save_model(model, unfinished)
         settings = json.dumps(_settings(options), indent=2) + "\n"
         _disk.write_files(unfinished, {OPTIONS: settings.encode()})
     except BaseException:

@@ -19,6 +19,7 @@ from selfattn.training.triplets import (
     Triplet,
     make_triplets,
     read_lines,
+    read_pairs,
     read_sentences,
     read_triplets,
     split_sentences,
@@ -26,5 +27,5 @@ from selfattn.training.triplets import (
 
 __all__ = [
     "SPLITS", "Callback", "History", "Interrupted", "Step", "Task", "Triplet", "fit", "make_triplets",
-    "read_lines", "read_sentences", "read_triplets", "split_sentences",
+    "read_lines", "read_pairs", "read_sentences", "read_triplets", "split_sentences",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -115,19 +115,60 @@ def read_triplets(path: PathLike | BinaryFile) -> list[Triplet]:
     ...     read_triplets(path)
     [('tom chases', 'jerry runs', 'it snows')]
     """
-    triplets = []
+    triplets: list[Any] = _table(path, "three sentences", lambda columns: len(columns) == 3)
+    if not triplets:
+        raise ValueError(f"{path} holds no triplet")
+    return triplets
+
+
+def read_pairs(path: PathLike | BinaryFile) -> list[tuple[Any, ...]]:
+    r"""Read examples from a UTF-8 file with columns between tabs: two texts or more, or two texts and a number.
+
+    Parameters
+    ----------
+    path : path, or a file that is open in binary mode
+
+    Returns
+    -------
+    list of tuple
+        A query, its answer, and wrong answers if there are some; or two texts and a float. Empty lines are skipped.
+
+    Raises
+    ------
+    ValueError
+        Lines have different numbers of columns, fewer than two or an empty one; or there is none.
+
+    Examples
+    --------
+    >>> import io
+    >>> from selfattn import training
+    >>> training.read_pairs(io.BytesIO(b"tom chases\tjerry runs\t0.5\n"))
+    [('tom chases', 'jerry runs', 0.5)]
+    """
+    rows = _table(path, "two or more texts", lambda columns: len(columns) > 1)
+    if not rows:
+        raise ValueError(f"{path} holds no pair")
+    if other := next((row for row in rows if len(row) != len(rows[0])), None):
+        raise ValueError(
+            f"{path}: a line has {len(other)} columns, the first {len(rows[0])}: {other[0][:80]!r}"
+        )
+    try:
+        return [(*row[:-1], float(row[-1])) for row in rows] if len(rows[0]) > 2 else rows
+    except ValueError:
+        return rows
+
+
+def _table(path: Any, expected: str, fits: Callable[[list[str]], bool]) -> list[tuple[str, ...]]:
+    """Read the columns between tabs of each line that is not empty."""
+    rows = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         columns = [column.strip() for column in line.rstrip("\r").split("\t")]
         if columns == [""]:
             continue
-        if len(columns) != 3 or not all(columns):
-            raise ValueError(
-                f"{path}, line {number}: expected three sentences between tabs, not {line[:80]!r}"
-            )
-        triplets.append((columns[0], columns[1], columns[2]))
-    if not triplets:
-        raise ValueError(f"{path} holds no triplet")
-    return triplets
+        if not fits(columns) or not all(columns):
+            raise ValueError(f"{path}, line {number}: expected {expected} between tabs, not {line[:80]!r}")
+        rows.append(tuple(columns))
+    return rows
 
 
 def make_triplets(

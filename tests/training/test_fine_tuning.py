@@ -1,12 +1,14 @@
 """training.fit of encoders and cross-encoders on texts: what a batch is, pieces, the best kept, and sentence-transformers."""
 
+import functools
+import re
 import warnings
 
 import numpy as np
 import pytest
 from text_folders import WORDS, add_pipeline, old_pooling, save_bert
 
-from selfattn import models, nn, optim, training
+from selfattn import cli, files, models, nn, optim, training
 
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 DRAW = np.random.default_rng(0)
@@ -28,7 +30,9 @@ def folder(tmp_path_factory):
         tmp_path_factory.mktemp("bert"), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     sentence = {"prompts": {"query": "query: ", "document": ""}, "similarity_fn_name": "dot"}
-    return add_pipeline(folder, old_pooling("mean"), normalize=True, sentence=sentence)
+    return add_pipeline(
+        folder, old_pooling("mean"), normalize=True, sentence=sentence, transformer={"max_seq_length": 24}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +214,99 @@ def test_refused(folder, pairs, loss, options, error, message):
         options = options | {"shuffle": None}
     with pytest.raises(error, match=message):
         fit(models.load(folder), pairs, loss, **options)
+
+
+# ---------------------------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, code=0):
+        assert cli.main([*map(str, arguments)]) == code
+        return capsys.readouterr()
+
+    return run
+
+
+def write(name, rows):
+    with open(name, "w", encoding="utf-8") as file:
+        file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+    return name
+
+
+def test_pairs_are_learned_and_the_folder_says_what_it_said(folder, run, tmp_path):
+    table = write("pairs.tsv", zip(TEXTS[:60], TEXTS[60:120], strict=True))
+    shown = run("train", "--from", folder, table, "--out", "mine", "--epochs", 100, "--lr", 0.01).out
+    numbers = re.findall(r"(before|after): recall@1 (\S+), mean reciprocal rank (\S+) among 60 texts", shown)
+    assert shown.startswith("54 rows to learn from, 6 held out; before: ")
+    assert [kind for kind, *_ in numbers] == ["before", "after", "before"]
+    assert numbers[0] == numbers[2]
+    ours, base = models.load("mine"), models.load(folder)
+    assert (ours.pipeline.prompts, ours.pipeline.similarity) == (base.pipeline.prompts, "dot")
+    assert ours.pipeline.modes == base.pipeline.modes and not (tmp_path / "mine" / "unfinished").exists()
+    queries, answers = ours.encode_query(TEXTS[:60]), ours.encode_document(TEXTS[60:120])
+    assert (np.argmax(queries @ answers.T, axis=1) == np.arange(60)).mean() > 0.7  # 54 are learned by heart
+    library = pytest.importorskip("sentence_transformers")
+    theirs = library.SentenceTransformer("mine", device="cpu")
+    np.testing.assert_allclose(theirs.encode_query(TEXTS[:5]), queries[:5], rtol=0, atol=1e-5)
+
+
+def test_scored_pairs_and_going_on_after_a_full_disk(folder, crossed, run, monkeypatch):
+    table = write("scores.tsv", zip(TEXTS[:40], TEXTS[40:80], SCORES[:40], strict=True))
+    for base in (folder, crossed):
+        options = ["train", "--from", base, table, "--epochs", 4, "--batch-size", 8, "--out"]
+        assert "correlation with the scores" in run(*options, base.name).out
+
+        def full(*_):
+            raise OSError(28, "no space left")
+
+        with monkeypatch.context() as patch:
+            stop = functools.partial(training.fit, callbacks=[lambda step: step.number == 7])
+            patch.setattr(training, "fit", stop)
+            patch.setattr(models, "save", full)
+            run(*options, f"{base.name} again", code=1)
+        run(*options, f"{base.name} again", "--resume")
+        np.testing.assert_equal(*(models.load(f"{base.name}{end}").parameters() for end in ("", " again")))
+
+
+def test_neighbours_are_told_from_other_sentences(run):
+    write("text.txt", zip(TEXTS[:300], strict=True))
+    options = [
+        "train",
+        "text.txt",
+        "--out",
+        "m",
+        "--dim",
+        "16",
+        "--epochs",
+        "2",
+        "--tokenizer",
+        "whitespace",
+        "--force",
+    ]
+    assert "300 examples" in run(*options).out
+    assert files.load_model("m")("the sea").shape == (16,)
+    assert "300 triplets" in run(*options, "--objective", "proxy").out
+    assert "300 examples" in run(*options, "--far", "20").out
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "code", "message"),
+    [
+        (["--dim", "8"], [("a", "b")] * 20, 2, "--dim is for a new model, not for one that --from names"),
+        ([], [("a", "b")] * 9, 1, "has 9 rows; at least 10 are needed"),
+        ([], [("a", "b"), ("a",)], 1, "expected two or more texts between tabs"),
+        ([], [("a", "b"), ("a", "b", "c")], 1, "a line has 3 columns, the first 2"),
+        ([], [("a", "b", "c", 1)] * 20, 1, "a number follows two texts, not 3"),
+    ],
+)  # fmt: skip
+def test_the_command_refuses(folder, run, options, rows, code, message):
+    assert (
+        message
+        in run("train", "--from", folder, write("pairs.tsv", rows), "--out", "m", *options, code=code).err
+    )
 
 
 # ------------------------------------------------------------------------------------------- sentence-transformers
