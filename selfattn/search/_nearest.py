@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from selfattn import _core
@@ -20,10 +18,12 @@ def nearest(index: Generation, queries: Array, k: int, keep: Array | None) -> tu
     if index.metric in ("euclidean", "manhattan"):
         return _by_distance(index, queries, k, keep)
     if index.codes is None:
-        return _search(queries, index.vectors, k, keep=keep)
-    _, found = _search(queries, index.codes, CANDIDATES * k, scales=index.scales, keep=keep)
+        return _core._search(queries, index.vectors, k, keep=keep)
+    _, found = _core._search(queries, index.codes, CANDIDATES * k, scales=index.scales, keep=keep)
     found.sort(axis=1)  # of equal scores the first row wins
-    best = [_search(query[None], index.vectors[rows], k) for query, rows in zip(queries, found, strict=True)]
+    best = [
+        _core._search(query[None], index.vectors[rows], k) for query, rows in zip(queries, found, strict=True)
+    ]
     scores, places = (np.concatenate(each) for each in zip(*best, strict=True))
     return scores, np.take_along_axis(found, places, 1)
 
@@ -56,16 +56,3 @@ def best_records(
         if rows.shape[1] < wanted or all(len(each) == k for each in best):
             return best
         wanted *= 4
-
-
-def _search(
-    queries: Array, vectors: Array, k: int, *, scales: Any = None, keep: Any = None
-) -> tuple[Array, Array]:
-    """Stand in for the core's function until it is there."""
-    if hasattr(_core, "_search"):
-        found: tuple[Array, Array] = _core._search(queries, vectors, k, scales=scales, keep=keep)
-        return found
-    rows = np.arange(len(vectors)) if keep is None else np.flatnonzero(keep)
-    scores = queries @ vectors[rows].astype(np.float32).T * (1 if scales is None else scales[rows])
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, order, 1).astype(np.float32), rows[order]

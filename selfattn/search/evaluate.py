@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from selfattn import _core
 from selfattn._check import Array
 from selfattn.engine import weights
 from selfattn.search._models import normalized
-from selfattn.search._nearest import _search
 from selfattn.search._ranking import Words
 
 SHORTEST = 40  # characters of a text that is cut into halves
@@ -41,7 +41,7 @@ def evaluate(
             texts[n] = texts[n][end:].strip()
         vectors, model = np.array(index.vectors), index.model
         vectors[places] = normalized(model.encode_document([texts[n] for n in places]), index.metric)
-        found = _search(
+        found = _core._search(
             normalized(model.encode_query(list(known)), index.metric), vectors, min(k, len(texts))
         )[1].tolist()
         task = f"first halves of {len(places):,} texts must find the second among {len(texts):,} texts"
@@ -58,7 +58,7 @@ def evaluate(
     words = Words(np.arange(len(texts)), texts)
     ranked = {"index": found, "BM25": [words.best(query, k, None) for query in known]}
     if (means := word_means(index.model, [*texts, *known])) is not None:
-        ranked["mean of words"] = _search(means[len(texts) :], means[: len(texts)], min(k, len(texts)))[
+        ranked["mean of words"] = _core._search(means[len(texts) :], means[: len(texts)], min(k, len(texts)))[
             1
         ].tolist()
     ranked["chance"] = draw.integers(len(texts), size=(len(known), k)).tolist()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from selfattn import _core
 from selfattn._check import Array, as_array
 from selfattn.views.document import KIT, Document, _svg, drawn_by_script
 from selfattn.views.language import fill, in_language
@@ -128,10 +129,9 @@ def _components(rows: Array) -> tuple[Array, float]:
 def _neighbours(rows: Array) -> tuple[Array, Array]:
     """Return each row's nearest other rows by the cosine, the nearest first, (n, k), and their cosines."""
     from selfattn.search._models import normalized  # imports the models
-    from selfattn.search._nearest import _search
 
     unit, k = normalized(rows, "cosine"), min(NEAREST, len(rows) - 1)
-    found = [_search(unit[n : n + BLOCK], unit, k + 1) for n in range(0, len(unit), BLOCK)]
+    found = [_core._search(unit[n : n + BLOCK], unit, k + 1) for n in range(0, len(unit), BLOCK)]
     scores, places = (np.concatenate(each) for each in zip(*found, strict=True))
     own = places == np.arange(len(rows))[:, None]
     own[~own.any(axis=1), -1] = True  # more than k copies of a text are before it
