@@ -59,7 +59,7 @@ def joined(
         for rank, record in enumerate(ranking, 1):
             sums[record] = sums.get(record, 0) + 1 / (RANKS + rank)
     best = sorted(sums.items(), key=lambda each: (-each[1], each[0]))[:k]
-    first = now.first_rows(np.array([record for record, _ in best], int)).tolist()
+    first = now.rows_of(np.array([record for record, _ in best], int))[0].tolist()
     return [(rows.get(record, row), score) for (record, score), row in zip(best, first, strict=True)]
 
 
@@ -96,8 +96,8 @@ def _join_near(
     now: Generation, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]
 ) -> None:
     """Join the groups of records that are near, of those with one row."""
-    first = now.first_rows(live)
-    whole = now.first_rows(live + 1) == first + 1
+    first, end = now.rows_of(live)
+    whole = end == first + 1
     records, n = live[whole], int(whole.sum())
     x = normalized(now.vectors[first[whole][:MOST_NEAR]], "cosine")
     if n > MOST_NEAR:

@@ -102,8 +102,12 @@ class Generation:
         if not isinstance(counts := entries.raw("counts"), dict):
             raise entries.error("counts must be an object")
         counted = entries.inner("counts", counts)
-        self.shapes: dict[str, tuple[int, ...]] = {name: (counted.size(name, 0, 0, MOST),) for name in TABLES}
+        self.shapes: dict[str, tuple[int, ...]] = {
+            name: (counted.size(name, least=0, most=MOST),) for name in TABLES
+        }
         (n,) = self.shapes["rows"]
+        if n < self.shapes["records"][0]:
+            raise counted.error("there are fewer rows than records")
         self.shapes["vectors"] = (n, self.width)
         if self.dtype == "int8":
             self.shapes |= {"codes": (n, self.width), "scales": (n,)}
@@ -207,9 +211,15 @@ class Generation:
         """True if some texts have several rows; without them, the row of a record has its number."""
         return len(self.rows) != len(self.records)
 
-    def first_rows(self, records: Array) -> Array:
-        """Return the first row of each record, or the one where it would be."""
-        return np.searchsorted(self.rows["record"], records.astype("<u4")) if self.has_windows else records
+    def rows_of(self, records: Array) -> tuple[Array, Array]:
+        """Return the first row of each record, and the one after its last."""
+        if not self.has_windows:
+            return records, records + 1
+        column, wanted = self.rows["record"], records.astype("<u4")
+        first, end = np.searchsorted(column, wanted), np.searchsorted(column, wanted, "right")
+        if not np.all(first < end):
+            raise self.damaged("rows", "a record has none")
+        return first, end
 
     def row(self, n: int) -> tuple[int, tuple[int, int]]:
         """Return a row's record, and where in its text what was embedded begins and ends, in characters."""
@@ -233,7 +243,7 @@ class Generation:
 
     def spans(self, record: int) -> tuple[list[tuple[int, int]], Array]:
         """Return where the windows of a record begin and end, and their embeddings."""
-        first, end = self.first_rows(np.array([record, record + 1])).tolist()
+        (first,), (end,) = map(np.ndarray.tolist, self.rows_of(np.array([record])))
         return [self.row(n)[1] for n in range(first, end)], self.vectors[first:end]
 
 

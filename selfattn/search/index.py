@@ -182,7 +182,7 @@ class Index:
         """The embedding of each text."""
         now = self._current()
         whole = now.alive is None and not now.has_windows
-        return now.vectors if whole else now.vectors[now.first_rows(now.live())]
+        return now.vectors if whole else now.vectors[now.rows_of(now.live())[0]]
 
     def _entries(self) -> list[tuple[Any, str, dict[str, Any]]]:
         now = self._current()
