@@ -88,11 +88,25 @@ def test_examples_of_modules(name):
         assert not runner.failures, "".join(report)
 
 
+def small_tickets(day):
+    """A table of forty texts, some of them alike."""
+    words = ["the printer", "a screen", "no sound", "old water", "the sea", "a dark ship", "stones"]
+    rows = [
+        (f"{day}{n}", words[n % 7] + " burns" * (n % 3), "ab"[n % 2], "open" if n % 5 else "closed")
+        for n in range(40)
+    ]
+    return "\n".join(map(",".join, [("id", "text", "product", "status"), *rows])) + "\n"
+
+
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_in_markdown(path, tmp_path, monkeypatch):
     """The ```python blocks of a file, one after the other, in one namespace: sessions (>>>) or plain code."""
     monkeypatch.chdir(tmp_path)
-    if path.parent.name == "coming_from":
+    if path.name == "search.md":
+        pytest.importorskip("pandas")
+        for day in ("tickets", "tomorrow"):
+            (tmp_path / f"{day}.csv").write_text(small_tickets(day))
+    if path.parent.name == "coming_from" or path.name == "search.md":
         folders = pytest.importorskip("text_folders")
         for name, kind in MODELS_OF_PAGES.items():
             folders.save_bert(tmp_path / name, 512, kind, num_labels=1)
