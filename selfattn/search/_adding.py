@@ -132,10 +132,9 @@ def checked_where(where: Any, fields: Collection[str]) -> dict[str, list[Any]]:
         if name not in fields:
             known = ", ".join(map(repr, fields)) or "none at all"
             raise ValueError(f"no text has the field {name!r}; the fields are {known:.400}")
-        listed = isinstance(value, list | tuple | set | frozenset | np.ndarray)
-        found[name] = [
-            each.item() if isinstance(each, np.generic) else each for each in (value if listed else [value])
-        ]
+        given = value.tolist() if hasattr(value, "tolist") else value  # of NumPy and pandas
+        listed = given if isinstance(given, list | tuple | set | frozenset) else [given]
+        found[name] = [each.item() if isinstance(each, np.generic) else each for each in listed]
         if wrong := [each for each in found[name] if not isinstance(each, str | int | float | None)]:
             what = "a text, a number, True, False, None or a list of such"
             raise TypeError(f"where: {name!r} must be {what}, not {quoted(wrong[0])}")
