@@ -71,6 +71,9 @@ function decode(base64) {
   return new Float64Array(bytes.buffer);
 }
 
+/** @param {Float64Array} data @returns base 64 */
+const encode = (data) => btoa(Array.from(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), (byte) => String.fromCharCode(byte)).join(""));
+
 class Matrix {
   /** @param {number} rows @param {number} columns @param {Float64Array} data row by row */
   constructor(rows, columns, data) {

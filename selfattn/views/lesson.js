@@ -16,6 +16,7 @@
 /** @typedef {{ first: number, name: string, stops: (Stop & LessonStop)[] }} Home a page that was joined with others: its first view */
 
 class Lesson {
+  written = false; // the reader's words are shown
   /** @type {View | null} */ shown = null;
 
   /** @param {HTMLElement} root */
@@ -26,7 +27,12 @@ class Lesson {
     /** @type {Home[]} */
     const homes = data ? JSON.parse(data) : [];
     this.toured = homes.some(({ stops }) => stops.length);
-    this.views = [...root.querySelectorAll(".sa-steps")].map((each) => new View(/** @type {HTMLElement} */ (each), this));
+    const roots = /** @type {HTMLElement[]} */ ([...root.querySelectorAll(".sa-steps")]);
+    const numbers = root.querySelector("script.sa-known")?.textContent;
+    this.plain = roots.map(({ outerHTML }) => outerHTML); // before their scripts change them
+    /** @type {Record<string, Table>[]} */
+    this.known = numbers ? JSON.parse(numbers) : [];
+    this.views = roots.map((each) => new View(each, this));
     this.texts = this.views[0].texts;
     speak(this.texts.lang);
     const title = root.querySelector("h1.sa-title") ?? this.views[0].root.querySelector(".sa-head") ?? element("span");
@@ -40,14 +46,15 @@ class Lesson {
     top.append(title, tools(root, this.texts, () => this.redraw(), ...(this.toured ? [this.whole] : [])));
     this.showAll(!this.toured);
     this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) =>
-      button({ role: "tab", title: view.texts.title, onclick: () => this.show(view) }, this.views.length > 1 ? `${n + 1} ` : "", this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "", view.texts.tab || view.texts.title)));
+      button({ role: "tab", title: view.texts.title, onclick: () => this.show(this.views[n]) }, this.views.length > 1 ? `${n + 1} ` : "", this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "", view.texts.tab || view.texts.title)));
     this.tabs.hidden = this.views.length < 2;
     const tabs = /** @type {HTMLElement[]} */ ([...this.tabs.children]);
     moveAlong(this.tabs, () => tabs, (n) => {
       this.show(this.views[n]);
       tabs[n].focus();
     });
-    this.look.after(...tours.map(({ node }) => node), this.tabs);
+    const { t0, t1 } = this.views[0].labels, one = this.views.every(({ labels, data }) => takesWords(data) && labels.t0.join("\n") === t0.join("\n"));
+    this.look.after(...tours.map(({ node }) => node), this.tabs, ...(one ? [ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => this.write(texts))] : []));
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
     root.addEventListener("keydown", (event) => this.key(event));
     if ("alone" in root.dataset) document.addEventListener("keydown", (event) => event.target === document.body && !root.hidden && this.key(event));
@@ -63,6 +70,21 @@ class Lesson {
   /** @param {number} n a view @returns the page that it came with, which has the tour of its views */
   homeOf(n) {
     return this.homes.filter(({ first }) => first <= n).at(-1) ?? { first: 0, name: "", tour: null };
+  }
+
+  /** @param {string[][] | null} texts the words of each text; null: those of the page, of which its tour speaks */
+  write(texts) {
+    const at = this.shown ? this.views.indexOf(this.shown) : 0;
+    this.views = this.views.map((view, n) => {
+      const root = withWords(this.plain[n], texts && { texts, known: this.known[n] ?? {}, made: new Set() });
+      view.root.replaceWith(root);
+      const made = new View(root, this);
+      made.compute(); // writes the numbers
+      return made;
+    });
+    this.shown = null;
+    this.written = texts !== null;
+    this.show(this.views[at]);
   }
 
   /** The tour of the view that is shown. */
@@ -92,8 +114,8 @@ class Lesson {
       tab.ariaSelected = String(each === view);
       tab.tabIndex = each === view ? 0 : -1;
     });
-    for (const { tour } of this.homes) if (tour) tour.node.hidden = tour !== this.tour;
-    this.root.dataset.hide = this.tour && !this.tour.open ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide : "";
+    for (const { tour } of this.homes) if (tour) tour.node.hidden = this.written || tour !== this.tour;
+    this.root.dataset.hide = this.tour && !this.written && !this.tour.open ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide : "";
     this.look.replaceChildren(...phrase(view.texts.look), ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []));
     view.screen?.draw();
   }

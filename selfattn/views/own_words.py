@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from selfattn.views.language import say
+from selfattn.views.texts import CAPTIONS
 from selfattn.views.writing import Array, decimals_of
 
-MADE = "Made up, for this page alone: the numbers of {words}."
 MOST_DECIMALS = 2  # of made numbers
 
 Table = Mapping[str, Sequence[float]]
@@ -51,4 +51,4 @@ def _share(text: str) -> float:
 def note(texts: Sequence[Sequence[str]], table: Mapping[str, Any], lang: str) -> str:
     """Return a sentence that says which numbers are made up; "" if there are none."""
     words = dict.fromkeys(word for words in texts for word in words if word not in table)
-    return say(MADE, lang, words=", ".join(words)) if words else ""
+    return say(CAPTIONS["made words"], lang, words=", ".join(words)) if words else ""

@@ -7,9 +7,9 @@ document of its own, whose stages and rows have ids for links.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from selfattn.views.document import KIT, Document, stacked
 from selfattn.views.draw import Drawing
@@ -17,7 +17,7 @@ from selfattn.views.graph import Graph, PageError, Steps, build
 from selfattn.views.language import PLURALS, say
 from selfattn.views.texts import CAPTIONS, merged
 from selfattn.views.tours import Stop, tour_data
-from selfattn.views.writing import as_whole, storable, text, token_list
+from selfattn.views.writing import as_whole, script_data, storable, text, token_list
 
 _ID = re.compile(r' id="(?:view=\d+&amp;)?stage=[^"]*"')  # text has escaped quotes
 _CONTENTS = re.compile(r'<ol class="sa-contents">.*?</ol>\n')  # its links need ids
@@ -36,7 +36,7 @@ class Page(Document):
     styles: ClassVar[tuple[str, ...]] = ("first_screen.css", "steps.css")
     scripts: ClassVar[tuple[str, ...]] = (
         *KIT, "kit/heat.js", "kit/tour.js", "kit/ribbons.js", "operations.js", "numbers.js", "words.js", "walk.js",
-        "exercise.js", "first_screen.js", "steps.js", "lesson.js",
+        "exercise.js", "first_screen.js", "steps.js", "own_words.js", "lesson.js",
     )  # fmt: skip
 
     def plain_body(self) -> str:
@@ -46,9 +46,12 @@ class Page(Document):
 
 def assemble(
     title: str, views: tuple[str, ...], svg: str, lang: str, titles: tuple[str, ...] = (), tour: tuple[Stop, ...] = (),
-    opens: int = 0, homes: tuple[tuple[int, str], ...] = (),
+    opens: int = 0, homes: tuple[tuple[int, str], ...] = (), known: Sequence[Mapping[str, Any]] = (),
 ) -> Page:  # fmt: skip
-    """Put views into one page; several views get a common title and a list. ``opens`` is the view that is shown first."""
+    """Put views into one page; several views get a common title and a list. ``opens`` is the view that is shown first.
+
+    ``known`` has, for each view, numbers of words that a reader may write: for each given matrix rows by word, or by place.
+    """
     head, shown = "", views
     if titles:
         shown = tuple(
@@ -62,6 +65,7 @@ def assemble(
         )
         head = f'<h1 class="sa-title">{text(title)}</h1>\n<ol class="sa-contents">{links}</ol>\n'
     data, joined = tour_data(tour, homes) if tour or homes else "", "\n".join(shown)
+    data += script_data(known, "sa-known") if known else ""
     name = text(say(CAPTIONS["tab of steps"], lang if lang in PLURALS else "en"))
     body = f'<div class="sa-view sa-lesson" data-alone="" data-opens="{opens}" data-name="{name}">\n{head}{joined}\n{data}</div>'
     return Page(title, body, svg, lang, views, titles, tour, homes)

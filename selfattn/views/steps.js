@@ -21,6 +21,7 @@ class View {
     this.lesson = lesson;
     /** @type {PageData} */
     const data = JSON.parse(root.querySelector("script.sa-data")?.textContent ?? "");
+    this.data = data;
     this.texts = data.texts;
     this.labels = data.labels;
     this.numbers = new Numbers(data);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -45,18 +45,17 @@ def _captions(lang: str, word: str = "", **captions: str) -> dict[str, str]:
 
 def _finish(
     pages: Sequence[Page], title: str, opens: int, tour: Callable[[], Sequence[Stop]] | None, exercise: bool,
-    lang: str, steps: AttentionSteps, words: list[str], row: int,
+    lang: str, steps: AttentionSteps, words: list[str], row: int, *known: Mapping[str, Any],
 ) -> Page:  # fmt: skip
-    """Join pages under a title, with a tour.
+    """Join pages under a title, with a tour; ``known`` are numbers of words for each page, or for all.
 
     The second half shows the gradients of the first number of a word's output; an exercise has none, since it would
     show the answers.
     """
     page = join_pages(pages, title) if len(pages) > 1 else pages[0]
     stops = () if tour is None or exercise else tuple(tour())
-    page = assemble(
-        page.title, page.views, page.svg, page.lang, page.titles, stops, opens
-    )  # one home, one tour
+    tables = known if len(known) == len(pages) else known * len(pages)
+    page = assemble(page.title, page.views, page.svg, page.lang, page.titles, stops, opens, known=tables)
     if exercise:
         return page
     wish = np.zeros(steps.output.shape[-2:])
@@ -105,16 +104,19 @@ def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
 
     title = say("{tutorial}: bank, by a river and in finance", lang, tutorial=data["tutorial"])
     steps, row = layer(projections)(shown[0]), min(1, len(shown[0]) - 1)
-    return _finish(pages, title, 2, None if texts else tour, exercise, lang, steps, shown[0], row)
+    return _finish(
+        pages, title, 2, None if texts else tour, exercise, lang, steps, shown[0], row, {"inputs": vocab}
+    )
 
 
 def _sentence_embeddings(texts: Texts | None, exercise: bool, lang: str) -> Page:
     data = tutorials.load("sentence_embeddings")
     shown = [sentence.split() for sentence in data["sentences"]] if texts is None else texts
     unknown = list(dict.fromkeys(word for words in shown for word in words if word not in data["words"]))
-    models = {}
+    models, tables = {}, []
     for name, given in data["models"].items():
         table = dict(zip(data["words"], given["parameters"]["embedding_layer.weight"], strict=True))
+        tables.append({"embeddings": table})
         more = {word: own_words.made(word, table, "embeddings") for word in unknown}
         models[name] = tutorials.embedding_model(name, more=more)
     own = CAPTIONS["look"] if texts else ""
@@ -135,7 +137,7 @@ def _sentence_embeddings(texts: Texts | None, exercise: bool, lang: str) -> Page
     ]  # fmt: skip
     tour = None if texts else lambda: tours.sentence_embeddings(steps, shown, lang)
     block, row = steps["trained"](shown[0]).blocks[0], shown[0].index("bank") if "bank" in shown[0] else 0
-    return _finish(pages, data["tutorial"], 1, tour, exercise, lang, block, shown[0], row)
+    return _finish(pages, data["tutorial"], 1, tour, exercise, lang, block, shown[0], row, *tables)
 
 
 def _basics_notebook(texts: Texts | None, exercise: bool, lang: str) -> Page:
@@ -155,7 +157,9 @@ def _basics_notebook(texts: Texts | None, exercise: bool, lang: str) -> Page:
               look=own or "*Look for this:* each head sees one column, and their weights for *sky* differ: switch between head 0 and head 1."),
     ]  # fmt: skip
     tour = None if texts else lambda: tours.basics_notebook(steps, shown[0], lang)
-    return _finish(pages, data["tutorial"], 0, tour, exercise, lang, steps(shown[0]), shown[0], 0)
+    return _finish(
+        pages, data["tutorial"], 0, tour, exercise, lang, steps(shown[0]), shown[0], 0, {"inputs": table}
+    )
 
 
 def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
@@ -182,24 +186,25 @@ def _illustrated(texts: Texts | None, exercise: bool, lang: str) -> Page:
         as_given="rounded as printed", word=shown[0][0], made_up=own_words.note([words[len(x) :] for words in shown], {}, lang),
     )  # fmt: skip
     tour = None if texts else lambda: tours.illustrated(steps, rounded(), lang)
-    return _finish([page], data["tutorial"], 0, tour, exercise, lang, steps(), shown[0], 0)
+    return _finish(
+        [page], data["tutorial"], 0, tour, exercise, lang, steps(), shown[0], 0, {"inputs": x.tolist()}
+    )
 
 
 def _attention_module(texts: Texts | None, exercise: bool, lang: str) -> Page:
     tokens = tutorials.load("attention_module")["tokens"]
-    arrays = [array[0] for array in tutorials.module_inputs()]
+    tables = {
+        f"{name}.{h}": dict(zip(tokens, head.tolist(), strict=True))
+        for name, array in zip(("query", "key", "value"), tutorials.module_inputs(), strict=True)
+        for h, head in enumerate(array[0])
+    }
     shown = [tokens] if texts is None else texts
 
     def steps(words: list[str], masked: bool = False) -> AttentionSteps:
         mask = np.arange(len(words)) < len(words) - 1 if masked else None
         query, key, value = (
-            np.stack(
-                [
-                    own_words.rows(words, dict(zip(tokens, head, strict=True)), f"{name}.{h}")
-                    for h, head in enumerate(array)
-                ]
-            )
-            for name, array in zip(("query", "key", "value"), arrays, strict=True)
+            np.stack([own_words.rows(words, tables[f"{name}.{h}"], f"{name}.{h}") for h in range(2)])
+            for name in ("query", "key", "value")
         )
         return attention_steps(query, key, value, mask)
 
@@ -217,7 +222,7 @@ def _attention_module(texts: Texts | None, exercise: bool, lang: str) -> Page:
     ]  # fmt: skip
     tour = None if texts else lambda: tours.attention_module(steps, tokens, lang)
     title, row = "Self-Attention: ScaledDotProductAttention module", min(1, len(shown[0]) - 1)
-    return _finish(pages, title, 0, tour, exercise, lang, steps(shown[0]), shown[0], row)
+    return _finish(pages, title, 0, tour, exercise, lang, steps(shown[0]), shown[0], row, tables)
 
 
 TUTORIAL_PAGES: dict[str, Callable[[Texts | None, bool, str], Page]] = {

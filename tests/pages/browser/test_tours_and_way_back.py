@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from page_driver import numbers_of
+from pages import Reader
 
 import selfattn as sa
 from selfattn import views
@@ -199,3 +200,48 @@ def test_keys_play_and_speed(visit):
     at = page.locator(".sa-count").inner_text()
     page.keyboard.press("n")  # in the details: number by number
     assert page.locator(".sa-count").inner_text() != at and place.inner_text() == "6/6 The switch"
+
+
+@pytest.mark.parametrize(
+    ("name", "exercise", "words"),
+    [("first_principles", False, ["I love mud", "money rains"]),
+     ("basics_notebook", True, ["sky is the limit for all of us today"]), ("illustrated", False, ["one two three four"]),
+     ("attention_module", False, ["you hate"])],
+)  # fmt: skip
+def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words):
+    made = views.tutorial_page(name, exercise=exercise)
+    page = visit(made.html)
+    fields = page.locator(".sa-own input")
+    opening = page.locator(".sa-see").all_text_contents()
+    for n, text in enumerate(words):
+        fields.nth(n).fill(text.replace(" ", ", ") if name == "illustrated" else text)
+    fields.first.press("Enter")
+    more = {"compare": words[1]} if len(words) > 1 else {}
+    html = page.evaluate(
+        "[...document.querySelectorAll('.sa-steps table.sa-m')].map((e) => e.outerHTML).join('')"
+    )
+    both = [
+        Reader(text).tables
+        for text in (html, views.tutorial_page(name, text=words[0], exercise=exercise, **more).html)
+    ]
+    found, expected = (
+        [t for t in tables if {"data-node", "data-a"} & t.attributes.keys()] for tables in both
+    )
+    named = [
+        [(t.node, t.attributes.get("data-a"), t.caption, t.rows, t.columns) for t in tables]
+        for tables in (found, expected)
+    ]
+    assert named[0] == named[1]
+    for ours, theirs in zip(found, expected, strict=True):
+        cells = [
+            [float("nan" if cell in ("", "____") else cell) for row in t.cells for cell in row]
+            for t in (ours, theirs)
+        ]
+        kept = np.array(cells)[
+            :, ~np.isnan(cells).any(axis=0)
+        ]  # the blanks of an exercise are in other places
+        np.testing.assert_allclose(*kept, rtol=5e-3, atol=1.1e-3, err_msg=str(ours.node))
+    says = "Made up, for this page alone: the numbers of "
+    assert says + {"attention_module": "hate"}.get(name, "") in page.locator(".sa-look").inner_text()
+    page.locator(".sa-own button").last.click()
+    assert page.locator(".sa-see").all_text_contents() == opening
