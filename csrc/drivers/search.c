@@ -10,6 +10,7 @@
 #define SA_QUERIES_AT_ONCE 64 /* queries that meet a tile of rows while it is in a cache */
 #define SA_TILE 64            /* the most rows of a tile */
 #define SA_TASK_ROWS 2048
+#define SA_FEW 2 /* up to this many queries of int8 are multiplied row by row, in the order of memory */
 #define SA_WORDS_AT_ONCE 16
 #define SA_AFTER_PANEL 2048 /* bytes after a panel that a matrix unit reads */
 
@@ -18,8 +19,8 @@ typedef struct {
     size_t position;
 } hit;
 
-/* A thread's arrays. A query's hits are a heap whose root is the last of them. Queries of int8 are larger by 128 for a unit, and
- * followed by a row of ones; zeros follow each row. */
+/* A thread's arrays. A query's hits are a heap whose root is the last of them. Few queries of int8 have 16 bits; more are
+ * larger by 128 for a unit, and followed by a row of ones; zeros follow each row. */
 typedef struct {
     float *scores, *scale, *query_scale; /* (SA_QUERIES_AT_ONCE, SA_TILE), (SA_TILE,), (SA_QUERIES_AT_ONCE,) */
     char *gathered, *work, *queries;     /* rows of a tile; what products need; int8 */
@@ -97,12 +98,10 @@ static void add_scores(const float *scores, const ptrdiff_t *position, ptrdiff_t
     }
 }
 
-/* Scores n rows of int8, (n, words of four): exact sums modulo 2^32, as float32 times the product of both scales. Words move as
- * float32 do. */
-static void score_bytes(const search_call *c, const char *x, ptrdiff_t n, bool far) {
+/* Multiplies n rows of int8, (n, words of four), by queries and by ones. Words move as float32 do. */
+static void multiply_panel(const search_call *c, const char *x, ptrdiff_t n, bool far) {
     const sa_compact_unit *unit = sa_compact_active(SA_WEIGHTS_INT8);
     const ptrdiff_t all = c->count + 1, words = row_bytes(c->s) / SA_WORD, stride = query_bytes(c->s);
-    const uint32_t *ones = c->own.sums + c->count * SA_PANEL_COLUMNS;
     for (ptrdiff_t k = 0; k < words; k += SA_WORDS_AT_ONCE) { /* fetches some of the next rows, and copies some words */
         for (ptrdiff_t i = k * n; i < (k + SA_WORDS_AT_ONCE) * n && far; i += SA_CACHE_LINE / SA_WORD) {
             __builtin_prefetch(x + (n * words + i) * SA_WORD, 0, 2);
@@ -121,6 +120,22 @@ static void score_bytes(const search_call *c, const char *x, ptrdiff_t n, bool f
     }
     if (unit->end != NULL) {
         unit->end();
+    }
+}
+
+/* Scores n rows of int8: exact sums modulo 2^32, as float32 times the product of both scales. */
+static void score_bytes(const search_call *c, const char *x, ptrdiff_t n, bool far) {
+    const ptrdiff_t words = row_bytes(c->s) / SA_WORD, stride = query_bytes(c->s);
+    uint32_t *ones = c->own.sums + c->count * SA_PANEL_COLUMNS;
+    if (c->count > SA_FEW) {
+        multiply_panel(c, x, n, far);
+    } else {
+        memset(ones, 0, (size_t)n * sizeof *ones);
+    }
+    for (ptrdiff_t q = 0; q < c->count && c->count <= SA_FEW; ++q) {
+        sa_kernels_active()->dot_bytes((const int8_t *)x, words * SA_WORD, n, c->s->d,
+                                       (const int16_t *)(const void *)(c->own.queries + q * stride),
+                                       c->own.sums + q * SA_PANEL_COLUMNS);
     }
     for (ptrdiff_t q = 0; q < c->count; ++q) {
         for (ptrdiff_t r = 0; r < n; ++r) {
@@ -160,10 +175,21 @@ static void run_task(void *call, ptrdiff_t t) {
     const search_call *c = call;
     const uint8_t *keep = c->s->keep;
     const ptrdiff_t end = sa_stops(c->s->watch) ? 0 : sa_smaller(c->s->n, (t + 1) * SA_TASK_ROWS);
+    const ptrdiff_t bytes = c->s->scales == NULL ? row_bytes(c->s) : c->s->d, fetched = keep == NULL ? 0 : bytes;
     ptrdiff_t position[SA_TILE], n = 0;
     for (ptrdiff_t i = t * SA_TASK_ROWS; i < end; ++i) {
-        position[n] = i;
-        n += keep == NULL || keep[i] != 0;
+        uint64_t eight = 1;
+        if (keep != NULL && end - i >= (ptrdiff_t)sizeof eight) {
+            memcpy(&eight, keep + i, sizeof eight);
+        }
+        if (eight == 0) {
+            i += 7; /* no row of eight is open */
+        } else if (keep == NULL || keep[i] != 0) {
+            for (ptrdiff_t line = 0; line < fetched; line += SA_CACHE_LINE) {
+                __builtin_prefetch(c->s->vectors + i * bytes + line);
+            }
+            position[n++] = i;
+        }
         if (n == c->tile_rows || (n > 0 && i == end - 1)) {
             score_rows(c, position, n);
             n = 0;
@@ -173,7 +199,8 @@ static void run_task(void *call, ptrdiff_t t) {
 
 /* Rounds a group's queries to int8. The scale of one that is not finite is NaN. */
 static void round_queries(const search_call *c) {
-    const ptrdiff_t d = c->s->d, step = sa_compact_active(SA_WEIGHTS_INT8)->widened ? 2 : 1;
+    const bool few = c->count <= SA_FEW;
+    const ptrdiff_t d = c->s->d, step = few || sa_compact_active(SA_WEIGHTS_INT8)->widened ? 2 : 1;
     char *row = memset(c->own.queries, 0, (size_t)((c->count + 1) * query_bytes(c->s)));
     for (ptrdiff_t q = 0; q < c->count; ++q, row += query_bytes(c->s)) {
         const float *x = c->s->query + (c->first + q) * d;
@@ -185,10 +212,11 @@ static void round_queries(const search_call *c) {
         const float scale = c->own.query_scale[q] = check == 0 ? most / 127 : NAN;
         for (ptrdiff_t i = 0; i < d; ++i) { /* a tiny scale has few digits */
             const double exact = scale > 0 ? fmin(127, fmax(-127, (double)x[i] / scale)) : 0;
-            row[step * i] = (char)(lrint(exact) + 128); /* little-endian, with 0 as the upper byte */
+            const int16_t number = (int16_t)(lrint(exact) + (few ? 0 : 128));
+            memcpy(row + step * i, &number, (size_t)step); /* the lower byte comes first */
         }
     }
-    for (ptrdiff_t i = 0; i < d; ++i) {
+    for (ptrdiff_t i = 0; i < d && !few; ++i) {
         row[step * i] = 1;
     }
 }

@@ -63,7 +63,8 @@
     X(expand_quants, f32, isa)                                                                                                 \
     X(split_digits, f32, isa)                                                                                                  \
     X(matmul_nt, f32, isa)                                                                                                     \
-    X(fill_panel_transposed, f32, isa)
+    X(fill_panel_transposed, f32, isa)                                                                                         \
+    X(dot_bytes, f32, isa)
 
 #define SA_DECLARE_ENTRY(name, dtype, isa) extern __typeof__(*((sa_real_kernels *)0)->name) SA_PASTE4(sa_, name, dtype, isa);
 #define SA_DECLARE_ROWS(kind, name, dtype, isa)                                                                                \

@@ -337,10 +337,11 @@ typedef struct {
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, in whole quants */
     void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n is a multiple of SA_PIECE */
-    /* For search: C += A·Bᵀ on vectors, never on a matrix unit, and to[k][c] = b[c][k], whole vectors of c. */
+    /* For search: C += A·Bᵀ on vectors, never on a matrix unit; to[k][c] = b[c][k], whole vectors of c; sums[r] = Σ x[r]·y. */
     void (*matmul_nt)(const sa_product *p, void *scratch);
     void (*fill_panel_transposed)(const float *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, float *to,
                                   ptrdiff_t stride);
+    void (*dot_bytes)(const int8_t *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t n, const int16_t *y, uint32_t *sums);
     const sa_gemv_unit *gemv[3]; /* best first; NULL ends the list */
     /* Best first; the last for int8 runs wherever this table does. NULL ends a list. */
     const sa_compact_unit *int8[4], *bf16[2];

@@ -7,7 +7,7 @@ from selfattn import _core
 
 pytestmark = pytest.mark.usefixtures("threads_restored")
 EPS = 2.0**-24
-FEW, TILE, GROUP = 4, 48, 64  # queries row by row, rows of a tile, queries of a group
+FEW, TILE, GROUP = 2, 64, 64  # queries row by row, rows of a tile, queries of a group
 
 
 def numbers(rng, n, d, kind):
