@@ -282,7 +282,7 @@ def writing(folder: Path) -> Iterator[Writer]:
         except BlockingIOError:
             what = "another process or thread is changing this index; try again when it has ended"
             raise BlockingIOError(errno.EAGAIN, what, str(folder)) from None
-        writer = Writer(folder, Generation.newest(folder))
+        writer = Writer(folder)
         writer.clean()
         try:
             yield writer
@@ -294,9 +294,8 @@ def writing(folder: Path) -> Iterator[Writer]:
 class Writer:
     """What changes an index; ``now`` has what was appended, also before it is committed."""
 
-    def __init__(self, folder: Path, committed: Generation) -> None:
-        self.folder = folder
-        self.now = self._committed = committed
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, Generation.newest(folder)
         self._files: dict[Path, Any] = {}
 
     def close(self) -> None:
@@ -305,8 +304,8 @@ class Writer:
             self._files.popitem()[1].close()
 
     def clean(self) -> None:
-        """Remove what is not committed, also of a writer that was killed."""
-        valid = self._committed
+        """Remove what is not committed, also of a writer that was killed; only the manifest knows, as Ctrl-C may follow its rename."""
+        valid = Generation.newest(self.folder)
         for path in self.folder.iterdir():
             if path.name.startswith("data-") and path != valid.data:
                 shutil.rmtree(path)
@@ -373,6 +372,6 @@ class Writer:
             os.fsync(file.fileno())
         if self.now.data.exists():  # not after a vacuum that leaves nothing
             _disk.sync_folder(self.now.data)
-        manifest = {**self.now.manifest, **changes, "generation": self._committed.number + 1}
+        manifest = {**self.now.manifest, **changes, "generation": self.now.number + 1}
         _disk.write_file(self.folder / MANIFEST, _disk.to_json(manifest))
-        self.now = self._committed = Generation(self.folder, manifest)
+        self.now = Generation(self.folder, manifest)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from processes import run_script
 
-from selfattn import search
+from selfattn import _disk, search
 from selfattn.search import _store
 
 
@@ -53,6 +53,23 @@ def test_a_reader_that_meets_a_vacuum_reads_the_new_files(index, monkeypatch):
     index.delete("x")
     monkeypatch.setattr(_store.Generation, "_mapped", meanwhile)
     assert index_of_the_other.ids == ["y", "z"] and index_of_the_other._current().data.name == "data-2"
+
+
+@pytest.mark.parametrize("change", ["add", "vacuum"])
+def test_an_interrupt_after_the_commit_removes_nothing(index, monkeypatch, change):
+    own = _disk.write_file
+
+    def interrupted(path, content):
+        own(path, content)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_disk, "write_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        index.add(["new"]) if change == "add" else index.vacuum()
+    monkeypatch.undo()
+    again = search.Index.open(index.folder, embed)
+    assert again.texts == index.texts == ["a", "ab", "abc", *(["new"] if change == "add" else [])]
+    assert len(again.search("a")) == len(again)
 
 
 def test_searches_go_on_while_texts_change(index):
