@@ -16,6 +16,7 @@ COMMANDS = {
     "weights": "products of decoding with the quants of a GGUF file, compared with reading them",
     "ragged": "packed sequences of many lengths",
     "blocks": "block masks and a window",
+    "search": "the best of a million vectors, float32 and int8, against faiss and usearch",
     "long": "long sequences: time and memory of a pass",
 }
 
