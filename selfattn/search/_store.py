@@ -61,13 +61,8 @@ def tag(name: str, value: Any) -> int:
 def first_manifest(dtype: str, metric: str, model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the manifest of an index without texts."""
     own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
-    return own | {
-        "width": 0,
-        "next_id": 0,
-        "fields": [],
-        "counts": dict.fromkeys(TABLES, 0),
-        "model": dict(model),
-    }
+    counts = dict.fromkeys(TABLES, 0)
+    return own | {"width": 0, "next_id": 0, "fields": [], "counts": counts, "model": dict(model)}
 
 
 class Generation:
@@ -102,23 +97,16 @@ class Generation:
         if not isinstance(counts := entries.raw("counts"), dict):
             raise entries.error("counts must be an object")
         counted = entries.inner("counts", counts)
-        self.shapes: dict[str, tuple[int, ...]] = {
-            name: (counted.size(name, least=0, most=MOST),) for name in TABLES
-        }
+        self.shapes: dict[str, Any] = {name: (counted.size(name, least=0, most=MOST),) for name in TABLES}
         (n,) = self.shapes["rows"]
         if n < self.shapes["records"][0]:
             raise counted.error("there are fewer rows than records")
-        self.shapes["vectors"] = (n, self.width)
+        self.shapes["vectors"] = n, self.width
         if self.dtype == "int8":
             self.shapes |= {"codes": (n, self.width), "scales": (n,)}
-        dtypes: dict[str, np.dtype[Any]] = {
-            **TABLES,
-            "vectors": np.dtype("<f4"),
-            "codes": np.dtype("i1"),
-            "scales": np.dtype("<f4"),
-        }
         for name, shape in self.shapes.items():
-            setattr(self, name, self._mapped(name, dtypes[name], shape))
+            dtype = TABLES.get(name, np.dtype("i1" if name == "codes" else "<f4"))
+            setattr(self, name, self._mapped(name, dtype, shape))
 
     @classmethod
     def newest(cls, folder: Path) -> Generation:
@@ -235,11 +223,9 @@ class Generation:
 
     def kept(self, selected: Array | None) -> Array | None:
         """Return which rows are those of selected records, (rows,) of bool; None for all."""
-        return (
-            selected
-            if selected is None or not self.has_windows
-            else selected[self._within("rows", self.rows["record"])]
-        )
+        if selected is None or not self.has_windows:
+            return selected
+        return selected[self._within("rows", self.rows["record"])]
 
     def spans(self, record: int) -> tuple[list[tuple[int, int]], Array]:
         """Return where the windows of a record begin and end, and their embeddings."""
@@ -318,10 +304,8 @@ class Writer:
 
     def renew(self) -> None:
         """Begin with empty files, in a new folder."""
-        data = self.now.manifest["data"] + 1
-        self.now = Generation(
-            self.folder, {**self.now.manifest, "data": data, "counts": dict.fromkeys(TABLES, 0)}
-        )
+        changes = {"data": self.now.manifest["data"] + 1, "counts": dict.fromkeys(TABLES, 0)}
+        self.now = Generation(self.folder, {**self.now.manifest, **changes})
 
     def append(
         self, raws: Sequence[Raw], text_hashes: Sequence[int], spans: Sequence[Sequence[tuple[int, int]]], vectors: Array,
@@ -339,19 +323,23 @@ class Writer:
         windows = [(n, *span) for n, each in enumerate(spans, first) for span in each]
         rows = np.array([(*window, 0) for window in windows], TABLES["rows"])
         rows["crc"] = [checksum(row, vector.data) for row, vector in zip(rows, vectors, strict=True)]
-        fields = [
-            (n, *each) for n, raw in enumerate(raws, first) for each in json.loads(raw.metadata).items()
-        ]
-        tags = [(tag(name, value), n) for n, name, value in fields if not isinstance(value, list | dict)]
-        arrays = {"rows": rows, "tags": tags, "deleted": deleted}
-        tables = {name: np.array(array, TABLES[name]) for name, array in arrays.items()}
-        tables |= {"records": records, "content": np.frombuffer(b"".join(joined), "u1")}
-        self.now.data.mkdir(exist_ok=True)
-        for name, table in {**tables, "vectors": vectors}.items():
-            self._write(name, table)
+        fields = [(n, json.loads(raw.metadata)) for n, raw in enumerate(raws, first)]
+        values = [(name, value, n) for n, each in fields for name, value in each.items()]
+        tags = [(tag(name, value), n) for name, value, n in values if not isinstance(value, list | dict)]
+        tables = {
+            name: np.array(array, TABLES[name]) for name, array in (("tags", tags), ("deleted", deleted))
+        }
+        tables |= {
+            "records": records,
+            "rows": rows,
+            "content": np.frombuffer(b"".join(joined), "u1"),
+            "vectors": vectors,
+        }
         if now.dtype == "int8":
-            for name, table in zip(("codes", "scales"), quantized(vectors), strict=True):
-                self._write(name, table)
+            tables["codes"], tables["scales"] = quantized(vectors)
+        self.now.data.mkdir(exist_ok=True)
+        for name, table in tables.items():
+            self._write(name, table)
         counts = {name: len(getattr(now, name)) + len(tables[name]) for name in TABLES}
         self.now = Generation(self.folder, {**now.manifest, **changes, "counts": counts})
 
