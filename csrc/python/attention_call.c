@@ -583,16 +583,13 @@ int sa_call_read_seed(sa_call *c) {
     if (rng == Py_None && !drops) {
         return 0;
     }
-    if (c->want_stats && drops && (rng == Py_None || PyObject_HasAttrString(rng, "integers"))) {
+    if (c->want_stats && drops && !PyIndex_Check(rng)) {
         return sa_error(PyExc_TypeError,
                         "with dropout_p > 0, rng must be an int here, the same forward and backward, got %s: another draw "
                         "would drop other weights",
                         rng == Py_None ? "None" : sa_type_name(rng));
     }
-    PyObject *seed = PyObject_CallFunction(c->state->imported[SA_SEED], "OO", rng, drops ? Py_True : Py_False);
-    if (seed == NULL && !PyErr_Occurred()) { /* CPython may run out of memory without an exception */
-        PyErr_NoMemory();
-    }
+    PyObject *seed = sa_checked(PyObject_CallFunction(c->state->imported[SA_SEED], "OO", rng, drops ? Py_True : Py_False));
     c->a.seed = seed ? PyLong_AsUnsignedLongLong(seed) : 0;
     Py_XDECREF(seed);
     return PyErr_Occurred() ? -1 : 0;

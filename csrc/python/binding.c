@@ -9,9 +9,9 @@ int sa_error(PyObject *type, const char *format, ...) {
     va_list arguments;
     PyErr_Clear();
     va_start(arguments, format);
-    PyObject *message = PyUnicode_FromFormatV(format, arguments);
+    PyObject *message = sa_checked(PyUnicode_FromFormatV(format, arguments));
     va_end(arguments);
-    /* Without a message its MemoryError is raised. PyErr_FormatV of CPython 3.11 would set type alone, and an AxisError
+    /* Without a message MemoryError is raised. PyErr_FormatV of CPython 3.11 would set type alone, and an AxisError
      * without arguments is a TypeError. */
     if (message != NULL) {
         PyErr_SetObject(type, message);
@@ -270,17 +270,18 @@ PyArrayObject *sa_as_array(const sa_state *state, PyObject *x, const char *name,
     static const char *const kinds[] = {"", "of dtype float16, bfloat16, float32, float64 or an integer type",
                                         "of dtype float16, bfloat16, float32 or float64", "of an integer dtype",
                                         "of dtype bool, float16, bfloat16, float32 or float64"};
-    PyObject *found = PyArray_CheckExact(x) ? Py_NewRef(x) : PyObject_CallFunction(state->imported[SA_AS_ARRAY], "sO", name, x);
-    if (found == NULL) { /* CPython may run out of memory without an exception */
-        return (PyArrayObject *)(PyErr_Occurred() ? NULL : PyErr_NoMemory());
+    PyObject *found =
+        PyArray_CheckExact(x) ? Py_NewRef(x) : sa_checked(PyObject_CallFunction(state->imported[SA_AS_ARRAY], "sO", name, x));
+    if (found == NULL) {
+        return NULL;
     }
     PyArrayObject *array = (PyArrayObject *)found;
     *dtype = dtype_of(PyArray_DESCR(array));
     const bool empty_list = kind == SA_INTEGERS && *dtype == SA_F64 && PyArray_SIZE(array) == 0;
-    if (!is_of_kind(*dtype, kind) && !empty_list) {
-        if (!PyErr_Occurred()) {
-            sa_error(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
-        }
+    if (*dtype == SA_DTYPES && PyErr_Occurred()) {
+        Py_CLEAR(array);
+    } else if (!is_of_kind(*dtype, kind) && !empty_list) {
+        sa_error(PyExc_TypeError, "%s must be %s, got %S", name, kinds[kind], (PyObject *)PyArray_DESCR(array));
         Py_CLEAR(array);
     }
     return array;
@@ -396,11 +397,13 @@ int sa_check_overlap(const sa_state *state, PyArrayObject *out, PyArrayObject *a
         return 0;
     }
     PyObject *shared = PyObject_CallFunction(state->imported[SA_SHARES_MEMORY], "OOi", out, array, 10000);
-    if (shared == NULL) {
-        return !PyErr_ExceptionMatches(state->imported[SA_TOO_HARD_ERROR])
-                   ? -1
-                   : sa_error(PyExc_ValueError,
-                              "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out", name);
+    if (shared == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(state->imported[SA_TOO_HARD_ERROR])) {
+        return sa_error(PyExc_ValueError,
+                        "cannot tell whether out overlaps %s: their strides are too intricate; pass a plain out", name);
+    }
+    if (shared == NULL) { /* arrays give no other error, whatever NumPy raises */
+        PyErr_NoMemory();
+        return -1;
     }
     const int overlaps = PyObject_IsTrue(shared);
     Py_DECREF(shared);

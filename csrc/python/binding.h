@@ -103,6 +103,11 @@ static inline sa_state *sa_state_of(PyObject *module) { return (sa_state *)PyMod
 /* Imports NumPy, and what the state holds of Python's modules. */
 int sa_state_start(sa_state *state);
 
+/* Returns what a call of CPython or NumPy returned; for NULL without an exception, as when memory fails, raises MemoryError. */
+static inline PyObject *sa_checked(PyObject *returned) {
+    return returned != NULL || PyErr_Occurred() ? returned : PyErr_NoMemory();
+}
+
 /* Like PyErr_Format, but returns −1. */
 int sa_error(PyObject *type, const char *format, ...);
 

@@ -80,8 +80,8 @@ static PyObject *read_bfloat16(PyObject *module, PyObject *capsule) {
         return PyErr_Format(PyExc_BufferError, "the capsule has a shape, strides or an address that no array has");
     }
     const int flags = versioned != NULL && !(versioned->flags & READ_ONLY) ? NPY_ARRAY_WRITEABLE : 0;
-    PyObject *array = PyArray_New(&PyArray_Type, t->ndim, shape, NPY_UINT16, t->strides ? strides : NULL,
-                                  t->data ? (char *)t->data + t->byte_offset : NULL, 0, flags, NULL);
+    PyObject *array = sa_checked(PyArray_New(&PyArray_Type, t->ndim, shape, NPY_UINT16, t->strides ? strides : NULL,
+                                             t->data ? (char *)t->data + t->byte_offset : NULL, 0, flags, NULL));
     if (array == NULL) {
         return NULL;
     }
