@@ -14,7 +14,7 @@ from typing import Any
 
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, add_dtype, checked_seed, count
-from selfattn.cli.search import add_selection, evaluate_index, is_index
+from selfattn.cli.search import add_selection, check_options, evaluate_index, is_index
 from selfattn.training.triplets import read_text
 
 GENERATE_EPILOG = f"""\
@@ -117,8 +117,8 @@ def _lines() -> Iterator[str]:
 
 
 def _add_evaluate(parser: Parser) -> None:
-    _add_model(parser)
-    text = "a UTF-8 file; - is standard input; of an index, from selfattn index, a table of 'query' and 'id', or nothing"
+    _add_model(parser, "; or an index, from selfattn index")
+    text = "a UTF-8 file; - is standard input; of an index a table of 'query' and 'id', or nothing"
     parser.add_argument("text", metavar="TEXT", nargs="?", help=text)
     for name, what in (
         ("--window", "tokens that the model sees at once (its context)"),
@@ -132,6 +132,7 @@ def _add_evaluate(parser: Parser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     out = streams.results()
+    check_options(options, "dtype", "window", "stride", "tokens")
     if is_index(options.model):
         return evaluate_index(options)
     if options.text is None:
@@ -186,8 +187,8 @@ def _interrupted(options: argparse.Namespace) -> bool:
     return any(issubclass(category, AnswerInterrupted) for category in options.warned)
 
 
-def _add_model(parser: Parser) -> None:
-    parser.add_argument("model", metavar="MODEL", type=Path, help=MODEL)
+def _add_model(parser: Parser, other: str = "") -> None:
+    parser.add_argument("model", metavar="MODEL", type=Path, help=MODEL + other)
     add_dtype(parser)
 
 

@@ -36,7 +36,7 @@ from selfattn.cli.parser import (
     count,
     rate,
 )
-from selfattn.cli.search import add_selection, is_index, search_index
+from selfattn.cli.search import add_selection, check_options, is_index, search_index
 from selfattn.functional._similarity import similarities
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
@@ -446,15 +446,11 @@ def _add_search(parser: Parser) -> None:
 def _search(options: argparse.Namespace) -> int:
     streams.results()
     _check_exists(options.model)
-    of_index = [name for name in ("where", "hybrid", "rerank") if getattr(options, name)]
-    of_text = [name for name in ("dtype", "query_prompt", "prompt") if getattr(options, name) is not None]
+    check_options(options, "split", "dtype", "query_prompt", "prompt")
     if is_index(options.model):
-        if of_text:
-            raise UsageError(f"an index has its own model: --{of_text[0].replace('_', '-')} is for a text")
         return search_index(options, [options.corpus, *options.queries])
-    if of_index or not options.queries:
-        what = f"--{of_index[0]} is for an index" if of_index else "a model needs a CORPUS and a QUERY"
-        raise UsageError(f"{what}; selfattn index makes an index")
+    if not options.queries:
+        raise UsageError("a model needs a CORPUS and a QUERY; selfattn index makes an index")
     source = streams.source(options.corpus)
     if options.split == "lines":
         numbered = [(i, line) for i, line in enumerate(training.read_lines(source), 1) if line]

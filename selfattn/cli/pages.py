@@ -316,7 +316,7 @@ def _run_map(options: argparse.Namespace) -> int:
         if name != options.colour:
             del fields[name]  # each value occurs once, so colours would say nothing
     named = {"colour": options.colour, "name": options.index.resolve().name, "lang": options.lang}
-    page = views.corpus_map(index.vectors[part], texts, fields, **named)
+    page = views.corpus_map(index.vectors[part], texts, fields, progress=len(texts) > 2000, **named)
     if options.out != streams.DASH:
         foreign = "not a map of selfattn's; --out chooses another file"
         path = page.save(options.out or _default_file("map.html", b"sa-corpus-map", foreign))

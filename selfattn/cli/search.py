@@ -10,7 +10,7 @@ from typing import Any
 
 from selfattn.cli import streams
 from selfattn.cli.corpus import FORMATS, read_corpus, rows_of
-from selfattn.cli.parser import EXIT_CODES, Command, Parser
+from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
 
 CHUNK = 512  # texts that are embedded before they are written
 INDEX_EPILOG = f"""\
@@ -29,12 +29,6 @@ examples:
 def is_index(path: Path) -> bool:
     """Tell whether a folder is an index, and not a model's."""
     return (path / "manifest.json").is_file() and not (path / "config.json").exists()
-
-
-def _open(path: Path) -> Any:
-    from selfattn.search import Index  # imports the models
-
-    return Index.open(path)
 
 
 def _add_index(parser: Parser) -> None:
@@ -93,6 +87,19 @@ def add_selection(parser: Parser) -> None:
     add("--rerank", metavar="MODEL", type=Path, help="a cross-encoder's folder; it sorts the best again")
 
 
+def check_options(options: argparse.Namespace, *of_others: str) -> None:
+    """Refuse options of an index where there is none, and for an index those of others."""
+    index = is_index(options.model)
+    for name in of_others if index else ("where", "hybrid", "rerank"):
+        if getattr(options, name) not in (None, False, [], "lines"):
+            what = (
+                "a model, and not for an index, which has its own"
+                if index
+                else "an index, from selfattn index"
+            )
+            raise UsageError(f"--{name.replace('_', '-')} is for {what}")
+
+
 def selection(options: argparse.Namespace) -> dict[str, Any]:
     """Return options of ``Index.search``; a value is a text, and also the number or the word that it is in JSON."""
     found = {name: getattr(options, name) for name in ("hybrid", "rerank") if getattr(options, name)}
@@ -111,7 +118,9 @@ def selection(options: argparse.Namespace) -> dict[str, Any]:
 
 def search_index(options: argparse.Namespace, queries: Sequence[str]) -> int:
     """Run ``selfattn search`` on an index."""
-    found = _open(options.model).search(queries, options.k, **selection(options))
+    from selfattn.search import Index  # imports the models
+
+    found: Any = Index.open(options.model).search(queries, options.k, **selection(options))
     for query, hits in zip(queries, found, strict=True):
         if len(queries) > 1 and not options.json:
             print(f"{query}:")
@@ -125,9 +134,10 @@ def search_index(options: argparse.Namespace, queries: Sequence[str]) -> int:
 
 def evaluate_index(options: argparse.Namespace) -> int:
     """Run ``selfattn evaluate`` on an index."""
+    from selfattn.search import Index
     from selfattn.search.evaluate import evaluate
 
-    out, index, pairs = streams.results(), _open(options.model), None
+    out, index, pairs = streams.results(), Index.open(options.model), None
     if options.text is not None:
         pairs, ids = [], {str(name): name for name in index.ids}
         for _, place, row in rows_of(options.text):
@@ -135,7 +145,7 @@ def evaluate_index(options: argparse.Namespace) -> int:
                 needed = "'query', a text, and 'id', that of a text of the index"
                 raise ValueError(f"{place}: expected {needed}, not {json.dumps(row):.80}")
             pairs.append((row["query"], ids[str(row["id"])]))
-    found = evaluate(index, pairs, **selection(options))
+    found = evaluate(index, pairs, progress=True, **selection(options))
     if options.json:
         print(json.dumps(found), file=out)
         return 0

@@ -11,6 +11,7 @@ import numpy as np
 from selfattn import _core
 from selfattn._check import Array
 from selfattn.engine import weights
+from selfattn.models._tokenizer import bar
 from selfattn.search._models import normalized
 from selfattn.search._ranking import Words
 
@@ -18,7 +19,8 @@ SHORTEST = 40  # characters of a text that is cut into halves
 
 
 def evaluate(
-    index: Any, pairs: Iterable[tuple[str, Any]] | None = None, *, k: int = 10, most: int = 1000, **options: Any
+    index: Any, pairs: Iterable[tuple[str, Any]] | None = None, *, k: int = 10, most: int = 1000, progress: bool = False,
+    **options: Any
 ) -> dict[str, Any]:  # fmt: skip
     """Measure an index with queries whose answers are known, next to BM25, a mean of word vectors, and chance.
 
@@ -36,14 +38,14 @@ def evaluate(
             )
         places = [once[n] for n in draw.permutation(len(once))[:most]]
         for n in places:
-            end = texts[n].find(" ", len(texts[n]) // 2) % len(texts[n])
+            end = texts[n].find(" ", middle := len(texts[n]) // 2)
+            end = middle if end < 0 else end
             known.setdefault(texts[n][:end], set()).add(n)
             texts[n] = texts[n][end:].strip()
         vectors, model = np.array(index.vectors), index.model
         vectors[places] = normalized(model.encode_document([texts[n] for n in places]), index.metric)
-        found = _core._search(
-            normalized(model.encode_query(list(known)), index.metric), vectors, min(k, len(texts))
-        )[1].tolist()
+        queries = normalized(model.encode_query(list(known)), index.metric)
+        found = _core._search(queries, vectors, min(k, len(texts)))[1].tolist()
         task = f"first halves of {len(places):,} texts must find the second among {len(texts):,} texts"
     else:
         at = {name: n for n, name in enumerate(index.ids)}
@@ -56,11 +58,12 @@ def evaluate(
         found = [[at[hit.id] for hit in hits] for hits in index.search(list(known), k, **options)]
         task = f"{len(known):,} queries must find texts of known ids among {len(texts):,} texts"
     words = Words(np.arange(len(texts)), texts)
-    ranked = {"index": found, "BM25": [words.best(query, k, None) for query in known]}
+    with bar(progress and len(known) > 500, len(known), "BM25") as done:
+        by_words = [(words.best(query, k, None), done(1))[0] for query in known]
+    ranked = {"index": found, "BM25": by_words}
     if (means := word_means(index.model, [*texts, *known])) is not None:
-        ranked["mean of words"] = _core._search(means[len(texts) :], means[: len(texts)], min(k, len(texts)))[
-            1
-        ].tolist()
+        rows, queries = means[: len(texts)], means[len(texts) :]
+        ranked["mean of words"] = _core._search(queries, rows, min(k, len(rows)))[1].tolist()
     ranked["chance"] = draw.integers(len(texts), size=(len(known), k)).tolist()
     each = {name: measures(rows, list(known.values()), k) for name, rows in ranked.items()}
     table = {name: {of: float(row.mean()) for of, row in rows.items()} for name, rows in each.items()}

@@ -44,6 +44,7 @@ def corpus_map(
     colour: str | None = None,
     name: str = "",
     lang: str = "en",
+    progress: bool = False,
 ) -> CorpusMap:
     """Show a corpus as a map: a point for each text, near points for similar texts as far as two directions can tell.
 
@@ -61,6 +62,8 @@ def corpus_map(
         The name of the corpus, for the title.
     lang : {"en", "de", "fr"}
         The language of the page.
+    progress : bool, default False
+        Show a bar while neighbours are sought.
 
     Returns
     -------
@@ -89,7 +92,7 @@ def corpus_map(
     if colour is not None and colour not in columns:
         raise ValueError(f"no field is named {colour!r}; the fields are {', '.join(columns)}")
     points, share = _components(rows)
-    nearest, scores = _neighbours(rows)
+    nearest, scores = _neighbours(rows, progress)
     coded = [_coded(values) for values in columns.values()]
     field = list(columns).index(colour) if colour else 0
     captions = in_language(MAP, lang)
@@ -126,12 +129,17 @@ def _components(rows: Array) -> tuple[Array, float]:
     return points, float(variances[-2:].sum() / max(variances.sum(), np.finfo(np.float32).tiny))
 
 
-def _neighbours(rows: Array) -> tuple[Array, Array]:
+def _neighbours(rows: Array, progress: bool) -> tuple[Array, Array]:
     """Return each row's nearest other rows by the cosine, the nearest first, (n, k), and their cosines."""
-    from selfattn.search._models import normalized  # imports the models
+    from selfattn.models._tokenizer import bar  # imports the models
+    from selfattn.search._models import normalized
 
     unit, k = normalized(rows, "cosine"), min(NEAREST, len(rows) - 1)
-    found = [_core._search(unit[n : n + BLOCK], unit, k + 1) for n in range(0, len(unit), BLOCK)]
+    found = []
+    with bar(progress, len(unit), "neighbours") as done:
+        for block in (unit[n : n + BLOCK] for n in range(0, len(unit), BLOCK)):
+            found.append(_core._search(block, unit, k + 1))
+            done(len(block))
     scores, places = (np.concatenate(each) for each in zip(*found, strict=True))
     own = places == np.arange(len(rows))[:, None]
     own[~own.any(axis=1), -1] = True  # more than k copies of a text are before it

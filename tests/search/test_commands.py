@@ -186,13 +186,16 @@ def test_numbers_of_json_are_found_by_where(here):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["search", "i", "a", "--dtype", "int8"], 2, "an index has its own model: --dtype is for a text"),
+        (["search", "i", "a", "--dtype", "int8"], 2, "--dtype is for a model, and not for an index"),
         (
             ["search", "model", "t.csv", "a", "--hybrid"],
             2,
-            "--hybrid is for an index; selfattn index makes an index",
+            "--hybrid is for an index, from selfattn index",
         ),
         (["search", "model", "t.csv"], 2, "a model needs a CORPUS and a QUERY"),
+        (["search", "i", "a", "--split", "sentences"], 2, "--split is for a model"),
+        (["evaluate", "i", "--tokens", "9"], 2, "--tokens is for a model, and not for an index"),
+        (["evaluate", "model", "t.csv", "--where", "a=b"], 2, "--where is for an index"),
         (["evaluate", "model"], 2, "a language model needs a TEXT"),
         (["search", "i", "a", "--where", "kind"], 1, "--where must be FIELD=VALUE, not 'kind'"),
         (
