@@ -106,7 +106,7 @@ def test_code_in_markdown(path, tmp_path, monkeypatch):
         pytest.importorskip("pandas")
         for day in ("tickets", "tomorrow"):
             (tmp_path / f"{day}.csv").write_text(small_tickets(day))
-    if path.parent.name == "coming_from" or path.name == "search.md":
+    if path.parent.name == "coming_from" or path.name in ("search.md", "fine_tuning.md"):
         folders = pytest.importorskip("text_folders")
         for name, kind in MODELS_OF_PAGES.items():
             folders.save_bert(tmp_path / name, 512, kind, num_labels=1)
