@@ -61,7 +61,7 @@ class GPTView {
     const layers = range(data.layers).map((layer) => element("div", { className: "sa-layer" },
       element("h3", {}, filled(captions.layer, { layer: layer + 1 })),
       element("div", { className: "sa-gpt-heads" }, ...this.heads.filter((each) => each.layer === layer).map(({ node }) => node)), this.hidden[layer]));
-    const size = filled(captions.size, { parameters: data.count.toLocaleString(captions.lang), layers: data.layers, heads: data.heads });
+    const size = filled(captions.size, { parameters: data.count.toLocaleString("fr"), layers: data.layers, heads: data.heads });
     root.replaceChildren(
       topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
       element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
