@@ -79,7 +79,7 @@ static PyObject *search(PyObject *module, PyObject *args, PyObject *kwargs) {
 
 PyMethodDef sa_search_methods[] = {
     {"_search", (PyCFunction)(void (*)(void))search, METH_VARARGS | METH_KEYWORDS,
-     "_search(queries, vectors, k, *, scales=None, keep=None)\n--\n\n"
+     "_search(queries, vectors, k, /, *, scales=None, keep=None)\n--\n\n"
      "The k vectors with the largest dot products with each query: scores, which descend, and positions (queries, k).\n\n"
      "queries (queries, d) are float32; vectors (n, d) too, or int8 with scales (n,): then a query is rounded to int8 with\n"
      "scale max|query| / 127, and a score is the exact sum as float32 times the product of both scales. keep (n,) closes\n"
