@@ -43,21 +43,21 @@ def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
     return as_encoder(models.load(folder, dtype))
 
 
-def column(X: Any) -> list[str]:
+def column(X: Any, one: str = "text", many: str = "texts") -> list[str]:
     """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
     if isinstance(X, str | Mapping) or not hasattr(
         X, "__getitem__"
     ):  # sets have no order, and iterators are read once
-        raise ValueError(f"texts must be a list or a column of texts, not {quoted(X)}")
+        raise ValueError(f"{many} must be a list or a column of texts, not {quoted(X)}")
     given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
     array = np.asarray(given, dtype=object)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
         raise ValueError(
-            f"texts must be one column, not of shape {array.shape}; a ColumnTransformer selects one"
+            f"{many} must be one column, not of shape {array.shape}; a ColumnTransformer selects one"
         )
     for n, text in enumerate(array):
         if not isinstance(text, str):
-            raise ValueError(f"text {n} is {quoted(text)}, not a str{if_missing(text)}")
+            raise ValueError(f"{one} {n} is {quoted(text)}, not a str{if_missing(text)}")
     return array.tolist()  # type: ignore[no-any-return]

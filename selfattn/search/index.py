@@ -339,10 +339,11 @@ class Index:
         A query has the same hits, to the bit, alone and with others, and for any number of threads. Scores are sums in float32,
         so texts are in the order of exact scores where these differ by more than some d · 1e-7.
         """
-        queries: list[str] = [query] if isinstance(query, str) else column(query)
+        queries: list[str] = [query] if isinstance(query, str) else column(query, "query", "queries")
         for n, each in enumerate(queries):
             check_unicode(each, n, "query")
-        k, model, now = check_size("k", k), self.model, self._current()
+        model, now = self.model, self._current()
+        k = min(check_size("k", k), max(1, len(now.records)))
         selected = now.selected(checked_where(where, now.fields))
         if not queries or not len(now.rows):
             return [] if isinstance(query, str) else [list[Hit]() for _ in queries]
