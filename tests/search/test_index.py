@@ -199,6 +199,105 @@ def test_wrong_queries_are_named(index):
         index.search("w1", where=[1])
 
 
+def test_vacuum_leaves_what_is_alive(index, tmp_path):
+    texts = drawn(150, most=4)
+    index.add(texts, metadata=[{"n": n % 5} for n in range(150)])
+    index.add(texts[:50], ids=range(50), metadata=[{"n": 7}] * 50)  # replaced
+    index.delete(list(range(60, 150, 3)))
+    queries, where = drawn(4, seed=3), {"n": [1, 2, 7]}
+
+    def state():
+        found = [
+            index.search(queries, 500),
+            index.search(queries, 20, where),
+            index.duplicates(),
+            index.duplicates(0.8),
+        ]
+        return found, index.ids, index.texts, index.metadata, index.vectors.tolist()
+
+    before, size = state(), sum(path.stat().st_size for path in index.folder.rglob("*"))
+    assert len(index) == 120
+    index.vacuum()
+    assert state() == before
+    assert sum(path.stat().st_size for path in index.folder.rglob("*")) < size
+    assert [path.name for path in index.folder.glob("data-*")] == ["data-2"]
+    index.delete(index.ids)
+    index.vacuum()
+    assert index.search("w1") == index.duplicates(0.5) == [] and index.ids == []
+    assert index.add(["w1"]) == [150]
+
+
+def test_near_texts_are_grouped(index, model, monkeypatch):
+    texts = [*drawn(120, most=3), *drawn(20, most=3)]
+    index.add(texts)
+    index.delete([5, 6])
+    monkeypatch.setattr(_ranking, "BLOCK", 32)
+    rows = model(texts)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    for threshold in (1.0, 0.95, 0.6):
+        alive = [n for n in range(140) if n not in (5, 6)]
+        groups = {n: {n} for n in alive}
+        for a in alive:
+            for b in alive:
+                same = texts[a] == texts[b] or (threshold < 1 and rows[a] @ rows[b] >= threshold)
+                if same and groups[a] is not groups[b]:
+                    groups[a] |= groups[b]
+                    for n in groups[b]:
+                        groups[n] = groups[a]
+        expected = {tuple(sorted(group)) for group in groups.values() if len(group) > 1}
+        found = index.duplicates(threshold)
+        assert found == sorted(map(list, expected)) and found
+    monkeypatch.setattr(_ranking, "MOST_NEAR", 100)
+    with pytest.raises(
+        ValueError, match=r"100 texts are compared at most; 138 would take some 0 minutes here"
+    ):
+        index.duplicates(0.9)
+    assert index.duplicates()
+    with pytest.raises(ValueError, match="threshold must be above 0 and at most 1, not 95"):
+        index.duplicates(95)
+
+
+def test_words_are_joined_by_reciprocal_ranks(index):
+    pytest.importorskip("bm25s")
+    texts = ["w1 w2 w3", "w4 w5", "w1 w6 w6", "w7", "w1 w1"]
+    index.add(texts, metadata=[{"n": n % 2} for n in range(5)])
+    query, k = "w1", 60
+    model = [hit.id for hit in index.search(query, k)]
+    # By hand: the text that has only the word is before the two that have it once in three words, which tie.
+    sums = {
+        n: 1 / (61 + model.index(n)) + (1 / (61 + [4, 0, 2].index(n)) if n in (0, 2, 4) else 0)
+        for n in range(5)
+    }
+    found = index.search(query, k, hybrid=True)
+    assert [hit.id for hit in found] == sorted(sums, key=lambda n: (-sums[n], n))
+    assert [hit.score for hit in found] == sorted(sums.values(), reverse=True)
+    assert {hit.id for hit in index.search(query, k, {"n": 1}, hybrid=True)} == {1, 3}
+    index.delete([4])
+    assert 4 not in [hit.id for hit in index.search(query, k, hybrid=True)]
+    assert len(index.search(["w59", "w1"], 2, hybrid=True)[0]) == 2  # a word that no text has
+
+
+def test_a_cross_encoder_sorts_the_best(index):
+    class Shortest:
+        def rank(self, query, documents):
+            self.given = query, documents
+            scores = [-len(each) for each in documents]
+            return [
+                {"corpus_id": n, "score": scores[n]}
+                for n in sorted(range(len(scores)), key=lambda n: -scores[n])
+            ]
+
+    texts, model = drawn(200), Shortest()
+    index.add(texts)
+    best = [hit.text for hit in index.search("w1", 50)]
+    found = index.search("w1", 3, rerank=model)
+    assert model.given == ("w1", best)
+    assert [hit.score for hit in found] == sorted((-len(text) for text in best), reverse=True)[:3]
+    assert all(hit.text == texts[hit.id] and -len(hit.text) == hit.score for hit in found)
+    with pytest.raises(TypeError, match="rerank must be a cross-encoder"):
+        index.search("w1", rerank=True)
+
+
 # ------------------------------------------------------------------------------------------------- a folder's model
 
 
