@@ -83,7 +83,7 @@ REFUSALS = [
     (lambda x: (x, x, x), {"key_lengths": 9}, ValueError, "between 0 and S = 6, got 9"),
     (lambda x: (x, x, x), {"key_lengths": da.ones(1)}, TypeError, "give key_lengths.compute()"),
     (lambda x: (x, x, x), {"attn_mask": np.ones((5, 6))}, ValueError, r"broadcast to .* = \(6, 6\), got shape \(5, 6\)"),
-    (lambda x: (x, x, x), {"attn_mask": np.ones((6, 6), int)}, TypeError, "boolean .* or float, got int64"),
+    (lambda x: (x, x, x), {"attn_mask": np.ones((6, 6), int)}, TypeError, "boolean .* or float .*, got int64"),
     (lambda x: (x, x, x), {"softcap": -1}, ValueError, "softcap must be"),
     (lambda x: (x, x, x), {"out": 1}, TypeError, "unexpected keyword argument 'out'"),
 ]  # fmt: skip

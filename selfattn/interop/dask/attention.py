@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, Unpack
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 
@@ -15,14 +16,19 @@ from selfattn._extras import import_extra
 from selfattn.functional._gradients import WRT, AttentionGradients, apart, check_wrt, gradient_dtype
 from selfattn.functional._options import AttentionOptions, takes
 from selfattn.functional.attention import HEADS, attention_backward
+from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.merge import merge_attention
 from selfattn.interop.dask._workers import on_worker, task
 
 dask: Any = import_extra("dask", "dask")
 da: Any = import_extra("dask.array", "dask")
+slices_from_chunks: Any = import_extra("dask.array.core", "dask").slices_from_chunks
+
+_Index: TypeAlias = tuple[int, ...]  # of a block
+_Place: TypeAlias = tuple[slice, ...]  # of a block, along the leading axes
+_Chunks: TypeAlias = tuple[tuple[int, ...], ...]
 
 _AT_ONCE = 4  # partial results that a task merges
-_GRADS = "grad_out", "grad_lse"
 _PER_HEAD = ("alibi_slopes", "sinks", "key_lengths")
 
 
@@ -150,45 +156,22 @@ def scaled_dot_product_attention_vjp(
     return ((out, lse) if return_lse else out), pullback
 
 
-class _Span(NamedTuple):
-    """A chunk along an axis: its number, its first index and the one after its last."""
-
-    n: int
-    begin: int
-    end: int
-
-
-_Place: TypeAlias = tuple[_Span, ...]  # a span for each leading axis
-
-
-def _spans(chunks: Sequence[int]) -> list[_Span]:
-    ends = [0, *itertools.accumulate(chunks)]
-    return [_Span(n, *ends[n : n + 2]) for n in range(len(chunks))]
-
-
-def _cut(chunks: Sequence[int], multiple: int) -> tuple[int, ...]:
+def _ended(chunks: Sequence[int], multiple: int) -> tuple[int, ...]:
     """Return chunks that end at multiples of a number, or at the end."""
-    ends = {min(-(-span.end // multiple) * multiple, sum(chunks)) for span in _spans(chunks)}
-    return tuple(np.diff(sorted({0, *ends})).tolist()) or (0,)
+    ends = np.minimum(-(-np.cumsum(chunks) // multiple) * multiple, sum(chunks))
+    return tuple(np.diff(np.unique([0, *ends])).tolist()) or (0,)
 
 
-def _here(x: Array, spans: Sequence[_Span]) -> Array:
-    """Slice an array whose axes broadcast to those of ``spans``, the last ones with the last ones."""
-    axes = zip(x.shape, spans[len(spans) - x.ndim :], strict=True)
-    return x[tuple(slice(None) if n == 1 else slice(span.begin, span.end) for n, span in axes)]
+def _expanded(x: Any, chunks: _Chunks) -> Any:
+    """Cut an array, and broadcast it, to chunks of more axes."""
+    own = [each if sum(each) == n else (n,) for n, each in zip(x.shape, chunks[-x.ndim :], strict=False)]
+    return da.broadcast_to(x.rechunk(tuple(own)), tuple(map(sum, chunks)), chunks=chunks)
 
 
-def _index(numblocks: Sequence[int], spans: Sequence[_Span | None]) -> tuple[int, ...]:
-    """Return the index of the block at spans of the last axes; an axis of one block has no other, nor has None."""
-    axes = zip(numblocks, spans[len(spans) - len(numblocks) :], strict=True)
-    return tuple(0 if n == 1 or span is None else span.n for n, span in axes)
-
-
-def _assembled(blocks: dict[tuple[int, ...], Any], chunks: Any, dtype: np.dtype[Any]) -> Any:
+def _assembled(blocks: dict[_Index, Any], chunks: _Chunks, dtype: np.dtype[Any]) -> Any:
     """Return the array of blocks, which are Delayed objects, in their chunks; zeros where there is none."""
     found = np.empty([len(sizes) for sizes in chunks], object)
-    for index in np.ndindex(found.shape):
-        shape = tuple(sizes[n] for sizes, n in zip(chunks, index, strict=True))
+    for index, shape in zip(np.ndindex(found.shape), itertools.product(*chunks), strict=True):
         block = blocks.get(index)
         found[index] = da.zeros(shape, dtype=dtype) if block is None else da.from_delayed(block, shape, dtype)
     return da.block(found.tolist())
@@ -202,7 +185,7 @@ def _tree(combine: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
 
 
 class _Tiles:
-    """A call: its arrays, cut so that a tile needs one block of each, and its tasks."""
+    """A call: its arrays, broadcast to the same heads and cut so that a tile has one block of each, and its tasks."""
 
     def __init__(self, arrays: tuple[Any, ...], attn_mask: Any, options: dict[str, Any]) -> None:
         for name, x in zip(WRT, arrays, strict=True):
@@ -217,27 +200,25 @@ class _Tiles:
                 f"got {query.shape}, {key.shape} and {value.shape}"
             )
         self.lead, self.lengths = query.shape[:-2], (query.shape[-2], key.shape[-2])
-        self.options = options
-        self._check()
-        self._cut_arrays(attn_mask)
+        self.options, mask = options, None if attn_mask is None else da.asarray(attn_mask)
+        self._check(mask)
+        self._cut(mask)
 
-    def _check(self) -> None:
-        """Let the core check shapes, dtypes and options on arrays of length 0, and settle what depends on lengths."""
+    def _check(self, mask: Any) -> None:
+        """Let the core check a call without queries, on arrays without memory; settle what depends on lengths."""
         options, (L, S) = self.options, self.lengths
         for name in _PER_HEAD:
             if isinstance(options.get(name), da.Array):
                 raise TypeError(f"{name} must be an array, not Dask's: give {name}.compute()")
-            if options.get(name) is not None:
-                options[name] = np.asarray(options[name])
-        self.block_mask, lengths = options.pop("block_mask", None), options.get("key_lengths")
+        self.block_mask = options.pop("block_mask", None)
         if self.block_mask is not None:
             self.block_mask._tables(self.lead, L, S)
             self.to_workers = dask.delayed(self.block_mask)
-        empty: Any = [np.empty((*x.shape[:-2], 0, x.shape[-1]), x.dtype) for x in self.given]
-        least = {} if lengths is None else {"key_lengths": lengths * 0}
-        out, lse = _core.scaled_dot_product_attention(*empty, **options | least, return_lse=True)
-        if lengths is not None and not ((lengths >= 0) & (lengths <= S)).all():
-            raise ValueError(f"key_lengths must be between 0 and S = {S}, got {lengths}")
+        q, k, v = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in self.given)
+        any_mask = None if mask is None else np.zeros((1, 1), mask.dtype)
+        out, lse = _core.scaled_dot_product_attention(
+            q[..., :0, :], k, v, any_mask, **options, return_lse=True
+        )
         if out.shape[:-2] != self.lead:
             raise ValueError(f"query needs the leading dims of the result, {out.shape[:-2]}, got {self.lead}")
         self.dtype, self.wide = out.dtype, lse.dtype
@@ -247,128 +228,118 @@ class _Tiles:
         self.offset = S - L if causal == "lower_right" else 0
         grouped = options.get("enable_gqa") and 0 not in self.lead
         self.group = self.lead[-1] // self.given[1].shape[-3] if grouped else 1
+        given = {name: options.pop(name, None) for name in _PER_HEAD}
+        self.per_head = {name: np.broadcast_to(x, self.lead) for name, x in given.items() if x is not None}
 
-    def _cut_arrays(self, attn_mask: Any) -> None:
+    def _cut(self, mask: Any) -> None:
         query, key, _ = self.given
-        lead, drops, n = list(query.chunks[:-2]), self.options["dropout_p"] > 0, len(self.lead)
-        if lead:
-            lead[-1] = _cut(lead[-1], self.group)
+        drops, axes = self.options["dropout_p"] > 0, query.chunks[:-2]
         if drops:  # the heads of a chunk must follow one another, as dropout counts them
-            broken = max((axis for axis, chunks in enumerate(lead) if len(chunks) > 1), default=0)
-            lead[:broken] = [(1,) * length for length in self.lead[:broken]]
-        self.chunks = [*lead, query.chunks[-2], _cut(key.chunks[-2], 4 if drops else 1)]
-        *heads, self.queries, self.keys = map(_spans, self.chunks)
-        self.places = list(itertools.product(*heads))
+            axes = (*[(1,) * n or (0,) for n in self.lead[:-1]], *axes[-1:])
+        lead = [*axes[:-1], *(_ended(each, self.group) for each in axes[-1:])]
+        fewer = [*axes[:-1], *(tuple(n // self.group for n in each) for each in lead[-1:])]  # heads of keys
+        rows, keys = query.chunks[-2], _ended(key.chunks[-2], 4 if drops else 1)
+        self.chunks = (*lead, rows)
+        self.keys: list[slice] = [span for (span,) in slices_from_chunks((keys,))]
         self.arrays = [
-            self._fitted(x, [*range(n), axis, None])
-            for x, axis in zip(self.given, (n, n + 1, n + 1), strict=True)
+            _expanded(x, (*each, (x.shape[-1],)))
+            for x, each in zip(self.given, (self.chunks, (*fewer, keys), (*fewer, keys)), strict=True)
         ]
-        self.blocks = [x.to_delayed() for x in self.arrays]
-        self.masks, whole = None, (*self.lead, *self.lengths)
-        if attn_mask is not None:
-            mask = da.asarray(attn_mask)
-            pairs = zip(mask.shape[::-1], whole[::-1], strict=False)
-            if mask.ndim > n + 2 or any(own not in (1, length) for own, length in pairs):
-                raise ValueError(f"attn_mask must broadcast to (..., L, S) = {whole}, got shape {mask.shape}")
-            if mask.dtype.kind not in "bf" and mask.dtype.name != "bfloat16":
-                raise TypeError(f"attn_mask must be boolean (True = attend) or float, got {mask.dtype}")
-            self.masks = self._fitted(mask, range(n + 2 - mask.ndim, n + 2)).to_delayed()
+        self.blocks = [x.to_delayed()[..., 0] for x in self.arrays]
+        self.masks = None
+        if mask is not None:
+            try:
+                self.masks = _expanded(mask, (*self.chunks, keys)).to_delayed()
+            except ValueError:
+                whole = (*self.lead, *self.lengths)
+                raise ValueError(
+                    f"attn_mask must broadcast to (..., L, S) = {whole}, got shape {mask.shape}"
+                ) from None
 
-    def _fitted(self, x: Any, axes: Iterable[int | None]) -> Any:
-        """Cut an array whose axes are those of (..., L, S), or None; an axis of length 1 stays, key heads are fewer."""
-        cut = []
-        for length, axis in zip(x.shape, axes, strict=True):
-            sizes = (length,) if axis is None or length == 1 else self.chunks[axis]
-            cut.append(sizes if sum(sizes) == length else tuple(size // self.group for size in sizes))
-        return x.rechunk(tuple(cut))
-
-    def _opens(self, at: _Place, rows: _Span, keys: _Span) -> bool:
+    def _opens(self, at: _Place, rows: slice, keys: slice) -> bool:
         """Return whether some pair of a tile may be open."""
         left, right = self.options.get("window") or (None, None)
-        lengths = self.options.get("key_lengths")
-        first, last = rows.begin + self.offset, rows.end - 1 + self.offset
-        least = 0 if left is None else first - left
-        most = [keys.end] if right is None else [last + right]
-        most += [last] if self.options["is_causal"] else []
-        most += [] if lengths is None else [int(_here(lengths, at).max(initial=0)) - 1]
-        if keys.begin > min(most) or keys.end <= least:
+        right = 0 if self.options["is_causal"] else right
+        first, last = rows.start + self.offset, rows.stop - 1 + self.offset
+        end = keys.stop
+        if "key_lengths" in self.per_head:
+            end = int(self.per_head["key_lengths"][at].max(initial=0))
+        most = end - 1 if right is None else min(end - 1, last + right)
+        if keys.start > most or (left is not None and keys.stop <= first - left):
             return False
-        return self.block_mask is None or self.block_mask._opens(rows[1:], keys[1:], self.lengths)
+        return self.block_mask is None or self.block_mask._opens(
+            (rows.start, rows.stop), (keys.start, keys.stop), self.lengths
+        )
 
-    def _met(self, at: _Place, rows: _Span) -> list[_Span]:
-        """Return the chunks of keys that a chunk of queries meets; if all are closed, one of them, which gives zeros."""
-        return [keys for keys in self.keys if self._opens(at, rows, keys)] or self.keys[:1]
+    def _tiles(self) -> Iterator[tuple[_Index, dict[int, tuple[Any, ...]]]]:
+        """Return the index of each block of queries, with what the tasks of its tiles take, by the number of the keys' block."""
+        blocks = np.ndindex(self.blocks[0].shape)
+        for index, (*lead, rows) in zip(blocks, slices_from_chunks(self.chunks), strict=True):
+            at = tuple(lead)
+            met = [n for n, keys in enumerate(self.keys) if self._opens(at, rows, keys)] or [
+                0
+            ]  # which gives zeros
+            yield index, {n: self._tile(index, n, at, rows, n == met[0]) for n in met}
 
-    def _tile(
-        self, at: _Place, rows: _Span, keys: _Span, first: bool
-    ) -> tuple[list[tuple[int, ...]], tuple[Any, ...]]:
-        """Return what a tile's task takes: query, key, value, mask, the block mask with the tile's place, options."""
-        options = dict(self.options)
-        for name in _PER_HEAD:
-            if options.get(name) is not None:
-                options[name] = _here(options[name], at)
-        if options.get("key_lengths") is not None:
-            options["key_lengths"] = np.clip(options["key_lengths"] - keys.begin, 0, keys.end - keys.begin)
+    def _tile(self, index: _Index, n: int, at: _Place, rows: slice, first: bool) -> tuple[Any, ...]:
+        """Return query, key, value, mask, the block mask with the tile's place, options."""
+        keys, options = self.keys[n], self.options | {name: x[at] for name, x in self.per_head.items()}
+        if "key_lengths" in options:
+            options["key_lengths"] = np.clip(options["key_lengths"] - keys.start, 0, keys.stop - keys.start)
         if not first:
             options["sinks"] = None  # they are as one key, of the first tile
-        drops = options["dropout_p"] > 0 and 0 not in self.lead
-        head = np.ravel_multi_index([span.begin for span in at], self.lead).item() if drops and at else 0
-        places = (head, rows.begin, keys.begin) if drops else (0, 0, 0)
-        options["place"] = (rows.begin + self.offset - keys.begin, *places)
-        spans = ([*at, rows, None], [*at, keys, None], [*at, keys, None])
-        where = [_index(x.shape, span) for x, span in zip(self.blocks, spans, strict=True)]
-        blocks = [x[index] for x, index in zip(self.blocks, where, strict=True)]
-        mask = None if self.masks is None else self.masks[_index(self.masks.shape, [*at, rows, keys])]
-        pairs = None if self.block_mask is None else (self.to_workers, [*at, rows, keys], self.lengths)
-        return where, (*blocks, mask, pairs, options)
+        head = sum(span.start * math.prod(self.lead[axis + 1 :]) for axis, span in enumerate(at))
+        options["place"] = (rows.start + self.offset - keys.start, head, rows.start, keys.start)
+        places = (index, (*index[:-1], n), (*index[:-1], n))
+        blocks = [x[place] for x, place in zip(self.blocks, places, strict=True)]
+        mask = None if self.masks is None else self.masks[(*index, n)]
+        where = (*at, rows, keys), (*self.lead, *self.lengths)
+        return *blocks, mask, None if self.block_mask is None else (self.to_workers, *where), options
 
     def forward(self) -> tuple[Any, Any]:
         """Return the output and the log-sum-exp."""
-        self.merged = {}
-        for at, rows in itertools.product(self.places, self.queries):
-            met = self._met(at, rows)
-            parts = [task(attend, *self._tile(at, rows, keys, keys is met[0])[1]) for keys in met]
-            self.merged[(*(span.n for span in at), rows.n)] = _tree(functools.partial(task, merge), parts)
-        chunks, merged = self.chunks[:-1], self.merged.items()
-        outs = {(*index, 0): result[0].astype(self.dtype, copy=False) for index, result in merged}
-        lses = {index: result[1] for index, result in merged}
-        wide = [*chunks, (self.given[2].shape[-1],)]
-        return _assembled(outs, wide, self.dtype), _assembled(lses, chunks, self.wide)
+        merge_parts = functools.partial(task, merge)
+        self.merged = {
+            index: _tree(merge_parts, [task(attend, *tile) for tile in tiles.values()])
+            for index, tiles in self._tiles()
+        }
+        outs = {(*index, 0): merged[0] for index, merged in self.merged.items()}
+        lses = {index: merged[1] for index, merged in self.merged.items()}
+        out = _assembled(outs, (*self.chunks, (self.given[2].shape[-1],)), self.wide)
+        return out.astype(self.dtype), _assembled(lses, self.chunks, self.wide)
 
     def backward(self, names: tuple[str, ...], *grads: Any) -> AttentionGradients:
         """Return the gradients that ``names`` lists, from those of the output and of the log-sum-exp."""
-        rows_chunks, width = self.chunks[:-1], (self.given[2].shape[-1],)
-        blocks = [
+        of_out = (*self.chunks, (self.given[2].shape[-1],))
+        of_blocks = [
             None if grad is None else _gradient(name, grad, chunks)
-            for name, grad, chunks in zip(_GRADS, grads, ([*rows_chunks, width], rows_chunks), strict=True)
+            for name, grad, chunks in zip(("grad_out", "grad_lse"), grads, (of_out, self.chunks), strict=True)
         ]
-        shares: dict[str, dict[tuple[int, ...], list[Any]]] = {name: {} for name in names}
-        for at, rows in itertools.product(self.places, self.queries):
-            index = (*(span.n for span in at), rows.n)
-            given = [x if x is None else x[(*index, 0)[: x.ndim]] for x in blocks]
-            met = self._met(at, rows)
-            for keys in met:
-                where, tile = self._tile(at, rows, keys, keys is met[0])
+        shares: dict[str, dict[_Index, list[Any]]] = {name: {} for name in names}
+        for index, tiles in self._tiles():
+            given = [x if x is None else x[(*index, 0)[: x.ndim]] for x in of_blocks]
+            for n, tile in tiles.items():
                 found = task(pull_back, names, self.merged[index], *given, *tile, results=len(names))
                 for name, share in zip(names, found, strict=True):
-                    shares[name].setdefault(where[WRT.index(name)], []).append(share)
-        gradients, add = {}, dask.delayed(sum, pure=True)
-        for name, x in zip(WRT, self.arrays, strict=True):
-            dtype = gradient_dtype(np.empty(0, x.dtype))
-            sums = {
-                index: _tree(add, parts).astype(dtype, copy=False)
-                for index, parts in shares.get(name, {}).items()
-            }
-            gradients[name] = _assembled(sums, x.chunks, dtype) if name in names else None
+                    place = (*index, 0) if name == "query" else (*index[:-1], n, 0)
+                    shares[name].setdefault(place, []).append(share)
+        gradients, add = dict.fromkeys(WRT), dask.delayed(sum, pure=True)
+        for name, cut, given in zip(WRT, self.arrays, self.given, strict=True):
+            if name in names:
+                sums = {index: _tree(add, parts) for index, parts in shares[name].items()}
+                whole = _assembled(sums, cut.chunks, self.wide)
+                axes = tuple(n for n, size in enumerate(given.shape) if size != whole.shape[n])
+                whole = whole.sum(axis=axes, keepdims=True) if axes else whole
+                gradients[name] = whole.astype(gradient_dtype(np.empty(0, given.dtype)))
         return AttentionGradients(**gradients)
 
 
-def _gradient(name: str, grad: Any, chunks: Sequence[Sequence[int]]) -> Array:
+def _gradient(name: str, grad: Any, chunks: _Chunks) -> Array:
     """Return the blocks of the gradient of a result."""
     grad, shape = da.asarray(grad), tuple(map(sum, chunks))
     if grad.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {grad.shape}")
-    blocks: Array = grad.rechunk(tuple(map(tuple, chunks))).to_delayed()
+    blocks: Array = grad.rechunk(chunks).to_delayed()
     return blocks
 
 
@@ -376,16 +347,14 @@ def _gradient(name: str, grad: Any, chunks: Sequence[Sequence[int]]) -> Array:
 
 
 def _options(mask: Array | None, pairs: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the core's options, with what the block mask opens as a mask."""
+    """Return the core's options; the tile of a block mask becomes a block mask whose blocks are pairs."""
+    block_mask = None
     if pairs is not None:
-        block_mask, (*at, rows, keys), lengths = pairs
-        whole = block_mask._tile(np.arange(*rows[1:]), np.arange(*keys[1:]), lengths)
-        opened = _here(whole, [*at, *(_Span(0, 0, n) for n in whole.shape[-2:])])
-        if mask is None or mask.dtype == bool:
-            mask = opened if mask is None else mask & opened
-        else:
-            mask = np.where(opened, mask, mask.dtype.type(-np.inf))
-    return options | {"attn_mask": mask}
+        whole, (*at, rows, keys), shape = pairs
+        opened = whole._tile(np.arange(shape[-2])[rows], np.arange(shape[-1])[keys], shape[-2:])
+        opened = np.broadcast_to(opened, (*shape[:-2], *opened.shape[-2:]))[tuple(at)]
+        block_mask = BlockMask.from_blocks(opened, 1)
+    return options | {"attn_mask": mask, "block_mask": block_mask}
 
 
 @on_worker
