@@ -233,12 +233,22 @@ class _Tiles:
 
     def _cut(self, mask: Any) -> None:
         query, key, _ = self.given
-        drops, axes = self.options["dropout_p"] > 0, query.chunks[:-2]
+        drops, axes, keys = self.options["dropout_p"] > 0, list(query.chunks[:-2]), key.chunks[-2]
+        closes = self.block_mask, mask, self.options.get("window"), self.per_head.get("key_lengths")
+        if axes and all(
+            x is None for x in closes
+        ):  # one head over many keys needs no more memory, and fewer sums
+            most = max(axes[-1])
+            joined = min(max(most // self.group, 1), len(keys))
+            keys = tuple(sum(keys[n : n + joined]) for n in range(0, len(keys), joined))
+            axes[-1] = (
+                axes[-1] if joined == 1 else da.core.normalize_chunks(-(-most // joined), self.lead[-1:])[0]
+            )
         if drops:  # the heads of a chunk must follow one another, as dropout counts them
-            axes = (*[(1,) * n or (0,) for n in self.lead[:-1]], *axes[-1:])
+            axes[:-1] = [(1,) * n or (0,) for n in self.lead[:-1]]
         lead = [*axes[:-1], *(_ended(each, self.group) for each in axes[-1:])]
         fewer = [*axes[:-1], *(tuple(n // self.group for n in each) for each in lead[-1:])]  # heads of keys
-        rows, keys = query.chunks[-2], _ended(key.chunks[-2], 4 if drops else 1)
+        rows, keys = query.chunks[-2], _ended(keys, 4 if drops else 1)
         self.chunks = (*lead, rows)
         self.keys: list[slice] = [span for (span,) in slices_from_chunks((keys,))]
         self.arrays = [
