@@ -33,6 +33,13 @@ def task(function: Callable[..., Any], *arguments: Any, results: int | None = No
     return dask.delayed(function, pure=True, nout=results)(selfattn.__version__, *arguments)
 
 
+def tree(combine: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
+    """Combine parts, four neighbours in a task, until one is left."""
+    while len(parts) > 1:
+        parts = [combine(parts[n : n + 4]) for n in range(0, len(parts), 4)]
+    return parts[0]
+
+
 def _follow_worker() -> None:
     distributed = sys.modules.get("distributed")
     try:

@@ -18,7 +18,7 @@ from selfattn.functional._options import AttentionOptions, takes
 from selfattn.functional.attention import HEADS, attention_backward
 from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.merge import merge_attention
-from selfattn.interop.dask._workers import on_worker, task
+from selfattn.interop.dask._workers import on_worker, task, tree
 
 dask: Any = import_extra("dask", "dask")
 da: Any = import_extra("dask.array", "dask")
@@ -28,7 +28,6 @@ _Index: TypeAlias = tuple[int, ...]  # of a block
 _Place: TypeAlias = tuple[slice, ...]  # of a block, along the leading axes
 _Chunks: TypeAlias = tuple[tuple[int, ...], ...]
 
-_AT_ONCE = 4  # partial results that a task merges
 _PER_HEAD = ("alibi_slopes", "sinks", "key_lengths")
 
 
@@ -177,13 +176,6 @@ def _assembled(blocks: dict[_Index, Any], chunks: _Chunks, dtype: np.dtype[Any])
     return da.block(found.tolist())
 
 
-def _tree(combine: Callable[[list[Any]], Any], parts: list[Any]) -> Any:
-    """Combine parts, `_AT_ONCE` neighbours in a task, until one is left."""
-    while len(parts) > 1:
-        parts = [combine(parts[n : n + _AT_ONCE]) for n in range(0, len(parts), _AT_ONCE)]
-    return parts[0]
-
-
 class _Tiles:
     """A call: its arrays, broadcast to the same heads and cut so that a tile has one block of each, and its tasks."""
 
@@ -310,7 +302,7 @@ class _Tiles:
         """Return the output and the log-sum-exp."""
         merge_parts = functools.partial(task, merge)
         self.merged = {
-            index: _tree(merge_parts, [task(attend, *tile) for tile in tiles.values()])
+            index: tree(merge_parts, [task(attend, *tile) for tile in tiles.values()])
             for index, tiles in self._tiles()
         }
         outs = {(*index, 0): merged[0] for index, merged in self.merged.items()}
@@ -336,7 +328,7 @@ class _Tiles:
         gradients, add = dict.fromkeys(WRT), dask.delayed(sum, pure=True)
         for name, cut, given in zip(WRT, self.arrays, self.given, strict=True):
             if name in names:
-                sums = {index: _tree(add, parts) for index, parts in shares[name].items()}
+                sums = {index: tree(add, parts) for index, parts in shares[name].items()}
                 whole = _assembled(sums, cut.chunks, self.wide)
                 axes = tuple(n for n, size in enumerate(given.shape) if size != whole.shape[n])
                 whole = whole.sum(axis=axes, keepdims=True) if axes else whole

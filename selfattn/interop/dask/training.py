@@ -12,7 +12,7 @@ import numpy as np
 import selfattn
 from selfattn._check import Array, check_size, seed_from_rng
 from selfattn._extras import import_extra
-from selfattn.interop.dask._workers import on_worker
+from selfattn.interop.dask._workers import on_worker, tree
 from selfattn.nn import add_gradients
 from selfattn.random import TorchGenerator
 from selfattn.training.checkpoint import generators
@@ -23,7 +23,7 @@ class reducer:  # noqa: N801 # a function for users
     """Compute the loss of a batch and its gradients in shares: the argument ``reduce`` of :func:`selfattn.training.fit`.
 
     A batch is cut along the first axis of each array (layers need ``batch_first=True``) into ``shares`` pieces, whatever the number
-    of workers. Each is computed by some worker, and their gradients are summed in the order of the pieces, so the weights have
+    of workers. Each is computed by some worker, and workers sum their gradients in a tree over the pieces, so the weights have
     the same bits for any number of workers, also if one dies.
 
     Parameters
@@ -35,8 +35,8 @@ class reducer:  # noqa: N801 # a function for users
 
     Notes
     -----
-    With each batch a worker receives the model, and sends the gradients of a piece; it holds both, and what the backward pass
-    of one piece keeps, once for each of its threads. Layers that drop draw from generators of their own for each piece, whose seeds
+    With each batch a worker receives the model, and holds gradients of up to four pieces, and what the backward pass of one
+    piece keeps, once for each of its threads; the client receives one sum. Layers that drop draw from generators of their own for each piece, whose seeds
     come from the model's generators.
 
     Examples
@@ -63,24 +63,18 @@ class reducer:  # noqa: N801 # a function for users
         drops = generators(None, model)
         seed = seed_from_rng(drops[0]) if drops else 0
         pickled = import_extra("cloudpickle", "dask").dumps((model, loss))  # also what a notebook defines
-        # Without a place of their own pieces would wait for the worker that has the model first.
         workers = sorted(self.client.nthreads()) or [None]
-        sent = [self._submit(each, held, pickled) for each in workers]
-        futures = [
-            self._submit(
-                workers[n % len(workers)], share, sent[n % len(workers)], [seed, n], _piece(batch, *ends)
-            )
-            for n, ends in enumerate(itertools.pairwise(cuts))
-        ]
-        total: float = 0.0
-        grads: dict[str, Array] = {}
-        for (value, found), (begin, end) in zip(
-            self.client.gather(futures), itertools.pairwise(cuts), strict=True
-        ):
-            factor = (end - begin) / items
-            total += value * factor
-            add_gradients(grads, {name: x * x.dtype.type(factor) for name, x in found.items()})
-        return total, grads
+        sent = self._submit(
+            workers[0], held, np.frombuffer(pickled, np.uint8)
+        )  # Dask copies bytes, but no arrays
+        parts = []
+        for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
+            # Neighbours have one worker, which sums them; without a place all would wait for the one that has the model.
+            worker = workers[n * len(workers) // (len(cuts) - 1)]
+            piece = _piece(batch, begin, end)
+            parts.append(self._submit(worker, share, sent, [seed, n], (end - begin) / items, piece))
+        found: tuple[float, dict[str, Array]] = tree(lambda few: self._submit(None, add, few), parts).result()
+        return found
 
     def _submit(self, worker: str | None, function: Any, *arguments: Any) -> Any:
         """Submit a task to a worker, or to another if that one dies."""
@@ -113,18 +107,28 @@ def _piece(batch: Any, begin: int, end: int) -> Any:
 
 
 @on_worker
-def held(pickled: bytes) -> bytes:
-    """Return the model and the loss: a task, so that a worker receives them once, and again if another one dies."""
+def held(pickled: Any) -> Any:
+    """Return the model and the loss: a task, so that the client sends them once, and again if a worker dies."""
     return pickled
 
 
 @on_worker
-def share(pickled: bytes, seed: list[int], piece: Any) -> tuple[float, dict[str, Array]]:
-    """Return the loss and the gradients of a piece, by a model of this task's own."""
+def share(pickled: Any, seed: list[int], factor: float, piece: Any) -> tuple[float, dict[str, Array]]:
+    """Return what a piece adds to the loss and to the gradients, by a model of this task's own."""
     model, loss = pickle.loads(pickled)
     fresh: dict[int, np.random.Generator] = {}
     for module in model.modules() if hasattr(model, "modules") else ():
         for name, each in vars(module).items():
             if isinstance(each, np.random.Generator | TorchGenerator):
                 vars(module)[name] = fresh.setdefault(id(each), np.random.default_rng([*seed, len(fresh)]))
-    return objective_of(model, loss).gradients(piece)
+    value, grads = objective_of(model, loss).gradients(piece)
+    return value * factor, {name: x * x.dtype.type(factor) for name, x in grads.items()}
+
+
+@on_worker
+def add(parts: list[tuple[float, dict[str, Array]]]) -> tuple[float, dict[str, Array]]:
+    """Sum losses and gradients of neighbours."""
+    grads: dict[str, Array] = {}
+    for _, found in parts:
+        add_gradients(grads, found)
+    return sum(value for value, _ in parts), grads
