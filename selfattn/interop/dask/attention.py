@@ -47,7 +47,8 @@ def scaled_dot_product_attention(
 
     Each chunk of queries meets each chunk of keys in a task of its own, unless the causal rule, the window, the key lengths or the
     block mask close all pairs of the two: then neither is sent. Partial results are merged by their log-sum-exp, four at a time,
-    in the order of the keys.
+    in the order of the keys. Where a chunk has n heads, and no window, lengths or masks are given, a task has one head and n
+    neighbouring chunks of its keys: as much memory, and less to send and to merge.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def scaled_dot_product_attention(
     Returns
     -------
     out : dask.array.Array, shape (..., L, Ev)
-        In the chunks of the queries.
+        In the chunks of the queries, or of one head.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    The result has the same bits on any scheduler, and for any number of workers and threads. It depends on the chunks of the keys,
+    The result has the same bits on any scheduler, and for any number of workers and threads. It depends on chunks of keys and heads,
     by rounding: sums are merged in another order. Dropout drops what the function drops, since it counts absolute positions; keys
     are then cut at multiples of four, and axes that would break the count of heads into chunks of 1.
 
@@ -92,7 +93,7 @@ def scaled_dot_product_attention(
     return (out, lse) if return_lse else out
 
 
-@takes(AttentionOptions)
+@takes(AttentionOptions, scaled_dot_product_attention)
 def scaled_dot_product_attention_vjp(
     query: Any,
     key: Any,
@@ -109,7 +110,6 @@ def scaled_dot_product_attention_vjp(
 
     Parameters
     ----------
-    query, key, value, attn_mask, return_lse : as :func:`scaled_dot_product_attention` takes them
     wrt : sequence of str, default ("query", "key", "value")
         The inputs to differentiate with respect to; no others.
 
@@ -117,12 +117,7 @@ def scaled_dot_product_attention_vjp(
     -------
     out : dask.array.Array, or (out, lse)
     pullback : callable
-        ``pullback(grad_out)``, with ``return_lse`` ``pullback(grad_out, grad_lse)``, returns gradients in the chunks of the inputs.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`scaled_dot_product_attention`.
+        ``pullback(grad_out)``, with ``return_lse`` ``pullback(grad_out, grad_lse)``, returns gradients: arrays of Dask.
 
     Notes
     -----
@@ -227,25 +222,23 @@ class _Tiles:
         query, key, _ = self.given
         drops, axes, keys = self.options["dropout_p"] > 0, list(query.chunks[:-2]), key.chunks[-2]
         closes = self.block_mask, mask, self.options.get("window"), self.per_head.get("key_lengths")
-        if axes and all(
-            x is None for x in closes
-        ):  # one head over many keys needs no more memory, and fewer sums
-            most = max(axes[-1])
-            joined = min(max(most // self.group, 1), len(keys))
-            keys = tuple(sum(keys[n : n + joined]) for n in range(0, len(keys), joined))
-            axes[-1] = (
-                axes[-1] if joined == 1 else da.core.normalize_chunks(-(-most // joined), self.lead[-1:])[0]
-            )
+        if axes:
+            axes[-1] = _ended(axes[-1], self.group)
+            if len(keys) > 1 and all(
+                x is None for x in closes
+            ):  # one head over more keys: as much memory, fewer sums
+                joined = max(*axes[-1], self.group) // self.group
+                keys = tuple(sum(keys[n : n + joined]) for n in range(0, len(keys), joined))
+                axes[-1] = (self.group,) * (self.lead[-1] // self.group) or (0,)
         if drops:  # the heads of a chunk must follow one another, as dropout counts them
             axes[:-1] = [(1,) * n or (0,) for n in self.lead[:-1]]
-        lead = [*axes[:-1], *(_ended(each, self.group) for each in axes[-1:])]
-        fewer = [*axes[:-1], *(tuple(n // self.group for n in each) for each in lead[-1:])]  # heads of keys
         rows, keys = query.chunks[-2], _ended(keys, 4 if drops else 1)
-        self.chunks = (*lead, rows)
+        of_keys = (*axes[:-1], *(tuple(n // self.group for n in each) for each in axes[-1:]), keys)
+        self.chunks = (*axes, rows)
         self.keys: list[slice] = [span for (span,) in slices_from_chunks((keys,))]
         self.arrays = [
             _expanded(x, (*each, (x.shape[-1],)))
-            for x, each in zip(self.given, (self.chunks, (*fewer, keys), (*fewer, keys)), strict=True)
+            for x, each in zip(self.given, (self.chunks, of_keys, of_keys), strict=True)
         ]
         self.blocks = [x.to_delayed()[..., 0] for x in self.arrays]
         self.masks = None
@@ -278,9 +271,8 @@ class _Tiles:
         blocks = np.ndindex(self.blocks[0].shape)
         for index, (*lead, rows) in zip(blocks, slices_from_chunks(self.chunks), strict=True):
             at = tuple(lead)
-            met = [n for n, keys in enumerate(self.keys) if self._opens(at, rows, keys)] or [
-                0
-            ]  # which gives zeros
+            # If all are closed, one of them gives zeros.
+            met = [n for n, keys in enumerate(self.keys) if self._opens(at, rows, keys)] or [0]
             yield index, {n: self._tile(index, n, at, rows, n == met[0]) for n in met}
 
     def _tile(self, index: _Index, n: int, at: _Place, rows: slice, first: bool) -> tuple[Any, ...]:
