@@ -69,8 +69,9 @@ def scaled_dot_product_attention(
     rank = max(arrays[name].ndim for name in ("query", "key", "value"))
     for name, x in arrays.items():  # vmap adds axes before these
         arrays[name] = x.reshape((1,) * (rank - 2 + _TRACED[name] - x.ndim) + x.shape)
+    seed = _seed(rng) if dropout_p or rng is not None else None
     if dropout_p:
-        arrays["rng"] = _seed(rng)
+        arrays["rng"] = seed
     constants = {"return_lse": True, "dropout_p": dropout_p, "is_causal": is_causal, **given}
     found = _attend(tuple((name, _hashable(x)) for name, x in constants.items()), arrays)
     return found if return_lse else found[0]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from selfattn._extras import import_extra
-from selfattn.interop._encoder import as_encoder
+from selfattn.interop._encoder import as_encoder, column
 
 __all__ = ["Embeddings"]
 
@@ -41,7 +41,7 @@ class Embeddings(_Base):  # type: ignore[misc]
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return the embeddings of documents."""
-        return self._embed("encode_document", texts, self.encode_kwargs)
+        return self._embed("encode_document", column(texts), self.encode_kwargs)
 
     def embed_query(self, text: str) -> list[float]:
         """Return the embedding of a query."""

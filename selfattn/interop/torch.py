@@ -68,7 +68,7 @@ def scaled_dot_product_attention(
     TypeError, ValueError
         As selfattn's function; tensors of several dtypes, of integers, sparse, complex or on another device.
     RuntimeError
-        A second derivative.
+        A second derivative, forward mode, or a gradient by ``torch.func``.
 
     Notes
     -----
@@ -105,6 +105,8 @@ def _run(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> An
     """Call the operator; what it only keeps for the backward pass is not returned."""
     tensors = query, key, value, *(x for x in given.values() if isinstance(x, torch.Tensor))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if keep and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise RuntimeError("torch.func differentiates no attention here: use backward() or torch.autograd.grad")
     results = attention(query, key, value, **given, keep=keep)
     n = 1 + given.get("return_lse", False) + given.get("return_weights", False)
     return results[0] if n == 1 else tuple(results[:n])

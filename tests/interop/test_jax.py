@@ -72,6 +72,7 @@ def test_refusals_and_default_floats():
     for error, said, f in (
         (ValueError, r"key has shape \(2, 3, 5, 3\)", jax.jit(lambda q: sdpa(q, K[..., :3], V))),
         (TypeError, "dropout needs an int, a key of jax.random or", lambda q: sdpa(q, K, V, dropout_p=0.5)),
+        (TypeError, "a key of jax.random or its uint32 as rng, not 'x'", lambda q: sdpa(q, K, V, rng="x")),
         (TypeError, "unexpected keyword argument 'out'", lambda q: sdpa(q, K, V, out=V)),
         (TypeError, "forward-mode", lambda q: jax.jvp(lambda q: sdpa(q, K, V), (q,), (q,))),
         (ValueError, "Buffer callbacks do not support JVP", jax.hessian(lambda q: jnp.sum(sdpa(q, K, V)))),

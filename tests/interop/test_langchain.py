@@ -45,5 +45,7 @@ def test_keywords(folder):
     own = nn.EmbeddingModel(lambda text: [len(text)], 40, 4, max_seq_len=8, rng=0)
     assert Embeddings(own).embed_documents(TEXTS) == own.encode(TEXTS).tolist()
     assert Embeddings(own).embed_query("sea") == own("sea").tolist()
+    with pytest.raises(ValueError, match="a list or a column of texts, not 'abc'"):
+        Embeddings(own).embed_documents("abc")
     with pytest.raises(TypeError, match="is a Linear, which makes no embeddings of texts"):
         Embeddings(nn.Linear(2, 2, rng=0))

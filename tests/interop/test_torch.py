@@ -64,6 +64,8 @@ def test_first_derivatives_are_right_and_others_refused():
         grad.sum().backward()
     with (dual := torch.autograd.forward_ad).dual_level(), pytest.raises(RuntimeError, match="has a tangent"):
         scaled_dot_product_attention(*(dual.make_dual(x.detach(), x.detach()) for x in qkv))
+    with pytest.raises(RuntimeError, match="differentiates no attention here"):
+        torch.func.grad(lambda q: scaled_dot_product_attention(q, *qkv[1:]).sum())(qkv[0].detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
