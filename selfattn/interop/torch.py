@@ -106,7 +106,9 @@ def _run(query: Tensor, key: Tensor, value: Tensor, given: dict[str, Any]) -> An
     tensors = query, key, value, *(x for x in given.values() if isinstance(x, torch.Tensor))
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     if keep and not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise RuntimeError("torch.func differentiates no attention here: use backward() or torch.autograd.grad")
+        raise RuntimeError(
+            "torch.func differentiates no attention here: use backward() or torch.autograd.grad"
+        )
     results = attention(query, key, value, **given, keep=keep)
     n = 1 + given.get("return_lse", False) + given.get("return_weights", False)
     return results[0] if n == 1 else tuple(results[:n])
