@@ -13,7 +13,14 @@ import numpy as np
 from selfattn import _core
 from selfattn._check import Array, seed_from_rng
 from selfattn._extras import import_extra
-from selfattn.functional._gradients import WRT, AttentionGradients, apart, check_wrt, gradient_dtype
+from selfattn.functional._gradients import (
+    WRT,
+    AttentionGradients,
+    apart,
+    check_wrt,
+    gradient_dtype,
+    sum_to_shape,
+)
 from selfattn.functional._options import AttentionOptions, takes
 from selfattn.functional.attention import HEADS, attention_backward
 from selfattn.functional.block_mask import BlockMask
@@ -53,7 +60,7 @@ def scaled_dot_product_attention(
     Parameters
     ----------
     query, key, value : dask.array.Array
-        With the same number of dims. Axes before the length are cut as those of ``query``; the last axis is one chunk. A
+        Axes before the length are cut as those of ``query``, which has all of them; the last axis is one chunk. A
         worker holds a chunk of each, the tile's mask, and a result of the size of the query's chunk.
     attn_mask : dask.array.Array or array_like
     return_lse : bool, default False
@@ -180,34 +187,31 @@ class _Tiles:
                 raise TypeError(f"{name} must be a dask.array.Array, got {type(x).__name__}; use from_array")
             if np.isnan(x.shape).any():
                 raise ValueError(f"{name} has chunks of unknown sizes: call {name}.compute_chunk_sizes()")
-        query, key, value = self.given = arrays
-        if not 2 <= query.ndim == key.ndim == value.ndim or key.shape[-2] != value.shape[-2]:
-            raise ValueError(
-                "query must have shape (..., L, E), key (..., S, E) and value (..., S, Ev), with one number of dims; "
-                f"got {query.shape}, {key.shape} and {value.shape}"
-            )
-        self.lead, self.lengths = query.shape[:-2], (query.shape[-2], key.shape[-2])
-        self.options, mask = options, None if attn_mask is None else da.asarray(attn_mask)
+        self.given, self.options = arrays, options
+        mask = None if attn_mask is None else da.asarray(attn_mask)
         self._check(mask)
         self._cut(mask)
 
     def _check(self, mask: Any) -> None:
         """Let the core check a call without queries, on arrays without memory; settle what depends on lengths."""
-        options, (L, S) = self.options, self.lengths
+        options = self.options
         for name in _PER_HEAD:
             if isinstance(options.get(name), da.Array):
                 raise TypeError(f"{name} must be an array, not Dask's: give {name}.compute()")
         self.block_mask = options.pop("block_mask", None)
+        q, k, v = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in self.given)
+        no_rows, any_mask = (
+            q[..., :0, :] if q.ndim > 1 else q,
+            None if mask is None else np.zeros((1, 1), mask.dtype),
+        )
+        out, lse = _core.scaled_dot_product_attention(no_rows, k, v, any_mask, **options, return_lse=True)
+        if (found := out.shape[:-2]) != q.shape[:-2]:
+            raise ValueError(f"query needs the leading dims of the result, {found}, got {q.shape[:-2]}")
+        self.lead, self.lengths = q.shape[:-2], (q.shape[-2], k.shape[-2])
+        L, S = self.lengths
         if self.block_mask is not None:
             self.block_mask._tables(self.lead, L, S)
             self.to_workers = dask.delayed(self.block_mask)
-        q, k, v = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in self.given)
-        any_mask = None if mask is None else np.zeros((1, 1), mask.dtype)
-        out, lse = _core.scaled_dot_product_attention(
-            q[..., :0, :], k, v, any_mask, **options, return_lse=True
-        )
-        if out.shape[:-2] != self.lead:
-            raise ValueError(f"query needs the leading dims of the result, {out.shape[:-2]}, got {self.lead}")
         self.dtype, self.wide = out.dtype, lse.dtype
         options["rng"] = seed_from_rng(options.get("rng"), options["dropout_p"] > 0)
         causal = options.pop("causal", None)
@@ -321,9 +325,7 @@ class _Tiles:
         for name, cut, given in zip(WRT, self.arrays, self.given, strict=True):
             if name in names:
                 sums = {index: tree(add, parts) for index, parts in shares[name].items()}
-                whole = _assembled(sums, cut.chunks, self.wide)
-                axes = tuple(n for n, size in enumerate(given.shape) if size != whole.shape[n])
-                whole = whole.sum(axis=axes, keepdims=True) if axes else whole
+                whole = sum_to_shape(_assembled(sums, cut.chunks, self.wide), given.shape)
                 gradients[name] = whole.astype(gradient_dtype(np.empty(0, given.dtype)))
         return AttentionGradients(**gradients)
 
