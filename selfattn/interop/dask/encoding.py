@@ -96,22 +96,19 @@ def encode(
         return path
     if path.suffix != ".npy":
         raise ValueError(f"out must end with .npy or .parquet, got {path.name!r}")
-    partial, done = path.with_name(f"{path.name}.partial"), path.with_name(f"{path.name}.done")
-    done.mkdir(exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    rows = partial / "rows.npy"
     if np.isnan(sizes).any():
         sizes = dask.compute(*[task(count, part) for part in parts])
     ends = np.cumsum([0, *sizes]).astype(int).tolist()
-    if not partial.exists() or np.load(partial, mmap_mode="r").shape != (ends[-1], width):
-        shutil.rmtree(done)
-        done.mkdir()
-        np.lib.format.open_memmap(partial, "w+", np.float32, (ends[-1], width)).flush()
-    written = [
-        task(write_rows, str(partial), str(done / str(n)), at, *how, part)
-        for n, (part, at) in enumerate(zip(parts, ends, strict=False))
-    ]
-    dask.compute(*written)
-    partial.replace(path)
-    shutil.rmtree(done)
+    if not rows.exists() or np.load(rows, mmap_mode="r").shape != (ends[-1], width):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        np.lib.format.open_memmap(rows, "w+", np.float32, (ends[-1], width)).flush()
+    places = enumerate(zip(ends, parts, strict=False))
+    dask.compute(*[task(write_rows, str(rows), n, begin, *how, part) for n, (begin, part) in places])
+    rows.replace(path)
+    shutil.rmtree(partial)
     return da.from_array(np.load(path, mmap_mode="r"), chunks=(tuple(sizes) or (0,), width))
 
 
@@ -141,16 +138,16 @@ def count(part: Any) -> int:
 
 @on_worker
 def write_rows(
-    file: str, done: str, begin: int, folder: str, dtype: str | None, options: dict[str, Any], part: Any
+    file: str, n: int, begin: int, folder: str, dtype: str | None, options: dict[str, Any], part: Any
 ) -> None:
-    """Write the embeddings of a partition to their rows of a file, unless ``done`` says that they are there."""
-    texts = column(list(part))
+    """Write the embeddings of a partition to their rows of a file, unless a file n of its folder says that they are there."""
+    texts, done = column(list(part)), Path(file).with_name(str(n))
     key = f"{begin} {_key(folder, dtype, options, texts)}"
-    if not Path(done).exists() or Path(done).read_text() != key:
+    if not done.exists() or done.read_text() != key:
         rows = np.load(file, mmap_mode="r+")
         rows[begin : begin + len(texts)] = _embedded(folder, dtype, options, texts)
         rows.flush()
-        _disk.write_file(Path(done), key.encode())
+        _disk.write_file(done, key.encode())
 
 
 @on_worker
