@@ -54,8 +54,7 @@ def scaled_dot_product_attention(
 
     Each chunk of queries meets each chunk of keys in a task of its own, unless the causal rule, the window, the key lengths or the
     block mask close all pairs of the two: then neither is sent. Partial results are merged by their log-sum-exp, four at a time,
-    in the order of the keys. Where a chunk has n heads, and no window, lengths or masks are given, a task has one head and n
-    neighbouring chunks of its keys: as much memory, and less to send and to merge.
+    in the order of the keys.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ def scaled_dot_product_attention(
     Returns
     -------
     out : dask.array.Array, shape (..., L, Ev)
-        In the chunks of the queries, or of one head.
+        In the chunks of the queries.
 
     Raises
     ------
@@ -78,7 +77,7 @@ def scaled_dot_product_attention(
 
     Notes
     -----
-    The result has the same bits on any scheduler, and for any number of workers and threads. It depends on chunks of keys and heads,
+    The result has the same bits on any scheduler, and for any number of workers and threads. It depends on the chunks of the keys,
     by rounding: sums are merged in another order. Dropout drops what the function drops, since it counts absolute positions; keys
     are then cut at multiples of four, and axes that would break the count of heads into chunks of 1.
 
@@ -224,19 +223,11 @@ class _Tiles:
 
     def _cut(self, mask: Any) -> None:
         query, key, _ = self.given
-        drops, axes, keys = self.options["dropout_p"] > 0, list(query.chunks[:-2]), key.chunks[-2]
-        closes = self.block_mask, mask, self.options.get("window"), self.per_head.get("key_lengths")
-        if axes:
-            axes[-1] = _ended(axes[-1], self.group)
-            if len(keys) > 1 and all(
-                x is None for x in closes
-            ):  # one head over more keys: as much memory, fewer sums
-                joined = max(*axes[-1], self.group) // self.group
-                keys = tuple(sum(keys[n : n + joined]) for n in range(0, len(keys), joined))
-                axes[-1] = (self.group,) * (self.lead[-1] // self.group) or (0,)
+        drops, axes = self.options["dropout_p"] > 0, list(query.chunks[:-2])
+        axes[-1:] = [_ended(each, self.group) for each in axes[-1:]]
         if drops:  # the heads of a chunk must follow one another, as dropout counts them
             axes[:-1] = [(1,) * n or (0,) for n in self.lead[:-1]]
-        rows, keys = query.chunks[-2], _ended(keys, 4 if drops else 1)
+        rows, keys = query.chunks[-2], _ended(key.chunks[-2], 4 if drops else 1)
         of_keys = (*axes[:-1], *(tuple(n // self.group for n in each) for each in axes[-1:]), keys)
         self.chunks = (*axes, rows)
         self.keys: list[slice] = [span for (span,) in slices_from_chunks((keys,))]
