@@ -170,6 +170,16 @@ def test_a_worker_that_dies_changes_nothing(workers, folder, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("workers", [1], indirect=True)
+def test_the_only_worker_dies(workers, tmp_path):
+    """Dask keeps what was placed on it for its address."""
+    model, loss, x = nn.Linear(4, 4, rng=0), Dies(str(tmp_path / "fit")), np.ones((6, 4), np.float32)
+    (kept, grads), (again, others) = (interop.reducer(workers, 2)(model, loss, x) for _ in range(2))
+    assert (tmp_path / "fit").exists() and kept == again
+    for name, grad in grads.items():
+        np.testing.assert_array_equal(grad, others[name])
+
+
 def test_training_is_the_same_for_any_number_of_workers(tmp_path):
     loss, found = Dies(str(tmp_path)), []
     for n in (1, 2, 3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,18 +63,33 @@ class reducer:  # noqa: N801 # a function for users
         drops = generators(None, model)
         seed = seed_from_rng(drops[0]) if drops else 0
         pickled = import_extra("cloudpickle", "dask").dumps((model, loss))  # also what a notebook defines
-        workers = sorted(self.client.nthreads()) or [None]
-        sent = self._submit(
-            workers[0], held, np.frombuffer(pickled, np.uint8)
-        )  # Dask copies bytes, but no arrays
+        while True:
+            workers = sorted(self.client.nthreads())
+            total, lost = self._sum(workers or [None], batch, cuts, seed, pickled), False
+            while not lost:
+                try:
+                    found: tuple[float, dict[str, Array]] = total.result(2)
+                    return found
+                except TimeoutError:
+                    if total.done():  # the loss raised it
+                        raise
+                    # If all workers died at once, Dask keeps tasks for their addresses for ever, though others may have them.
+                    alive = self.client.nthreads().keys()
+                    lost = bool(workers and alive) and alive.isdisjoint(workers)
+
+    def _sum(
+        self, workers: Sequence[str | None], batch: Any, cuts: list[int], seed: int, pickled: bytes
+    ) -> Any:
+        """Submit the tasks of a batch, and return the future of the sums."""
+        # Dask copies bytes, but no arrays.
+        sent = self._submit(workers[0], held, np.frombuffer(pickled, np.uint8))
         parts = []
         for n, (begin, end) in enumerate(itertools.pairwise(cuts)):
             # Neighbours have one worker, which sums them; without a place all would wait for the one that has the model.
             worker = workers[n * len(workers) // (len(cuts) - 1)]
             piece = _piece(batch, begin, end)
-            parts.append(self._submit(worker, share, sent, [seed, n], (end - begin) / items, piece))
-        found: tuple[float, dict[str, Array]] = tree(lambda few: self._submit(None, add, few), parts).result()
-        return found
+            parts.append(self._submit(worker, share, sent, [seed, n], (end - begin) / cuts[-1], piece))
+        return tree(lambda few: self._submit(None, add, few), parts)
 
     def _submit(self, worker: str | None, function: Any, *arguments: Any) -> Any:
         """Submit a task to a worker, or to another if that one dies."""
