@@ -57,17 +57,15 @@ def _index(options: argparse.Namespace) -> int:
     before = {each[0]: each for each in index._entries()}
     known, gone = {text for _, text, _ in before.values()}, before.keys() - {each[0] for each in records}
     changed = [each for each in records if before.get(each[0]) != each]
-    moved, new = ([each for each in changed if (each[1] in known) is there] for there in (True, False))
-    n = len({text for _, text, _ in new})
+    n = len({text for _, text, _ in changed} - known)
     work = f"{n:,} to embed, {len(changed):,} to write, {len(gone):,} to remove"
     streams.tell(f"{len(records):,} texts: {work}")
     try:
-        with bar(len(new) > CHUNK, len(new), "embed") as done:
-            # Texts that have moved are written first, while their embeddings are there.
-            for part in filter(None, [moved, *(new[at : at + CHUNK] for at in range(0, len(new), CHUNK))]):
-                ids, texts, metadata = map(list, zip(*part, strict=True))
+        with bar(n > CHUNK, len(changed), "index") as done:
+            for at in range(0, len(changed), CHUNK):  # a text that has moved is still found where it was
+                ids, texts, metadata = map(list, zip(*changed[at : at + CHUNK], strict=True))
                 index.add(texts, ids, metadata)
-                done(len(part) * (part is not moved))
+                done(len(ids))
         index.delete(list(gone))
         if len(index._current().records) > 2 * len(index):
             index.vacuum()

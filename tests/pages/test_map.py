@@ -38,6 +38,7 @@ def test_points_neighbours_and_values_are_those_of_the_rows():
     for axis in (0, 1):  # an axis may be turned, and the middle is that of the drawing
         assert abs(np.corrcoef(points[:, axis], u[:, axis])[0, 1]) == pytest.approx(1, abs=1e-5)
     assert np.ptp(points, axis=0).max() == pytest.approx(2)
+    assert points.max(axis=0) + points.min(axis=0) == pytest.approx([0, 0], abs=1e-6)
     assert np.std(points[:, 0]) / np.std(points[:, 1]) == pytest.approx(s[0] / s[1], rel=1e-4)
     assert data["captions"]["share"] == f"{100 * np.square(s[:2]).sum() / np.square(s).sum():.0f}"
     unit = ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)
