@@ -274,7 +274,7 @@ def test_heads_off_and_weights_changed(opened):
     page.get_by_label("matrix").select_option("layers.2.linear2.weight")
     page.get_by_label("row", exact=True).fill("7")
     page.get_by_label("column", exact=True).fill("11")
-    page.get_by_label("new value").fill("9.5")
+    page.get_by_label("new value").fill("9,5")  # a comma is a point
     page.get_by_role("button", name="Set", exact=True).click()
     model.layers[2].linear2.weight[7, 11] = 9.5
     assert_next(page, model, alphabet, ids)
@@ -283,7 +283,7 @@ def test_heads_off_and_weights_changed(opened):
     assert_next(page, model, alphabet, ids)
     answer = "".join(alphabet[n] for n in model.generate(ids, max_new_tokens=60))
     assert written(page, 1) == "in the beginning " + answer and written(page, 0) == trained
-    assert "heads off" in page.locator(".sa-bar .sa-soft").inner_text()
+    assert page.locator(".sa-bar .sa-soft").inner_text() == "256 weights changed, 1 head off"
     page.get_by_role("button", name="Reset all").click()
     assert written(page, 1) == trained
     page.get_by_role("button", name="light or dark").click()

@@ -371,7 +371,7 @@ def test_predicting_and_revealing(visit):
     field.fill("5")
     field.press("Enter")
     assert said(page, "scores") == "Not 5. Try again, or reveal."
-    field.fill("4")
+    field.fill("4,0")  # a comma is a point
     field.press("Enter")
     assert said(page, "scores").startswith("Right: ")
     assert said(page, "scores").endswith(" = 4")
