@@ -6,12 +6,10 @@
 /** @typedef {Record<string, number[]> | number[][]} Table rows of numbers by word, or by place */
 /** @typedef {{ texts: string[][], known: Record<string, Table>, made: Set<string> }} Wanted the words of each text; `made` collects those without numbers */
 
-const MOST_WORDS = 16; // a table of more rows would be abridged
-const MOST_PAIRS = 8; // queries whose weighted values are shown, as in graph.py
-const PAIR_MATRICES = ["mask", "given_weights"]; // given matrices of queries and keys that can have another size
+const MOST_WORDS = 16, MOST_PAIRS = 8; // more rows would be abridged; queries whose weighted values are shown, as in graph.py
 
 /** @type {(data: PageData) => boolean} whether a view can have other words */
-const takesWords = ({ nodes }) => nodes.every(({ op, rows, columns, name }) => OPS[op] || !TOKENS.test(rows) || !TOKENS.test(columns) || PAIR_MATRICES.includes(name));
+const takesWords = ({ nodes }) => nodes.every(({ op, rows, columns, name }) => OPS[op] || !TOKENS.test(rows) || !TOKENS.test(columns) || ["mask", "given_weights"].includes(name));
 
 /** @param {string} text @returns a share from 0 to 1 that the text decides, as in own_words.py */
 function shareOf(text) {
@@ -126,8 +124,7 @@ function withWords(html, wanted) {
     });
     const axes = [label("rows", 0), label("columns", 1)], [rows, columns] = "t" in table.dataset ? axes.reverse() : axes;
     const started = table.tBodies[0].rows[0]?.id.replace(/0$/, "");
-    delete table.dataset.rows;
-    delete table.dataset.columns;
+    for (const name of ["rows", "columns"]) delete table.dataset[name];
     table.tHead?.replaceChildren(element("tr", {}, element("td"), ...columns.map((text) => element("th", { scope: "col" }, element("bdi", {}, text)))));
     table.tBodies[0].replaceChildren(...rows.map((text, i) => element("tr", started ? { id: started + i } : {}, element("th", { scope: "row" }, element("bdi", {}, text)),
       ...columns.map((_, j) => element("td", { className: first.blanks && !("t" in table.dataset) && first.blanks[i] === j ? "sa-blank" : "" })))));

@@ -12,8 +12,6 @@ from selfattn.views.language import say
 from selfattn.views.texts import CAPTIONS
 from selfattn.views.writing import Array, decimals_of
 
-MOST_DECIMALS = 2  # of made numbers
-
 Table = Mapping[str, Sequence[float]]
 
 
@@ -33,7 +31,7 @@ def rows(words: Sequence[str], table: Table, name: str) -> Array:
 def made(word: str, table: Table, name: str) -> list[float]:
     """Return numbers for a word that are always the same, between the least and the largest of each column of a table."""
     known = np.array(list(table.values()), np.float64)
-    unit = 10.0 ** decimals_of(known, MOST_DECIMALS)
+    unit = 10.0 ** decimals_of(known, 2)
     return [
         math.floor((low + (high - low) * _share(f"{column} {name} {word}")) * unit + 0.5) / unit
         for column, (low, high) in enumerate(zip(known.min(axis=0), known.max(axis=0), strict=True))

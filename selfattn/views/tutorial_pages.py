@@ -96,7 +96,7 @@ def _first_principles(texts: Texts | None, exercise: bool, lang: str) -> Page:
         _page(raw, shown, exercise, lang, 3, title="Attention on the embeddings themselves", tab="Words as they are", made_up=made, **names, **look),
         _page(layer(projections), shown, exercise, lang, 3, title="Attention with projections", tab="Ask, offer, hand over", made_up=made, **names, **look),
         _page(layer(drawn), shown, exercise, lang, 3, title="The class SelfAttention", tab="Random", made_up=made, **names,
-              look=own or "*Look for this:* all ribbons are nearly alike. The matrices are random, from the tutorial's seed: they are not trained."),
+              look=own or "*Look for this:* the matrices are random, from the tutorial's seed. They are not trained, so the ribbons mean nothing."),
     ]  # fmt: skip
 
     def tour() -> Sequence[Stop]:
