@@ -15,6 +15,8 @@ class MapPage {
   chosen = 0;
   pointed = -1;
   only = ""; // the colour that alone is shown
+  wide = 0; // pixels of the canvas
+  high = 0;
   /** @type {number[]} the points that are on the canvas and not faint */ shown = [];
 
   /** @param {HTMLElement} root @param {MapData} data @param {ArrayBuffer} bytes */
@@ -41,7 +43,10 @@ class MapPage {
         ...(fields.length > 1 ? [chooser(captions.colour, fields.map(({ name }) => name), this.field, (f) => this.colour(f))] : []), this.typed,
         element("span", { className: "sa-tabs" }, ...sizes.map(([sign, name, by]) => button({ title: captions[name], ariaLabel: captions[name], onclick: () => this.scale(by) }, sign)))),
       this.legend, element("div", { className: "sa-columns" }, element("div", {}, this.canvas, this.line), this.side));
-    this.canvas.onpointermove = (event) => this.draw(this.at(event));
+    this.canvas.onpointermove = (event) => {
+      const n = this.at(event);
+      if (n !== this.pointed) this.draw(n);
+    };
     this.canvas.onpointerleave = () => this.draw(-1);
     this.canvas.onclick = (event) => this.choose(this.at(event));
     this.canvas.onkeydown = (event) => this.key(event);
@@ -52,17 +57,18 @@ class MapPage {
 
   /** @type {(n: number) => [number, number]} where a point is, in pixels */
   place(n) {
-    const { clientWidth, clientHeight } = this.canvas, unit = (Math.min(clientWidth, clientHeight) / 2 - 10) * this.size;
-    const [x, y] = [0, 1].map((axis) => this.points[2 * n + axis] - (this.size > 1 ? this.points[2 * this.chosen + axis] : 0));
-    return [clientWidth / 2 + x * unit, clientHeight / 2 - y * unit];
+    const { points, wide, high } = this, unit = (Math.min(wide, high) / 2 - 10) * this.size, [x, y] = this.size > 1 ? points.subarray(2 * this.chosen) : [0, 0];
+    return [wide / 2 + (points[2 * n] - x) * unit, high / 2 - (points[2 * n + 1] - y) * unit];
   }
 
   /** @type {(far: (x: number, y: number) => number, most?: number) => number} the shown point with the least distance, or -1 */
   closest(far, most = Infinity) {
-    return this.shown.reduce(({ n, least }, other) => {
-      const now = far(...this.place(other));
-      return now < least ? { n: other, least: now } : { n, least };
-    }, { n: -1, least: most }).n;
+    let best = -1;
+    for (const n of this.shown) {
+      const [x, y] = this.place(n), now = far(x, y);
+      if (now < most) [best, most] = [n, now];
+    }
+    return best;
   }
 
   /** @type {(event: MouseEvent) => number} the point at the pointer, or -1 */
@@ -126,7 +132,7 @@ class MapPage {
     const { canvas, chosen, data: { texts, nearest, captions } } = this, { clientWidth, clientHeight } = canvas;
     const context = canvas.getContext("2d"), dots = devicePixelRatio || 1, style = getComputedStyle(this.root), words = this.typed.value.toLowerCase().split(/\s+/);
     if (!context || !clientWidth) return;
-    this.pointed = pointed;
+    Object.assign(this, { pointed, wide: clientWidth, high: clientHeight });
     canvas.width = clientWidth * dots;
     canvas.height = clientHeight * dots;
     context.scale(dots, dots);
@@ -138,14 +144,19 @@ class MapPage {
       context.arc(...place, r, 0, 7);
     };
     this.shown = [];
+    let left = 0, last = -1;
     for (let n = 0; n < texts.length; n++) {
       const [x, y] = this.place(n), passes = (!this.only || String(this.colours[n]) === this.only) && words.every((word) => this.lower[n].includes(word));
+      left += Number(passes);
       if (x < 0 || y < 0 || x > clientWidth || y > clientHeight) continue;
       if (passes) this.shown.push(n);
       context.globalAlpha = passes ? 0.75 : 0.07;
-      context.fillStyle = colours.get(this.colours[n]) ?? "";
-      dot([x, y], radius);
-      context.fill();
+      if (this.colours[n] !== last) context.fillStyle = colours.get(last = this.colours[n]) ?? "";
+      if (radius < 2) context.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
+      else {
+        dot([x, y], radius);
+        context.fill();
+      }
     }
     context.globalAlpha = 1;
     context.strokeStyle = context.fillStyle = style.color;
@@ -156,7 +167,7 @@ class MapPage {
     }
     this.name([chosen, ...near, ...this.shown.filter((_, n) => n % Math.ceil(this.shown.length / 300) === 0)], context, style.backgroundColor);
     this.line.replaceChildren(pointed >= 0 ? element("bdi", {}, texts[pointed])
-      : filled(captions[this.shown.length < texts.length ? "some" : "point"], { n: this.shown.length, of: texts.length }));
+      : filled(captions[left < texts.length ? "some" : "point"], { n: left, of: texts.length }));
   }
 
   /** @type {(points: number[], context: CanvasRenderingContext2D, paper: string) => void} write texts next to their points, the first ones first, where there is room */
@@ -166,7 +177,7 @@ class MapPage {
     context.strokeStyle = paper;
     for (const n of points) {
       const text = this.data.texts[n], name = text.length > LETTERS_OF_NAME ? `${text.slice(0, LETTERS_OF_NAME)}…` : text, [x, y] = this.place(n), wide = context.measureText(name).width;
-      const left = x + wide + 12 < this.canvas.clientWidth ? x + 9 : x - wide - 9;
+      const left = x + wide + 12 < this.wide ? x + 9 : x - wide - 9;
       if (left < 0 || taken.length >= NAMED || taken.some(([a, b, w]) => Math.abs(b - y) < 17 && left < a + w && a < left + wide)) continue;
       taken.push([left, y, wide]);
       context.strokeText(name, left, y + 4);
