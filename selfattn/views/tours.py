@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from selfattn.reference import softmax
+from selfattn.functional import softmax
 from selfattn.views.language import say
 from selfattn.views.writing import Array, said, script_data
 
