@@ -1,5 +1,5 @@
 #!/bin/sh
-# The C core without Python: GCC, Clang, sanitizers of memory and of threads, emulated aarch64 and AVX-512, disassembly. A missing tool skips its
+# The C core without Python: GCC, Clang, sanitizers of memory and of threads, emulated aarch64 and AVX-512, WebAssembly, disassembly. A missing tool skips its
 # check; with CI set it is an error. `make -C csrc test` has more cases.
 # Usage: tools/check_core.sh [BUILD_DIRECTORY]
 set -eu
@@ -44,6 +44,9 @@ fi
 targets="$targets sanitize quick" builds="$builds build-sanitize"
 if has clang clang-14; then
     targets="$targets clang tsan" builds="$builds build-clang build-tsan"
+fi
+if [ "$(uname -m)" = x86_64 ] && has wasm clang-14 wasm-ld-14 node; then
+    targets="$targets wasm" builds="$builds build-wasm"
 fi
 if has disassemble clang-14 objdump; then
     targets="$targets disassemble"

@@ -157,8 +157,9 @@ static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, 
                 rows->runs_end[lists++][r] = end;
             }
         }
-        rows->lo[r] = from > rows->lo[r] ? from : rows->lo[r];
-        rows->hi[r] = to < rows->hi[r] ? to : rows->hi[r];
+        from = from < rows->hi[r] ? from : rows->hi[r]; /* runs beyond the last key may not fit a ptrdiff_t */
+        rows->lo[r] = from > rows->lo[r] ? (ptrdiff_t)from : rows->lo[r];
+        rows->hi[r] = to < rows->hi[r] ? (ptrdiff_t)to : rows->hi[r];
     }
     rows->gaps = lists;
     if (rows->lo[r] >= rows->hi[r]) {

@@ -114,7 +114,7 @@ static bool all_decode(const sa_transformer *e) {
 sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_threads, sa_transformer_plan *plan) {
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     *plan = (sa_transformer_plan){.keep = keep, .threads = 1};
-    if (!sa_transformer_fits(e)) {
+    if (!sa_transformer_fits(e, keep)) {
         return SA_TOO_LARGE;
     }
     if (e->sequences == 0) {
@@ -157,10 +157,10 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
 
 /* ---- phases --------------------------------------------------------------------------------------------------------- */
 
-static ptrdiff_t rows_of(const sa_pass *p) { return p->e->starts[p->to] - p->e->starts[p->from]; }
+static ptrdiff_t rows_of(const sa_pass *p) { return sa_start_of(p->e, p->to) - sa_start_of(p->e, p->from); }
 
 /* The first row of a sequence in the frame. */
-static ptrdiff_t row_of(const sa_pass *p, ptrdiff_t sequence) { return (ptrdiff_t)p->e->starts[sequence] - p->origin; }
+static ptrdiff_t row_of(const sa_pass *p, ptrdiff_t sequence) { return sa_start_of(p->e, sequence) - p->origin; }
 
 static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(rows_of(p), SA_NORM_ROWS); }
 
@@ -192,7 +192,7 @@ static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdi
 /* Computes x = table[ids] + always + positions, or copies given rows; then the first norm. */
 static void enter(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const ptrdiff_t start = e->starts[p->from + t], length = sa_length_of(e, p->from + t), row = start - p->origin;
+    const ptrdiff_t start = sa_start_of(e, p->from + t), length = sa_length_of(e, p->from + t), row = start - p->origin;
     const ptrdiff_t before = sa_bytes(e, sa_past_of(e, p->from + t) * e->d);
     const char *positions = e->positions == NULL ? NULL : (const char *)e->positions + before;
     char *scale, *scaled = sa_outer_scaled(p, 0, &scale);
@@ -473,7 +473,7 @@ static void run_share_number(void *call, ptrdiff_t number) {
     if (!p.plan->keep) { /* the thread's own frame, reused by all layers */
         p.frames = p.scratch;
         p.capacity = p.plan->share_rows;
-        p.origin = p.e->starts[p.from];
+        p.origin = sa_start_of(p.e, p.from);
         p.scratch += p.plan->layout.bytes;
     }
     run_share(p);

@@ -213,7 +213,7 @@ static inline ptrdiff_t sa_bytes(const sa_transformer *e, ptrdiff_t elements) {
 size_t sa_array_bytes(const sa_transformer *e, ptrdiff_t rows, ptrdiff_t columns);
 
 /* True if products of rows, widths and layers do not overflow. */
-bool sa_transformer_fits(const sa_transformer *e);
+bool sa_transformer_fits(const sa_transformer *e, bool keep);
 
 /* The number of elements of all projections. */
 double sa_count_weights(const sa_transformer *e);
@@ -251,9 +251,11 @@ static inline bool sa_has_feed_forward(const sa_layer *l) { return l->hidden > 0
 /* Describes one head's attention in the sequence at row `row` of the frame. */
 void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdiff_t length, ptrdiff_t head, sa_attention *a);
 
-/* The numbers of new and of earlier tokens of a sequence. */
+/* The first new token of a sequence in the call, and the numbers of its new and of its earlier tokens. */
+static inline ptrdiff_t sa_start_of(const sa_transformer *e, ptrdiff_t sequence) { return (ptrdiff_t)e->starts[sequence]; }
+
 static inline ptrdiff_t sa_length_of(const sa_transformer *e, ptrdiff_t sequence) {
-    return (ptrdiff_t)(e->starts[sequence + 1] - e->starts[sequence]);
+    return sa_start_of(e, sequence + 1) - sa_start_of(e, sequence);
 }
 
 static inline ptrdiff_t sa_past_of(const sa_transformer *e, ptrdiff_t sequence) {

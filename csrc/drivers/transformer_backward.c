@@ -13,7 +13,7 @@ static ptrdiff_t row_tasks(const sa_pass *p) { return sa_ceil_div(p->e->tokens, 
 
 static void spread(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t), row_bytes = sa_bytes(e, e->d);
+    const ptrdiff_t start = sa_start_of(e, t), length = sa_length_of(e, t), row_bytes = sa_bytes(e, e->d);
     const bool each = e->pooling == SA_EACH_ROW;
     const char *from = (const char *)p->g->grad_out + (each ? start : t) * row_bytes;
     char *to = p->dy + start * row_bytes;
@@ -154,7 +154,7 @@ static void clear_table(const sa_pass *p, ptrdiff_t t) {
 static void head_gradients(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t group = l->heads / l->key_heads, start = e->starts[sequence], length = sa_length_of(e, sequence);
+    const ptrdiff_t group = l->heads / l->key_heads, start = sa_start_of(e, sequence), length = sa_length_of(e, sequence);
     const ptrdiff_t width = l->width, query_width = sa_query_width(l), key_width = sa_key_width(l);
     const size_t row_bytes = (size_t)sa_bytes(e, width), taken = sa_array_bytes(e, length, width);
     char *dkey = p->scratch, *dvalue = dkey + taken; /* the kernel adds to contiguous rows */
@@ -209,7 +209,7 @@ static void attention(const sa_pass *p, ptrdiff_t t) {
 static void rotate_back(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
-    const ptrdiff_t start = e->starts[t], length = sa_length_of(e, t);
+    const ptrdiff_t start = sa_start_of(e, t), length = sa_length_of(e, t);
     const ptrdiff_t query = sa_bytes(e, start * sa_query_width(l)), key = sa_bytes(e, start * sa_key_width(l));
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     kernels->rotate_heads(&l->rotary, p->dprojected[SA_QUERY] + query, length, l->heads, l->width, true);
@@ -283,7 +283,7 @@ static void table(const sa_pass *p, ptrdiff_t t) {
 
 static void copy_rows(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
-    const ptrdiff_t at = sa_bytes(e, e->starts[t] * e->d);
+    const ptrdiff_t at = sa_bytes(e, sa_start_of(e, t) * e->d);
     memcpy((char *)p->g->rows + at, p->dy + at, (size_t)sa_bytes(e, sa_length_of(e, t) * e->d));
 }
 
@@ -347,7 +347,7 @@ static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_pass 
 sa_status sa_transformer_plan_backward(const sa_transformer *e, int max_threads, sa_transformer_plan *plan) {
     sa_pass unused;
     *plan = (sa_transformer_plan){.keep = true, .threads = 1};
-    if (!sa_transformer_fits(e)) {
+    if (!sa_transformer_fits(e, true)) {
         return SA_TOO_LARGE;
     }
     plan->threads = e->sequences == 0 ? 1 : sa_transformer_threads(e, 2.5, max_threads);

@@ -12,18 +12,20 @@ size_t sa_array_bytes(const sa_transformer *e, ptrdiff_t rows, ptrdiff_t columns
     return sa_whole_lines((size_t)rows * (size_t)columns * sa_element_size(e->f64));
 }
 
-bool sa_transformer_fits(const sa_transformer *e) {
+bool sa_transformer_fits(const sa_transformer *e, bool keep) {
+    /* Arrays of frames and scratch together are less than twice a frame's, and each thread may have its own. */
+    const size_t frames = keep ? (size_t)e->layers + 1 : 1, arrays = 2 * SA_ARRAYS * sa_element_size(e->f64);
     size_t most = (size_t)e->d, bytes;
     bool fits = e->d <= SA_MAX_WIDTH && e->longest <= SA_MAX_LENGTH;
     for (ptrdiff_t i = 0; i < e->layers; ++i) {
         const sa_layer *l = &e->layer[i];
         size_t width;
-        fits = fits && sa_multiply((size_t)l->heads, (size_t)l->width, &width) && width <= SA_MAX_WIDTH &&
+        fits = fits && sa_multiply((size_t)l->heads, (size_t)l->width, &width) && width <= (size_t)SA_MAX_WIDTH &&
                l->hidden <= SA_MAX_WIDTH;
         most = fits ? sa_most(most, sa_most(width, (size_t)l->hidden)) : most;
     }
-    return fits && sa_multiply((size_t)e->tokens + 1, most, &bytes) && sa_multiply(bytes, 64 * sizeof(double), &bytes) &&
-           sa_multiply(bytes, (size_t)e->layers + 1, &bytes) && bytes <= PTRDIFF_MAX / 1024;
+    return fits && sa_multiply((size_t)e->tokens + 1, most, &bytes) && sa_multiply(bytes, arrays, &bytes) &&
+           sa_multiply(bytes, frames, &bytes) && bytes <= PTRDIFF_MAX / SA_MOST_THREADS;
 }
 
 /* Sets the width of each array to the largest of any layer. */

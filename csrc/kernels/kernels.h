@@ -348,10 +348,10 @@ typedef struct {
 } sa_kernels;
 
 extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot, sa_int8_baseline,
-    sa_int8_neon, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
+    sa_int8_neon, sa_int8_wasm, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
 extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2;
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
-    sa_kernels_neon, sa_kernels_generic;
+    sa_kernels_neon, sa_kernels_wasm, sa_kernels_generic;
 
 /* True if this CPU and the operating system can run an instruction set (runtime/cpu.c). */
 bool sa_cpu_runs(const char *isa);

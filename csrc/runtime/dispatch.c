@@ -13,6 +13,9 @@ static const sa_kernels *const built[] = {
 #if defined(__aarch64__)
     &sa_kernels_neon,
 #endif
+#if defined(__wasm_simd128__)
+    &sa_kernels_wasm,
+#endif
     &sa_kernels_generic,
 };
 enum { BUILT = sizeof built / sizeof built[0] };

@@ -1,4 +1,5 @@
 /* Counts threads, and implements waiting, and the tasks and barriers of a team. team_openmp.c or team_posix.c runs the team. */
+#if !defined(__wasm__)
 #include "runtime/members.h"
 
 #include <sched.h>
@@ -123,3 +124,4 @@ __attribute__((constructor)) static void begin(void) {
     first_number = sa_team_threads();
     sa_has_key = pthread_key_create(&sa_mine, NULL) == 0 && sa_begin_teams();
 }
+#endif

@@ -9,7 +9,11 @@
  * fewer threads than `threads` if the system has no more or if other teams compute. A team of one, or inside another team, is a
  * plain call. */
 typedef void sa_team_work(void *call, int thread, int team);
+#if defined(__wasm__)
+#define SA_MOST_THREADS 1 /* team_none.c */
+#else
 #define SA_MOST_THREADS 1024
+#endif
 void sa_run_team_of(int threads, sa_team_work *work, void *call);
 static inline void sa_run_team(int threads, sa_team_work *work, void *call) {
     if (threads > 1) {

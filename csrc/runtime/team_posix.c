@@ -1,6 +1,6 @@
 /* Runs a team on POSIX threads of its own: for compilers without OpenMP, such as Apple's, and for ThreadSanitizer, which does
  * not understand OpenMP's library. */
-#if !defined(_OPENMP)
+#if !defined(_OPENMP) && !defined(__wasm__)
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* for sched_getaffinity */
 #endif

@@ -85,9 +85,9 @@
         used += ((count) * sizeof(type) + 63) / 64 * 64;                                                                       \
     } while (0)
 
-/* A leaf takes at most SA_VECS vectors. The backward pass has longer blocks, so that K, V, dK and dV pass through the caches
- * less often; they go through leaves in halves. */
-#define SA_AT_ONCE(nv) ((nv) > SA_VECS ? ((nv) + 1) / 2 : (nv))
+/* A leaf takes at most SA_LEAF_VECS vectors. The backward pass has longer blocks, so that K, V, dK and dV pass through the caches
+ * less often; they go through leaves in halves, or in pairs where a leaf takes two. */
+#define SA_AT_ONCE(nv) ((nv) <= SA_LEAF_VECS ? (nv) : SA_LEAF_VECS == 2 ? 2 : ((nv) + 1) / 2)
 
 #endif
 
@@ -149,6 +149,16 @@
 #define SA_VECS 3
 #define SA_BACKWARD_VECS 6
 #define SA_ROWS(nv) ((nv) == 1 ? 8 : 4)
+#if defined(                                                                                                                   \
+    SA_VEC128_WASM) /* a browser leaves fewer registers, and a tile that does not fit them is slower than a smaller one */
+#define SA_LEAF_VECS 2
+#define SA_LEAVES(X) X(1) X(2)
+#define SA_CALL_LEAF(name, nv, ...)                                                                                            \
+    switch (nv) {                                                                                                              \
+    case 1: FN(name##1)(__VA_ARGS__); break;                                                                                   \
+    default: FN(name##2)(__VA_ARGS__); break;                                                                                  \
+    }
+#else
 #define SA_LEAVES(X) X(1) X(2) X(3)
 #define SA_CALL_LEAF(name, nv, ...)                                                                                            \
     switch (nv) {                                                                                                              \
@@ -156,6 +166,10 @@
     case 2: FN(name##2)(__VA_ARGS__); break;                                                                                   \
     default: FN(name##3)(__VA_ARGS__); break;                                                                                  \
     }
+#endif
+#endif
+#if !defined(SA_LEAF_VECS)
+#define SA_LEAF_VECS SA_VECS
 #endif
 #endif
 

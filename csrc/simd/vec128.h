@@ -1,4 +1,4 @@
-/* The verbs of kernels/README.md on 16-byte vectors of the compiler's extension, for SSE2, NEON and plain C. Verbs use an
+/* The verbs of kernels/README.md on 16-byte vectors of the compiler's extension, for SSE2, NEON, WebAssembly and plain C. Verbs use an
  * instruction set's own instructions only where these are better. */
 #define SA_VECTOR_REGISTERS SA_VEC128_REGISTERS
 
@@ -42,12 +42,22 @@ typedef uint32_t vu32 __attribute__((vector_size(16)));
 #define SA_F32_LANES 4
 SA_VERB vf32 vf32_set1(float x) { return (vf32){x, x, x, x}; }
 SA_VEC128_VERBS(f32, float)
+#if defined(SA_VEC128_WASM)
+SA_VERB int vf32_any(mf32 m) { return wasm_v128_any_true((v128_t)m); }
+SA_VERB int vf64_any(mf64 m) { return wasm_v128_any_true((v128_t)m); }
+#else
 SA_VERB int vf32_any(mf32 m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
+SA_VERB int vf64_any(mf64 m) { return (m[0] | m[1]) != 0; }
+#endif
 SA_VERB vf32 vf32_abs(vf32 a) { return (vf32)((mf32)a & 0x7fffffff); }
 #if defined(SA_VEC128_SSE2)
 SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return (vf32)_mm_max_ps((__m128)a, (__m128)b); }
 SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return (vf32)_mm_min_ps((__m128)a, (__m128)b); }
 SA_VERB vf32 vf32_sqrt(vf32 a) { return (vf32)_mm_sqrt_ps((__m128)a); }
+#elif defined(SA_VEC128_WASM) /* pmax(b, a) is a if b < a, else b */
+SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return (vf32)wasm_f32x4_pmax((v128_t)b, (v128_t)a); }
+SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return (vf32)wasm_f32x4_pmin((v128_t)b, (v128_t)a); }
+SA_VERB vf32 vf32_sqrt(vf32 a) { return (vf32)wasm_f32x4_sqrt((v128_t)a); }
 #else
 SA_VERB vf32 vf32_max(vf32 a, vf32 b) { return vf32_select(vf32_lt(b, a), a, b); }
 SA_VERB vf32 vf32_min(vf32 a, vf32 b) { return vf32_select(vf32_lt(a, b), a, b); }
@@ -115,12 +125,15 @@ SA_VERB vf32 vf32_load_f16(const void *p) {
 #define SA_F64_LANES 2
 SA_VERB vf64 vf64_set1(double x) { return (vf64){x, x}; }
 SA_VEC128_VERBS(f64, double)
-SA_VERB int vf64_any(mf64 m) { return (m[0] | m[1]) != 0; }
 SA_VERB vf64 vf64_abs(vf64 a) { return (vf64)((mf64)a & INT64_MAX); }
 #if defined(SA_VEC128_SSE2)
 SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return (vf64)_mm_max_pd((__m128d)a, (__m128d)b); }
 SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return (vf64)_mm_min_pd((__m128d)a, (__m128d)b); }
 SA_VERB vf64 vf64_sqrt(vf64 a) { return (vf64)_mm_sqrt_pd((__m128d)a); }
+#elif defined(SA_VEC128_WASM)
+SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return (vf64)wasm_f64x2_pmax((v128_t)b, (v128_t)a); }
+SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return (vf64)wasm_f64x2_pmin((v128_t)b, (v128_t)a); }
+SA_VERB vf64 vf64_sqrt(vf64 a) { return (vf64)wasm_f64x2_sqrt((v128_t)a); }
 #else
 SA_VERB vf64 vf64_max(vf64 a, vf64 b) { return vf64_select(vf64_lt(b, a), a, b); }
 SA_VERB vf64 vf64_min(vf64 a, vf64 b) { return vf64_select(vf64_lt(a, b), a, b); }

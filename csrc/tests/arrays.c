@@ -233,7 +233,9 @@ bool array_margins_intact(const array *a) {
     for (ptrdiff_t head = 0; head < head_count(a); ++head) {
         for (ptrdiff_t i = 0; i < a->shape.rows; ++i) {
             for (ptrdiff_t j = 0; j < a->shape.cols; ++j) {
-                memset(inside + (array_at(a, head, 1, i, j) - a->memory), 1, item);
+                const char *at = array_at(a, head, 1, i, j);
+                memset(inside + (at - a->memory), 1, item);
+                note_result(array_get(a, head, 1, i, j));
             }
         }
     }

@@ -43,7 +43,7 @@ static void find_runs(test_block_mask *m, sa_block_mask *mask, ptrdiff_t S, rand
 }
 
 static void make_runs(live_case *c, test_block_mask *m, sa_block_mask *mask, bool single, random_source *r) {
-    static const ptrdiff_t rows[] = {1, 1, 3, 16, 64, 70, (ptrdiff_t)1 << 40};
+    static const ptrdiff_t rows[] = {1, 1, 3, 16, 64, 70, PTRDIFF_MAX >> 4};
     array_shape shape = {.n_lead = c->call.n_lead, .cols = 1};
     memcpy(shape.lead, c->call.lead, sizeof shape.lead);
     mask->class_rows = rows[random_below(r, 7)];

@@ -18,6 +18,9 @@
 #define CHECK_(ok, ...) check_that((ok), __FILE__, __LINE__, __VA_ARGS__)
 bool check_that(bool ok, const char *file, int line, const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* Adds a number to the hash of a test's results, which its line shows: instruction sets without fused multiply-adds have the same. */
+void note_result(double x);
+
 extern bool quick;      /* for emulators and sanitizers */
 extern bool exhaustive; /* tests every float32 */
 
@@ -87,7 +90,7 @@ void array_fill(array *a, double x);
 void array_draw(array *a, double least, double most, random_source *r);
 void array_remember(array *a);
 bool array_unchanged(const array *a);
-bool array_margins_intact(const array *a);
+bool array_margins_intact(const array *a); /* notes its elements, too */
 /* The matrix of a head, which `gqa` heads share. */
 char *array_head(const array *a, ptrdiff_t head, ptrdiff_t gqa);
 char *array_at(const array *a, ptrdiff_t head, ptrdiff_t gqa, ptrdiff_t row, ptrdiff_t col);

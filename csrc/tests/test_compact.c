@@ -411,6 +411,9 @@ static float *product_run(const product *m, ptrdiff_t piece, int threads) {
     for (ptrdiff_t row = 0; piece > 0 && row < l.rows; row += piece) {
         run_rows(&l, row, sa_smaller(l.rows - row, piece), threads);
     }
+    for (ptrdiff_t i = 0; i < m->results; ++i) {
+        note_result(real_get(results, false, i));
+    }
     CHECK(memcmp(results + bytes, untouched, LINE) == 0, "a product of %td x %td writes after its results", l.out[0], l.in);
     return (float *)(void *)results;
 }
@@ -662,9 +665,9 @@ static void try_bits(void) {
         memcpy(&bits, results + i, sizeof bits);
         hash = (hash ^ bits) * UINT64_C(0x100000001b3);
     }
-    if (strcmp(isa, "generic") != 0 && strcmp(isa, "baseline") != 0) {
-        CHECK(hash == UINT64_C(0xc1b1885814763ad8), "the bits of an int8 product are %#llx here", (unsigned long long)hash);
-    }
+    const bool fused = strcmp(isa, "generic") != 0 && strcmp(isa, "baseline") != 0 && strcmp(isa, "wasm") != 0;
+    CHECK(hash == (fused ? UINT64_C(0xc1b1885814763ad8) : UINT64_C(0xde8f160a83bdd0ce)),
+          "the bits of an int8 product are %#llx here", (unsigned long long)hash);
 }
 
 void test_compact(void) {

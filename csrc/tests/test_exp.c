@@ -130,7 +130,7 @@ static void try_numbers(int which, bool f64) {
     numbers n = {
         .f = &functions[which],
         .kernel = kernel_of(sa_kernels_for(f64), which),
-        .blocks = !f64    ? (long)(UINT64_C(1) << 32) / BLOCK
+        .blocks = !f64    ? (long)((UINT64_C(1) << 32) / BLOCK)
                   : quick ? 8
                           : 100,
         .step = f64 || exhaustive ? 1 : 499,

@@ -278,6 +278,9 @@ static void *transformer_run(const sa_transformer *e, int threads, bool by_share
         *saved = dirty_memory(plan.saved_bytes);
     }
     sa_transformer_forward(e, &plan, out, saved == NULL ? NULL : *saved, scratch);
+    for (ptrdiff_t i = 0; i < transformer_outputs(e); ++i) {
+        note_result(real_get(out, e->f64, i));
+    }
     return out;
 }
 
@@ -303,6 +306,11 @@ static void run_backward(const model *m, const void *saved, const void *grad, in
     plan.scratch_bytes = sa_transformer_scratch(&m->e, &plan, true);
     void *scratch = dirty_memory(plan.shared_bytes + (size_t)threads * plan.scratch_bytes);
     sa_transformer_backward(&m->e, &g, &plan, saved, scratch);
+    for (int i = 0; i < m->parameters; ++i) {
+        for (ptrdiff_t n = 0; gradient[i] != NULL && n < m->size[i]; ++n) {
+            note_result(real_get(gradient[i], m->e.f64, n));
+        }
+    }
 }
 
 /* The output, then the gradients. */
@@ -396,13 +404,14 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
     for (int piece = 0; piece < 3; ++piece) {
         some.e.longest = 0;
         for (ptrdiff_t s = 0; s < count; ++s) {
-            const ptrdiff_t begin = m->starts[first + s], n = m->starts[first + s + 1] - begin;
-            const ptrdiff_t until = piece == 0 ? n - n / 3 - 1 : piece == 1 ? n - 1 : n, length = until - past[s];
+            const ptrdiff_t begin = (ptrdiff_t)m->starts[first + s], n = (ptrdiff_t)m->starts[first + s + 1] - begin;
+            const ptrdiff_t until = piece == 0 ? n - n / 3 - 1 : piece == 1 ? n - 1 : n;
+            const ptrdiff_t length = until - (ptrdiff_t)past[s];
             memcpy(ids + starts[s], m->ids + begin + past[s], (size_t)length * sizeof *ids);
             starts[s + 1] = starts[s] + length;
             some.e.longest = length > some.e.longest ? length : some.e.longest;
         }
-        some.e.tokens = starts[count];
+        some.e.tokens = (ptrdiff_t)starts[count];
         char *rows = transformer_run(&some.e, threads, by_shares, NULL);
         for (ptrdiff_t s = 0; s < count; ++s) {
             memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,

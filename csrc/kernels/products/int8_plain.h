@@ -57,6 +57,30 @@ SA_INLINE void sa_dot_products(const int16_t *x, ptrdiff_t stride, const int16_t
         }
         _mm_storel_epi64((__m128i *)(void *)(sums + r * SA_PANEL_COLUMNS), _mm_add_epi32(before, all));
     }
+#elif defined(SA_VEC128_WASM)
+    v128_t sum[4][2];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        sum[r][0] = sum[r][1] = wasm_i32x4_const_splat(0);
+    }
+    for (ptrdiff_t i = 0; i < n; i += 8) {
+        const v128_t left = wasm_v128_load(w + i), right = wasm_v128_load(w + SA_PLAIN_DEPTH + i);
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            const v128_t eight = wasm_v128_load(x + r * stride + i);
+            sum[r][0] = wasm_i32x4_add(sum[r][0], wasm_i32x4_dot_i16x8(eight, left));
+            sum[r][1] = wasm_i32x4_add(sum[r][1], wasm_i32x4_dot_i16x8(eight, right));
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        const v128_t low = wasm_i32x4_shuffle(sum[r][0], sum[r][1], 0, 4, 1, 5);
+        const v128_t high = wasm_i32x4_shuffle(sum[r][0], sum[r][1], 2, 6, 3, 7);
+        const v128_t two = wasm_i32x4_add(low, high), all = wasm_i32x4_add(two, wasm_i32x4_shuffle(two, two, 2, 3, 2, 3));
+        int32_t *to = sums + r * SA_PANEL_COLUMNS;
+        const v128_t before = adds ? wasm_v128_load64_zero(to) : wasm_i32x4_const_splat(0);
+        wasm_v128_store64_lane(to, wasm_i32x4_add(before, all), 0);
+    }
 #else
     for (int r = 0; r < rows; ++r) {
         int32_t left = 0, right = 0;

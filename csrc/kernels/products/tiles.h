@@ -231,7 +231,7 @@ SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const r
 /* Returns how many vectors a leaf computes (five as three and two); *tail becomes the last vector's number of columns. */
 SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
     const ptrdiff_t left = (width + SA_LANES - 1) / SA_LANES;
-    const int nv = left == SA_VECS + 1 && SA_VECS == 4 ? 3 : left < SA_VECS ? (int)left : SA_VECS;
+    const int nv = left == SA_LEAF_VECS + 1 && SA_LEAF_VECS == 4 ? 3 : left < SA_LEAF_VECS ? (int)left : SA_LEAF_VECS;
     *tail = width < nv * SA_LANES ? (int)width - (nv - 1) * SA_LANES : SA_LANES;
     return nv;
 }

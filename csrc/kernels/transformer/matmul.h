@@ -179,7 +179,7 @@ SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         FN(fill_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
-        if (p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL) {
+        if (p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL && SA_LEAF_VECS == SA_VECS) {
             FN(multiply_fetching)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
         } else {
             FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
