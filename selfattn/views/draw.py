@@ -13,6 +13,7 @@ import numpy as np
 from selfattn.views.document import MAX_MATRICES, MAX_SIDE, weights_svg
 from selfattn.views.graph import OPERATORS, Equation, Graph, Node, Stage, results, start_of_results
 from selfattn.views.language import fill
+from selfattn.views.texts import SCRIPTED
 from selfattn.views.writing import Array, decimals_of, number, script_data, text
 
 _LOW = re.compile(r"_([0-9A-Za-z]+)")
@@ -316,8 +317,7 @@ class Drawing:
             }
             for name, node in self.graph.nodes.items()
         ]  # fmt: skip
-        sentences = {key.removeprefix("head.") for key in self.texts if "." in key} - {"head"}
-        used = {key: line for key, line in self.texts.items() if "." not in key and key not in sentences}
+        used = {name: self.texts[name] for name in SCRIPTED}
         heads = [vars(head) for head in self.graph.heads]
         data = {"nodes": nodes, "heads": heads, "labels": self.graph.labels, "precision": self.precision}
         return script_data(data | {"texts": used})

@@ -17,6 +17,8 @@ _TOOLS: dict[str, str] = _ENGLISH["tools"]
 #: Of a page of steps. ``tab`` is a short title, ``word`` is marked at first, ``made up`` says which numbers are made up, ``first`` and
 #: ``second`` are names of the sentences.
 CAPTIONS: dict[str, str] = _ENGLISH["page"]
+#: The captions that scripts need: not those of stages, which the page has as HTML.
+SCRIPTED = [name for name in CAPTIONS if "." not in name and f"head.{name}" not in CAPTIONS]
 EXPLORER: dict[str, str] = _TOOLS | _ENGLISH["models"] | _ENGLISH["explorer"]
 GPT_TEXTS: dict[str, str] = _TOOLS | _ENGLISH["models"] | _ENGLISH["gpt"]
 #: The way back uses CAPTIONS for names that are not here.

@@ -19,7 +19,7 @@ from selfattn.steps.layers import AdditiveSteps, LayerSteps
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
 from selfattn.views.page import check_tokens
-from selfattn.views.texts import CAPTIONS, WAY_BACK
+from selfattn.views.texts import CAPTIONS, SCRIPTED, WAY_BACK
 from selfattn.views.tours import Stop
 from selfattn.views.writing import Array, number, said, text
 
@@ -95,7 +95,7 @@ def way_back_page(
         raise TypeError(
             f"the way back shows scaled dot products: pass what attention_steps or layer.steps returned, not {type(steps).__name__}"
         )
-    captions = in_language(CAPTIONS | WAY_BACK, lang)
+    captions = in_language({name: CAPTIONS[name] for name in SCRIPTED} | WAY_BACK, lang)
     queries, keys = check_tokens(steps, tokens, key_tokens)
     projections = _projections(steps)
     forward = _forward(steps, head, bool(projections))
