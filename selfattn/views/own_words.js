@@ -163,7 +163,7 @@ function ownWords(texts, words, show) {
     back.hidden = !given;
     show(given);
   };
-  return element("form", { className: "sa-own", onreset: () => change(null), onsubmit: (/** @type {Event} */ event) => {
+  return element("form", { className: "sa-reader", onreset: () => change(null), onsubmit: (/** @type {Event} */ event) => {
     event.preventDefault();
     change(fields.map(({ value }) => value.split(value.includes(",") ? "," : /\s+/).map((word) => word.trim()).filter(Boolean)));
   } }, element("b", {}, texts["own words"]), ...fields, element("button", { type: "submit" }, texts["show words"]), back, says);

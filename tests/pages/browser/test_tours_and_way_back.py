@@ -128,6 +128,8 @@ def test_every_stop_asks_hides_and_reveals(visit, name):
     page = visit(made.html, unfold=False)
     hidden = ".sa-view-tabs, .sa-dots, .sa-knobs, .sa-strip, .sa-sums, .sa-details, .sa-way-back"
     first = page.locator(".sa-steps:not([data-hidden])")  # at first there are the tour and one picture
+    kept = first.locator(".sa-see path[d]:not([d=''])")
+    assert kept.evaluate_all("all => all.every((e) => getComputedStyle(e).display !== 'none')")
     assert first.locator(".sa-see").is_visible() and page.locator(hidden).filter(visible=True).count() == 0
     page.keyboard.press("n")  # keys act on a fresh page, and the focus is where the next key is
     for answered in (False, True):
@@ -211,7 +213,7 @@ def test_keys_play_and_speed(visit):
 def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words):
     made = views.tutorial_page(name, exercise=exercise)
     page = visit(made.html)
-    fields = page.locator(".sa-own input")
+    fields = page.locator(".sa-reader input")
     opening = page.locator(".sa-see").all_text_contents()
     for n, text in enumerate(words):
         fields.nth(n).fill(text.replace(" ", ", ") if name == "illustrated" else text)
@@ -243,5 +245,5 @@ def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words)
         np.testing.assert_allclose(*kept, rtol=5e-3, atol=1.1e-3, err_msg=str(ours.node))
     says = "Made up, for this page alone: the numbers of "
     assert says + {"attention_module": "hate"}.get(name, "") in page.locator(".sa-look").inner_text()
-    page.locator(".sa-own button").last.click()
+    page.locator(".sa-reader button").last.click()
     assert page.locator(".sa-see").all_text_contents() == opening
