@@ -41,7 +41,7 @@ from selfattn.functional._similarity import similarities
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 DEFAULTS = {
-    "contrastive": {"dim": 256, "epochs": 10, "lr": 1e-3, "batch_size": 128},
+    "contrastive": {"dim": 256, "epochs": 3, "lr": 1e-3, "batch_size": 128},
     "proxy": {"dim": 64, "epochs": 10, "lr": 1e-3, "batch_size": 8},
     "--from": fine_tune.DEFAULTS,
 }  # fmt: skip
