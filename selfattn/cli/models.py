@@ -41,13 +41,13 @@ from selfattn.functional._similarity import similarities
 from selfattn.text import WhitespaceTokenizer, as_tokenizer, train_sentencepiece
 
 DEFAULTS = {
-    "contrastive": {"dim": 256, "epochs": 3, "lr": 1e-3, "batch_size": 128},
-    "proxy": {"dim": 64, "epochs": 10, "lr": 1e-3, "batch_size": 8},
+    "contrastive": {"dim": 256, "heads": 4, "epochs": 3, "lr": 1e-3, "batch_size": 128},
+    "proxy": {"dim": 64, "heads": 1, "epochs": 10, "lr": 1e-3, "batch_size": 8},
     "--from": fine_tune.DEFAULTS,
 }  # fmt: skip
 OF_A_NEW_MODEL = {
     "split": "lines", "near": 1, "far": None, "per_sentence": 1, "tokenizer": "sentencepiece", "dim": None,
-    "vocab_size": 4000, "layers": 1, "heads": 1, "max_seq_len": 128, "objective": None,
+    "vocab_size": 4000, "layers": 1, "heads": None, "max_seq_len": 128, "objective": None,
 }  # fmt: skip
 UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "options.json"
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
@@ -108,13 +108,14 @@ def _add_train(parser: Parser) -> None:
     kinds = ("sentencepiece", "whitespace")
     pieces = "sentencepiece (the default): pieces of words; whitespace: whole words"
     model.add_argument("--tokenizer", choices=kinds, default="sentencepiece", help=pieces)
-    model.add_argument(
-        "--dim", type=count, metavar="N", help="the width of an embedding (256; of the proxy task 64)"
-    )
+    for name, what in (
+        ("--dim", "the width of an embedding (256, proxy 64)"),
+        ("--heads", "heads of each layer (4, proxy 1)"),
+    ):
+        model.add_argument(name, type=count, metavar="N", help=what)
     sizes = {
         "--vocab-size": (count, 4000, "at most N tokens"),
         "--layers": (count, 1, "layers of self-attention"),
-        "--heads": (count, 1, "heads of each layer"),
         "--max-seq-len": (count, 128, "tokens of a sentence that are used"),
     }
     add_numbers(model, sizes)
