@@ -66,16 +66,16 @@ class reducer:  # noqa: N801 # a function for users
         while True:
             workers = sorted(self.client.nthreads())
             total, lost = self._sum(workers or [None], batch, cuts, seed, pickled), False
-            while not lost:
+            while not lost and not total.done():
                 try:
-                    found: tuple[float, dict[str, Array]] = total.result(2)
-                    return found
+                    total.result(2)
                 except TimeoutError:
-                    if total.done():  # the loss raised it
-                        raise
                     # If all workers died at once, Dask keeps tasks for their addresses for ever, though others may have them.
                     alive = self.client.nthreads().keys()
                     lost = bool(workers and alive) and alive.isdisjoint(workers)
+            if total.done():
+                found: tuple[float, dict[str, Array]] = total.result()
+                return found
 
     def _sum(
         self, workers: Sequence[str | None], batch: Any, cuts: list[int], seed: int, pickled: bytes
