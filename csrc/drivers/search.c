@@ -61,7 +61,7 @@ static size_t lay_out(const sa_search *s, char *base, arrays *to) {
 }
 
 size_t sa_search_scratch(const sa_search *s) {
-    return s->d <= SA_MAX_WIDTH && s->k <= SA_MAX_LENGTH ? lay_out(s, NULL, &(arrays){0}) : SIZE_MAX;
+    return s->d <= SA_MAX_WIDTH / 64 && s->k <= SA_MAX_LENGTH / 1024 ? lay_out(s, NULL, &(arrays){0}) : SIZE_MAX;
 }
 
 /* True if a comes before b in a result. */
