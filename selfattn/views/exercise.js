@@ -1,33 +1,42 @@
 /*
- * An exercise: blanks to fill in, checked against the answers, and buttons that reveal them.
+ * An exercise: blanks to fill in, in the strip of the first screen or in the stages, checked against the answers; how many are
+ * left; buttons that reveal them; and for paper a list of the strip's blanks.
  */
 
 class Exercise {
   /** @param {View} view */
   constructor(view) {
     this.view = view;
-    for (const node of view.numbers.nodes) if (node.blanks !== null) this.addFields(node);
+    /** @type {{ node: NodeOfPage, i: number, j: number }[]} */
+    this.blanks = view.numbers.nodes.flatMap((node) => (node.blanks ?? []).map((j, i) => ({ node, i, j }))).filter(({ node, i, j }) => view.shownAs(node, i, j).length);
+    for (const { node, i, j } of this.blanks) this.addField(node, i, j);
+    this.left = element("p", { className: "sa-left", role: "status" });
+    this.sheet = element("div", { className: "sa-sheet" });
     if (view.root.querySelector(".sa-answers")) this.addButtons();
   }
 
-  /** @param {NodeOfPage} node */
-  addFields(node) {
-    node.blanks?.forEach((j, i) => {
-      const td = this.view.shownAs(node, i, j).find((cell) => cell.closest("table.sa-result"));
-      if (!td) return;
-      const name = this.view.words.plainName({ node, i, j });
-      const field = element("input", { ariaLabel: this.view.words.fill("predict", { name }), autocomplete: "off" });
-      field.onkeydown = (event) => {
-        if (event.key === "Enter") this.check(node, i, j, field, td);
-      };
-      td.replaceChildren(field);
-    });
+  /** @type {(node: NodeOfPage, i: number, j: number) => void} */
+  addField(node, i, j) {
+    const td = this.view.shownAs(node, i, j).find((cell) => cell.closest("table.sa-result"));
+    if (!td) return;
+    const name = this.view.words.plainName({ node, i, j });
+    const field = element("input", { ariaLabel: this.view.words.fill("predict", { name }), autocomplete: "off" });
+    field.onkeydown = (event) => {
+      if (event.key !== "Enter") return;
+      const said = this.judge(node, i, j, field.value);
+      if (node.revealed.has(i)) this.view.focus(td);
+      this.view.tell(stageOf(td), said);
+    };
+    td.replaceChildren(field);
   }
 
   addButtons() {
-    const { texts, stages, bar, numbers } = this.view;
+    const { texts, stages, bar, numbers, screen } = this.view;
     const named = (/** @type {string} */ name, /** @type {NodeOfPage[]} */ nodes) => button({ data: { do: name }, onclick: () => this.reveal(nodes) }, texts[name]);
     bar?.append(named("reveal all", numbers.nodes));
+    screen?.strip.before(this.left);
+    screen?.sum.after(this.sheet);
+    this.count();
     stages[0]?.before(element("p", { className: "sa-hint" }, texts.exercise));
     for (const stage of stages) {
       const tables = /** @type {NodeListOf<HTMLTableElement>} */ (stage.querySelectorAll("table.sa-result"));
@@ -36,24 +45,29 @@ class Exercise {
     }
   }
 
+  /** @param {string} [said] about a guess. Say this and how many blanks are left, and list the strip's for paper. */
+  count(said = "") {
+    const { words, screen } = this.view, left = this.blanks.filter(({ node, i }) => !node.revealed.has(i));
+    this.left.textContent = `${said} ` + words.fill(left.length ? "left" : "none left", { n: left.length, all: this.blanks.length });
+    this.sheet.replaceChildren(...(screen?.sides ?? []).flatMap((side) => [element("h4", {}, screen?.sideName(side) ?? ""), element("ul", {}, ...ROLES.flatMap((role) =>
+      left.filter(({ node }) => screen?.heads.some((head) => head.side === side && head.nodes[role] === node.id)).map(({ node, i, j }) =>
+        element("li", {}, node.where, `${NAMES[role]}[`, wordOf(words.label(node.rows, i)), ", ", wordOf(words.label(node.columns, j)), "] = "))))]));
+  }
+
   /**
-   * A guess is right if the answer rounds to it: to its own decimals, but at least to two or to all that the answer shows.
-   * @type {(node: NodeOfPage, i: number, j: number, field: HTMLInputElement, td: HTMLTableCellElement) => void}
+   * What to say about a guess, which is right if the answer rounds to it: to its own decimals, but at least to two or to all that the
+   * answer shows. A right one is uncovered.
+   * @type {(node: NodeOfPage, i: number, j: number, text: string) => string}
    */
-  check(node, i, j, field, td) {
-    const { view } = this;
-    const { words } = view;
-    const guess = read(field.value);
-    const stage = stageOf(td);
-    const answer = node.now.at(i, j);
-    if (guess === null) return view.tell(stage, words.fill("not a number", { text: JSON.stringify(field.value) }));
-    const typed = (field.value.split(/[.,]/)[1] ?? "").length;
+  judge(node, i, j, text) {
+    const { words, numbers } = this.view, guess = read(text), answer = node.now.at(i, j);
+    if (guess === null) return words.fill("not a number", { text: JSON.stringify(text) });
+    const typed = (text.split(/[.,]/)[1] ?? "").length;
     const decimals = Math.min(node.digits, Math.max(typed, Math.min(2, node.digits)));
     const right = same(guess, answer, 0) || Math.abs(guess - answer) <= 0.5000001 * 10 ** -decimals;
-    if (!right) return view.tell(stage, words.fill("wrong", { guess: field.value }));
+    if (!right) return words.fill("wrong", { guess: text });
     this.uncover(node, i, "sa-right");
-    view.focus(td);
-    return view.tell(stage, words.fill("right", { answer: words.spell({ node, i, j }) ?? view.numbers.text(node, i, j) }));
+    return words.fill("right", { answer: words.spell({ node, i, j }) ?? numbers.text(node, i, j) });
   }
 
   /** @param {NodeOfPage[]} nodes */
@@ -73,5 +87,6 @@ class Exercise {
     this.view.draw(node);
     this.view.drawDifferences();
     this.view.screen?.draw();
+    this.count();
   }
 }

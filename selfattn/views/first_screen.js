@@ -214,6 +214,8 @@ class FirstScreen {
       ? new HeatMap(options)
       : new Heat({
         ...options, ...(first ? { rowLabels: label(node.rows, rows) } : {}), columnLabels: label(node.columns, columns), toggle: role === "mask",
+        asks: node.blanks ? (i, j) => this.view.numbers.hidden(node, i, j) : undefined,
+        answer: (i, j, text) => this.view.exercise?.count(this.view.exercise.judge(node, i, j, text)),
         edit: node.editable ? (i, j, value) => this.view.change(node, i, j, value) : undefined,
       });
     if (large) {
@@ -309,6 +311,7 @@ class FirstScreen {
   /** Draw again in colours that may have changed. */
   redraw() {
     this.colours = undefined;
+    this.fit();
     this.draw();
   }
 

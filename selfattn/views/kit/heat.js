@@ -15,6 +15,8 @@
  * @property {(place: Place | null) => void} [point] is called with the cell at the pointer or focus, or null
  * @property {(i: number, j: number, value: number) => void} [edit]
  * @property {boolean} [toggle] cells are 0 or 1
+ * @property {(i: number, j: number) => boolean} [asks] whether a number is to be guessed
+ * @property {(i: number, j: number, text: string) => void} [answer] is called with a guess
  */
 /**
  * @typedef {object} HeatState
@@ -57,7 +59,7 @@ class Heat {
   }
 
   listen() {
-    const { point, edit, toggle } = this.options;
+    const { point, edit, toggle, asks } = this.options;
     /** @type {<T extends keyof HTMLElementEventMap>(type: T, act: (place: Place, event: HTMLElementEventMap[T]) => void) => void} */
     const on = (type, act) => this.node.addEventListener(type, (event) => {
       const place = event.target && this.places.get(event.target);
@@ -68,6 +70,7 @@ class Heat {
     on("keydown", (place, event) => {
       if (!isForeign(event) && this.key(event.key, place)) event.preventDefault();
     });
+    if (asks) on("click", (place) => asks(place.i, place.j) && this.open(place));
     if (edit) on(toggle ? "click" : "dblclick", (place) => this.open(place));
     if (edit && !toggle) on("pointerdown", (place, event) => this.drag(event, place));
   }
@@ -80,22 +83,29 @@ class Heat {
       moveFocus(this.cells.flat(), this.cells[to[0]][to[1]]);
       return true;
     }
-    if (!edit || !this.matrix) return false;
+    if (!(edit || this.options.asks?.(i, j)) || !this.matrix) return false;
     if (["Enter", "F2", " "].includes(key)) {
       this.open({ i, j });
       return true;
     }
     const by = { "+": NUDGE, "=": NUDGE, "-": -NUDGE, "−": -NUDGE }[key];
-    if (by === undefined || toggle) return false;
+    if (by === undefined || toggle || !edit) return false;
     edit(i, j, Number((this.matrix.at(i, j) + by).toFixed(6)));
     return true;
   }
 
   /** @param {Place} place where a number is to be typed, or a cell of a mask to change */
   open({ i, j }) {
-    const { edit, toggle, name } = this.options;
+    const { edit, toggle, name, asks, answer } = this.options;
     const td = this.cells[i][j];
-    if (!edit || !this.matrix || td.querySelector("input")) return;
+    if (!this.matrix || td.querySelector("input")) return;
+    if (asks?.(i, j)) {
+      typeInto(td, "", `${name} ${i}, ${j}`, (text, byKey) => {
+        if (byKey) td.focus();
+        if (text) answer?.(i, j, text);
+      });
+    }
+    if (!edit) return;
     const now = this.matrix.at(i, j);
     if (toggle) return edit(i, j, now === 0 ? 1 : 0);
     typeInto(td, now, `${name} ${i}, ${j}`, (text, byKey) => {

@@ -109,7 +109,7 @@ function isForeign(event) {
 
 /**
  * Let a number be typed into a cell; `done` gets the text, null after Escape, and whether a key ended the typing.
- * @type {(td: HTMLElement, value: number, name: string, done: (text: string | null, byKey: boolean) => void) => void}
+ * @type {(td: HTMLElement, value: number | "", name: string, done: (text: string | null, byKey: boolean) => void) => void}
  */
 function typeInto(td, value, name, done) {
   const field = element("input", { value: String(value), ariaLabel: name, inputMode: "decimal" });
@@ -158,8 +158,21 @@ function otherViews(root) {
   } }, other.dataset.name ?? ""));
 }
 
-/** @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void, ...more: HTMLElement[]) => HTMLElement} buttons of the page, for colours and sizes */
+/** @type {(root: HTMLElement, texts: Record<string, string>, changed: () => void, ...more: HTMLElement[]) => HTMLElement} buttons of the page, for colours and sizes; paper has its own */
 function tools(root, texts, changed, ...more) {
+  let { theme: before } = root.dataset;
+  const onPaper = (/** @type {boolean} */ on) => {
+    if (on) before = root.dataset.theme;
+    root.toggleAttribute("data-paper", on);
+    if (on) root.dataset.theme = "light";
+    else if (before) root.dataset.theme = before;
+    else delete root.dataset.theme;
+    changed();
+    for (const strip of /** @type {NodeListOf<HTMLElement>} */ (root.querySelectorAll(".sa-strip"))) {
+      strip.style.setProperty("zoom", on ? String(Math.min(1, strip.clientWidth / strip.scrollWidth) || 1) : "");
+    }
+  };
+  for (const name of ["beforeprint", "afterprint"]) window.addEventListener(name, () => onPaper(name === "beforeprint"));
   const theme = button({ data: { do: "theme" }, title: texts.theme, ariaLabel: texts.theme, onclick: () => {
     root.dataset.theme = getComputedStyle(root).getPropertyValue("--dark").trim() === "1" ? "light" : "dark";
     changed();

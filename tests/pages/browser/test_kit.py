@@ -261,7 +261,7 @@ def test_heads_and_blocks_have_tabs_and_pages_have_tabs(visit):
     page.keyboard.press("ArrowLeft")
     assert tabs.nth(0).get_attribute("aria-selected") == "true"
     page.emulate_media(media="print")
-    assert page.locator(".sa-steps >> visible=true").count() == 2
+    assert page.locator(".sa-steps >> visible=true").count() == 1
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -297,7 +297,17 @@ def test_the_first_screen_of_an_exercise_hides_the_answers(visit):
     assert "?" in figures(page)
     assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() > 10
     assert page.locator(".sa-lines circle").count() == 0
+    left = page.locator(".sa-left")
+    assert left.inner_text().startswith("36 blanks are left, of 36.")
+    asked = page.locator(".sa-strip .sa-is-query td.sa-tinted", has_text="?").first
+    asked.click()
+    for guess, said in (("7", "Not 7. "), ("0", "Right: 1·0 + 0·0 + 1·0 + 0·1 = 0 35 blanks are left, of 36.")):
+        page.keyboard.type(guess)
+        page.keyboard.press("Enter")
+        assert left.inner_text().startswith(said)
+        page.keyboard.press("Enter")  # opens the field again while the number is hidden
     page.locator("[data-do='reveal all']").click()
+    assert left.inner_text() == "No blank is left."
     assert "?" not in figures(page)
     assert page.locator(".sa-strip td.sa-tinted", has_text="?").count() == 0
 

@@ -505,14 +505,19 @@ def test_all_can_be_done_with_keys(small):
 
 
 @pytest.mark.parametrize("name", views.TUTORIAL_PAGES)
-def test_a_narrow_page_scrolls_in_its_equations_only_and_print_cuts_nothing_off(visit, name):
-    page = visit(views.tutorial_page(name).html, width=360, height=640)
+def test_a_narrow_page_scrolls_in_its_equations_only_and_a_tutorial_is_printed_on_one_sheet(visit, name):
+    page = visit(views.tutorial_page(name).html, width=360, height=640, unfold=False)
+    margins = dict.fromkeys(("top", "right", "bottom", "left"), "1cm")
+    assert len(re.findall(rb"/Type /Page\b(?!s)", page.pdf(format="A4", margin=margins))) == 1
+    page.locator("[data-do='open all']").first.evaluate("button => button.click()")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.locator(".sa-lesson").evaluate("root => root.dataset.projector = ''")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.locator(".sa-lesson").evaluate("root => delete root.dataset.projector")
     page.set_viewport_size({"width": 718, "height": 900})  # A4, less the margins that Chromium leaves
     page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".sa-strip.sa-swatches").count() == 0  # all numbers are on paper
     right = page.evaluate(
         "Math.max(...[...document.querySelectorAll('table, pre, p, h3')].map((e) => e.getBoundingClientRect().right))"
     )
