@@ -106,6 +106,7 @@ class FirstScreen {
     if (pin && chosen) this.pinned = chosen;
     this.hovered = chosen;
     this.draw();
+    if (pin) this.view.lesson.link();
   }
 
   /** Choose the head and word that are chosen when a page opens. */
@@ -272,7 +273,10 @@ class FirstScreen {
     if (names.length < 2) return [];
     const buttons = names.map((name) => {
       const pressed = String(this[what] === name);
-      return button({ ariaPressed: pressed, onclick: () => this.choose({ [what]: name }) }, filled(this.texts[what], { n: name }));
+      return button({ ariaPressed: pressed, onclick: () => {
+        this.choose({ [what]: name });
+        this.view.lesson.link();
+      } }, filled(this.texts[what], { n: name }));
     });
     return [element("span", { className: "sa-tabs", role: "group", ariaLabel: filled(this.texts[what], { n: "" }).trim() }, ...buttons)];
   }

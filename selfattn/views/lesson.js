@@ -46,11 +46,11 @@ class Lesson {
     top.append(title, tools(root, this.texts, () => this.redraw(), ...(this.toured ? [this.whole] : [])));
     this.showAll(!this.toured);
     this.tabs = element("div", { className: "sa-tabs sa-view-tabs", role: "tablist", ariaLabel: this.texts.tabs }, ...this.views.map((view, n) =>
-      button({ role: "tab", title: view.texts.title, onclick: () => this.show(this.views[n]) }, this.views.length > 1 ? `${n + 1} ` : "", this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "", view.texts.tab || view.texts.title)));
+      button({ role: "tab", title: view.texts.title, onclick: () => this.open(this.views[n]) }, this.views.length > 1 ? `${n + 1} ` : "", this.homes.length > 1 ? `${this.homeOf(n).name}: ` : "", view.texts.tab || view.texts.title)));
     this.tabs.hidden = this.views.length < 2;
     const tabs = /** @type {HTMLElement[]} */ ([...this.tabs.children]);
     moveAlong(this.tabs, () => tabs, (n) => {
-      this.show(this.views[n]);
+      this.open(this.views[n]);
       tabs[n].focus();
     });
     const { t0, t1 } = this.views[0].labels, one = this.views.every(({ labels, data }) => takesWords(data) && labels.t0.join("\n") === t0.join("\n"));
@@ -120,6 +120,12 @@ class Lesson {
     view.screen?.draw();
   }
 
+  /** @param {View} view whose tab is chosen */
+  open(view) {
+    this.show(view);
+    this.link();
+  }
+
   redraw() {
     for (const { screen } of this.views) screen?.redraw();
   }
@@ -127,6 +133,26 @@ class Lesson {
   /** @param {string} hash */
   goToHash(hash) {
     for (const view of this.views) view.walk.goToHash(hash);
+    const at = new URLSearchParams(hash.slice(1)), [stop, place] = [Number(at.get("stop")), Number(at.get("view"))];
+    if (!hash || at.has("stage")) return;
+    const view = this.views[place - 1] ?? this.shown, { labels: { t0 }, screen } = view, word = at.get("word") ?? "";
+    this.show(view);
+    if (this.tour?.stops[stop - 1]) return this.tour.go(stop - 1);
+    if (screen) screen.choose({ ...screen.heads.find(({ block, head }) => (at.get("block") ?? block) === block && (at.get("head") ?? head) === head), word: t0.includes(word) ? t0.indexOf(word) : word && t0[Number(word)] ? Number(word) : undefined });
+  }
+
+  /** Make the address a link to what is shown: a stop of the tour, or the view, the head and the word, by its place if it is not the first of its kind. */
+  link() {
+    const { tour, shown, views } = this, screen = shown?.screen, at = new URLSearchParams();
+    if (!("alone" in this.root.dataset) || !screen) return;
+    if (views.length > 1) at.set("view", String(views.indexOf(shown) + 1));
+    if (tour && tour.at >= 0) at.set("stop", String(tour.at + 1));
+    else {
+      const { block, head, heads, pinned } = screen, { t0 } = shown.labels;
+      if (heads.some((each) => each.block !== block || each.head !== head)) for (const [name, value] of Object.entries({ block, head })) if (value) at.set(name, value);
+      if (pinned.kind === "to") at.set("word", t0.indexOf(t0[pinned.index]) === pinned.index ? t0[pinned.index] : String(pinned.index));
+    }
+    shown.walk.address(`#${at}`);
   }
 
   /** Scroll back to the first screen. */
@@ -144,6 +170,7 @@ class Lesson {
     view.set(stop ? [...stop.before, ...(open ? stop.after : [])] : []);
     if (stop) view.screen?.choose(stop);
     else for (const { screen } of this.views) screen?.restart();
+    this.link();
   }
 
   /**

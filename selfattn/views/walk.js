@@ -118,7 +118,11 @@ class Walk {
    */
   link(stage, td) {
     if (!stage.id) return;
-    const address = `#${stage.id}${td ? `&row=${this.view.cellOf(td).i}` : ""}`;
+    this.address(`#${stage.id}${td ? `&row=${this.view.cellOf(td).i}` : ""}`);
+  }
+
+  /** @param {string} address */
+  address(address) {
     clearTimeout(this.linking); // browsers refuse to change the address many times a second
     this.linking = window.setTimeout(() => history.replaceState(history.state, "", address), LINK_MS);
   }

@@ -247,3 +247,22 @@ def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words)
     assert says + {"attention_module": "hate"}.get(name, "") in page.locator(".sa-look").inner_text()
     page.locator(".sa-reader button").last.click()
     assert page.locator(".sa-see").all_text_contents() == opening
+
+
+def test_an_address_is_a_lesson(visit):
+    page = visit(
+        views.tutorial_page("sentence_embeddings").html, fragment="#view=3&head=1&word=3", unfold=False
+    )
+    shown = page.locator(".sa-steps:not([data-hidden])")
+    assert (
+        shown.locator(".sa-see figcaption").first.inner_text().startswith("the keeps 0.22")
+    )  # the second "the"
+    for element, address in (
+        (shown.locator(".sa-see .sa-to").nth(1), "#view=3&head=1&word=bank"),
+        (shown.locator(".sa-knobs .sa-tabs button").first, "#view=3&head=0&word=bank"),
+        (page.locator("[role=tab]").first, "#view=1&word=bank"),
+    ):
+        element.evaluate("element => element.click()")
+        page.wait_for_function("address => location.hash === address", arg=address)
+    page.evaluate("location.hash = '#stop=4'")
+    page.wait_for_function("document.querySelector('.sa-tour-at').textContent.startsWith('4/7')")
