@@ -2,7 +2,7 @@
  * The page of a GPT: a prompt, a letter's values in every layer, the next letters, and the effect of changes to the model.
  */
 
-/** @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string> }} GPTData */
+/** @typedef {GPTSettings & { alphabet: string[], shown: string[], prompt: string, count: number, captions: Record<string, string>, tour: Record<string, string> }} GPTData */
 
 const TEMPERATURES = [0, 0.3, 0.6, 0.8, 1, 1.5];
 const TOP_KS = [0, 10, 5, 3, 2];
@@ -43,6 +43,7 @@ class GPTView {
       Object.assign(this, chosen);
       this.drawNext();
     };
+    this.temperatures = chooser(captions.temperature, TEMPERATURES.map(String), 0, (n) => set({ temperature: TEMPERATURES[n] }));
     this.embedding = element("canvas", { role: "img" });
     this.embeddingSays = element("p", { className: "sa-soft" });
     this.heads = range(data.layers).flatMap((layer) => range(data.heads).map((head) => this.head(layer, head)));
@@ -65,7 +66,7 @@ class GPTView {
     root.replaceChildren(
       topOf(root, captions, element("p", {}, ...phrase(captions.look)), size, () => this.recolour()),
       element("div", { className: "sa-bar" }, element("label", { className: "sa-prompt" }, element("strong", {}, captions.prompt), " ", this.field), this.stepButton, this.backButton, this.writeButton,
-        chooser(captions.temperature, TEMPERATURES.map(String), 0, (n) => set({ temperature: TEMPERATURES[n] })),
+        this.temperatures,
         chooser(captions["top k"], TOP_KS.map((k) => (k ? String(k) : captions["all tokens"])), 0, (n) => set({ topK: TOP_KS[n] }))),
       this.note, this.text,
       element("div", { className: "sa-gpt-columns" },
@@ -75,6 +76,31 @@ class GPTView {
           element("h2", {}, captions.weights), this.weights.node,
           element("div", { className: "sa-bar" }, button({ onclick: () => this.reset() }, captions.reset), this.counted))));
     this.begin();
+    const { tour, quiz } = gptStops(this), worded = (/** @type {string} */ name) => ({ ...data.tour, "tour start name": captions[`name.${name}`], "tour invitation": captions[`invite.${name}`] });
+    this.tours = Object.entries({ tour, quiz }).map(([name, stops]) => new Tour({ stops, texts: worded(name), show: (stop, open) => this.visit(/** @type {GPTStop | null} */ (stop), open) }));
+    root.querySelector(".sa-bar")?.before(...this.tours.map(({ node }) => node));
+  }
+
+  /** @type {(stop: GPTStop | null, open: boolean) => void} show a stop of the tour or of the exercise; null: the page without them */
+  visit(stop, open) {
+    for (const other of this.tours ?? []) if (stop && !other.stops.includes(stop) && other.at >= 0) other.leave();
+    this.root.dataset.hide = stop && !open ? stop.hide : "";
+    this.root.toggleAttribute("data-quiz", stop !== null && this.tours?.[1].stops.includes(stop));
+    this.field.value = this.data.prompt;
+    this.model.reset();
+    this.edits.clear();
+    this.weights.show();
+    this.setTemperature(0);
+    this.begin();
+    stop?.act(open);
+  }
+
+  /** @param {number} temperature one of those that can be chosen */
+  setTemperature(temperature) {
+    this.temperature = temperature;
+    const list = this.temperatures.querySelector("select");
+    if (list) list.selectedIndex = TEMPERATURES.indexOf(temperature);
+    this.drawNext();
   }
 
   /** @param {number} layer @param {number} head */

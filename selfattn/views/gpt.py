@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,7 +15,7 @@ import numpy as np
 
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
-from selfattn.views.texts import GPT_TEXTS
+from selfattn.views.texts import CAPTIONS, GPT_TEXTS
 from selfattn.views.writing import Array, text, visible
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ ALPHABET = "\n !'(),-.:;?abcdefghijklmnopqrstuvwxyz"
 SETTINGS: dict[str, Any] = {"d_model": 64, "num_layers": 3, "num_heads": 4, "max_seq_len": 96}
 PROMPT = "in the beginning "
 SCALE = "_scale"  # the suffix of the names of scales of rounded matrices
+TOUR = {
+    name: said
+    for name, said in CAPTIONS.items()
+    if re.fullmatch("tour.*|previous|next|play|pause|reveal", name)
+}
 MOST_PARAMETERS = 1_000_000  # a larger model makes the page slow
 
 
@@ -35,7 +41,7 @@ class GPTPage(Document):
     """The page of :func:`gpt_page`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("gpt.css",)
-    scripts: ClassVar[tuple[str, ...]] = (*KIT, "gpt_compute.js", "gpt.js")
+    scripts: ClassVar[tuple[str, ...]] = (*KIT, "kit/tour.js", "gpt_compute.js", "gpt_tour.js", "gpt.js")
 
 
 def restored(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -154,6 +160,7 @@ def gpt_page(
         "count": sum(array.size for array in model.parameters().values()),
         "parameters": {name: list(array.shape) for name, array in model.state_dict().items()},
         "captions": captions,
+        "tour": in_language(TOUR, lang),
     }
     packed = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in model.state_dict().values())
     title = captions["title"]

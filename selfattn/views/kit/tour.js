@@ -54,6 +54,14 @@ class Tour {
     this.focus(this.open ? this.next : this.guesses.querySelector("button"));
   }
 
+  /** End the tour where the page is: another one has begun. */
+  leave() {
+    this.stop();
+    this.at = -1;
+    this.open = true;
+    this.draw();
+  }
+
   /** @param {number} [guess] */
   reveal(guess) {
     if (this.open) return;
