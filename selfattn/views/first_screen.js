@@ -167,6 +167,7 @@ class FirstScreen {
     if (clientWidth === this.fitted || !clientWidth) return;
     this.fitted = clientWidth;
     for (const [dense, grouped] of [[false, false], [true, false], [false, true]]) {
+      if (grouped && this.strip.closest("[data-paper]")) return; // paper makes it smaller
       classList.toggle("sa-dense", dense);
       if (grouped !== this.grouped) {
         this.grouped = grouped;

@@ -76,7 +76,7 @@ class GPTView {
           element("h2", {}, captions.weights), this.weights.node,
           element("div", { className: "sa-bar" }, button({ onclick: () => this.reset() }, captions.reset), this.counted))));
     this.begin();
-    const { tour, quiz } = gptStops(this), worded = (/** @type {string} */ name) => ({ ...data.tour, "tour start name": captions[`name.${name}`], "tour invitation": captions[`invite.${name}`] });
+    const { tour, quiz } = gptStops(this), worded = (/** @type {string} */ name) => ({ ...data.tour, "tour start": captions.start, "tour start name": captions[`name.${name}`], "tour invitation": captions[`invite.${name}`] });
     this.tours = Object.entries({ tour, quiz }).map(([name, stops]) => new Tour({ stops, texts: worded(name), show: (stop, open) => this.visit(/** @type {GPTStop | null} */ (stop), open) }));
     root.querySelector(".sa-bar")?.before(...this.tours.map(({ node }) => node));
   }

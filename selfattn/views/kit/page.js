@@ -183,9 +183,11 @@ function tools(root, texts, changed, ...more) {
   } }, "A", element("small", {}, "A"));
   // Other pages of a folder that `selfattn pages` wrote; the one in another language opens the same lesson.
   const others = /** @type {NodeListOf<HTMLLinkElement>} */ (document.head.querySelectorAll("link[hreflang]"));
+  const lang = new URLSearchParams(location.hash.slice(1)).get("lang"), own = [...others].find(({ rel, hreflang }) => rel === "alternate" && hreflang === lang);
+  if (own) location.replace(own.href + location.hash);
   const links = [..."alone" in root.dataset ? others : []].map(({ rel, hreflang, href, title }) => element("a", {
     href, hreflang, onclick: (/** @type {Event} */ event) => {
-      if (rel === "alternate") /** @type {HTMLAnchorElement} */ (event.currentTarget).hash = location.hash;
+      if (rel === "alternate") /** @type {HTMLAnchorElement} */ (event.currentTarget).hash = location.hash.replace(/&?\blang=\w+/, "");
     } }, title));
   return element("div", { className: "sa-tools" }, ...links, ...more, ...otherViews(root), theme, larger);
 }

@@ -301,7 +301,10 @@ def test_the_first_screen_of_an_exercise_hides_the_answers(visit):
     assert left.inner_text().startswith("36 blanks are left, of 36.")
     asked = page.locator(".sa-strip .sa-is-query td.sa-tinted", has_text="?").first
     asked.click()
-    for guess, said in (("7", "Not 7. "), ("0", "Right: 1·0 + 0·0 + 1·0 + 0·1 = 0 35 blanks are left, of 36.")):
+    for guess, said in (
+        ("7", "Not 7. "),
+        ("0", "Right: 1·0 + 0·0 + 1·0 + 0·1 = 0 35 blanks are left, of 36."),
+    ):
         page.keyboard.type(guess)
         page.keyboard.press("Enter")
         assert left.inner_text().startswith(said)
