@@ -1,6 +1,7 @@
 """The explorer in Chromium: numbers are those of the steps, mouse and keys choose heads and words. A GPT's page computes its logits."""
 
 import json
+import re
 import time
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_what_a_language_model_expects_and_adds(opened):
 
     page.locator(".sa-text button").nth(3).click()
     check(3)
-    page.get_by_label("temperature").select_option("0.5")
+    page.get_by_role("combobox", name="temperature").select_option("0.5")
     check(3, temperature=0.5)
     page.get_by_label("top-k").select_option("2")
     check(3, temperature=0.5, k=2)
@@ -247,9 +248,9 @@ def test_the_model_that_ships(opened):
     ids += [alphabet.index(letter) for letter in answer[:3]]
     assert_next(page, model, alphabet, ids)
     assert page.locator(".sa-written .sa-added").count() == 3
-    page.get_by_label("temperature").select_option("0.6")
+    page.get_by_role("combobox", name="temperature").select_option("0.6")
     assert_next(page, model, alphabet, ids, 0.6)
-    page.get_by_label("temperature").select_option("0")
+    page.get_by_role("combobox", name="temperature").select_option("0")
     page.get_by_role("button", name="Back").click()
     assert_next(page, model, alphabet, ids[:-1])
     page.locator(".sa-written button").nth(4).click()
@@ -259,6 +260,43 @@ def test_the_model_that_ships(opened):
     page.get_by_label("Prompt").fill("ω: jerusalem")
     assert "Unknown: ω." in page.locator("[role=status]").inner_text()
     assert_next(page, model, alphabet, [alphabet.index(letter) for letter in ": jerusalem"])
+
+
+def test_the_tour_and_the_exercise_of_a_gpt_ask_what_the_model_computes(opened):
+    model, alphabet = views.page_gpt()
+    page = opened(views.gpt_page(prompt="the lord "))
+    ids = [alphabet.index(letter) for letter in "the lord "]
+    tour, quiz = page.locator(".sa-tour").all()
+
+    def answers(tour, count):
+        for _ in range(count):
+            tour.locator("[data-do='tour next']").click()
+            hidden = page.locator("[data-hide=next], [data-quiz]").count()
+            assert page.locator(".sa-output:visible").count() == (0 if hidden else 2)
+            tour.locator(".sa-guesses button").last.click()
+            yield (
+                tour.locator(".sa-yes").inner_text().removeprefix("✓ "),
+                tour.locator(".sa-tour-say").inner_text(),
+            )
+
+    def shares(temperature=1.0):
+        scores = np.float64(model(np.array(ids))[-1]) / temperature
+        return np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+
+    best = shares().argmax()
+    first, head, off, warm = answers(tour, 4)
+    assert first[0] == alphabet[best] and f"of {shares()[best]:.2f}" in first[1]
+    assert f"becomes {shares(1.5)[best]:.2f}" in warm[1] and warm[0] == "it falls"
+    assert re.search(r": [01]\.\d\d\.", head[1])
+    tour.locator(".sa-dots button").nth(2).click()
+    layer, which = map(int, re.findall(r"\d+", tour.locator(".sa-tour-say").inner_text())[:2])
+    kept, width = shares()[best], model.d_model // model.num_heads
+    # Switching a head off equals zero columns in the next product.
+    model.layers[layer - 1].self_attn.out_proj.weight[:, (which - 1) * width : which * width] = 0
+    assert f"of {kept:.2f}, and now has {shares()[best]:.2f}" in off[1]
+    assert off[0] == ("yes" if shares().argmax() == best else "no")
+    written = views.page_gpt()[0].generate(ids, max_new_tokens=8)
+    assert [letter.replace("␣", " ") for letter, _ in answers(quiz, 8)] == [alphabet[n] for n in written]
 
 
 def test_heads_off_and_weights_changed(opened):
