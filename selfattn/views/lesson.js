@@ -15,8 +15,10 @@
  */
 /** @typedef {{ first: number, name: string, stops: (Stop & LessonStop)[] }} Home a page that was joined with others: its first view */
 
+const OWN_TEXTS = ["text", "compare"]; // of an address
+
 class Lesson {
-  written = false; // the reader's words are shown
+  /** @type {string[][] | null} */ written = null; // the reader's words, if they are shown
   /** @type {View | null} */ shown = null;
 
   /** @param {HTMLElement} root */
@@ -54,7 +56,11 @@ class Lesson {
       tabs[n].focus();
     });
     const { t0, t1 } = this.views[0].labels, one = this.views.every(({ labels, data }) => takesWords(data) && labels.t0.join("\n") === t0.join("\n"));
-    this.look.after(...tours.map(({ node }) => node), this.tabs, ...(one ? [ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => this.write(texts))] : []));
+    this.look.after(...tours.map(({ node }) => node), this.tabs, ...(one ? [ownWords(this.texts, t1 ? [t0, t1] : [t0], (texts) => {
+      this.write(texts);
+      this.link();
+    })] : []));
+    this.takes = one ? (t1 ? 2 : 1) : 0; // texts of the reader's own
     root.style.setProperty("--guess", JSON.stringify(this.texts["guess first"]));
     root.addEventListener("keydown", (event) => this.key(event));
     if ("alone" in root.dataset) document.addEventListener("keydown", (event) => event.target === document.body && !root.hidden && this.key(event));
@@ -83,7 +89,7 @@ class Lesson {
       return made;
     });
     this.shown = null;
-    this.written = texts !== null;
+    this.written = texts;
     this.show(this.views[at]);
   }
 
@@ -114,7 +120,7 @@ class Lesson {
       tab.ariaSelected = String(each === view);
       tab.tabIndex = each === view ? 0 : -1;
     });
-    for (const { tour } of this.homes) if (tour) tour.node.hidden = this.written || tour !== this.tour;
+    for (const { tour } of this.homes) if (tour) tour.node.hidden = this.written !== null || tour !== this.tour;
     this.root.dataset.hide = this.tour && !this.written && !this.tour.open ? /** @type {LessonStop} */ (/** @type {unknown} */ (this.tour.stops[this.tour.at])).hide : "";
     this.look.replaceChildren(...phrase(view.texts.look), ...(view.texts["made up"] ? [" ", element("span", { className: "sa-made-up" }, view.texts["made up"])] : []));
     view.screen?.draw();
@@ -135,6 +141,9 @@ class Lesson {
     for (const view of this.views) view.walk.goToHash(hash);
     const at = new URLSearchParams(hash.slice(1)), [stop, place] = [Number(at.get("stop")), Number(at.get("view"))];
     if (!hash || at.has("stage")) return;
+    const own = OWN_TEXTS.flatMap((name) => at.get(name) ?? []).map((text) => text.split(text.includes(",") ? "," : /\s+/).map((word) => word.trim()).filter(Boolean));
+    if (own.length && own.length === this.takes && own.every(({ length }) => length && length <= MOST_WORDS)) this.write(own);
+    else if (this.written) this.write(null);
     const view = this.views[place - 1] ?? this.shown, { labels: { t0 }, screen } = view, word = at.get("word") ?? "";
     this.show(view);
     if (this.tour?.stops[stop - 1]) return this.tour.go(stop - 1);
@@ -152,6 +161,7 @@ class Lesson {
       if (heads.some((each) => each.block !== block || each.head !== head)) for (const [name, value] of Object.entries({ block, head })) if (value) at.set(name, value);
       if (pinned.kind === "to") at.set("word", t0.indexOf(t0[pinned.index]) === pinned.index ? t0[pinned.index] : String(pinned.index));
     }
+    this.written?.forEach((words, n) => at.set(OWN_TEXTS[n], words.join(",")));
     shown.walk.address(`#${at}`);
   }
 

@@ -264,5 +264,8 @@ def test_an_address_is_a_lesson(visit):
     ):
         element.evaluate("element => element.click()")
         page.wait_for_function("address => location.hash === address", arg=address)
+    page.evaluate("location.hash = '#text=the bank and mud&compare=a loan&word=mud'")
+    page.wait_for_function("document.querySelector('.sa-see .sa-on bdi').textContent === 'mud'")
+    assert shown.locator(".sa-see .sa-from").all_text_contents() == ["the", "bank", "and", "mud", "a", "loan"]
     page.evaluate("location.hash = '#stop=4'")
     page.wait_for_function("document.querySelector('.sa-tour-at').textContent.startsWith('4/7')")
