@@ -1,4 +1,4 @@
-"""Writers of an index that are killed: at every step that reaches the disk, or at random moments while others read.
+"""Writers of an index that are killed: as at every step that reaches the disk, and at random moments while others read.
 
     python tests/support/killed_writers.py 100      a hundred times at random
 
@@ -8,6 +8,7 @@ Batches of texts come, are replaced and go as a whole: a reader that sees a part
 import itertools
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -68,15 +69,15 @@ def seen(index):
     return found
 
 
-def start(folder, todo, prepare=lambda: None):
-    """Start a process that performs operations, and writes a byte to a pipe after each; return its number and the pipe."""
+def start(folder, todo, prepare=lambda writes: None):
+    """Start a process that performs operations, and writes a dot to a pipe after each; return its number and the pipe."""
     search.Index.create(folder, embed)
     reads, writes = os.pipe()
     if process := os.fork():
         os.close(writes)
         return process, reads
     try:
-        prepare()
+        prepare(writes)
         index = search.Index.open(folder, embed)
         for operation in todo:
             perform(index, *operation)
@@ -87,11 +88,15 @@ def start(folder, todo, prepare=lambda: None):
     os._exit(0)
 
 
-def check(folder, process, reads, states):
-    """Check an index whose writer has ended, and that it can be written to; return how the writer ended."""
+def ended(process, reads):
+    """Wait for a process; return how it ended, and what it wrote to the pipe."""
     _, status = os.waitpid(process, 0)
     with os.fdopen(reads, "rb") as pipe:
-        done = len(pipe.read())
+        return os.waitstatus_to_exitcode(status), pipe.read()
+
+
+def check(folder, done, states):
+    """Check an index whose writer has ended after some operations, and that it can be written to."""
     index = search.Index.open(folder, embed)
     found = seen(index)
     assert found in states[done : done + 2], (done, found)
@@ -99,24 +104,27 @@ def check(folder, process, reads, states):
     index.vacuum()
     assert seen(index) == found | {99: 0}
     assert len(list(folder.iterdir())) == 3  # the manifest, the lock, the data
-    return os.waitstatus_to_exitcode(status), done
 
 
-def kill_at(point):
-    """Let this process kill itself at step ``point`` of those that reach the disk; before it writes, half is written."""
-    steps, own_write = itertools.count(), _store.Writer._write
+def copy_at_each_step(folder, writes):
+    """Let this process copy a folder before each step that reaches the disk, as a kill would leave it, half of a write included."""
+    copies, copying, own_write = itertools.count(), [], _store.Writer._write
 
-    def before(own, half=lambda *given: None):
-        def stopped(*given, **options):
-            if next(steps) == point:
-                half(*given)
-                os.kill(os.getpid(), signal.SIGKILL)
+    def before(own, half=lambda copy, *given: None):
+        def copied(*given, **options):
+            if not copying:
+                copying.append(True)
+                copy = folder.with_name(str(next(copies)))
+                shutil.copytree(folder, copy)
+                half(copy, *given)
+                os.write(writes, b"c")
+                copying.clear()
             return own(*given, **options)
 
-        return stopped
+        return copied
 
-    def half(writer, name, array):
-        with (writer.now.data / name).open("ab") as file:
+    def half(copy, writer, name, array):
+        with (copy / writer.now.data.name / name).open("ab") as file:
             file.write(array.tobytes()[: array.nbytes // 2])
 
     _store.Writer._write = before(own_write, half)
@@ -125,18 +133,19 @@ def kill_at(point):
 
 
 def at_every_step(seed=801):
-    """Kill a writer at each of its steps; return how many there are."""
+    """Check what a writer that is killed would leave at each of its steps; return how many there are."""
     todo, states = operations(seed, 6, 2)
     expected = [("add", 0), ("add", 0), ("delete", 0), ("add", 1), ("vacuum", 0), ("add", 1)]
     assert [(kind, batch) for kind, batch, _ in todo] == expected, todo
-    for point in itertools.count():
-        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
-            folder = Path(name, "index")
-            process, reads = start(folder, todo, lambda point=point: kill_at(point))
-            code, _ = check(folder, process, reads, states)
-            if code != -signal.SIGKILL:
-                assert code == 0
-                return point
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
+        folder = Path(name, "index")
+        code, steps = ended(*start(folder, todo, lambda writes: copy_at_each_step(folder, writes)))
+        assert code == 0 and steps.count(b".") == len(todo)
+        copies = [at for at, step in enumerate(steps) if step == ord("c")]
+        for n, at in enumerate(copies):
+            check(folder.with_name(str(n)), at - n, states)
+        check(folder, len(todo), states)
+    return len(copies)
 
 
 def at_random(times):
@@ -150,8 +159,10 @@ def at_random(times):
             while time.monotonic() < end:
                 assert seen(index) in states
             os.kill(process, signal.SIGKILL)
-            _, done = check(folder, process, reads, states)
-            print(f"{n}: killed after {done} operations", flush=True)
+            code, done = ended(process, reads)
+            assert code == -signal.SIGKILL
+            check(folder, len(done), states)
+            print(f"{n}: killed after {len(done)} operations", flush=True)
 
 
 if __name__ == "__main__":
