@@ -28,12 +28,13 @@ def read_corpus(file: str, form: str | None = None, column: str = "", key: str =
     for number, place, row in rows_of(file, form):
         of_text = column or (next(iter(row)) if len(row) == 1 else "text")
         of_id = key or ("id" if "id" in row and of_text != "id" else "")
+        if of_id == of_text:
+            raise ValueError(f"--column and --id are both {of_id!r}")
         for name, option, kinds in ((of_text, "--column", str), (of_id, "--id", str | int)):
-            if name and not isinstance(row.get(name), kinds):
+            if name and (not isinstance(row.get(name), kinds) or isinstance(row[name], bool)):
                 what = f"{json.dumps(row[name]):.60} as {name!r}" if name in row else f"no column {name!r}"
-                raise ValueError(
-                    f"{place} has {what}; its columns are {', '.join(row)}, and {option} chooses one"
-                )
+                among = f"its columns are {', '.join(row)}, and {option} chooses one"
+                raise ValueError(f"{place} has {what}; {among}")
         text, own = row.pop(of_text), row.pop(of_id) if of_id else number
         if own in found:
             raise ValueError(f"{place} has the id {own!r:.80}, and so has {found[own][1]}")
@@ -70,10 +71,12 @@ def _table(source: str, text: str, delimiter: str) -> Iterator[tuple[int, str, d
     try:
         for number, row in enumerate(filter(None, lines)):
             place, names = f"{source}, line {lines.line_num}", names or row
+            if len(names) == 1 and {";", "\t"} & {*names[0]}:
+                what = f"one column, {names[0]!r:.80}; expected columns with {delimiter!r} between"
+                raise ValueError(f"{place} has {what}")
             if len(row) != len({*names}):
-                raise ValueError(
-                    f"{place} has {len(row)} columns for {len({*names})} different names in the heading"
-                )
+                what = f"{len(row)} columns for {len({*names})} different names in the heading"
+                raise ValueError(f"{place} has {what}")
             if number:
                 yield number, place, dict(zip(names, row, strict=True))
     except csv.Error as error:

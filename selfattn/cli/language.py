@@ -136,7 +136,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if is_index(options.model):
         return evaluate_index(options)
     if options.text is None:
-        raise UsageError("a language model needs a TEXT")
+        raise UsageError(f"{options.model} is no index, and a language model needs a TEXT")
     text = read_text(streams.source(options.text))
     model = load(options.model, options.dtype)
     found = model.evaluate(text, window=options.window, stride=options.stride, most_tokens=options.tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,12 +91,8 @@ def check_options(options: argparse.Namespace, *of_others: str) -> None:
     index = is_index(options.model)
     for name in of_others if index else ("where", "hybrid", "rerank"):
         if getattr(options, name) not in (None, False, [], "lines"):
-            what = (
-                "a model, and not for an index, which has its own"
-                if index
-                else "an index, from selfattn index"
-            )
-            raise UsageError(f"--{name.replace('_', '-')} is for {what}")
+            own, others = "a model, and not for an index, which has its own", "an index, from selfattn index"
+            raise UsageError(f"--{name.replace('_', '-')} is for {own if index else others}")
 
 
 def selection(options: argparse.Namespace) -> dict[str, Any]:
@@ -107,10 +104,8 @@ def selection(options: argparse.Namespace) -> dict[str, Any]:
         values = found.setdefault("where", {}).setdefault(name, [])
         values.append(value)
         if value in ("true", "false", "null") or value[-1:].isdigit():
-            try:
+            with contextlib.suppress(ValueError):  # such as A4
                 values.append(json.loads(value))
-            except ValueError:  # such as A4
-                continue
     return found
 
 
@@ -118,6 +113,8 @@ def search_index(options: argparse.Namespace, queries: Sequence[str]) -> int:
     """Run ``selfattn search`` on an index."""
     from selfattn.search import Index  # imports the models
 
+    if not all(map(str.strip, queries)):
+        raise UsageError("a query is empty")
     found: Any = Index.open(options.model).search(queries, options.k, **selection(options))
     for query, hits in zip(queries, found, strict=True):
         if len(queries) > 1 and not options.json:

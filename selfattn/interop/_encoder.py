@@ -45,7 +45,7 @@ def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
 
 def column(X: Any, one: str = "text", many: str = "texts") -> list[str]:
     """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
-    if isinstance(X, str | Mapping) or not hasattr(
+    if isinstance(X, str | bytes | Mapping) or not hasattr(
         X, "__getitem__"
     ):  # sets have no order, and iterators are read once
         raise ValueError(f"{many} must be a list or a column of texts, not {quoted(X)}")

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from selfattn._check import Array, check_rows, quoted
+from selfattn._check import Array, check_rows, if_missing, quoted
 from selfattn.models._tokenizer import check_unicode
 from selfattn.search._models import Model
-from selfattn.search._store import Generation, Raw, Writer, hash64
+from selfattn.search._store import MOST, Generation, Raw, Writer, hash64
 from selfattn.search._windows import windows
 
 BATCH = 512  # texts that are embedded between two movements of the bar
 MOST_FIELDS = 1000
-Windows: TypeAlias = tuple[
-    list[tuple[int, int]], Array
-]  # where a text's windows begin and end, and their embeddings
+# Where a text's windows begin and end, and their embeddings.
+Windows: TypeAlias = tuple[list[tuple[int, int]], Array]
 
 
 def append(
@@ -26,9 +25,7 @@ def append(
 ) -> None:  # fmt: skip
     """Append texts without those that are there as they are; those that they replace are deleted."""
     now = writer.now
-    every = [
-        Raw(id_json(name), text.encode(), more) for name, text, more in zip(ids, texts, metadata, strict=True)
-    ]
+    every = [Raw(id_json(each[0]), each[1].encode(), each[2]) for each in zip(ids, texts, metadata, strict=True)]  # fmt: skip
     old = now.find("id", {raw.id: hash64(raw.id) for raw in every})
     raws = [raw for raw in every if raw.id not in old or now.raw(old[raw.id]) != raw]
     prompt = model.prompt.encode() + b"\0"  # other prompts make other embeddings
@@ -42,9 +39,8 @@ def append(
     vectors = np.concatenate([parts[raw.text][1] for raw in raws])
     fields = sorted({*now.fields, *(name for raw in raws for name in json.loads(raw.metadata))})
     if len(fields) > MOST_FIELDS:
-        raise ValueError(
-            f"the metadata have {len(fields)} different fields; an index takes {MOST_FIELDS} at most"
-        )
+        what = f"{len(fields)} different fields; an index takes {MOST_FIELDS} at most"
+        raise ValueError(f"the metadata have {what}")
     writer.append(
         raws, [hashes[raw.text] for raw in raws], [parts[raw.text][0] for raw in raws], vectors,
         sorted(old[raw.id] for raw in raws if raw.id in old), fields=fields, width=vectors.shape[1],
@@ -52,9 +48,7 @@ def append(
     )  # fmt: skip
 
 
-def _embedded(
-    now: Generation, model: Model, texts: Sequence[bytes], done: Callable[[int], Any]
-) -> dict[bytes, Windows]:
+def _embedded(now: Generation, model: Model, texts: Sequence[bytes], done: Callable[[int], Any]) -> dict[bytes, Windows]:  # fmt: skip
     found: dict[bytes, Windows] = {}
     for n in range(0, len(texts), BATCH):
         some = [text.decode() for text in texts[n : n + BATCH]]
@@ -76,18 +70,24 @@ def id_json(name: str | int) -> bytes:
     return json.dumps(name, ensure_ascii=False).encode()
 
 
-def checked_ids(ids: Any, count: int) -> list[str | int]:
+def _listed(name: str, given: Any, of: str, column: str, count: int | None) -> list[Any]:
+    check_rows(name, given, column)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{name} must be a sequence of {of}, not {quoted(given)}")
+    rows = [each.item() if isinstance(each, np.generic) else each for each in given]
+    if count not in (None, len(rows)):
+        raise ValueError(f"there are {len(rows)} {name} for {count} texts")
+    return rows
+
+
+def checked_ids(ids: Any, count: int | None = None) -> list[str | int]:
     """Return ids as a list; an error if one is no str or int, or is there twice."""
-    if isinstance(ids, str):
-        raise TypeError(f"ids must be a sequence of str or int, not {quoted(ids)}")
-    check_rows("ids", ids, 'one column, such as df["id"]')
-    listed = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-    if len(listed) != count:
-        raise ValueError(f"there are {len(listed)} ids for {count} texts")
-    seen: dict[Any, int] = {}
+    listed, seen = _listed("ids", ids, "str or int", 'one column, such as df["id"]', count), dict[Any, int]()
     for n, name in enumerate(listed):
         if not isinstance(name, str | int) or isinstance(name, bool):
             raise TypeError(f"id {n} must be a str or an int, not {quoted(name)}")
+        if isinstance(name, int) and name >= MOST:
+            raise ValueError(f"id {n} is {quoted(name)}; a number must be below 2**62, and a text may be any")
         check_unicode(str(name), n, "id")
         if (before := seen.setdefault(name, n)) != n:
             raise ValueError(f"ids {before} and {n} are both {quoted(name)}")
@@ -98,16 +98,17 @@ def checked_metadata(metadata: Any, count: int) -> list[bytes]:
     """Return metadata as they are stored, in JSON."""
     if metadata is None:
         return [b"{}"] * count
-    check_rows("metadata", metadata, 'df.to_dict("records")')
-    listed = list(metadata)
-    if len(listed) != count:
-        raise ValueError(f"there are {len(listed)} metadata for {count} texts")
+    listed = _listed("metadata", metadata, "mappings", 'df.to_dict("records")', count)
     for n, fields in enumerate(listed):
         if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
             raise TypeError(f"metadata {n} must be a mapping of names to values, not {quoted(fields)}")
         for name, value in fields.items():
             try:
-                _json({name: value})
+                stored = json.loads(_json({name: value}))[name]
+                if (
+                    isinstance(value, list | tuple | Mapping) and stored != value
+                ):  # a key of another type, a tuple
+                    raise ValueError
             except (TypeError, ValueError, RecursionError) as error:
                 what = f"metadata {n}: {name!r} is {quoted(value)}, which JSON does not have; None stands for what is missing"
                 raise (TypeError if isinstance(error, TypeError) else ValueError)(what) from None
@@ -135,7 +136,17 @@ def checked_where(where: Any, fields: Collection[str]) -> dict[str, list[Any]]:
         given = value.tolist() if hasattr(value, "tolist") else value  # of NumPy and pandas
         listed = given if isinstance(given, list | tuple | set | frozenset) else [given]
         found[name] = [each.item() if isinstance(each, np.generic) else each for each in listed]
-        if wrong := [each for each in found[name] if not isinstance(each, str | int | float | None)]:
-            what = "a text, a number, True, False, None or a list of such"
-            raise TypeError(f"where: {name!r} must be {what}, not {quoted(wrong[0])}")
+        for each in found[name]:
+            if each is not None and (not isinstance(each, str | int | float) or if_missing(each)):
+                what = "a text, a number, True, False, None or a list of such"
+                raise TypeError(f"where: {name!r} must be {what}, not {quoted(each)}")
     return found
+
+
+def checked_pairs(pairs: Any, of: str) -> list[tuple[str, Any]]:
+    """Return pairs as a list; an error if one is none."""
+    rows = _listed("pairs", pairs, of, 'df[["query", "id"]].to_numpy()', None)
+    for n, pair in enumerate(rows):
+        if isinstance(pair, str | bytes) or getattr(pair, "__len__", int)() != 2:
+            raise ValueError(f"pair {n} must be {of}, not {quoted(pair)}")
+    return [(query, answer) for query, answer in rows]

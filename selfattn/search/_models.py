@@ -74,9 +74,8 @@ class Model:
     def rows_for(self, now: Generation, rows: Array) -> Array:
         """Return embeddings as an index holds them; an error if it has others of another width."""
         if now.width and rows.shape[1] != now.width:
-            raise ValueError(
-                f"{self.name} makes embeddings of width {rows.shape[1]}; the index has {now.width}"
-            )
+            what = f"makes embeddings of width {rows.shape[1]}; the index has {now.width}"
+            raise ValueError(f"{self.name} {what}")
         return normalized(rows, now.metric)
 
     def check(self, now: Generation) -> None:
@@ -84,8 +83,8 @@ class Model:
         text, stored = now.passage(0), now.vectors[0]
         made = self.rows_for(now, self.encode_document([text]))[0]
         if np.linalg.norm(made - stored) > NEAR * max(float(np.linalg.norm(stored)), 1e-12):
-            what = f"is another model than the one that made {now.data.parent}: it embeds {quoted(text)} otherwise"
-            raise ValueError(f"{self.name} {what}")
+            what = f"than the one that made {now.data.parent}: it embeds {quoted(text)} otherwise"
+            raise ValueError(f"{self.name} is another model {what}")
 
 
 def normalized(rows: Array, metric: str) -> Array:
@@ -95,12 +94,10 @@ def normalized(rows: Array, metric: str) -> Array:
 
 def _method(given: Any, name: str) -> Callable[[list[str]], Any]:
     """Return a method, or ``encode``, or a function itself."""
-    method: Any = getattr(given, name, getattr(given, "encode", given))
-    if not callable(method):
+    if not callable(method := getattr(given, name, getattr(given, "encode", given))):
         what = "a folder, a model of models.load, or a function of a list of texts"
         raise TypeError(f"model must be {what}, not {quoted(given)}")
-    found: Callable[[list[str]], Any] = method
-    return found
+    return method  # type: ignore[no-any-return]
 
 
 def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
@@ -127,8 +124,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _state(folder: Path) -> list[list[Any]]:
-    stats = [(str(path.relative_to(folder)), path.stat()) for path in _files(folder)]
-    return [[name, each.st_size, each.st_mtime_ns] for name, each in stats]
+    return [[str(each.relative_to(folder)), each.stat().st_size, each.stat().st_mtime_ns] for each in _files(folder)]  # fmt: skip
 
 
 def _digest(folder: Path) -> str:

@@ -21,9 +21,7 @@ def nearest(index: Generation, queries: Array, k: int, keep: Array | None) -> tu
         return _core._search(queries, index.vectors, k, keep=keep)
     _, found = _core._search(queries, index.codes, CANDIDATES * k, scales=index.scales, keep=keep)
     found.sort(axis=1)  # of equal scores the first row wins
-    best = [
-        _core._search(query[None], index.vectors[rows], k) for query, rows in zip(queries, found, strict=True)
-    ]
+    best = (_core._search(one[None], index.vectors[of], k) for one, of in zip(queries, found, strict=True))
     scores, places = (np.concatenate(each) for each in zip(*best, strict=True))
     return scores, np.take_along_axis(found, places, 1)
 
@@ -40,9 +38,7 @@ def _by_distance(index: Generation, queries: Array, k: int, keep: Array | None) 
     return best, found
 
 
-def best_records(
-    index: Generation, queries: Array, k: int, keep: Array | None
-) -> list[list[tuple[int, float]]]:
+def best_records(index: Generation, queries: Array, k: int, keep: Array | None) -> list[list[tuple[int, float]]]:  # fmt: skip
     """Return the best row, and its score, of each of the best k records, for each query."""
     wanted = 2 * k if index.has_windows else k
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from selfattn.search._store import Generation
 RANKS = 60  # what is added to a rank before its reciprocal is taken: Cormack et al., 2009
 MOST_NEAR = 100_000  # texts that are compared with each other
 BLOCK = 2048  # texts that are compared with as many at once
+Found: TypeAlias = Sequence[tuple[int, float]]  # rows and their scores
 
 
 class Words:
@@ -49,9 +50,7 @@ def _words(texts: list[str]) -> list[list[str]]:
     return found
 
 
-def joined(
-    now: Generation, found: Sequence[tuple[int, float]], by_words: Sequence[int], k: int
-) -> list[tuple[int, float]]:
+def joined(now: Generation, found: Found, by_words: Sequence[int], k: int) -> list[tuple[int, float]]:
     """Join two rankings by the sums of their reciprocal ranks; return the best k rows with these sums."""
     rows = {now.row(row)[0]: row for row, _ in found}
     sums: dict[int, float] = {}
@@ -63,17 +62,18 @@ def joined(
     return [(rows.get(record, row), score) for (record, score), row in zip(best, first, strict=True)]
 
 
-def reranked(
-    now: Generation, query: str, found: Sequence[tuple[int, float]], given: Any, k: int
-) -> list[tuple[int, float]]:
+def reranked(now: Generation, query: str, found: Found, given: Any, k: int) -> list[tuple[int, float]]:
     """Return the best k rows by a cross-encoder's scores for a query and what was embedded."""
     model = encoder(given) if isinstance(given, str | os.PathLike) else given
     if not callable(getattr(model, "rank", None)):
-        raise TypeError(
-            f"rerank must be a cross-encoder, which has rank(), or its folder, not {quoted(given)}"
-        )
+        what = "a cross-encoder, which has rank(), or its folder"
+        raise TypeError(f"rerank must be {what}, not {quoted(given)}")
     ranked = model.rank(query, [now.passage(row) for row, _ in found]) if found else []
-    return [(found[each["corpus_id"]][0], float(each["score"])) for each in ranked][:k]
+    try:
+        return [(found[each["corpus_id"]][0], float(each["score"])) for each in ranked][:k]
+    except (TypeError, LookupError):
+        what = 'must return {"corpus_id": n, "score": x} for each text, the best first'
+        raise TypeError(f"rank() of {type(model).__name__} {what}") from None
 
 
 def near(now: Generation, threshold: float, done: Callable[[int], Any]) -> list[list[int]]:
@@ -92,9 +92,7 @@ def near(now: Generation, threshold: float, done: Callable[[int], Any]) -> list[
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _join_near(
-    now: Generation, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]
-) -> None:
+def _join_near(now: Generation, live: Array, threshold: float, roots: Array, done: Callable[[int], Any]) -> None:  # fmt: skip
     """Join the groups of records that are near, of those with one row."""
     first, end = now.rows_of(live)
     whole = end == first + 1

@@ -65,6 +65,12 @@ def first_manifest(dtype: str, metric: str, model: Mapping[str, Any]) -> dict[st
     return own | {"width": 0, "next_id": 0, "fields": [], "counts": counts, "model": dict(model)}
 
 
+def check_place(folder: Path) -> None:
+    """Refuse a folder without an index."""
+    if not (folder / MANIFEST).exists():
+        raise FileNotFoundError(errno.ENOENT, "no index is here; Index.create makes one", str(folder))
+
+
 class Generation:
     """A whole state of an index, which no writer changes: the manifest, and the files' valid parts, mapped.
 
@@ -113,8 +119,7 @@ class Generation:
         """Read the manifest, and map what it names; a vacuum that ends meanwhile removes these files, and is read instead."""
         before = None
         while True:
-            if not (folder / MANIFEST).exists():
-                raise FileNotFoundError(errno.ENOENT, "no index is here; Index.create makes one", str(folder))
+            check_place(folder)
             manifest = _disk.read_object(folder / MANIFEST)
             try:
                 return cls(folder, manifest)
@@ -262,6 +267,7 @@ def writing(folder: Path) -> Iterator[Writer]:
     """Hold the lock of the one process that changes an index; what is not committed at the end is removed."""
     import fcntl  # POSIX has it
 
+    check_place(folder)
     with (folder / LOCK).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -326,15 +332,9 @@ class Writer:
         fields = [(n, json.loads(raw.metadata)) for n, raw in enumerate(raws, first)]
         values = [(name, value, n) for n, each in fields for name, value in each.items()]
         tags = [(tag(name, value), n) for name, value, n in values if not isinstance(value, list | dict)]
-        tables = {
-            name: np.array(array, TABLES[name]) for name, array in (("tags", tags), ("deleted", deleted))
-        }
-        tables |= {
-            "records": records,
-            "rows": rows,
-            "content": np.frombuffer(b"".join(joined), "u1"),
-            "vectors": vectors,
-        }
+        tables = {"records": records, "rows": rows, "vectors": vectors}
+        tables["content"] = np.frombuffer(b"".join(joined), "u1")
+        tables |= {"tags": np.array(tags, TABLES["tags"]), "deleted": np.array(deleted, TABLES["deleted"])}
         if now.dtype == "int8":
             tables["codes"], tables["scales"] = quantized(vectors)
         self.now.data.mkdir(exist_ok=True)

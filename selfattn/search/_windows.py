@@ -22,10 +22,8 @@ def windows(texts: Sequence[str], model: Any) -> list[list[tuple[int, int]]]:
     count, most = _counter(model)
     long = [n for n, text in enumerate(texts) if len(text.encode()) > most]  # a token has a byte or more
     sizes = dict(zip(long, count([texts[n] for n in long]), strict=True)) if long else {}
-    return [
-        _cut(text, count, most) if sizes.get(n, 0) > most else [(0, len(text))]
-        for n, text in enumerate(texts)
-    ]
+    cut = {n: _cut(texts[n], count, most) for n, size in sizes.items() if size > most}
+    return [cut.get(n, [(0, len(text))]) for n, text in enumerate(texts)]
 
 
 def _counter(model: Any) -> tuple[Count, float]:
@@ -50,14 +48,11 @@ def _cut(text: str, count: Count, most: float) -> list[tuple[int, int]]:
     pieces = _pieces(text, (0, len(text)), _ENDS)
     for pattern in (_WORDS, None):
         sizes = count([text[begin:end] for begin, end in pieces])
-        pieces = [
-            part
-            for piece, size in zip(pieces, sizes, strict=True)
-            for part in (_pieces(text, piece, pattern) if size > most else [piece])
-        ]
+        parts = [_pieces(text, each, pattern) if n > most else [each] for each, n in zip(pieces, sizes, strict=True)]  # fmt: skip
+        pieces = [*itertools.chain(*parts)]
     # With the white space before it, of which some tokenizers make a part of the word.
-    parts = [text[begin - text[max(begin - 1, 0) : begin].isspace() : end] for begin, end in pieces]
-    totals = [0, *itertools.accumulate(count(parts))]
+    words = [text[begin - text[max(begin - 1, 0) : begin].isspace() : end] for begin, end in pieces]
+    totals = [0, *itertools.accumulate(count(words))]
     found, first = [], 0
     while first < len(pieces):
         end = max(first + 1, bisect.bisect_right(totals, totals[first] + most) - 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from selfattn import _core
 from selfattn._check import Array
 from selfattn.engine import weights
 from selfattn.models._tokenizer import bar
+from selfattn.search._adding import checked_pairs
 from selfattn.search._models import normalized
 from selfattn.search._ranking import Words
 
@@ -29,13 +30,14 @@ def evaluate(
     in words, the ``measures`` of each ranking, and a ``verdict``: is the index better than BM25?
     """
     texts, draw, known = index.texts, np.random.default_rng(0), dict[str, set[int]]()
+    if not texts:
+        raise ValueError("the index has no texts")
     if pairs is None:
         counts = Counter(texts)
         once = [n for n, text in enumerate(texts) if len(text) >= SHORTEST and counts[text] == 1]
         if options or not once or index.metric not in ("cosine", "dot"):
-            raise ValueError(
-                f"{', '.join(options) or 'short texts, copies and distances'} need queries and ids"
-            )
+            what = ", ".join(options) or "short texts, copies and distances"
+            raise ValueError(f"{what} need queries and ids")
         places = [once[n] for n in draw.permutation(len(once))[:most]]
         for n in places:
             end = texts[n].find(" ", middle := len(texts[n]) // 2)
@@ -49,12 +51,13 @@ def evaluate(
         task = f"first halves of {len(places):,} texts must find the second among {len(texts):,} texts"
     else:
         at = {name: n for n, name in enumerate(index.ids)}
-        for query, name in pairs:
-            if name not in at:
-                raise ValueError(
-                    f"the index has no text with the id {name!r:.80}, the answer to {query!r:.80}"
-                )
+        for query, name in (listed := checked_pairs(pairs, "(query, id)")):
+            if not isinstance(name, Hashable) or name not in at:
+                what = f"the id {name!r:.80}, the answer to {query!r:.80}"
+                raise ValueError(f"the index has no text with {what}")
             known.setdefault(query, set()).add(at[name])
+        if not listed:
+            raise ValueError("there are no queries with ids to measure by")
         found = [[at[hit.id] for hit in hits] for hits in index.search(list(known), k, **options)]
         task = f"{len(known):,} queries must find texts of known ids among {len(texts):,} texts"
     words = Words(np.arange(len(texts)), texts)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -269,8 +269,9 @@ class Index:
         BlockingIOError, OSError
             As for :meth:`add`.
         """
-        listed = [ids] if isinstance(ids, str | int) else list(ids)
-        wanted = {name: hash64(name) for name in map(id_json, checked_ids(listed, len(listed)))}
+        given = [ids] if isinstance(ids, str | int | np.generic) else ids
+        given = list(given) if isinstance(given, Set) else given
+        wanted = {name: hash64(name) for name in map(id_json, checked_ids(given))}
         with writing(self.folder) as writer:
             found = writer.now.find("id", wanted)
             if missing := [name.decode() for name in wanted if name not in found]:
@@ -342,6 +343,8 @@ class Index:
         queries: list[str] = [query] if isinstance(query, str) else column(query, "query", "queries")
         for n, each in enumerate(queries):
             check_unicode(each, n, "query")
+        if not isinstance(hybrid, bool | np.bool_):
+            raise TypeError(f"hybrid must be True or False, not {hybrid!r:.80}")
         model, now = self.model, self._current()
         k = min(check_size("k", k), max(1, len(now.records)))
         selected = now.selected(checked_where(where, now.fields))

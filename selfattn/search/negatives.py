@@ -9,6 +9,7 @@ import numpy as np
 
 from selfattn._check import check_number, check_size, warn
 from selfattn.functional._similarity import pairwise_similarities
+from selfattn.search._adding import checked_pairs
 
 if TYPE_CHECKING:
     from selfattn.search.index import Index
@@ -50,7 +51,7 @@ def mine_negatives(
     >>> search.mine_negatives(index, [("seas", "a sea")], 1)
     [('seas', 'a sea', 'test')]
     """
-    rows, wanted = list(pairs), check_size("num_negatives", num_negatives)
+    rows, wanted = checked_pairs(pairs, "(query, answer)"), check_size("num_negatives", num_negatives)
     known: dict[str, set[str]] = {}
     for query, answer in rows:
         known.setdefault(query, {query}).add(answer)
@@ -58,9 +59,8 @@ def mine_negatives(
     if relative_margin is not None and rows:
         model, margin = index.model, check_number("relative_margin", relative_margin)
         queries, answers = (list(column) for column in zip(*rows, strict=True))
-        scores = pairwise_similarities(
-            index.metric, model.encode_query(queries), model.encode_document(answers)
-        )
+        vectors = model.encode_query(queries), model.encode_document(answers)
+        scores = pairwise_similarities(index.metric, *vectors)
         least = scores - margin * np.abs(scores)
     skip = check_size("range_min", range_min, 0)
     most = skip + 10 * wanted + max(map(len, known.values()), default=0)
@@ -72,7 +72,6 @@ def mine_negatives(
         if len(texts) == wanted:
             found.append((query, answer, *texts))
     if len(found) < len(rows):
-        warn(
-            f"{len(rows) - len(found)} of {len(rows)} pairs were left out: fewer than {wanted} wrong texts were found for them"
-        )
+        what = f"fewer than {wanted} wrong texts were found for them"
+        warn(f"{len(rows) - len(found)} of {len(rows)} pairs were left out: {what}")
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_array
+from selfattn._check import Array, as_array, is_float, quoted
 from selfattn.views.document import KIT, Document, _svg, drawn_by_script
 from selfattn.views.language import fill, in_language
 from selfattn.views.texts import MAP
@@ -37,15 +37,9 @@ class CorpusMap(Document):
 
 
 def corpus_map(
-    embeddings: npt.ArrayLike,
-    texts: Iterable[str],
-    fields: Mapping[str, Sequence[Any]] | None = None,
-    *,
-    colour: str | None = None,
-    name: str = "",
-    lang: str = "en",
-    progress: bool = False,
-) -> CorpusMap:
+    embeddings: npt.ArrayLike, texts: Iterable[str], fields: Mapping[str, Sequence[Any]] | None = None, *,
+    colour: str | None = None, name: str = "", lang: str = "en", progress: bool = False,
+) -> CorpusMap:  # fmt: skip
     """Show a corpus as a map: a point for each text, near points for similar texts as far as two directions can tell.
 
     Parameters
@@ -80,17 +74,30 @@ def corpus_map(
     >>> corpus_map([[1, 0], [0, 1], [1, 1]], ["tea", "storm", "stormy tea"], {"kind": ["food", "sea", "both"]}).title
     'A map of 3 texts'
     """
-    rows, shown = np.asarray(as_array("embeddings", embeddings), np.float32), token_list("texts", texts)
-    columns = dict(fields or {"": [None] * len(shown)})
-    if rows.ndim != 2 or {len(rows), *map(len, columns.values())} != {len(shown)}:
+    if isinstance(texts, str):
+        raise TypeError(f"texts must be a sequence of texts, not {quoted(texts)}")
+    given, shown = as_array("embeddings", embeddings), token_list("texts", texts)
+    columns = fields or {"": [None] * len(shown)}
+    if not isinstance(columns, Mapping) or any(
+        isinstance(each, str) or not hasattr(each, "__len__") for each in columns.values()
+    ):
+        raise TypeError(f"fields must be a mapping of names to sequences of values, not {quoted(fields)}")
+    if given.ndim != 2 or not (is_float(given.dtype) or given.dtype.kind in "iu"):
+        what = f"real numbers of shape (n, d), not {given.dtype} of {given.shape}"
+        raise ValueError(f"embeddings must be {what}")
+    with np.errstate(over="ignore"):
+        rows = np.asarray(given, np.float32)
+    if {len(rows), *map(len, columns.values())} != {len(shown)}:
         lengths = "".join(f", {of!r} {len(values)}" for of, values in columns.items() if of)
-        raise ValueError(
-            f"rows, texts and fields must be equally many, not {rows.shape}, {len(shown)}{lengths}"
-        )
-    if not 1 <= len(rows) <= MOST or not np.isfinite(rows).all():
-        raise ValueError(f"a map has 1 to {MOST:,} texts with finite embeddings; there are {len(rows):,}")
+        what = f"not {len(rows)}, {len(shown)}{lengths}"
+        raise ValueError(f"rows, texts and fields must be equally many, {what}")
+    if not 1 <= len(rows) <= MOST:
+        raise ValueError(f"a map has 1 to {MOST:,} texts; there are {len(rows):,}")
+    if not (finite := np.isfinite(rows).all(axis=1)).all():
+        raise ValueError(f"embedding {np.argmin(finite)} is not finite in float32")
     if colour is not None and colour not in columns:
-        raise ValueError(f"no field is named {colour!r}; the fields are {', '.join(columns)}")
+        known = ", ".join(fields or ()) or "none at all"
+        raise ValueError(f"no field is named {colour!r}; the fields are {known}")
     points, share = _components(rows)
     nearest, scores = _neighbours(rows, progress)
     coded = [_coded(values) for values in columns.values()]
@@ -103,18 +110,14 @@ def corpus_map(
         "captions": captions | {"share": f"{100 * share:.0f}"},
     }  # fmt: skip
     parts = (points.astype("<f4"), scores.astype("<f4"), nearest.astype("<u2"), *(code for code, _ in coded))
-    step = -(-len(rows) // DRAWN)
-    dots = zip(
-        (SIDE / 2 + points[::step] * [290, -290]).round(1).tolist(), coded[field][0][::step], strict=True
-    )
-    drawn = "".join(
-        f'<circle cx="{x}" cy="{y}" r="3" fill="#{COLOURS[min(n, len(COLOURS) - 1)]}"/>' for (x, y), n in dots
-    )
-    picture = _svg(SIDE, SIDE, title, drawn)
+    every = slice(None, None, -(-len(rows) // DRAWN))
+    places = (SIDE / 2 + points[every] * [290, -290]).round(1).tolist()
+    fills = (COLOURS[min(n, len(COLOURS) - 1)] for n in coded[field][0][every].tolist())
+    dots = [f'<circle cx="{x}" cy="{y}" r="3" fill="#{fill}"/>' for (x, y), fill in zip(places, fills, strict=True)]  # fmt: skip
+    picture = _svg(SIDE, SIDE, title, "".join(dots))
     without = f"<noscript><p>{text(captions['no script'])}</p>{picture}</noscript>"
-    body = drawn_by_script(
-        "sa-corpus-map", lang, title, without, data, b"".join(part.tobytes() for part in parts)
-    )
+    packed = b"".join(part.tobytes() for part in parts)
+    body = drawn_by_script("sa-corpus-map", lang, title, without, data, packed)
     return CorpusMap(title, body, picture, lang)
 
 
@@ -151,6 +154,5 @@ def _coded(values: Sequence[Any]) -> tuple[Array, list[str]]:
     written = ["" if value is None else str(value) for value in values]
     names = [name for name, _ in Counter(written).most_common()]
     codes = {name: n for n, name in enumerate(names)}
-    return np.array([codes[each] for each in written], "<u2"), token_list(
-        "values", [short(name, 40) for name in names]
-    )
+    shown = token_list("values", [short(name, 40) for name in names])
+    return np.array([codes[each] for each in written], "<u2"), shown

@@ -63,13 +63,21 @@ def test_small_maps_and_copies():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((ROWS, TEXTS[1:]), {}, r"equally many, not \(30, 6\), 29"),
+        ((ROWS, TEXTS[1:]), {}, "equally many, not 30, 29"),
         ((ROWS, TEXTS, {"a": [1]}), {}, "30, 'a' 1"),
-        ((ROWS[:0], []), {}, "1 to 50,000 texts with finite embeddings; there are 0"),
-        ((ROWS * np.nan, TEXTS), {}, "finite"),
-        ((ROWS, TEXTS), {"colour": "a"}, "no field is named 'a'"),
+        ((ROWS[:0], []), {}, "1 to 50,000 texts; there are 0"),
+        ((ROWS * 1e300, TEXTS), {}, "embedding 0 is not finite in float32"),
+        (
+            (ROWS * 1j, TEXTS),
+            {},
+            r"embeddings must be real numbers of shape \(n, d\), not complex128 of \(30, 6\)",
+        ),
+        ((ROWS[0], TEXTS), {}, r"not float64 of \(6,\)"),
+        ((ROWS[:1], "a"), {}, "texts must be a sequence of texts, not 'a'"),
+        ((ROWS[:2], TEXTS[:2], {"a": "xy"}), {}, "fields must be a mapping of names to sequences"),
+        ((ROWS, TEXTS), {"colour": "a"}, "no field is named 'a'; the fields are none at all"),
     ],
 )
 def test_what_is_no_map(arguments, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         views.corpus_map(*arguments, **options)

@@ -71,8 +71,13 @@ def test_pairs_are_searched_with_the_options(tmp_path):
     pairs = [(text, name) for name, text in zip(index.ids, index.texts, strict=True)]
     assert evaluate(index, [*pairs, (pairs[0][0], "t1")], hybrid=True)["measures"]["index"]["recall@10"] > 0.9
     assert evaluate(index, pairs[:1] * 2)["verdict"] == "neither the index nor BM25 is clearly better"
+    with pytest.raises(ValueError, match="the index has no texts"):
+        evaluate(search.Index.create(tmp_path / "b", topics))
     for options, given, message in (
         ({}, [("a", 3)], "no text with the id 3"),
+        ({}, [("a", ["t1"])], r"no text with the id \['t1'\]"),
+        ({}, [], "there are no queries with ids"),
+        ({}, ["ab"], r"pair 0 must be \(query, id\), not 'ab'"),
         ({"hybrid": True}, None, "hybrid need"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -24,5 +24,6 @@ def test_mined(tmp_path):
         found = search.mine_negatives(index, [("80", "90"), ("180", "0")], 2, relative_margin=0.5)
     assert found == [("80", "90", "10", "0")]
     assert search.mine_negatives(index, []) == []
-    with pytest.raises(ValueError, match="num_negatives"):
-        search.mine_negatives(index, pairs, 0)
+    for wrong, message in (((pairs, 0), "num_negatives"), ((["ab"],), r"pair 0 must be \(query, answer\)")):
+        with pytest.raises(ValueError, match=message):
+            search.mine_negatives(index, *wrong)
