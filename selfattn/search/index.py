@@ -219,7 +219,7 @@ class Index:
             A list, an array, or a column of a table. A text that is longer than the model takes is cut into windows of sentences,
             and is found if one of them is.
         ids : sequence of str or int, optional
-            A text whose id is here replaces that one. By default 0, 1, 2, …, after the highest number that was an id.
+            Ints are below 2**62. A text whose id is here replaces that one. By default 0, 1, 2, …, after the highest int that was an id.
         metadata : sequence of mapping, optional
             JSON for each text: names with numbers, texts, True, False or None, by which :meth:`search` selects; and other values,
             which are only kept.
@@ -264,8 +264,8 @@ class Index:
 
         Raises
         ------
-        ValueError
-            The index has no such id, or it is given twice; nothing is deleted.
+        TypeError, ValueError
+            An id is no str or int, is not in the index, or is given twice; nothing is deleted.
         BlockingIOError, OSError
             As for :meth:`add`.
         """

@@ -91,10 +91,12 @@ def test_a_corpus_that_will_not_do(tmp_path, name, content, options, message):
 def test_the_next_day_only_new_texts_are_embedded(here, run, monkeypatch):
     embedded = []
     encode = _encoder.encoder("model").__class__.encode_document
-    monkeypatch.setattr(
-        "selfattn.models.bert.BertModel.encode_document",
-        lambda m, texts, **o: embedded.append(len(texts)) or encode(m, texts, **o),
-    )
+
+    def counted(model, texts, **options):
+        embedded.append(len(texts))
+        return encode(model, texts, **options)
+
+    monkeypatch.setattr("selfattn.models.bert.BertModel.encode_document", counted)
     (here / "t.txt").write_text("the sea\n\na ship\nthe stones\na ship\n")
     assert "5" not in run("index", "model", "t.txt", "--out", "i").err
     assert search.Index.open("i").ids == [1, 3, 4, 5]

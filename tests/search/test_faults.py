@@ -1,6 +1,7 @@
 """What may happen to an index: a writer that is killed, two writers, readers meanwhile, a full disk, damaged files."""
 
 import hashlib
+import itertools
 import json
 import resource
 import struct
@@ -127,9 +128,8 @@ def test_the_files_are_those_of_the_documentation(index):
     texts, width = [], manifest["width"]
     for n, record in enumerate(struct.iter_unpack("<QQQIIII", (data / "records").read_bytes())):
         offset, id_hash, text_hash, *lengths, crc = record
-        name, text, metadata = (
-            content[offset + sum(lengths[:part]) : offset + sum(lengths[: part + 1])] for part in range(3)
-        )
+        ends = np.cumsum([offset, *lengths]).tolist()
+        name, text, metadata = (content[begin:end] for begin, end in itertools.pairwise(ends))
         assert (id_hash, text_hash) == (hashed(name), hashed(b"\0" + text))
         packed = struct.pack("<QQIII", *record[1:6])
         assert crc == zlib.crc32(packed + name + text + metadata)

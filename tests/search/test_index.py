@@ -230,16 +230,9 @@ def test_vacuum_leaves_what_is_alive(index, tmp_path):
     queries, where = drawn(4, seed=3), {"n": [1, 2, 7]}
 
     def state():
-        found = index.search(queries, 500), index.search(queries, 20, where)
-        return (
-            *found,
-            index.duplicates(),
-            index.duplicates(0.8),
-            index.ids,
-            index.texts,
-            index.metadata,
-            index.vectors.tolist(),
-        )
+        hits = index.search(queries, 500), index.search(queries, 20, where)
+        kept = index.ids, index.texts, index.metadata, index.vectors.tolist()
+        return hits, kept, index.duplicates(), index.duplicates(0.8)
 
     before, size = state(), sum(path.stat().st_size for path in index.folder.rglob("*"))
     assert len(index) == 120
@@ -359,11 +352,8 @@ def test_a_long_text_is_found_by_a_window(tmp_path, folder):
     from selfattn import models
 
     model = models.load(folder)
-    long = (
-        "The sea was calm. A ship sailed over the dark water near old stones. The old ship was near. "
-        + "Dark"
-        + " dark" * 40
-    )
+    long = "The sea was calm. A ship sailed over the dark water near old stones. The old ship was near. Dark"
+    long += " dark" * 40
     index = search.Index.create(tmp_path / "index", model)
     index.add(["old stones", long, "the sea"])
     now = index._current()
