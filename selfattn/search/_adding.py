@@ -74,7 +74,8 @@ def _listed(name: str, given: Any, of: str, column: str, count: int | None) -> l
     check_rows(name, given, column)
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise TypeError(f"{name} must be a sequence of {of}, not {quoted(given)}")
-    rows = [each.item() if isinstance(each, np.generic) else each for each in given]
+    listed = given.tolist() if hasattr(given, "tolist") else given  # of NumPy, pandas, Arrow
+    rows = [each.item() if isinstance(each, np.generic) else each for each in listed]
     if count not in (None, len(rows)):
         raise ValueError(f"there are {len(rows)} {name} for {count} texts")
     return rows
@@ -104,11 +105,9 @@ def checked_metadata(metadata: Any, count: int) -> list[bytes]:
             raise TypeError(f"metadata {n} must be a mapping of names to values, not {quoted(fields)}")
         for name, value in fields.items():
             try:
-                stored = json.loads(_json({name: value}))[name]
-                if (
-                    isinstance(value, list | tuple | Mapping) and stored != value
-                ):  # a key of another type, a tuple
-                    raise ValueError
+                written = _json({name: value})
+                if isinstance(value, list | tuple | dict) and json.loads(written)[name] != value:
+                    raise ValueError  # a tuple, or a key that is no text
             except (TypeError, ValueError, RecursionError) as error:
                 what = f"metadata {n}: {name!r} is {quoted(value)}, which JSON does not have; None stands for what is missing"
                 raise (TypeError if isinstance(error, TypeError) else ValueError)(what) from None
