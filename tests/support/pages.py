@@ -16,6 +16,9 @@ NASTY = [
     "\u202eright to left\u202c שלום", "👩‍👩‍👧 ]]> \u2028 \u2029 \x00 \ud800", "${alert(1)} `x` \\u003c",
 ]  # fmt: skip
 
+# A script that shows everything of a page, and the details of all stages.
+UNFOLD = """document.querySelectorAll("[data-do='open all'], [data-first] [data-do=everything]").forEach((b) => b.click())"""
+
 
 def illustrated():
     """Tutorial 4: whole numbers up to the scores."""

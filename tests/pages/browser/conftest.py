@@ -8,11 +8,9 @@ import os
 import shutil
 
 import pytest
-from pages import illustrated
+from pages import UNFOLD, illustrated
 
 from selfattn import views
-
-UNFOLD = """document.querySelectorAll("[data-do='open all'], [data-first] [data-do=everything]").forEach((b) => b.click())"""
 
 
 @pytest.fixture(scope="session")

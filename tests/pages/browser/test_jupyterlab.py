@@ -3,7 +3,6 @@
 import itertools
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pages import UNFOLD
 
 from selfattn.tutorials import load
 
@@ -31,10 +31,13 @@ def lab(tmp_path_factory):
     home = tmp_path_factory.mktemp("lab")
     work = home / "work"
     work.mkdir()
-    shutil.copy(NOTEBOOKS / NAME, work / "trusted.ipynb")
-    # Trust depends on the content, not the name, so one copy has one more word.
-    text = (NOTEBOOKS / NAME).read_text(encoding="utf-8")
-    (work / "untrusted.ipynb").write_text(text.replace("slowly", "very slowly"), encoding="utf-8")
+    # The page of the first cell has two views, and later outputs have one each: an untrusted copy has the page, a trusted one the rest.
+    trusted, untrusted = (nbformat.read(NOTEBOOKS / NAME, 4) for _ in range(2))
+    trusted.cells[1].outputs = []
+    for cell in untrusted.cells[2:]:
+        cell.update({"outputs": []} if cell.cell_type == "code" else {})
+    nbformat.write(trusted, work / "trusted.ipynb")
+    nbformat.write(untrusted, work / "untrusted.ipynb")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
@@ -97,7 +100,7 @@ def visit(lab, browser):
         page.wait_for_function("document.querySelectorAll('.jp-Notebook .sa-steps').length == 2")
         if alive:  # their scripts run
             page.wait_for_function("document.querySelectorAll('.jp-Notebook .sa-bar').length == 2")
-            page.evaluate("document.querySelectorAll('[data-do=\"open all\"]').forEach((b) => b.click())")
+            page.evaluate(UNFOLD)
         page.wait_for_function(
             "jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status == 'idle'"
         )
