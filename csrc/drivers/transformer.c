@@ -37,9 +37,10 @@ static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t ro
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t group = l->heads / l->key_heads, query_width = sa_query_width(l), past = sa_past_of(e, sequence);
     const ptrdiff_t at = cache_at(p, sequence), of_head = e->cache.capacity * l->width;
+    const ptrdiff_t length = sa_length_of(e, sequence), keys = past + length, pairs = length * keys;
     *a = (sa_attention){
-        .L = sa_length_of(e, sequence),
-        .S = past + sa_length_of(e, sequence),
+        .L = length,
+        .S = keys,
         .E = l->width,
         .Dv = l->width,
         .n_lead = 2,
@@ -50,6 +51,7 @@ static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t ro
         .out = heads_tensor(e, p->f.array[SA_ATTENDED], row * query_width, query_width, group * l->width, l->width),
         .key = heads_tensor(e, e->cache.keys, at, l->width, of_head, 0),
         .value = heads_tensor(e, e->cache.values, at, l->width, of_head, 0),
+        .weights = heads_tensor(e, e->weights, p->layer * l->heads * pairs, keys, group * pairs, pairs),
         .scale = l->scale,
         .softcap = l->softcap,
         .causal = true,

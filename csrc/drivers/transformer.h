@@ -65,7 +65,9 @@ typedef struct {
     sa_tensor mask;     /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
     sa_tensor key_bias; /* (sequences, longest), or data NULL */
     sa_pooling pooling;
-    sa_cache cache;  /* only without mask, dropout and a backward pass, and with causal layers */
+    sa_cache cache; /* only without mask, dropout and a backward pass, and with causal layers */
+    char *weights;  /* or NULL: of attention, (layers, sequences, heads, longest, longest), zeroed; with a cache (layers, heads,
+                        tokens, keys), and one sequence */
     sa_watch *watch; /* or NULL; a cancelled call leaves results, and the cache after its past, undefined */
 } sa_transformer;
 

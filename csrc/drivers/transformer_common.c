@@ -233,6 +233,10 @@ void sa_describe_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t row, ptrdi
         a->key_bias.m = e->key_bias.m;
         a->key_bias.m.data += sequence * e->key_bias.lead_stride[0];
     }
+    if (e->weights != NULL) {
+        const ptrdiff_t number = (p->layer * e->sequences + sequence) * l->heads + head;
+        a->weights = matrix(e, e->weights + sa_bytes(e, number * e->longest * e->longest), e->longest);
+    }
     if (p->f.array[SA_STATS] != NULL) {
         a->stats = matrix(e, p->f.array[SA_STATS] + sa_bytes(e, (row * l->heads + head) * 2), 2 * l->heads);
     }

@@ -284,6 +284,23 @@ static void *transformer_run(const sa_transformer *e, int threads, bool by_share
     return out;
 }
 
+/* As transformer_run, with the weights of each layer's heads, (rows, keys): no row's bits change, and weights add up to 1. */
+static void *run_with_weights(const sa_transformer *e, int threads, bool by_shares, ptrdiff_t rows, ptrdiff_t keys) {
+    sa_transformer own = *e;
+    const ptrdiff_t all = e->layers * e->sequences * e->layer[0].heads * rows;
+    own.weights = zero_memory((size_t)(all * keys) * sa_element_size(e->f64));
+    void *out = transformer_run(&own, threads, by_shares, NULL);
+    for (ptrdiff_t row = 0; row < all; ++row) {
+        double sum = 0;
+        for (ptrdiff_t key = 0; key < keys; ++key) {
+            sum += real_get(own.weights, e->f64, row * keys + key);
+        }
+        const bool padding = row % rows >= sa_length_of(e, row / rows / e->layer[0].heads % e->sequences);
+        CHECK(fabs(sum - !padding) <= 1e-5, "weights of row %td add up to %g", row, sum);
+    }
+    return out;
+}
+
 static void run_backward(const model *m, const void *saved, const void *grad, int threads, void **gradient) {
     sa_layer_gradients of_layer[MOST_LAYERS + 1];
     for (int i = 0; i < m->parameters; ++i) {
@@ -378,7 +395,9 @@ static void try_model(const model_shape *shape) {
                   "model of width %td, float%d: gradient %d differs between threads", shape->d, f64 ? 64 : 32, i);
         }
         void *others[] = {transformer_run(&m.e, 1, true, NULL), transformer_run(&m.e, 3, true, NULL),
-                          transformer_run(&m.e, 3, false, NULL), got[1].array[0]};
+                          shape->kind == DROPS ? transformer_run(&m.e, 3, false, NULL)
+                                               : run_with_weights(&m.e, 3, false, m.e.longest, m.e.longest),
+                          got[1].array[0]};
         for (int way = 0; way < 4; ++way) {
             CHECK(memcmp(got[0].array[0], others[way], (size_t)outputs * sa_element_size(f64)) == 0,
                   "model of width %td, float%d: the bits of way %d differ", shape->d, f64 ? 64 : 32, way);
@@ -412,7 +431,9 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
             some.e.longest = length > some.e.longest ? length : some.e.longest;
         }
         some.e.tokens = (ptrdiff_t)starts[count];
-        char *rows = transformer_run(&some.e, threads, by_shares, NULL);
+        char *rows = count == 1
+                         ? run_with_weights(&some.e, threads, by_shares, some.e.tokens, (ptrdiff_t)past[0] + some.e.tokens)
+                         : transformer_run(&some.e, threads, by_shares, NULL);
         for (ptrdiff_t s = 0; s < count; ++s) {
             memcpy((char *)out + (m->starts[first + s] + past[s]) * m->e.d * size, rows + starts[s] * m->e.d * size,
                    (size_t)((starts[s + 1] - starts[s]) * m->e.d * size));
