@@ -446,7 +446,7 @@ def _add_search(parser: Parser) -> None:
 
 def _search(options: argparse.Namespace) -> int:
     streams.results()
-    _check_exists(options.model)
+    _check_exists(options.model, ", or an index, from selfattn index")
     check_options(options, "split", "dtype", "query_prompt", "prompt")
     if is_index(options.model):
         return search_index(options, [options.corpus, *options.queries])
@@ -502,10 +502,10 @@ COMMANDS = {
 }
 
 
-def _check_exists(folder: Path) -> None:
+def _check_exists(folder: Path, other: str = "") -> None:
     """Refuse the name of a folder that does not exist, before texts are read, and say where models can be had."""
     if not folder.exists():
-        raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a model. {WHERE}")
+        raise FileNotFoundError(f"{folder} is not a folder; expected the folder of a model{other}. {WHERE}")
 
 
 def _load(folder: Path, dtype: str | None) -> Any:

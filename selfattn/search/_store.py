@@ -58,11 +58,21 @@ def tag(name: str, value: Any) -> int:
     return hash64(json.dumps([name, number]).encode())
 
 
-def first_manifest(dtype: str, metric: str, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the manifest of an index without texts."""
-    own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
-    counts = dict.fromkeys(TABLES, 0)
-    return own | {"width": 0, "next_id": 0, "fields": [], "counts": counts, "model": dict(model)}
+def make(folder: Path, dtype: str, metric: str, model: Mapping[str, Any]) -> None:
+    """Make an index without texts in a folder that is new or empty."""
+    _check_empty(folder)  # before a lock is put into it
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        _check_empty(folder)
+        own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
+        own |= {"width": 0, "next_id": 0, "fields": [], "counts": dict.fromkeys(TABLES, 0), "model": dict(model)}
+        _disk.write_file(folder / MANIFEST, _disk.to_json(own))
+
+
+def _check_empty(folder: Path) -> None:
+    if folder.is_dir() and any(each.name != LOCK and each.name[0] != "." for each in folder.iterdir()):
+        what = "the folder is not empty; Index.open opens an index"
+        raise FileExistsError(errno.EEXIST, what, str(folder))
 
 
 def check_place(folder: Path) -> None:
@@ -263,17 +273,24 @@ def quantized(rows: Array) -> tuple[Array, Array]:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[Writer]:
-    """Hold the lock of the one process that changes an index; what is not committed at the end is removed."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of the one process that changes an index."""
     import fcntl  # POSIX has it
 
-    check_place(folder)
     with (folder / LOCK).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             what = "another process or thread is changing this index; try again when it has ended"
             raise BlockingIOError(errno.EAGAIN, what, str(folder)) from None
+        yield
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Writer]:
+    """Hold the lock of an index, and yield what changes it; what is not committed at the end is removed."""
+    check_place(folder)
+    with locked(folder):
         writer = Writer(folder)
         writer.clean()
         try:

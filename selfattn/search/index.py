@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from selfattn.search._adding import append, checked_ids, checked_metadata, check
 from selfattn.search._models import Model, known_again, model_of
 from selfattn.search._nearest import best_records
 from selfattn.search._ranking import Words, joined, near, reranked
-from selfattn.search._store import DTYPES, MANIFEST, Generation, first_manifest, hash64, writing
+from selfattn.search._store import DTYPES, MANIFEST, Generation, hash64, make, writing
 
 CHUNK = 8192  # texts that are looked up and written at once
 CANDIDATES = 50  # the least that are ranked again
@@ -108,6 +107,8 @@ class Index:
         ------
         FileExistsError, FileNotFoundError, TypeError, ValueError
             The folder is not empty; or something is not as above.
+        BlockingIOError
+            Another process or thread is making an index there.
         """
         folder = Path(path).absolute()
         if dtype not in DTYPES:
@@ -118,12 +119,7 @@ class Index:
             raise ValueError(f"metric must be one of {', '.join(SIMILARITIES)}, not {metric!r}")
         if dtype == "int8" and metric not in ("cosine", "dot"):
             raise ValueError(f"int8 works with cosine and dot, not {metric}; dtype='float32' works with each")
-        if folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir()):
-            what = "the folder is not empty; Index.open opens an index"
-            raise FileExistsError(errno.EEXIST, what, str(folder))
-        folder.mkdir(parents=True, exist_ok=True)
-        manifest = first_manifest(dtype, metric, entry)
-        _disk.write_file(folder / MANIFEST, _disk.to_json(manifest))
+        make(folder, dtype, metric, entry)
         return cls(folder, lambda: made, entry)
 
     @classmethod

@@ -40,6 +40,20 @@ def test_a_second_writer_is_refused(index):
     assert len(index) == 4
 
 
+def test_of_two_that_make_an_index_one_is_refused(tmp_path, monkeypatch):
+    own = _disk.write_file
+
+    def meanwhile(path, content):
+        with pytest.raises(BlockingIOError, match="is changing this index"):
+            search.Index.create(tmp_path, embed)
+        own(path, content)
+
+    monkeypatch.setattr(_disk, "write_file", meanwhile)
+    search.Index.create(tmp_path, embed)
+    with pytest.raises(FileExistsError, match="Index.open opens an index"):
+        search.Index.create(tmp_path, embed)
+
+
 def test_a_reader_that_meets_a_vacuum_reads_the_new_files(index, monkeypatch):
     own, index_of_the_other = _store.Generation._mapped, search.Index.open(index.folder, embed)
 

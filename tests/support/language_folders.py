@@ -39,7 +39,8 @@ def save_language_model(folder, ends=True, **more):
     }  # fmt: skip
     models.save(models.LlamaForCausalLM(config | more, rng=0), folder)
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    settings = {"chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    template = TEMPLATE if ends else TEMPLATE.replace("<|end|>", "")  # which would end an answer too
+    settings = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
     settings["eos_token"] = "<|end|>" if ends else None
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder

@@ -251,7 +251,7 @@ def test_arguments_that_are_no_text(here):
         ("embed model sentence --prompt x", 1, "model is from selfattn train, and has no prompts"),
         ("embed model --file model/config.json --out nowhere/v.npy", 1, "nowhere"),
         ("search model nowhere.txt query", 1, "nowhere.txt"),
-        ("search nowhere text.txt query", 1, "nowhere is not a folder; expected the folder of a model. Get one with: hf download"),
+        ("search nowhere text.txt query", 1, "nowhere is not a folder; expected the folder of a model, or an index, from selfattn index. Get one with"),
         ("search model /dev/null query", 1, "holds no sentence"),
         ("search model text.txt ''", 1, "no tokens"),
         ("train gpt nothing.txt --out m", 1, "there is no file nothing.txt"),

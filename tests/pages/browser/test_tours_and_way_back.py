@@ -97,6 +97,8 @@ def test_the_tour_hides_and_reveals(way):
         page.locator("[data-do='tour next']").click()
     assert "Read from right to left" in page.locator(".sa-tour-at").inner_text()
     assert hidden.count() == 0
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.locator(".sa-strip").evaluate("strip => strip.scrollWidth <= strip.clientWidth")
 
 
 def test_masked_scores_of_given_matrices(visit):
