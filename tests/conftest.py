@@ -44,6 +44,18 @@ def isa(request):
 
 
 @pytest.fixture
+def run(capsys):
+    """Run the command `selfattn` in this process, check its exit code, and return what it printed."""
+    from selfattn import cli
+
+    def run(*arguments, code=0):
+        assert cli.main([*map(str, arguments)]) == code
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
 def threads_restored():
     before = _core.get_num_threads()
     yield

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pretrained_data import fetched_minilm, fetched_texts, lines_of
 
-from selfattn import cli, models
+from selfattn import models
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")
@@ -36,14 +36,13 @@ def ranks(x):
     return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
 
 
-def test_what_a_new_user_types(folder, model, tmp_path, capsys):
+def test_what_a_new_user_types(folder, model, tmp_path, run):
     texts = ["a storm at sea", "tea with milk and sugar", "the ship sank in the gale"]
     found = model.encode(texts) @ model.encode("waves broke over the boat")
     assert np.argsort(-found).tolist() == [2, 0, 1]
     book = tmp_path / "book.txt"
     book.write_text("\n".join(texts))
-    assert cli.main(["search", str(folder), str(book), "waves broke over the boat", "-k", "1", "--json"]) == 0
-    line = json.loads(capsys.readouterr().out)
+    line = json.loads(run("search", folder, book, "waves broke over the boat", "-k", "1", "--json").out)
     assert (line["text"], line["number"]) == (texts[2], 3)
     assert line["score"] == pytest.approx(float(found.max()), abs=2e-6)
 

@@ -25,7 +25,7 @@ from text_folders import (
 )
 
 import selfattn as sa
-from selfattn import _core, _disk, cli, models, nn, text, training, views
+from selfattn import _core, _disk, models, nn, text, training, views
 from selfattn.models import _tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -565,31 +565,28 @@ def test_a_cross_encoder_of_sentence_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_embed_and_search_take_such_a_folder(folder, dtype, capsys, tmp_path):
+def test_embed_and_search_take_such_a_folder(folder, dtype, capsys, tmp_path, run):
     add_pipeline(folder, old_pooling("mean"))
     model, given = models.load(folder, dtype=dtype), ["--dtype", dtype][: 2 * (dtype == "int8")]
-    assert cli.main(["embed", str(folder), "a ship", *given]) == 0
-    line = json.loads(capsys.readouterr().out)
+    line = json.loads(run("embed", folder, "a ship", *given).out)
     y = model.encode("a ship")
     np.testing.assert_array_equal(np.array(line["embedding"], np.float32), y)
     assert np.array_equal(y, models.load(folder).encode("a ship")) == (dtype == "float32")
     text = tmp_path / "book.txt"
     text.write_text("the sea was calm\n\na ship\nold stones\n")
     files = ["--file", str(text), "--out", str(tmp_path / "v.NPY")]
-    assert cli.main(["embed", str(folder), *files, *given]) == 0
+    run("embed", folder, *files, *given)
     expected = model.encode(["the sea was calm", "", "a ship", "old stones"])
     np.testing.assert_array_equal(np.load(tmp_path / "v.NPY"), expected)
     capsys.readouterr()
-    assert cli.main(["search", str(folder), str(text), "a ship", "-k", "1", *given]) == 0
-    assert capsys.readouterr().out == "1.000\t3\ta ship\n"
-    assert cli.main(["search", str(folder), str(text), "dark water", "-k", "1", "--json", *given]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert run("search", folder, text, "a ship", "-k", "1", *given).out == "1.000\t3\ta ship\n"
+    found = json.loads(run("search", folder, text, "dark water", "-k", "1", "--json", *given).out)
     units = [x / np.linalg.norm(x) for x in model.encode(["dark water", found["text"]])]
     assert abs(found["score"] - units[0] @ units[1]) < 2e-6
 
 
 @pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "manhattan"])
-def test_search_as_the_folder_means_it(folder, kind, capsys, tmp_path):
+def test_search_as_the_folder_means_it(folder, kind, tmp_path, run):
     """Drawn folders compare similarities, queries and documents with sentence-transformers."""
     prompts = {"query": "the ", "document": "old ", "short": "a "}
     sentence = {"prompts": prompts, "default_prompt_name": "short", "similarity_fn_name": kind}
@@ -606,12 +603,12 @@ def test_search_as_the_folder_means_it(folder, kind, capsys, tmp_path):
         sizes = np.linalg.norm(rows, axis=1) * np.linalg.norm(y) if kind == "cosine" else 1
         expected = np.sort(-distance[kind] if kind in distance else rows @ y / sizes)[:-5:-1]
         given = [str(folder), str(tmp_path / "lines.txt"), "ship", "--json", "-k", "4", *options]
-        assert cli.main(["search", *given]) == 0
-        found = [json.loads(line)["score"] for line in capsys.readouterr().out.splitlines()]
+        found = [json.loads(line)["score"] for line in run("search", *given).out.splitlines()]
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert cli.main(["embed", str(folder), "ship", "--prompt", "query"]) == 0
     expected = model.encode("ship", prompt="the ")
-    np.testing.assert_allclose(json.loads(capsys.readouterr().out)["embedding"], expected, **TOLERANCE)
+    np.testing.assert_allclose(
+        json.loads(run("embed", folder, "ship", "--prompt", "query").out)["embedding"], expected, **TOLERANCE
+    )
 
 
 def test_a_dense_layer_in_bfloat16_needs_no_other_package(folder):
@@ -643,13 +640,10 @@ def test_similarities_of_rows_that_do_not_fit(folder):
         models.load(folder)
 
 
-def test_what_the_command_line_says(folder, capsys, tmp_path):
-    assert cli.main(["embed", str(folder), "sea " * 50]) == 0
-    assert capsys.readouterr().err == (
+def test_what_the_command_line_says(folder, tmp_path, run):
+    assert run("embed", folder, "sea " * 50).err == (
         "selfattn embed: the text was longer than 24 tokens, the most that the model takes, and cut there\n"
     )
     (folder / "tokenizer.json").unlink()
-    assert cli.main(["embed", str(folder), "sea"]) == 1
-    assert "has no tokenizer.json" in capsys.readouterr().err
-    assert cli.main(["embed", str(tmp_path / "nowhere"), "sea"]) == 1
-    assert "nowhere is not a folder" in capsys.readouterr().err
+    assert "has no tokenizer.json" in run("embed", folder, "sea", code=1).err
+    assert "nowhere is not a folder" in run("embed", tmp_path / "nowhere", "sea", code=1).err

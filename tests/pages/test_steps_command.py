@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pages import Reader, data_of
 
-from selfattn import cli, files, nn, views
+from selfattn import files, nn, views
 from selfattn.cli import pages as cli_pages
 from selfattn.steps.layers import layer_steps
 from selfattn.text import WhitespaceTokenizer
@@ -27,42 +27,36 @@ def opened(monkeypatch, tmp_path):
     return addresses
 
 
-def run(*arguments):
-    return cli.main(["steps", *map(str, arguments)])
-
-
 @pytest.mark.parametrize(("number", "name"), list(enumerate(views.TUTORIAL_PAGES, 1)))
-def test_tutorials_by_number_and_by_name(number, name, tmp_path, capsys, opened):
-    assert run(number) == 0
-    assert capsys.readouterr().out == f"{name}.html\n"
+def test_tutorials_by_number_and_by_name(number, name, tmp_path, opened, run):
+    assert run("steps", number).out == f"{name}.html\n"
     written = (tmp_path / f"{name}.html").read_bytes()
     assert written.decode() == views.tutorial_page(name).html
-    assert run(name, "--out", tmp_path / "x.html") == 0
+    run("steps", name, "--out", tmp_path / "x.html")
     assert (tmp_path / "x.html").read_bytes() == written
     assert opened == []
 
 
-def test_open_shows_what_was_written(tmp_path, opened, monkeypatch, capsys):
-    assert run("illustrated", "--open") == 0
+def test_open_shows_what_was_written(tmp_path, opened, monkeypatch, run):
+    run("steps", "illustrated", "--open")
     assert opened == [(tmp_path / "illustrated.html").as_uri()]
     monkeypatch.setattr("webbrowser.open", lambda address: False)
-    assert run("illustrated", "--open") == 0
-    assert "no browser; open illustrated.html yourself" in capsys.readouterr().err
+    assert "no browser; open illustrated.html yourself" in run("steps", "illustrated", "--open").err
 
 
-def test_attention_from_a_file(tmp_path):
+def test_attention_from_a_file(tmp_path, run):
     np.savez(tmp_path / "mine.npz", **ATTENTION, tokens=["sky", "is", "blue"], is_causal=True, scale=0.5)
-    assert run("mine.npz") == 0
+    run("steps", "mine.npz")
     page = Reader((tmp_path / "mine.html").read_text(encoding="utf-8"))
     assert page.of("weights").rows == ["sky", "is", "blue"]
     np.testing.assert_array_equal(page.numbers("scaled_scores"), 0.5 * X @ X.T)
     assert page.of("masked_scores").cells[0][1:] == ["-inf", "-inf"]
 
 
-def test_a_layer_from_a_file(tmp_path):
+def test_a_layer_from_a_file(tmp_path, run):
     norm = {"norm_weight": np.array([1.0, 2.0]), "norm_eps": 1e-3}
     np.savez(tmp_path / "layer.npz", **LAYER, num_heads=2, residual=True, b_value=np.ones(2), **norm)
-    assert run("layer.npz", "--tokens", "a <b> c") == 0
+    run("steps", "layer.npz", "--tokens", "a <b> c")
     page = Reader((tmp_path / "layer.html").read_text(encoding="utf-8"))
     assert page.of("inputs").rows == ["a", "<b>", "c"]
     steps = layer_steps(
@@ -105,10 +99,9 @@ def test_every_option_of_a_file_is_passed_on(tmp_path):
         ({**ATTENTION, "query": np.zeros((10**11, 0, 2))}, "it is empty, but would take hours"),
     ],
 )
-def test_bad_arrays(arrays, message, tmp_path, capsys):
+def test_bad_arrays(arrays, message, tmp_path, run):
     np.savez(tmp_path / "mine.npz", **arrays)
-    assert run("mine.npz") == 1
-    error = capsys.readouterr().err
+    error = run("steps", "mine.npz", code=1).err
     assert error.startswith("selfattn steps: mine.npz: ") and error.count("\n") == 1
     assert re.search(message, error)
     assert not (tmp_path / "mine.html").exists()
@@ -121,9 +114,9 @@ def test_bad_arrays(arrays, message, tmp_path, capsys):
         ("3", "blue is sky", None, "green"), ("4", "my river bank", None, "moon"), ("5", "I love you", None, "hate"),
     ],
 )  # fmt: skip
-def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, other, capsys):
+def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, other, run):
     more = [] if compare is None else ["--compare", compare]
-    assert run(source, "--text", text, *more, "--exercise", "--out", "page.html") == 0
+    run("steps", source, "--text", text, *more, "--exercise", "--out", "page.html")
     page = Reader(Path("page.html").read_text(encoding="utf-8"))
     scores = next(t for t in page.tables if (t.node or "").partition(".")[0] == "scores")
     assert scores.rows == text.split()
@@ -132,9 +125,8 @@ def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, othe
     assert "sa-tour-data" not in written.split("<script>")[0] and not re.search(
         r"Made up, for this page alone: the numbers of (?!\{)", written
     )
-    assert (
-        run(source, "--text", f"{text} {other} {other}", "--out", "page.html") == 0
-    )  # made numbers, which are the same each time
+    # Made numbers, which are the same each time.
+    run("steps", source, "--text", f"{text} {other} {other}", "--out", "page.html")
     page = Reader(written := Path("page.html").read_text(encoding="utf-8"))
     assert f"Made up, for this page alone: the numbers of {other}." in written
     given = next(
@@ -143,7 +135,7 @@ def test_every_tutorial_takes_a_text_and_an_exercise(source, text, compare, othe
     np.testing.assert_array_equal(given.numbers[-1], given.numbers[-2])
 
 
-def test_files_that_are_not_arrays(tmp_path, capsys):
+def test_files_that_are_not_arrays(tmp_path, run):
     (tmp_path / "text.npz").write_text("no zip")
     (tmp_path / "empty.npz").write_text("")
     np.savez(tmp_path / "objects.npz", **{name: np.array([{}]) for name in ATTENTION})
@@ -153,10 +145,9 @@ def test_files_that_are_not_arrays(tmp_path, capsys):
     with open(tmp_path / "one.npz", "wb") as file:
         np.save(file, X)
     for name in ("text", "empty", "objects", "cut", "one", "missing"):
-        assert run(f"{name}.npz") == 1, name
-        assert capsys.readouterr().err.startswith(f"selfattn steps: {name}.npz: ")
-    assert run("illustrated", "--out", tmp_path / "no" / "such.html") == 1
-    assert "No such file or directory" in capsys.readouterr().err
+        assert run("steps", f"{name}.npz", code=1).err.startswith(f"selfattn steps: {name}.npz: ")
+    error = run("steps", "illustrated", "--out", tmp_path / "no" / "such.html", code=1).err
+    assert "No such file or directory" in error
 
 
 @pytest.mark.parametrize(
@@ -170,11 +161,10 @@ def test_files_that_are_not_arrays(tmp_path, capsys):
         (["mine.npz", "--out", "mine.npz"], "would replace what is shown"),
     ],
 )  # fmt: skip
-def test_wrong_usage(arguments, message, tmp_path, capsys):
+def test_wrong_usage(arguments, message, tmp_path, run):
     np.savez(tmp_path / "mine.npz", **ATTENTION)
     before = (tmp_path / "mine.npz").read_bytes()
-    assert run(*arguments) == 2
-    assert message in capsys.readouterr().err
+    assert message in run("steps", *arguments, code=2).err
     assert (tmp_path / "mine.npz").read_bytes() == before
 
 
@@ -190,30 +180,27 @@ def trained(tmp_path):
     return tmp_path / "model"
 
 
-def test_two_texts_and_a_word(trained, tmp_path, capsys):
+def test_two_texts_and_a_word(trained, tmp_path, run):
     out = tmp_path / "page.html"
     arguments = ["explore", str(trained), "the river bank", "--compare", "the bank loan", "--word", "river"]
-    assert cli.main([*arguments, "--out", str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
+    assert run(*arguments, "--out", out).out.strip() == str(out)
     data = data_of(out.read_text(encoding="utf-8"))
     assert [text["queries"] for text in data["texts"]] == [["the", "river", "bank"], ["the", "bank", "loan"]]
     assert data["texts"][0]["chosen"] == 1 and data["heads"] == [2, 2]
-    assert cli.main([*arguments, "--out", "-"]) == 0
-    assert capsys.readouterr().out.startswith("<!DOCTYPE html>")
+    assert run(*arguments, "--out", "-").out.startswith("<!DOCTYPE html>")
 
 
-def test_a_pair_of_sentences(tmp_path, capsys):
+def test_a_pair_of_sentences(tmp_path, run):
     pytest.importorskip("tokenizers", reason="pretrained models need tokenizers")
     from text_folders import add_pipeline, save_bert
 
     save_bert(tmp_path)
     add_pipeline(tmp_path, {"pooling_mode_mean_tokens": True})
-    assert cli.main(["explore", str(tmp_path), "a b", "--second", "c", "--out", "-"]) == 0
-    (text,) = data_of(capsys.readouterr().out)["texts"]
+    (text,) = data_of(run("explore", tmp_path, "a b", "--second", "c", "--out", "-").out)["texts"]
     assert text["queries"].count("[SEP]") == 2 and text["queries"][0] == "[CLS]"
 
 
-def test_errors_of_explore(trained, tmp_path, capsys):
+def test_errors_of_explore(trained, tmp_path, run):
     (tmp_path / "explorer.html").write_text("mine", encoding="utf-8")
     for arguments, message in (
         (["the bank"], "explorer.html exists and is not an explorer page; --out chooses another file"),
@@ -221,20 +208,18 @@ def test_errors_of_explore(trained, tmp_path, capsys):
         (["the bank", "--new-tokens", "3"], "new_tokens is for language models; EmbeddingModel is not one"),
         (["the bank", "--out", "no/such/place.html"], "no/such"),
     ):
-        assert cli.main(["explore", str(trained), *arguments]) == 1
-        assert message in capsys.readouterr().err
+        assert message in run("explore", trained, *arguments, code=1).err
     assert (tmp_path / "explorer.html").read_text(encoding="utf-8") == "mine"
-    assert cli.main(["explore", str(trained), "the bank", "--open", "--out", "-"]) == 2
+    run("explore", trained, "the bank", "--open", "--out", "-", code=2)
 
 
-def test_all_pages_link_to_each_other(tmp_path, capsys, opened):
+def test_all_pages_link_to_each_other(tmp_path, opened, run):
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "gpt.html").write_text("mine")
-    assert cli.main(["pages", "class"]) == 1
-    assert "gpt.html exists and is not a page of selfattn's" in capsys.readouterr().err
+    assert "gpt.html exists and is not a page of selfattn's" in run("pages", "class", code=1).err
     assert len(list((tmp_path / "class").iterdir())) == 1
     (tmp_path / "class" / "gpt.html").unlink()
-    assert cli.main(["pages", "class", "--open"]) == 0
+    run("pages", "class", "--open")
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]

@@ -113,36 +113,31 @@ def test_colour_on_a_terminal(no_color, colored):
     assert (ESCAPE.encode() in output) == colored
 
 
-def test_timing(capsys):
-    assert cli.main(["--verbose"]) == 0
-    first, _, last = capsys.readouterr().out.partition("One forward pass")
+def test_timing(run):
+    first, _, last = run("--verbose").out.partition("One forward pass")
     assert len(re.findall(r"^  (selfattn|NumPy) +[\d.]+ ms .* GFLOP/s", last, re.MULTILINE)) == 2
     assert re.search(r"[\d.]+ (×|x) as fast", first)
     assert sa.get_isa() in last
 
 
-def test_exit_code_when_a_tensor_differs(monkeypatch, capsys):
+def test_exit_code_when_a_tensor_differs(monkeypatch, run):
     everything = tutorials.compute_all()
     comparison = everything[2].comparisons[5]
     wrong = dataclasses.replace(comparison, computed=comparison.computed + 0.25)
     everything[2] = dataclasses.replace(everything[2], comparisons=(wrong,))
     monkeypatch.setattr(tutorials, "compute_all", lambda: everything)
-    assert cli.main(["--no-timing"]) == 1
-    output = capsys.readouterr().out
+    output = run("--no-timing", code=1).out
     assert f"tutorial 3, {wrong.name}: largest difference: 0.25" in output
     assert "differs" in output.lower()
     assert len(output.splitlines()) <= 5
-    assert cli.main(["--no-timing", "--verbose"]) == 1
-    assert "    largest difference: 0.25" in capsys.readouterr().out
+    assert "    largest difference: 0.25" in run("--no-timing", "--verbose", code=1).out
 
 
-def test_info(capsys):
-    assert cli.main(["info"]) == 0
-    printed = capsys.readouterr().out
+def test_info(run):
+    printed = run("info").out
     for text in (sa.__version__, np.__version__, sa.get_isa(), config.cpu_model(), "threads"):
         assert text in printed
-    assert cli.main(["info", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(run("info", "--json").out)
     assert facts["selfattn"] == sa.__version__
     assert facts["isa"] in facts["available_isas"]
     assert facts["threads"] >= 1
@@ -165,9 +160,8 @@ def test_show_config(capsys):
         (["--version"], f"selfattn {sa.__version__}"),
     ],
 )  # fmt: skip
-def test_help(arguments, text, capsys):
-    assert cli.main(arguments) == 0
-    out, error = capsys.readouterr()
+def test_help(arguments, text, run):
+    out, error = run(*arguments)
     assert text in out
     assert error == ""
 
@@ -225,28 +219,27 @@ def closed():
 
 @pytest.mark.parametrize("stream", [lambda: None, closed], ids=["none", "closed"])
 @pytest.mark.parametrize("arguments", [*PRINTING, ["--help"], TINY, ["bench"]], ids=" ".join)
-def test_a_result_that_cannot_be_written_is_an_error(arguments, stream, here, monkeypatch, capsys):
+def test_a_result_that_cannot_be_written_is_an_error(arguments, stream, here, monkeypatch, run):
     monkeypatch.setattr(sys, "stdout", stream())
-    assert cli.main(arguments) == 1
-    assert "standard output is closed, and the result would be lost" in capsys.readouterr().err
+    assert "standard output is closed, and the result would be lost" in run(*arguments, code=1).err
 
 
 @pytest.mark.parametrize("arguments", WRITING, ids=" ".join)
-def test_a_file_is_written_without_standard_output(arguments, here, monkeypatch):
+def test_a_file_is_written_without_standard_output(arguments, here, monkeypatch, run):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setattr(sys, "stdin", None)
-    assert cli.main(arguments) == 0
+    run(*arguments)
 
 
 @pytest.mark.parametrize("arguments", PRINTING + WRITING, ids=" ".join)
-def test_streams_may_be_minimal(arguments, here, monkeypatch, tmp_path):
+def test_streams_may_be_minimal(arguments, here, monkeypatch, tmp_path, run):
     out = Minimal()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", Minimal())
     monkeypatch.setattr(sys, "stdin", Minimal())
     arguments = [str(tmp_path / "m") if each == "m2" else each for each in arguments]
-    assert cli.main(arguments) == 0
+    run(*arguments)
     assert out.text or "v.npy" in arguments
 
 
@@ -381,16 +374,15 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("command", "message"), [(each, message) for message, commands in REFUSED.items() for each in commands]
 )
-def test_wrong_arguments(command, message, here, capsys):
-    assert cli.main(shlex.split(command)) == (1 if "[Errno" in message else 2)
-    out, error = capsys.readouterr()
+def test_wrong_arguments(command, message, here, run):
+    out, error = run(*shlex.split(command), code=1 if "[Errno" in message else 2)
     assert out == ""
     assert message in error and (not message.endswith("\n") or error.endswith(message))
     assert "invalid" not in error.replace("invalid choice", "")
     assert not (here / "new").exists()
 
 
-def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
+def test_an_error_without_a_message_has_a_name(here, monkeypatch, run):
     def fail(*_):
         raise MemoryError
 
@@ -398,17 +390,15 @@ def test_an_error_without_a_message_has_a_name(here, monkeypatch, capsys):
     monkeypatch.setattr("selfattn.cli.pages._page", fail)
     monkeypatch.setattr("selfattn.benchmarks.app.measure", fail)
     for command in (["embed", "m", "sea"], ["steps", "1"], ["bench"]):
-        assert cli.main(command) == 1
-        assert capsys.readouterr().err.endswith("error: MemoryError\n")
+        assert run(*command, code=1).err.endswith("error: MemoryError\n")
 
 
-def test_a_worker_that_dies_is_an_error(monkeypatch, capsys):
+def test_a_worker_that_dies_is_an_error(monkeypatch, run):
     def die(*_):
         raise ChildProcessError("the selfattn worker ended on its own")
 
     monkeypatch.setattr("selfattn.benchmarks.app.measure", die)
-    assert cli.main(["bench"]) == 1
-    assert capsys.readouterr() == ("", "selfattn bench: error: the selfattn worker ended on its own\n")
+    assert run("bench", code=1) == ("", "selfattn bench: error: the selfattn worker ended on its own\n")
 
 
 def test_standard_input_that_is_no_file(here):
@@ -429,14 +419,13 @@ def test_standard_input_that_is_no_file(here):
     assert done.stdout.split("\t")[1:] == ["1", "line 1 of the sea\n"], done.stderr
 
 
-def test_a_dash_is_a_stream_everywhere(here, capsys):
+def test_a_dash_is_a_stream_everywhere(here, run):
     arrays = (here / "mine.npz").read_bytes()
     done = finish(start([*COMMAND, "steps", "-", "--out", "-"], stdin=-1, text=False), arrays)
     assert b'<body class="sa-page">' in done.stdout, done.stderr
     done = run_command("bench", "--load", "-", given=(here / "r.json").read_text(), cwd=here)
     assert "8 x 4" in done.stdout, done.stderr
-    assert cli.main([*TINY, "--json", "-"]) == 0
-    out, table = capsys.readouterr()
+    out, table = run(*TINY, "--json", "-")
     assert json.loads(out)["rows"][0]["label"] in table
     assert not (here / "-").exists()
 
@@ -471,18 +460,17 @@ def test_the_name_of_standard_output(arguments, mode, here, tmp_path):
 
 @pytest.mark.parametrize("command", ["embed", "explore"])
 @pytest.mark.parametrize("name", ["m/model.safetensors", "m/config.json", "link/vocabulary.json"])
-def test_the_model_is_not_replaced(command, name, here, tmp_path, capsys):
+def test_the_model_is_not_replaced(command, name, here, tmp_path, run):
     (tmp_path / "m").symlink_to(here / "m")
     place = tmp_path / name.replace("link", "m")
     before = place.read_bytes()
-    assert cli.main([command, "m", "sea", "--out", str(place)]) == 1
-    assert "would replace a part of the model" in capsys.readouterr().err
+    assert "would replace a part of the model" in run(command, "m", "sea", "--out", place, code=1).err
     assert place.read_bytes() == before
 
 
-def test_other_files_in_a_models_folder_are_written(here):
+def test_other_files_in_a_models_folder_are_written(here, run):
     for _ in range(2):
-        assert cli.main(["embed", "m", "sea", "--out", "m/vectors.json"]) == 0
+        run("embed", "m", "sea", "--out", "m/vectors.json")
     (here / "m" / "vectors.json").unlink()
 
 
@@ -493,11 +481,10 @@ NO_ARRAYS = [b"words", b"", b"\x80\x04]", b"PK", b"\x93NUMPY"]
 @pytest.mark.parametrize(
     ("command", "content"), [("bench --load", x) for x in NO_RESULTS] + [("steps", x) for x in NO_ARRAYS]
 )
-def test_files_that_hold_no_results_or_arrays(command, content, tmp_path, capsys):
+def test_files_that_hold_no_results_or_arrays(command, content, tmp_path, run):
     """The error mentions pickles only if there is one."""
     (tmp_path / "a.npz").write_bytes(content)
-    assert cli.main([*command.split(), str(tmp_path / "a.npz")]) == 1
-    out, error = capsys.readouterr()
+    out, error = run(*command.split(), tmp_path / "a.npz", code=1)
     assert (out, "pickle" in error) == ("", False)
     assert error.startswith(f"selfattn {command.split()[0]}: ")
     assert ("holds no results of this benchmark" in error) == (command != "steps")
@@ -505,39 +492,38 @@ def test_files_that_hold_no_results_or_arrays(command, content, tmp_path, capsys
 
 @pytest.mark.parametrize("arguments", [[*TINY, "--json"], ["embed", "m", "sea", "--out"]])
 @pytest.mark.parametrize("place", ["no/such/x.json", "m"])
-def test_a_place_is_checked_before_the_work(arguments, place, here, monkeypatch, capsys):
+def test_a_place_is_checked_before_the_work(arguments, place, here, monkeypatch, run):
     def work(*_, **__):
         raise AssertionError("it began to work")
 
     monkeypatch.setattr("selfattn.benchmarks.app.Turns", work)
     monkeypatch.setattr("selfattn.cli.models._load", work)
-    assert cli.main([*arguments, place]) == 1
-    out, error = capsys.readouterr()
+    out, error = run(*arguments, place, code=1)
     assert out == ""
     assert ("no such folder" if "/" in place else "a folder has the name of the file") in error
 
 
-def test_the_input_is_not_replaced(here, capsys):
+def test_the_input_is_not_replaced(here, run):
     before = (here / "t.txt").read_bytes()
-    assert cli.main(["embed", "m", "--file", "t.txt", "--out", "./t.txt"]) == 1
-    assert "would replace the sentences" in capsys.readouterr().err
+    assert (
+        "would replace the sentences" in run("embed", "m", "--file", "t.txt", "--out", "./t.txt", code=1).err
+    )
     assert (here / "t.txt").read_bytes() == before
 
 
-def test_a_page_replaces_pages_only(tmp_path, monkeypatch, capsys):
+def test_a_page_replaces_pages_only(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     long = "é" * 125 + "x"  # 251 bytes
     for name in ("mine", "MINE", long):
         np.savez(tmp_path / f"{name}.{'NPZ' if name == 'MINE' else 'npz'}", query=X, key=X, value=X)
     Path("MINE.NPZ.npz").rename("MINE.NPZ")
     Path("mine.html").write_text("<p>a letter</p>")
-    assert cli.main(["steps", "mine.npz"]) == 1
-    assert "mine.html exists and is not a page of selfattn's" in capsys.readouterr().err
+    assert "mine.html exists and is not a page of selfattn's" in run("steps", "mine.npz", code=1).err
     assert Path("mine.html").read_text() == "<p>a letter</p>"
-    assert cli.main(["steps", "mine.npz", "--out", "mine.html"]) == 0
-    assert cli.main(["steps", "mine.npz"]) == 0
-    assert cli.main(["steps", "MINE.NPZ"]) == 0
-    assert cli.main(["steps", f"{long}.npz"]) == 0
+    run("steps", "mine.npz", "--out", "mine.html")
+    run("steps", "mine.npz")
+    run("steps", "MINE.NPZ")
+    run("steps", f"{long}.npz")
     assert Path(f"{long[:-1]}.html").is_file()
 
 

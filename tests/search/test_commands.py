@@ -6,7 +6,7 @@ import re
 import pytest
 from processes import run_command
 
-from selfattn import cli, search
+from selfattn import search
 from selfattn.cli import corpus
 from selfattn.cli import search as commands
 from selfattn.interop import _encoder
@@ -26,15 +26,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders.save_bert(tmp_path / "model", 64)
     return tmp_path
-
-
-@pytest.fixture
-def run(capsys):
-    def run(*arguments, code=0):
-        assert cli.main([*map(str, arguments)]) == code
-        return capsys.readouterr()
-
-    return run
 
 
 def as_csv(rows, comma=","):

@@ -50,7 +50,7 @@ def test_of_two_that_make_an_index_one_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_disk, "write_file", meanwhile)
     search.Index.create(tmp_path, embed)
-    with pytest.raises(FileExistsError, match="Index.open opens an index"):
+    with pytest.raises(FileExistsError, match=r"Index\.open opens an index"):
         search.Index.create(tmp_path, embed)
 
 

@@ -12,7 +12,7 @@ import pytest
 from language_folders import save_language_model, scripted
 from processes import COMMAND, finish, run_command, start
 
-from selfattn import cli, models, nn
+from selfattn import models, nn
 from selfattn.cli import language, streams
 from selfattn.models.gpt2 import as_gpt2, character_tokenizer
 from selfattn.training import checkpoint
@@ -32,19 +32,13 @@ def model(folder):
     return models.load(folder)
 
 
-def run(capsys, *arguments):
-    code = cli.main([*map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_generate(capsys, folder, model):
+def test_generate(folder, model, run):
     command = ["generate", folder, "not the", "--max-new-tokens", "9"]
-    assert run(capsys, *command) == (0, model.generate("not the", 9) + "\n", "")
+    assert run(*command) == (model.generate("not the", 9) + "\n", "")
     how = {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2}
     options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
     expected = model.generate("not the", 9, rng=5, **how)
-    assert run(capsys, *command, "--seed", "5", *options) == (0, expected + "\n", "")
+    assert run(*command, "--seed", "5", *options) == (expected + "\n", "")
 
 
 def test_generate_from_standard_input_and_with_stops(folder, model):
@@ -57,7 +51,7 @@ def test_generate_from_standard_input_and_with_stops(folder, model):
     assert done.stdout == whole[:at] + "\n"
 
 
-def test_chat_lines(capsys, folder, model, monkeypatch, tmp_path):
+def test_chat_lines(folder, model, monkeypatch, tmp_path):
     """Each line of a pipe is a message, and the chat contains the previous answers."""
     first = model.chat("hi", 6)
     said = ("user", "hi"), ("assistant", first), ("user", "and?")
@@ -85,7 +79,7 @@ def test_a_program_may_chat_line_by_line(folder, model):
     process.stderr.close()
 
 
-def test_chat_on_a_terminal(capsys, folder, monkeypatch):
+def test_chat_on_a_terminal(folder, monkeypatch, run):
     typed = iter(["hello", "   ", "x" * 3000, "again", EOFError()])
 
     def typing(prompt):
@@ -101,8 +95,8 @@ def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     monkeypatch.setattr(language, "load", lambda *_: answering)
     monkeypatch.setattr("builtins.input", typing)
     monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
-    code, out, err = run(capsys, "chat", folder, "--system", "be kind")
-    assert (code, out) == (0, "not the é\nnot the é\n\n")
+    out, err = run("chat", folder, "--system", "be kind")
+    assert out == "not the é\nnot the é\n\n"
     assert "the chat has 30" in err  # a message that is too long is reported and left out; the chat continues
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
     how = []
@@ -113,7 +107,7 @@ def test_chat_on_a_terminal(capsys, folder, monkeypatch):
     ):  # a person gets what the folder says; programs get the same answer each time
         monkeypatch.setattr(streams, "is_terminal", lambda stream, terminal=terminal: terminal)
         monkeypatch.setattr(language, "_lines", lambda: iter(["hello"]))
-        assert run(capsys, "chat", folder)[0] == 0
+        run("chat", folder)
     assert how == ["folder", None]
 
 
@@ -131,16 +125,15 @@ def test_the_prompt_of_a_chat_is_not_among_the_answers(folder, model, tmp_path):
     assert (tmp_path / "answers.txt").read_text() == model.chat("hi", 6) + "\n"
 
 
-def test_evaluate(capsys, folder, model, tmp_path):
+def test_evaluate(folder, model, tmp_path, run):
     path = tmp_path / "text.txt"
     path.write_text("the sea was not calm é", encoding="utf-8")
     expected = model.evaluate("the sea was not calm é")
-    code, out, _ = run(capsys, "evaluate", folder, path)
-    assert code == 0
+    out = run("evaluate", folder, path).out
     assert out.startswith(f"perplexity {expected['perplexity']:.6g} ")
     assert f"{expected['mean_nll']:.4f} nats   {expected['tokens']} tokens" in out
     windows = "--tokens", "9", "--window", "6", "--stride", "2", "--json"
-    found = json.loads(run(capsys, "evaluate", folder, path, *windows)[1])
+    found = json.loads(run("evaluate", folder, path, *windows).out)
     assert found == model.evaluate("the sea was not calm é", window=6, stride=2, most_tokens=9)
     assert math.log(found["perplexity"]) == pytest.approx(found["mean_nll"])
     assert found["tokens"] == 8
@@ -169,12 +162,12 @@ def test_ctrl_c_ends_a_chat_of_lines(tmp_path):
     assert interrupted(tmp_path, "chat", given="one\ntwo\nthree\n").count("interrupted") == 1
 
 
-def test_a_chat_without_readline(capsys, folder, monkeypatch):
+def test_a_chat_without_readline(folder, monkeypatch, run):
     """Some builds of Python lack readline."""
     monkeypatch.setitem(sys.modules, "readline", None)
     monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
     monkeypatch.setattr("builtins.input", lambda _: (_ for _ in ()).throw(EOFError))
-    assert run(capsys, "chat", folder) == (0, "\n", "")
+    assert run("chat", folder) == ("\n", "")
 
 
 @pytest.mark.parametrize(
@@ -193,22 +186,21 @@ def test_a_chat_without_readline(capsys, folder, monkeypatch):
         (("generate", "MODEL", "a", "--dtype", "int4"), 2, "invalid choice"),
     ],
 )  # fmt: skip
-def test_errors_are_one_line(capsys, folder, arguments, code, message, monkeypatch, tmp_path):
+def test_errors_are_one_line(folder, arguments, code, message, monkeypatch, tmp_path, run):
     monkeypatch.chdir(tmp_path)
-    found, out, err = run(capsys, *(each.replace("MODEL", str(folder)) for each in arguments))
-    assert (found, out) == (code, "")
+    out, err = run(*(each.replace("MODEL", str(folder)) for each in arguments), code=code)
+    assert out == ""
     assert message in err
     assert "Traceback" not in err
 
 
-def test_other_models_are_none(capsys, tmp_path):
+def test_other_models_are_none(tmp_path, run):
     config = {
         "model_type": "bert", "vocab_size": 9, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1,
         "intermediate_size": 4,
     }  # fmt: skip
     models.save(models.BertModel(config, rng=0), tmp_path)
-    code, _, err = run(capsys, "generate", tmp_path, "a")
-    assert code == 1
+    err = run("generate", tmp_path, "a", code=1).err
     assert "holds a BertModel, which is not a language model" in err
 
 
@@ -234,14 +226,16 @@ def beside(trained, monkeypatch):
     monkeypatch.chdir(trained)
 
 
-def test_it_writes_what_it_has_read(trained, capsys):
+def test_it_writes_what_it_has_read(trained, run):
     assert {path.name for path in (trained / "model").iterdir()} == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert cli.main(["generate", str(trained / "model"), "the sea", "--max-new-tokens", "16"]) == 0
-    assert capsys.readouterr().out == " was calm.\nthe s\n"
-    assert cli.main(["evaluate", str(trained / "model"), str(trained / "text.txt"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["mean_nll"] < 0.5
+    assert (
+        run("generate", trained / "model", "the sea", "--max-new-tokens", "16").out == " was calm.\nthe s\n"
+    )
+    assert (
+        json.loads(run("evaluate", trained / "model", trained / "text.txt", "--json").out)["mean_nll"] < 0.5
+    )
     model = models.load(trained / "model")
     assert isinstance(model, models.GPT2LMHeadModel)
     assert model.tokens("sea\n") == ["s", "e", "a", "\n"]
@@ -261,34 +255,31 @@ def test_transformers_loads_the_folder(trained):
     assert theirs_too("the ship was")["input_ids"] == ids
 
 
-def test_training_again_gives_the_same_weights_and_replaces_only_by_force(beside, trained, capsys):
+def test_training_again_gives_the_same_weights_and_replaces_only_by_force(beside, trained, run):
     command = ["train", "gpt", "text.txt", "--out", "model", *SMALL.split(), "--quiet"]
     before = (trained / "model" / "model.safetensors").read_bytes()
-    assert cli.main(command) == 1
-    assert "holds a model: --force replaces it" in capsys.readouterr().err
-    assert cli.main([*command, "--force"]) == 0
-    assert capsys.readouterr().out == ""
+    assert "holds a model: --force replaces it" in run(*command, code=1).err
+    assert run(*command, "--force").out == ""
     assert (trained / "model" / "model.safetensors").read_bytes() == before
 
 
-def test_what_the_loop_refuses_leaves_no_folder(beside, tmp_path, capsys, monkeypatch):
+def test_what_the_loop_refuses_leaves_no_folder(beside, tmp_path, monkeypatch, run):
     def fit(*args, **options):
         raise FloatingPointError("the loss is nan")
 
     monkeypatch.setattr("selfattn.training.fit", fit)
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path / "out")]) == 1
-    assert "the loss is nan" in capsys.readouterr().err
+    assert "the loss is nan" in run("train", "gpt", "text.txt", "--out", tmp_path / "out", code=1).err
     assert not (tmp_path / "out").exists()
 
 
-def test_force_begins_anew_only_with_a_text(beside, tmp_path, capsys):
+def test_force_begins_anew_only_with_a_text(beside, tmp_path, run):
     """An unfinished training may be hours of work, so it is deleted only if a new one can begin."""
     unfinished = tmp_path / "unfinished.safetensors"
     checkpoint.save(unfinished, {"a": np.ones(2)})
     for text in ("nothing.txt", "."):
-        assert cli.main(["train", "gpt", text, "--out", str(tmp_path), "--force"]) == 1
+        run("train", "gpt", text, "--out", tmp_path, "--force", code=1)
     assert unfinished.exists()
-    assert cli.main(["train", "gpt", "text.txt", "--out", str(tmp_path), "--force", *TINY.split()]) == 0
+    run("train", "gpt", "text.txt", "--out", tmp_path, "--force", *TINY.split())
     assert not unfinished.exists()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from processes import COMMAND, finish, run_command, start
 
-from selfattn import cli, files, training
+from selfattn import files, training
 from selfattn.cli import models as cli_models
 from selfattn.functional._similarity import similarities
 
@@ -49,17 +49,6 @@ def folder(tmp_path_factory):
     assert len(re.findall(epochs, done.stdout, re.MULTILINE)) == 20
     assert done.stdout.splitlines()[-1].startswith("saved in model after ")
     return folder
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command, check its exit code, and return its output."""
-
-    def run(*arguments, code=0):
-        assert cli.main([*map(str, arguments)]) == code
-        return capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -301,12 +290,11 @@ def test_help_has_examples_and_needs_no_extra(command, run, monkeypatch):
 
 
 @pytest.mark.parametrize("module", ["safetensors", "sentencepiece"])
-def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path, capsys, monkeypatch):
+def test_a_missing_extra_is_named_before_anything_is_done(module, here, tmp_path, monkeypatch, run):
     for name in list(sys.modules):
         if name.split(".")[0] == module:
             monkeypatch.setitem(sys.modules, name, None)
-    assert cli.main(["train", "text.txt", "--out", str(tmp_path / "m")]) == 1
-    assert "pip install 'selfattn[text]'" in capsys.readouterr().err
+    assert "pip install 'selfattn[text]'" in run("train", "text.txt", "--out", tmp_path / "m", code=1).err
     assert not (tmp_path / "m").exists()
 
 

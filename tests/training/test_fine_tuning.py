@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from text_folders import WORDS, add_pipeline, old_pooling, save_bert
 
-from selfattn import cli, files, models, nn, optim, training
+from selfattn import files, models, nn, optim, training
 
 pytest.importorskip("tokenizers", reason="the extra 'models' is not installed")
 DRAW = np.random.default_rng(0)
@@ -220,14 +220,8 @@ def test_refused(folder, pairs, loss, options, error, message):
 
 
 @pytest.fixture
-def run(capsys, tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, code=0):
-        assert cli.main([*map(str, arguments)]) == code
-        return capsys.readouterr()
-
-    return run
 
 
 def write(name, rows):
@@ -236,7 +230,7 @@ def write(name, rows):
     return name
 
 
-def test_pairs_are_learned_and_the_folder_says_what_it_said(folder, run, tmp_path):
+def test_pairs_are_learned_and_the_folder_says_what_it_said(folder, here, run, tmp_path):
     table = write("pairs.tsv", zip(TEXTS[:60], TEXTS[60:120], strict=True))
     shown = run("train", "--from", folder, table, "--out", "mine", "--epochs", 100, "--lr", 0.01).out
     numbers = re.findall(r"(before|after): recall@1 (\S+), mean reciprocal rank (\S+) among 60 texts", shown)
@@ -253,7 +247,7 @@ def test_pairs_are_learned_and_the_folder_says_what_it_said(folder, run, tmp_pat
     np.testing.assert_allclose(theirs.encode_query(TEXTS[:5]), queries[:5], rtol=0, atol=1e-5)
 
 
-def test_scored_pairs_and_going_on_after_a_full_disk(folder, crossed, run, monkeypatch):
+def test_scored_pairs_and_going_on_after_a_full_disk(folder, crossed, here, run, monkeypatch):
     table = write("scores.tsv", zip(TEXTS[:40], TEXTS[40:80], SCORES[:40], strict=True))
     for base in (folder, crossed):
         options = ["train", "--from", base, table, "--epochs", 4, "--batch-size", 8, "--out"]
@@ -271,7 +265,7 @@ def test_scored_pairs_and_going_on_after_a_full_disk(folder, crossed, run, monke
         np.testing.assert_equal(*(models.load(f"{base.name}{end}").parameters() for end in ("", " again")))
 
 
-def test_neighbours_are_told_from_other_sentences(run):
+def test_neighbours_are_told_from_other_sentences(here, run):
     write("text.txt", zip(TEXTS[:300], strict=True))
     options = [
         "train",
@@ -302,7 +296,7 @@ def test_neighbours_are_told_from_other_sentences(run):
         ([], [("a", "b", "c", 1)] * 20, 1, "a number follows two texts, not 3"),
     ],
 )  # fmt: skip
-def test_the_command_refuses(folder, run, options, rows, code, message):
+def test_the_command_refuses(folder, here, run, options, rows, code, message):
     assert (
         message
         in run("train", "--from", folder, write("pairs.tsv", rows), "--out", "m", *options, code=code).err
