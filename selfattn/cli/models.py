@@ -205,9 +205,8 @@ def _train_new(options: argparse.Namespace, unfinished: Path, say: Callable[[str
     examples: Any = triplets if proxy or options.far else [triplet[:2] for triplet in triplets]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "a batch holds"
-            )  # a sentence and both its neighbours may meet there
+            # A sentence and both its neighbours may meet there.
+            warnings.filterwarnings("ignore", "a batch holds")
             training.fit(
                 nn.ProxyTask(model) if proxy else model, examples, None if proxy else nn.MultipleNegativesRankingLoss(),
                 epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, rng=for_orders,

@@ -45,9 +45,8 @@ def _loaded(folder: Path, dtype: str | None, state: tuple[Any, ...]) -> Any:
 
 def column(X: Any, one: str = "text", many: str = "texts") -> list[str]:
     """Return texts as a list: of a list, a one-dimensional array, a Series, or one column."""
-    if isinstance(X, str | bytes | Mapping) or not hasattr(
-        X, "__getitem__"
-    ):  # sets have no order, and iterators are read once
+    # Sets have no order, and iterators are read once.
+    if isinstance(X, str | bytes | Mapping) or not hasattr(X, "__getitem__"):
         raise ValueError(f"{many} must be a list or a column of texts, not {quoted(X)}")
     given = X.to_numpy() if hasattr(X, "to_numpy") else X if isinstance(X, np.ndarray) else list(X)
     array = np.asarray(given, dtype=object)

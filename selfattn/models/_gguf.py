@@ -255,9 +255,8 @@ class Entries(Config):
 
     def _get(self, name: str, default: Any) -> Any:
         value = super()._get(name, default)
-        by_layer = (
-            isinstance(value, list) and self.prefix in ARCHITECTURES
-        )  # one for each layer, all the same
+        # A list has a number for each layer, all the same.
+        by_layer = isinstance(value, list) and self.prefix in ARCHITECTURES
         return value[0] if by_layer and len(set(map(repr, value))) == 1 else value
 
 

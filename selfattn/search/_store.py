@@ -60,12 +60,12 @@ def tag(name: str, value: Any) -> int:
 
 def make(folder: Path, dtype: str, metric: str, model: Mapping[str, Any]) -> None:
     """Make an index without texts in a folder that is new or empty."""
+    own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
+    own |= {"width": 0, "next_id": 0, "fields": [], "counts": dict.fromkeys(TABLES, 0), "model": dict(model)}
     _check_empty(folder)  # before a lock is put into it
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         _check_empty(folder)
-        own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
-        own |= {"width": 0, "next_id": 0, "fields": [], "counts": dict.fromkeys(TABLES, 0), "model": dict(model)}
         _disk.write_file(folder / MANIFEST, _disk.to_json(own))
 
 

@@ -199,9 +199,8 @@ def test_a_chat_without_room_loses_its_oldest_turns(model):
     said = [{"role": role, "content": f"{n}"} for n in range(500) for role in ("user", "assistant")]
     messages = [{"role": "system", "content": "be kind"}, *said, {"role": "user", "content": "why?"}]
     kept = model.chat_prompt([messages[0], *messages[987:]])
-    assert (
-        len(model.tokens(kept)) == 18 + 7 * 10 + 7
-    )  # and 31 of 32 new ones; with one turn more there are 136, above 128
+    # With 31 of 32 new ones that is 128; with one turn more it would be 136.
+    assert len(model.tokens(kept)) == 18 + 7 * 10 + 7
     seen, honest = [], model._encoded
     model._encoded = lambda text, **how: seen.append(text) or honest(text, **how)
     with pytest.warns(UserWarning, match="the chat has 4805 tokens, .* its oldest 986 messages are left out"):
@@ -475,9 +474,8 @@ def test_texts_of_a_stream_join_to_the_text_of_all_ids(kind, data):
     tokenizer.add_special_tokens(["<x>", "</s>"])
     tokenizer.add_tokens(["<tool>"])
     one = st.integers(0, tokenizer.get_vocab_size())  # the last has no token
-    some = st.one_of(
-        one.map(lambda n: [n]), st.sampled_from([[1, 2], [3, 4, 5]])
-    )  # "é", "中" in SentencePiece's bytes
+    # "é", "中" in SentencePiece's bytes.
+    some = st.one_of(one.map(lambda n: [n]), st.sampled_from([[1, 2], [3, 4, 5]]))
     ids = st.lists(some, max_size=8).map(lambda lists: list(itertools.chain(*lists)))
     before, new, special = data.draw(ids), data.draw(ids), data.draw(st.booleans())
     first = tokenizer.decode(before, skip_special_tokens=not special)

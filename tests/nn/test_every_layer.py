@@ -254,10 +254,8 @@ def test_numbers_and_gradients_are_those_of_pytorch(case, dtype):
     assert list(ours.state_dict()) == list(torch_state(theirs))
     assert ours.load_state_dict(torch_state(theirs)) == ([], [])
     masks = case.options
-    if masks.keys() & {
-        "memory_mask",
-        "tgt_mask",
-    }:  # PyTorch warns where one mask is boolean and another is not
+    # PyTorch warns where one mask is boolean and another is not.
+    if masks.keys() & {"memory_mask", "tgt_mask"}:
         masks = {name: np.where(x, -np.inf, 0.0) if x.dtype == bool else x for name, x in masks.items()}
     masks = {name: torch.tensor(x if x.dtype == bool else x.astype(dtype)) for name, x in masks.items()}
 
@@ -313,9 +311,8 @@ def test_dtypes_and_lists(case, weights, inputs):
     has_numbers = layer.parameters() or isinstance(layer, nn.SinusoidalPositions | nn.RotaryEmbedding)
     assert y.dtype == (np.result_type(weights, inputs) if has_numbers else inputs)
     d_inputs, grads = found if isinstance(found, tuple) else (found, {})
-    if not isinstance(
-        layer, nn.TransformerDecoderLayer | nn.TransformerDecoder
-    ):  # the gradient of a target may be wider
+    # The gradient of a target may be wider.
+    if not isinstance(layer, nn.TransformerDecoderLayer | nn.TransformerDecoder):
         assert {dx.dtype for dx in flat(d_inputs)} == {np.dtype(inputs)}
     assert {grad.dtype for grad in grads.values()} <= {np.dtype(weights)}
     few = 64 if layer.parameters() else 1  # without parameters there is one rounding
@@ -367,9 +364,8 @@ def test_a_pullback_may_be_called_again_for_one_state_of_the_parameters(case):
     if isinstance(layer, nn.LearnedPositions):  # its gradient needs no parameter
         return
     for key, array in layer.parameters().items():
-        if (
-            key.endswith(("weight", "W_query")) and key != "embedding_layer.weight"
-        ):  # gradients do not read the other parameters
+        # Gradients do not read the other parameters.
+        if key.endswith(("weight", "W_query")) and key != "embedding_layer.weight":
             _, pullback = layer.vjp(*case.inputs, **case.options)
             array[...] += 1
             with pytest.raises(RuntimeError, match="call vjp again"):

@@ -651,9 +651,8 @@ def test_clipping_by_its_definition(norm_type, max_norm):
     expected = np.abs(every).max() if p == math.inf else (np.abs(every) ** p).sum() ** (1 / p)
     norm = optim.clip_grad_norm_(grads, max_norm, norm_type)
     eps = float(np.finfo(np.float32).eps)
-    assert type(norm) is float and norm == pytest.approx(
-        expected, rel=4 * eps
-    )  # the errors of chunks add up like a random walk
+    # The errors of chunks add up like a random walk.
+    assert type(norm) is float and norm == pytest.approx(expected, rel=4 * eps)
     factor = min(1.0, max_norm / (expected + 1e-6))
     for name, gradient in grads.items():
         np.testing.assert_allclose(gradient, before[name] * factor, rtol=8 * eps)

@@ -80,9 +80,8 @@ def test_a_sequence_does_not_depend_on_its_company(isa):
 def test_masks_of_any_dtype_and_layout(isa):
     """The core reads masks without a copy, which would be as large as the mask."""
     model, inputs, ends = drawn(1, np.float32, lengths=(40, 33))
-    mask = (
-        np.random.default_rng(0).integers(-8, 8, (2, 1, 40, 40)).astype(np.float32)
-    )  # the same in every dtype
+    # Integers, which are the same in every dtype.
+    mask = np.random.default_rng(0).integers(-8, 8, (2, 1, 40, 40)).astype(np.float32)
     mask[mask == -8] = -np.inf
     mask[..., 0] = 0
     expected = transformer.forward(model._replace(mask=mask), inputs, ends)
@@ -146,9 +145,8 @@ def test_bad_gradients_are_refused():
 
 def test_memory_of_past_sizes_makes_room():
     """Memory that small models left must not prevent a larger model from reusing its own."""
-    held = [
-        _core._transformer_forward(*good_call(6, 3), True) for _ in range(20)
-    ]  # more blocks at once than the core keeps
+    # More blocks at once than the core keeps.
+    held = [_core._transformer_forward(*good_call(6, 3), True) for _ in range(20)]
     del held
     arguments = good_call(130, 2, 2, [12] * 20)
     tracemalloc.start()

@@ -136,9 +136,8 @@ def test_answers_of_tutorial_5():
 def holds(table, matrix):
     """Whether rows of a table, one after the other, are this matrix to the three decimals that every page shows."""
     starts = range(len(table) - len(matrix) + 1) if table.shape[1:] == matrix.shape[1:] else ()
-    return any(
-        np.allclose(table[i : i + len(matrix)], matrix, rtol=5e-3, atol=0.51e-3) for i in starts
-    )  # numbers below a thousandth have two digits
+    # Numbers below a thousandth have two digits.
+    return any(np.allclose(table[i : i + len(matrix)], matrix, rtol=5e-3, atol=0.51e-3) for i in starts)
 
 
 @pytest.mark.parametrize("compute", tutorials.TUTORIALS, ids=lambda compute: compute.__name__)

@@ -101,10 +101,8 @@ def test_chat_on_a_terminal(folder, monkeypatch, run):
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
     how = []
     answering.chat = lambda _, **given: how.append(given["sampling"]) or iter(["a"])
-    for terminal in (
-        True,
-        False,
-    ):  # a person gets what the folder says; programs get the same answer each time
+    # A person gets what the folder says; programs get the same answer each time.
+    for terminal in (True, False):
         monkeypatch.setattr(streams, "is_terminal", lambda stream, terminal=terminal: terminal)
         monkeypatch.setattr(language, "_lines", lambda: iter(["hello"]))
         run("chat", folder)

@@ -213,9 +213,8 @@ def test_what_attends_to_what_how_strongly_and_what_differs(visit):
     p = steps[0].parameters
     moved = layer_steps(x, p.W_query, p.W_key, p.W_value)
     assert figures(page) == two(moved.weights[1])
-    assert page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-ghost").get_attribute(
-        "d"
-    )  # the row before the change
+    # The ribbons of the row before the change are still there.
+    assert page.locator(".sa-see .sa-ribbons[data-side='0'] .sa-ghost").get_attribute("d")
     np.testing.assert_allclose(strip(page, "output"), moved.output, atol=0.0051)
     assert cell(page, "inputs", "inputs", 0, 0).inner_text() == "1.1"  # and in the details
 

@@ -458,10 +458,8 @@ def test_a_screen_reader_finds_names_and_headers(visit):
     assert "Attention, step by step" in named["group"]
     assert {"Play", "Next", "Back", "Reset", "Reveal all"} <= set(named["button"])
     assert [name.strip() for name in named["combobox"]] == ["Go to", "Follow"]
-    assert named["slider"] in (
-        ["scale"] * 2,
-        ["scale"] * 3,
-    )  # on the first screen, in its stage, in the dock if it is shown
+    # One on the first screen, in its stage, in the dock if it is shown.
+    assert named["slider"] in (["scale"] * 2, ["scale"] * 3)
     assert "x, one two three" in named["grid"]
     assert "Attention weights of all words: one two three" in named["figure"]
     assert any(name.startswith("one two three: ") for name in named["image"])  # the outputs

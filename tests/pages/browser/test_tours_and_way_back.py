@@ -241,9 +241,8 @@ def test_own_words_make_the_page_that_python_makes(visit, name, exercise, words)
             [float("nan" if cell in ("", "____") else cell) for row in t.cells for cell in row]
             for t in (ours, theirs)
         ]
-        kept = np.array(cells)[
-            :, ~np.isnan(cells).any(axis=0)
-        ]  # the blanks of an exercise are in other places
+        # The blanks of an exercise are in other places.
+        kept = np.array(cells)[:, ~np.isnan(cells).any(axis=0)]
         np.testing.assert_allclose(*kept, rtol=5e-3, atol=1.1e-3, err_msg=str(ours.node))
     says = "Made up, for this page alone: the numbers of "
     assert says + {"attention_module": "hate"}.get(name, "") in page.locator(".sa-look").inner_text()
@@ -256,9 +255,8 @@ def test_an_address_is_a_lesson(visit):
         views.tutorial_page("sentence_embeddings").html, fragment="#view=3&head=1&word=3", unfold=False
     )
     shown = page.locator(".sa-steps:not([data-hidden])")
-    assert (
-        shown.locator(".sa-see figcaption").first.inner_text().startswith("the keeps 0.22")
-    )  # the second "the"
+    # The second "the".
+    assert shown.locator(".sa-see figcaption").first.inner_text().startswith("the keeps 0.22")
     for element, address in (
         (shown.locator(".sa-see .sa-to").nth(1), "#view=3&head=1&word=bank"),
         (shown.locator(".sa-knobs .sa-tabs button").first, "#view=3&head=0&word=bank"),
