@@ -125,7 +125,7 @@ sa_status sa_transformer_make_plan(const sa_transformer *e, bool keep, int max_t
  * × plan.scratch_bytes; all are 64-byte aligned. */
 void sa_transformer_forward(const sa_transformer *e, const sa_transformer_plan *plan, void *out, void *saved, void *scratch);
 
-/* Arrays of the parameters' shapes, written whole; NULL for absent parameters. */
+/* Arrays of the parameters' shapes, written whole; NULL for absent parameters, and all NULL if only rows are wanted. */
 typedef struct {
     void *weight[SA_LAYER_PARAMETERS], *bias[SA_LAYER_PARAMETERS];
 } sa_layer_gradients;

@@ -56,7 +56,9 @@ static void norm_parameters(const sa_pass *p, ptrdiff_t t) {
     }
 }
 
-static ptrdiff_t norm_panels(const sa_pass *p) { return sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows); }
+static ptrdiff_t norm_panels(const sa_pass *p) {
+    return p->norm.dweight == NULL ? 0 : sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows);
+}
 
 /* The norm of attention (which 0) or of the feed-forward network (1). */
 static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, char *ds, bool adds) {
@@ -88,7 +90,9 @@ static void add_through_norm(sa_pass *p, int which) {
 
 static void input_task(const sa_pass *p, ptrdiff_t t) { sa_linear_input_task(&p->gradients, &p->cut, t, p->scratch); }
 
-static ptrdiff_t product_parameters(const sa_pass *p) { return sa_linear_parameter_tasks(&p->gradients, p->plan->threads); }
+static ptrdiff_t product_parameters(const sa_pass *p) {
+    return p->gradients.dweight[0] == NULL ? 0 : sa_linear_parameter_tasks(&p->gradients, p->plan->threads);
+}
 
 static void parameter_task(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t own = product_parameters(p);

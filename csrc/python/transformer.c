@@ -297,8 +297,9 @@ static PyObject *make_mask_gradient(sa_transformer_call *c, bool wanted) {
 
 static PyObject *transformer_backward(PyObject *module, PyObject *args) {
     PyObject *capsule, *grad, *gradients = NULL, *rows = NULL, *mask = NULL, *result = NULL;
-    int wants_rows, wants_mask;
-    if (!PyArg_ParseTuple(args, "OO!pp:_transformer_backward", &capsule, &PyArray_Type, &grad, &wants_rows, &wants_mask)) {
+    int wants_rows, wants_mask, wants_parameters = 1;
+    if (!PyArg_ParseTuple(args, "OO!pp|p:_transformer_backward", &capsule, &PyArray_Type, &grad, &wants_rows, &wants_mask,
+                          &wants_parameters)) {
         return NULL;
     }
     const sa_transformer_call *c = PyCapsule_GetPointer(capsule, capsule_name);
@@ -318,7 +319,7 @@ static PyObject *transformer_backward(PyObject *module, PyObject *args) {
     }
     own.g = (sa_transformer_gradients){.grad_out = PyArray_DATA(dy), .layer = of_layer};
     const sa_status planned = sa_transformer_plan_backward(&own.e, sa_get_num_threads(), &own.plan);
-    gradients = make_gradients(&own, module, of_layer);
+    gradients = wants_parameters ? make_gradients(&own, module, of_layer) : PyList_New(0);
     rows = gradients == NULL ? NULL : make_rows_gradient(&own, wants_rows);
     mask = rows == NULL ? NULL : make_mask_gradient(&own, wants_mask);
     if (mask != NULL && run(&own, module, planned, backward) == 0) {
@@ -336,6 +337,6 @@ PyMethodDef sa_transformer_methods[] = {
     {"_transformer_forward", transformer_forward, METH_VARARGS,
      "The rows of packed sequences, and if wanted what the backward pass needs."},
     {"_transformer_backward", transformer_backward, METH_VARARGS,
-     "The gradients of all parameters, of the input rows and of the mask, from that of the output."},
+     "The gradients of all parameters, of the input rows and of the mask, those that are wanted, from that of the output."},
     {NULL, NULL, 0, NULL},
 };

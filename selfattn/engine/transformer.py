@@ -29,6 +29,7 @@ from selfattn._check import Array, as_integers
 from selfattn.engine.weights import Rounded, Weight, no_gradients
 
 Ids = npt.NDArray[np.int64]
+Pullback = Callable[[Array], tuple[Array, list[Array], Array | None]]
 
 
 class Projection(NamedTuple):
@@ -141,25 +142,78 @@ def compute(model: tuple[Any, Any, Any], inputs: Array, cu_seqlens: Array) -> Ar
 
 
 def vjp(
-    model: Transformer, inputs: Array, cu_seqlens: Array, *, wants_mask: bool = False
-) -> tuple[Array, Callable[[Array], tuple[Array, list[Array], Array | None]]]:
+    model: Transformer,
+    inputs: Array,
+    cu_seqlens: Array,
+    *,
+    wants_mask: bool = False,
+    wants_parameters: bool = True,
+) -> tuple[Array, Pullback]:
     """Compute what :func:`forward` does, and ``dy -> (dx, grads, dmask)``.
 
     ``dx`` (tokens, d) is the gradient of the rows that enter the first norm or layer. ``grads`` are new arrays in the order
-    of :func:`arrays`. ``dmask`` (heads, longest, longest) is the gradient of a float mask that all sequences share, if it is
-    wanted. Rounded weights are a ValueError.
+    of :func:`arrays`, or none if parameters are not wanted. ``dmask`` (heads, longest, longest) is the gradient of a float mask that
+    all sequences share, if it is wanted. Rounded weights are a ValueError, unless only ``dx`` is wanted.
     """
     for weight in arrays(model):
         if isinstance(weight, Rounded):
-            raise no_gradients(weight.kind)
+            if wants_parameters or wants_mask:
+                raise no_gradients(weight.kind)
+            return _vjp_by_layer(model, inputs, cu_seqlens)
     y, saved = _core._transformer_forward(inputs, cu_seqlens, as_core(model), True)
 
     def pullback(dy: Array) -> tuple[Array, list[Array], Array | None]:
-        grads, dx, dmask = _core._transformer_backward(saved, np.ascontiguousarray(dy), True, wants_mask)
+        wanted = True, wants_mask, wants_parameters
+        grads, dx, dmask = _core._transformer_backward(saved, np.ascontiguousarray(dy), *wanted)
         assert dx is not None
         return dx, grads, dmask
 
     return y, pullback
+
+
+def _vjp_by_layer(model: Transformer, inputs: Array, cu_seqlens: Array) -> tuple[Array, Pullback]:
+    """Compute what :func:`vjp` does, with the rounded weights of one layer at a time as float32.
+
+    The rows between layers are those of :func:`forward`. The gradient is that of the expanded weights there, as if nothing rounded
+    the rows that enter a product.
+    """
+    bare = model._replace(table=None, always=None, positions=None)
+    entry = model._replace(layers=(), embedding_norm=None, final_norm=None, pooling=None)
+    rows = inputs if model.table is None else forward(entry, inputs, cu_seqlens)
+    last, given = len(model.layers) - 1, []
+    parts = [
+        bare._replace(
+            layers=(layer,),
+            embedding_norm=model.embedding_norm if n == 0 else None,
+            final_norm=model.final_norm if n == last else None,
+            pooling=model.pooling if n == last else None,
+        )
+        for n, layer in enumerate(model.layers)
+    ] or [bare]
+    for part in parts:
+        given.append(rows)
+        rows = forward(part, rows, cu_seqlens)
+
+    def pullback(dy: Array) -> tuple[Array, list[Array], None]:
+        for part, x in zip(reversed(parts), reversed(given), strict=True):
+            dy = vjp(expanded(part), x, cu_seqlens, wants_parameters=False)[1](dy)[0]
+        return dy, [], None
+
+    return rows, pullback
+
+
+def expanded(model: Transformer) -> Transformer:
+    """Return a model with its rounded weights as arrays of float32."""
+
+    def of_layer(layer: Layer) -> Layer:
+        fields = layer._asdict()
+        whole = {
+            n: x._replace(weight=np.asarray(x.weight)) for n, x in fields.items() if isinstance(x, Projection)
+        }
+        return Layer(**fields | whole)
+
+    table = None if model.table is None else np.asarray(model.table)
+    return model._replace(table=table, layers=tuple(of_layer(layer) for layer in model.layers))
 
 
 def as_core(model: Transformer) -> tuple[Any, Any, Any]:

@@ -50,6 +50,9 @@ def test_results_and_gradients(seed, size, isa, threads_restored):
         close(grad, expected, dtype, f"gradient {n}")
     if shared:
         close(d_mask, true_mask, dtype, "dmask")
+    alone, none, _ = transformer.vjp(model, inputs, ends, wants_parameters=False)[1](dy)
+    np.testing.assert_array_equal(alone, dx)
+    assert none == []
     for threads in (1, 2, 7):
         sa.set_num_threads(threads)
         np.testing.assert_array_equal(transformer.forward(model, inputs, ends), y)
