@@ -6,7 +6,7 @@ bits of a token depend on the tokens before it and on nothing else: not on other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,11 @@ from selfattn import _core
 from selfattn._check import Array, as_integers
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Ids, check_ids, pack, vectors
-from selfattn.engine.weights import Rounded, Weight, float_type
+from selfattn.engine.weights import Rounded, Weight, float_type, multiply
+from selfattn.functional._products import linear_backward
 
 LEAST_CAPACITY = 64  # tokens
+EXPANDED = 4096  # rows of a rounded head that are expanded at once
 
 
 class DecoderCache:
@@ -162,3 +164,21 @@ class Decoder:
                 )
             check_ids(own, self.vocab_size, f"sequence {n} has")
         return pack(given)
+
+
+def head_vjp(head: Weight, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array | None]]]:
+    """Compute logits of rows, and from their gradient those of the rows and of the head.
+
+    A rounded head has no gradient. Of it, only rows whose logits have a gradient are expanded to float32, some at a time.
+    """
+
+    def back(dy: Array) -> tuple[Array, Array | None]:
+        if not isinstance(head, Rounded):
+            return linear_backward(dy, rows, head)[:2]
+        used, d_rows = np.flatnonzero(dy.any(axis=0)), np.zeros_like(rows)
+        for begin in range(0, len(used), EXPANDED):
+            some = used[begin : begin + EXPANDED]
+            d_rows += dy[:, some] @ head[some]
+        return d_rows, None
+
+    return multiply(rows, head, None), back

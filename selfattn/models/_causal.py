@@ -13,22 +13,24 @@ from difflib import get_close_matches
 from itertools import chain, compress, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted, warn
 from selfattn._docs import repeats
-from selfattn.engine.decoder import Decoder
+from selfattn.engine import transformer
+from selfattn.engine.decoder import Decoder, head_vjp
 from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
-from selfattn.engine.weights import Weight
+from selfattn.engine.weights import Weight, no_gradients
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
-from selfattn.models._pretrained import Parameters, Pretrained, states
+from selfattn.models._pretrained import Parameters, Pretrained, add, states
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
 from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
+from selfattn.nn.module import Pullback, checked_pullback
 from selfattn.text import TextStream, spelled, without_pads
 
 if TYPE_CHECKING:
@@ -131,6 +133,81 @@ class CausalModel(Pretrained):
         """
         ids = self._ids(text)
         return self._decoder(len(ids)).logits(ids)
+
+    def vjp(self, text: str | Sequence[int] | Array) -> tuple[Array, Pullback]:
+        """Compute logits, and their pullback: from their gradient to those of the parameters or, for rows, of the rows too.
+
+        Parameters
+        ----------
+        text : str, sequence of int, or ndarray of the model's float dtype, shape (L, d)
+            A text, its ids, or rows in place of what enters the first layer, ``hidden_states(text)[0]``.
+
+        Returns
+        -------
+        logits : ndarray, shape (L, vocab_size)
+            As of :meth:`logits`; of bfloat16 weights, without rounding what they multiply.
+        pullback : callable
+            ``dy -> grads``, by the names of :meth:`parameters`; of bfloat16 weights, float32. For rows, ``dy -> (dx, grads)``. Weights of
+            int8 and of a GGUF file have no gradients: for rows ``grads`` is then empty, and their layers are expanded one at a time.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`logits`; rows of another dtype or shape; a text or ids, where weights have no gradients.
+
+        Examples
+        --------
+        Which tokens of a text speak for the likeliest next one (gradient × input):
+
+        >>> import numpy as np
+        >>> from selfattn import models
+        >>> config = {"vocab_size": 50, "n_embd": 8, "n_head": 2, "n_layer": 1}
+        >>> model = models.GPT2LMHeadModel(config, rng=0)
+        >>> rows = model.hidden_states([3, 1, 4])[0]
+        >>> logits, pullback = model.vjp(rows)
+        >>> dy = np.zeros_like(logits)
+        >>> dy[-1, logits[-1].argmax()] = 1
+        >>> dx, grads = pullback(dy)
+        >>> (dx * rows).sum(axis=1).shape
+        (3,)
+        """
+        given = isinstance(text, np.ndarray) and text.dtype.kind == "f"
+        inputs = self._checked_rows(cast(Array, text)) if given else self._ids(text)
+        settings, parameters = self._built(len(inputs))
+        if given:
+            settings = settings._replace(table=None, always=None, positions=None)
+        trains = self.dtype in ("float32", "float64", "bfloat16")
+        if not trains and not given:
+            raise no_gradients(self.dtype)
+        rounded = transformer.arrays(settings)  # the origins of gradients
+        inner = transformer.expanded(settings) if trains else settings
+        ends = np.array([0, len(inputs)])
+        rows, back = transformer.vjp(inner, inputs, ends, wants_parameters=trains)
+        head = self._head(parameters)
+        logits, head_back = head_vjp(np.asarray(head) if trains else head, rows)
+
+        def backward(dy: Array) -> Any:
+            d_rows, d_head = head_back(dy)
+            dx, grads, _ = back(d_rows)
+            own = [(head, d_head), *zip(rounded, grads, strict=True)] if trains else []
+            found = parameters.gradients(*zip(*own, strict=True)) if own else {}
+            if settings.positions is not None:
+                d_positions = np.zeros_like(settings.positions)
+                d_positions[: len(dx)] = dx
+                add(found, parameters.origins[id(settings.positions)][1], d_positions)
+            return (dx, self._named(found)) if given else self._named(found)
+
+        return logits, checked_pullback(self, logits, self.arrays.values(), backward)
+
+    def _checked_rows(self, rows: Array) -> Array:
+        """Check rows (L, d) that were given in place of a text."""
+        wanted = np.dtype("float64" if self.dtype == "float64" else "float32")
+        if rows.dtype != wanted:
+            raise TypeError(f"rows must be {wanted}, as the model computes, not {rows.dtype}")
+        if rows.ndim != 2 or rows.shape[1] != self.hidden_size or not 0 < len(rows) <= self.max_positions:
+            most = f"(L, {self.hidden_size}) with L in 1...{self.max_positions}"
+            raise ValueError(f"rows must have shape {most}, not {rows.shape}")
+        return np.ascontiguousarray(rows)
 
     @repeats(logits)
     def hidden_states(self, text: str | Sequence[int]) -> list[Array]:

@@ -57,7 +57,7 @@ class Parameters:
     ) -> None:
         self.arrays, self.quants = arrays, quants or {}
         # By id() of an array: the array, kept alive so that no other gets its id(), its parameter, rows, and the factor of each row.
-        self.origins: dict[int, tuple[Array, str, slice, str | None]] = {}
+        self.origins: dict[int, tuple[Weight, str, slice, str | None]] = {}
         self.made = made
 
     def array(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Array:
@@ -84,6 +84,7 @@ class Parameters:
         if made is None or made.values is not values or made.scale is not scale or made.factor != now:
             compact = _cut(name, values, scale, rows, factors)
             made = self.made[key] = _Made(values, scale, now, compact)
+        self.origins[id(made.compact)] = made.compact, name, rows, factor
         return made.compact
 
     def projection(
@@ -111,7 +112,7 @@ class Parameters:
             if rows == ALL:
                 add(found, name, grad)
             else:
-                found.setdefault(name, np.zeros_like(self.arrays[name]))[rows] += grad
+                found.setdefault(name, np.zeros(self.arrays[name].shape, grad.dtype))[rows] += grad
         return found
 
 
@@ -385,7 +386,7 @@ class Pretrained(Module):
 
     def _named(self, grads: Gradients) -> Gradients:
         """Return gradients under Transformers' names, in the order of the parameters."""
-        return {self._name(name): grads[name] for name in self.arrays if name in grads}
+        return {self._name(name): self._shown(name, grads[name]) for name in self.arrays if name in grads}
 
     def extra_repr(self) -> str:
         """Return the sizes and the dtype."""

@@ -162,8 +162,20 @@ def test_pictures(pair, size):
     assert_gradients(y, pullback, truth.last_hidden_state, theirs, ours)
 
 
+DECODERS = [(name, "LMHeadModel" if name == "gpt2" else "ForCausalLM") for name in LANGUAGE]
+
+
+@pytest.mark.parametrize("pair", DECODERS, indirect=True)
+def test_gradients_of_language_models(pair):
+    theirs, ours = pair
+    ids = drawn_ids([33])[1]
+    y, pullback = ours.vjp(ids)
+    np.testing.assert_array_equal(y, ours.logits(ids))
+    assert_gradients(y, pullback, theirs(torch.tensor(ids)[None]).logits[0], theirs, ours)
+
+
 SAVED = [(name, "Model") for name in CONFIGS] + [(name, "ForSequenceClassification") for name in CLASSIFIERS]
-SAVED += [(name, "LMHeadModel" if name == "gpt2" else "ForCausalLM") for name in LANGUAGE]
+SAVED += DECODERS
 
 
 @pytest.mark.parametrize(("name", "kind"), SAVED)

@@ -77,6 +77,19 @@ def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
     np.testing.assert_equal(stored.generate(prompts, 6), [stored.generate(prompt, 6) for prompt in prompts])
     assert len(stored.steps(IDS).layers) == 2
     np.testing.assert_allclose(stored.steps(IDS).output, stored.hidden_states(IDS)[-1], atol=1e-4)
+    # the gradient of rows; float32's is tested with finite differences
+    rows, dy = (
+        stored.hidden_states(IDS)[0],
+        np.random.default_rng(2).standard_normal(expected.shape, np.float32),
+    )
+    (y, pullback), (_, exact) = stored.vjp(rows), whole.vjp(rows)
+    np.testing.assert_array_equal(y, stored.logits(IDS))
+    dx, grads = pullback(dy)
+    close(dx, exact(dy)[0])
+    if stored.dtype != "float32":
+        assert grads == {}
+        with pytest.raises(ValueError, match=f"weights of {kind} have no gradients"):
+            stored.vjp(IDS)
 
 
 def test_mixed_kinds_and_those_of_256(tmp_path):

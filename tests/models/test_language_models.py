@@ -62,6 +62,71 @@ def test_rounded_weights_stay_near(name, tmp_path):
 
 
 @families
+def test_gradients_are_those_of_finite_differences(name):
+    """In float64: of all parameters along a drawn direction, and of rows in place of a text."""
+    small = make(name)
+    kind, wide = type(small), {key: array.astype(np.float64) for key, array in small.state_dict().items()}
+    ours, ids, rng = kind(small.config, wide), drawn(20)[0], np.random.default_rng(1)
+    logits, pullback = ours.vjp(ids)
+    dy, rows = rng.standard_normal(logits.shape), ours.hidden_states(ids)[0]
+    grads, h = pullback(dy), 1e-6
+    assert list(grads) == list(ours.parameters())
+    along = {key: rng.standard_normal(array.shape) for key, array in wide.items()}
+
+    def moved(step):
+        return (
+            kind(small.config, {key: wide[key] + step * along[key] for key in wide}).logits(ids) * dy
+        ).sum()
+
+    slope = sum(float((grads[key] * along[key]).sum()) for key in wide)
+    size = sum(float(np.linalg.norm(grads[key])) for key in wide)  # the slope may be near 0
+    assert abs((moved(h) - moved(-h)) / (2 * h) - slope) < 1e-7 * size
+
+    dx, others = ours.vjp(rows)[1](dy)
+    way = rng.standard_normal(rows.shape)
+    difference = ours.vjp(rows + h * way)[0] - ours.vjp(rows - h * way)[0]
+    assert abs((difference * dy).sum() / (2 * h) - (dx * way).sum()) < 1e-7 * np.linalg.norm(dx)
+    others.pop(ours.word_table, None)  # of a tied head alone
+    for key, grad in others.items():
+        np.testing.assert_allclose(grad, grads[key], atol=1e-12 * np.abs(grad).max(), err_msg=key)
+    assert set(grads) - set(others) <= {ours.word_table, "transformer.wpe.weight"}
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@families
+def test_gradients_of_rounded_weights(name, dtype):
+    """Those of the expanded weights; products of int8 also round rows, so that the gradient is taken at other ones."""
+    exact = make(name)
+    try:
+        rounded = make(name).quantize(dtype)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    ids = drawn(20)[0]
+    state = dict(exact.state_dict())
+    if dtype == "bfloat16":
+        for key, array in rounded.state_dict().items():
+            state[key] = (
+                (array.astype(np.uint32) << 16).view(np.float32) if array.dtype == np.uint16 else array
+            )
+    exact = type(exact)(exact.config, state)
+    logits, pullback = exact.vjp(ids)
+    dy = np.random.default_rng(1).standard_normal(logits.shape, np.float32)
+    if dtype == "bfloat16":
+        got, expected = rounded.vjp(ids)[1](dy), pullback(dy)
+        assert list(got) == list(expected)
+        for key, grad in got.items():
+            np.testing.assert_array_equal(grad, expected[key], err_msg=key)
+        return
+    with pytest.raises(ValueError, match="weights of int8 have no gradients"):
+        rounded.vjp(ids)
+    rows = rounded.hidden_states(ids)[0]
+    y, pullback = rounded.vjp(rows)
+    np.testing.assert_array_equal(y, rounded.logits(ids))
+    dx, expected = pullback(dy)[0], exact.vjp(rows)[1](dy)[0]
+    assert np.linalg.norm(dx - expected) < 0.3 * np.linalg.norm(expected)
+
+
+@families
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 def test_perplexity(name, tmp_path):
     ours, ids = make(name), drawn(40)[0]
@@ -145,6 +210,10 @@ test_bad_calls = refusals(
         (lambda m, value=value: m.generate([1], temperature=value), ValueError, "temperature must be")
         for value in (-1, float("inf"), float("nan"))
     ),
+    (lambda m: m.vjp(np.zeros((3, 24))), TypeError, "rows must be float32, as the model computes, not float64"),
+    (lambda m: m.vjp(np.zeros((3, 25), "f")), ValueError, r"shape \(L, 24\) with L in 1\.\.\.64, not \(3, 25\)"),
+    (lambda m: m.vjp(np.zeros((65, 24), "f")), ValueError, r"not \(65, 24\)"),
+    (lambda m: m.vjp([[0.5] * 24]), TypeError, "text 0 must be a str or a sequence of ids"),
     (lambda m: m.generate([]), ValueError, "there are no prompts"),
     (lambda m: m.generate([[1, 2], [1.5]]), TypeError, "text 1 must be a str or a sequence of ids"),
     (lambda m: m.generate("text"), ValueError, r"has no tokenizer\.json"),

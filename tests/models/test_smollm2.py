@@ -6,6 +6,7 @@ The file comes from PyPI (93 MB).
 import doctest
 import math
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,24 @@ def test_as_stored_and_dequantised_give_the_same(path, model, ids):
     assert np.abs(stored - expected).max() < 1e-3
     assert model.dtype == "Q4_1"
     assert len(whole.parameters()) == 272
+
+
+def test_gradients_expand_a_layer_at_a_time(model):
+    rows = model.hidden_states("The capital of France is")[0]
+    logits, pullback = model.vjp(rows)
+    dy = np.zeros_like(logits)
+    dy[-1, logits[-1].argmax()] = 1
+    layer = 4 * sum(math.prod(x.shape) for name, x in model.blocks.items() if ".layers.0." in name)
+    tracemalloc.start()
+    try:
+        dx, _ = pullback(dy)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.1 * layer
+    h = 3e-3 / np.linalg.norm(dx)  # float32: the difference has three digits
+    slope = float((model.vjp(rows + h * dx)[0] - model.vjp(rows - h * dx)[0])[-1, dy[-1].argmax()]) / (2 * h)
+    assert slope == pytest.approx(float(np.square(dx).sum()), rel=0.02)
 
 
 def test_prompts_of_different_lengths_at_once(model):
