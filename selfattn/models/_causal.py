@@ -27,13 +27,14 @@ from selfattn.engine.weights import Weight, no_gradients
 from selfattn.models import _tokenizer
 from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
-from selfattn.models._pretrained import Parameters, Pretrained, add, states
+from selfattn.models._pretrained import Parameters, Pretrained, add
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
 from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
 from selfattn.nn.module import Pullback, checked_pullback
 from selfattn.text import TextStream, spelled, without_pads
 
 if TYPE_CHECKING:
+    from selfattn.steps.changes import Change
     from selfattn.steps.transformer import TransformerSteps
 
 LEAST = 256  # positions that are made ready
@@ -210,20 +211,32 @@ class CausalModel(Pretrained):
         return np.ascontiguousarray(rows)
 
     @repeats(logits)
-    def hidden_states(self, text: str | Sequence[int]) -> list[Array]:
+    def hidden_states(self, text: str | Sequence[int], change: Change | None = None) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer.
+
+        Parameters
+        ----------
+        change : selfattn.steps.Change, optional
+            What is to be different: a head off, for example.
 
         Returns
         -------
         list of ndarray, shape (L, d)
             The last is after the final norm: what enters the head.
         """
+        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
+
         ids = self._ids(text)
-        return states(self._built(len(ids))[0], ids)
+        return states(self._built(len(ids))[0], ids, change)
 
     @repeats(logits)
-    def steps(self, text: str | Sequence[int]) -> TransformerSteps:
+    def steps(self, text: str | Sequence[int], change: Change | None = None) -> TransformerSteps:
         """Compute what enters the head with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        change : selfattn.steps.Change, optional
+            What is to be different: a head off, for example.
 
         Returns
         -------
@@ -234,7 +247,7 @@ class CausalModel(Pretrained):
 
         ids = self._ids(text)
         tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
-        return transformer_steps(self._built(len(ids))[0], ids, tokens)
+        return transformer_steps(self._built(len(ids))[0], ids, tokens, change)
 
     # -------------------------------------------------------------------------------------------------------- ids
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from selfattn._check import Array
 from selfattn._docs import repeats
-from selfattn.engine import transformer, weights
+from selfattn.engine import weights
 from selfattn.engine.transformer import Layer, Norm, Projection, Transformer
 from selfattn.engine.weights import Compact, Quants, Weight, is_compact, kind_of, rounded, to_float32
 from selfattn.models._folder import Config, check_quantization, fit, one_warning
@@ -479,21 +479,6 @@ class Pretrained(Module):
         """Return the core's settings for sequences of at most ``longest`` tokens, and the origins of their arrays."""
         parameters = Parameters(self.arrays, self._made, self.blocks)
         return self._settings(parameters, longest), parameters
-
-
-def states(model: Transformer, inputs: Array) -> list[Array]:
-    """Return the rows of one sequence that enter the first layer, and those that leave each layer."""
-    cu_seqlens = np.array([0, len(inputs)])
-    x = inputs
-    if model.table is not None or model.embedding_norm is not None:
-        x = transformer.forward(model._replace(layers=(), final_norm=None), inputs, cu_seqlens)
-    found = [x]
-    for n, layer in enumerate(model.layers):
-        last = n == len(model.layers) - 1
-        alone = Transformer((layer,), final_norm=model.final_norm if last else None, mask=model.mask)
-        x = transformer.forward(alone, x, cu_seqlens)
-        found.append(x)
-    return found
 
 
 def _drawn(shapes: Mapping[str, tuple[int, ...]], rng: Any, deviation: float) -> dict[str, Array]:

@@ -26,12 +26,13 @@ from selfattn.functional._similarity import pairwise_similarities, similarities
 from selfattn.models import _names, _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
-from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear, states
+from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear
 from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, chunks, groups, is_pair, is_text_or_pair
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import spelled, without_pads
 
 if TYPE_CHECKING:
+    from selfattn.steps.changes import Change
     from selfattn.steps.transformer import TransformerSteps
 
 
@@ -536,8 +537,13 @@ class TextEncoder(Pretrained):
         return [each | {"text": texts[each["corpus_id"]]} for each in found] if return_documents else found
 
     @repeats(tokens)
-    def steps(self, sentence: Any) -> TransformerSteps:
+    def steps(self, sentence: Any, change: Change | None = None) -> TransformerSteps:
         """Compute the rows of one sentence, before they are pooled, with every intermediate result, to look at.
+
+        Parameters
+        ----------
+        change : selfattn.steps.Change, optional
+            What is to be different: a head off, for example.
 
         Returns
         -------
@@ -549,18 +555,25 @@ class TextEncoder(Pretrained):
 
         ids, types = self._ids_and_types(sentence)
         tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
-        return transformer_steps(*self._one(ids, types), tokens=tokens)
+        return transformer_steps(*self._one(ids, types), tokens=tokens, change=change)
 
     @repeats(tokens)
-    def hidden_states(self, sentence: str | Sequence[int]) -> list[Array]:
+    def hidden_states(self, sentence: Any, change: Change | None = None) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer, of one sentence.
+
+        Parameters
+        ----------
+        change : selfattn.steps.Change, optional
+            What is to be different: a head off, for example.
 
         Returns
         -------
         list of ndarray, shape (L, d)
             The last is the encoder's result, after its final norm if it has one.
         """
-        return states(*self._one(*self._ids_and_types(sentence)))
+        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
+
+        return states(*self._one(*self._ids_and_types(sentence)), change)
 
     def _one(self, given: Sequence[int], types: Sequence[int] | None) -> tuple[Transformer, Array]:
         """Return the core's settings for one sentence, and what goes into the core."""

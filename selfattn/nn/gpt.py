@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_gradient, as_integers, check_divisor, check_number, check_size
+from selfattn._check import Array, as_gradient, as_integers, check_divisor, check_number, check_size, quoted
 from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
@@ -25,6 +25,10 @@ from selfattn.nn.losses import CrossEntropyLoss
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
 from selfattn.nn.rows import LayerNorm
 from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
+
+if TYPE_CHECKING:
+    from selfattn.steps.changes import Change
+    from selfattn.steps.transformer import TransformerSteps
 
 IGNORED = -100  # a target that the loss leaves out, as CrossEntropyLoss does by default
 STD = 0.02  # standard deviation of new weights
@@ -279,6 +283,43 @@ class GPT(Module):
             raise ValueError(f"targets must have the lengths of ids, {lengths[:9]}, not {of_targets[:9]}")
         return _Call(self, ids), np.concatenate(wanted)
 
+    def hidden_states(self, ids: npt.ArrayLike, change: Change | None = None) -> list[Array]:
+        """Compute what enters the first layer, and what leaves each layer, of one sequence, without dropout.
+
+        Parameters
+        ----------
+        ids : array_like of int, shape (L,)
+        change : selfattn.steps.Change, optional
+            What is to be different: a head off, for example.
+
+        Returns
+        -------
+        list of ndarray, shape (L, d_model)
+            The last is after the final norm: what enters the head.
+        """
+        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
+
+        return states(*self._one(ids), change)
+
+    @repeats(hidden_states)
+    def steps(self, ids: npt.ArrayLike, change: Change | None = None) -> TransformerSteps:
+        """Compute what enters the head with every intermediate result, to look at, without dropout.
+
+        Returns
+        -------
+        selfattn.steps.transformer.TransformerSteps
+        """
+        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
+
+        return transformer_steps(*self._one(ids), change=change)
+
+    def _one(self, ids: npt.ArrayLike) -> tuple[transformer.Transformer, Array]:
+        """Return the core's settings for one sequence, without dropout, and its ids."""
+        call = _Call(self, ids)
+        if not call.one:
+            raise ValueError(f"ids must be one sequence, of shape (L,), not {quoted(ids)}")
+        return _without_dropout(call.model), call.ids
+
     # --------------------------------------------------------------------------------------------- generation
 
     def generate(
@@ -346,12 +387,11 @@ class GPT(Module):
 
     def _decoder(self) -> Decoder:
         """Return the model without dropout, for generation."""
-        model = self._settings(Description(widest(self.token_embedding.weight)))
-        layers = tuple(layer._replace(dropout=(0.0, 0.0, 0.0, 0.0)) for layer in model.layers)
+        model = _without_dropout(self._settings(Description(widest(self.token_embedding.weight))))
         head = self.head._operand("weight")
         if isinstance(head, np.ndarray):
             head = plain(head, widest(head))
-        return Decoder(model._replace(layers=layers), head, max_seq_len=self.max_seq_len)
+        return Decoder(model, head, max_seq_len=self.max_seq_len)
 
     def _settings(self, described: Description) -> transformer.Transformer:
         every: Any = self.layers
@@ -431,6 +471,10 @@ class _Call:
         for begin, length in zip(self.cu_seqlens[:-1], lengths, strict=True):
             d_weight[:length] += dx[begin : begin + length]
         return d_weight
+
+
+def _without_dropout(model: transformer.Transformer) -> transformer.Transformer:
+    return model._replace(layers=tuple(layer._replace(dropout=(0.0,) * 4) for layer in model.layers))
 
 
 @functools.lru_cache(8)

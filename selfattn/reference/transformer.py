@@ -52,10 +52,11 @@ class Tape:
 
 
 class Watch:
-    """Receives the intermediate values of a layer, and computes its attention."""
+    """Receives the intermediate values of a layer, which it may replace, and computes its attention."""
 
-    def keep(self, name: str, x: Array) -> None:
-        """Receive a value; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
+    def keep(self, name: str, x: Array) -> Array:
+        """Receive a value, and return it; `selfattn.steps.transformer.TransformerLayerSteps` explains the names."""
+        return x
 
     def attend(
         self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
@@ -158,7 +159,7 @@ def one_layer(tape: Tape, model: Any, n: int, x: Array, cu_seqlens: Array, watch
         norm first:   s = x + attend(norm(x))      y = s + feed_forward(norm(s))
         norm after:   s = norm(x + attend(x))      y = norm(s + feed_forward(s))
     """
-    watch.keep("inputs", x)
+    x = watch.keep("inputs", x)
     layer = _Layer(tape, model, n, cu_seqlens, watch)
     s = layer.residual(x, layer.attend, "attention_norm", ("attention_inputs", "residual", "norm"))
     if model.layers[n].up is None:
@@ -182,13 +183,13 @@ class _Layer:
         first, last = (given, None) if self.layer.norm_first else (None, given)
         inside = normalised(tape, first, x, place)
         if first is not None:
-            self.watch.keep(names[0], inside)
+            inside = self.watch.keep(names[0], inside)
         added = part(inside)
         s = tape.put(x + added, [x, added], lambda dy: [dy, dy])
-        self.watch.keep(names[1], s)
+        s = self.watch.keep(names[1], s)
         y = normalised(tape, last, s, place)
         if last is not None:
-            self.watch.keep(names[2], y)
+            y = self.watch.keep(names[2], y)
         return y
 
     def attend(self, x: Array) -> Array:
@@ -204,8 +205,8 @@ class _Layer:
         else:
             flat = [self.project(name, x) for name in ("query", "key", "value")]
             parts = [_heads(self.tape, one, slice(None), flat[0].shape[1] // heads) for one in flat]
-        for name, part in zip(("query", "key", "value"), parts, strict=True):
-            self.watch.keep(name, part)
+        names = ("query", "key", "value")
+        parts = [self.watch.keep(name, part) for name, part in zip(names, parts, strict=True)]
         query, key = (_rotate(self.tape, layer.rotary, part, _places(cu_seqlens)) for part in parts[:2])
         attended, pull = self.watch.attend(
             query, key, parts[2], cu_seqlens,
@@ -232,26 +233,23 @@ class _Layer:
 
         sources: list[Array | Place] = [query, key, parts[2], (self.n, MASK)]
         joined = self.tape.put(attended.reshape(len(x), -1), sources, back)
-        self.watch.keep("concatenated", joined)
+        joined = self.watch.keep("concatenated", joined)
         y = self.project("output", joined)
         if layer.output is not None:
-            self.watch.keep("projected_output", y)
+            y = self.watch.keep("projected_output", y)
         return self.drop(OUTPUT, y)
 
     def feed_forward(self, x: Array) -> Array:
         """Compute ``down(activation(up(x)))``, or gated ``down(activation(gate(x)) * up(x))``."""
-        up = self.project("up", x)
-        self.watch.keep("up", up)
+        up = self.watch.keep("up", self.project("up", x))
         if self.layer.gate is None:
             wide = _activate(self.tape, self.layer.activation, up)
         else:
-            gate = self.project("gate", x)
-            self.watch.keep("gate", gate)
+            gate = self.watch.keep("gate", self.project("gate", x))
             active = _activate(self.tape, self.layer.activation, gate)
             wide = self.tape.put(active * up, [active, up], lambda dy: [dy * up, dy * active])
-        self.watch.keep("activated", wide)
-        y = self.project("down", self.drop(WIDE, wide))
-        self.watch.keep("down", y)
+        wide = self.watch.keep("activated", wide)
+        y = self.watch.keep("down", self.project("down", self.drop(WIDE, wide)))
         return self.drop(DOWN, y)
 
     def project(self, name: str, x: Array) -> Array:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from selfattn._check import Array, as_array
+from selfattn.engine.transformer import Transformer, forward
 from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
+from selfattn.steps.changes import BY_HEAD, Change, Edit, missing, seen
 from selfattn.steps.layers import StackSteps
 
-if TYPE_CHECKING:
-    from selfattn.engine.transformer import Transformer
-
-__all__ = ["TransformerLayerSteps", "TransformerSteps", "transformer_steps"]
+__all__ = [
+    "TransformerLayerSteps", "TransformerSteps", "above", "changed_layer", "checked", "states", "transformer_steps",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -138,7 +139,10 @@ class TransformerSteps(StackSteps):
 
 
 def transformer_steps(
-    model: Transformer, inputs: Sequence[int] | Array, tokens: Sequence[str] | None = None
+    model: Transformer,
+    inputs: Sequence[int] | Array,
+    tokens: Sequence[str] | None = None,
+    change: Change | None = None,
 ) -> TransformerSteps:
     """Compute a transformer for one sequence, and keep every intermediate result.
 
@@ -150,6 +154,8 @@ def transformer_steps(
         Ids, or rows where the model has no table.
     tokens : sequence of str, optional
         Their names.
+    change : Change, optional
+        What is changed on the way.
 
     Returns
     -------
@@ -165,10 +171,10 @@ def transformer_steps(
     x = embeddings if positions is None else embeddings + positions
     x = normalised(tape, model.embedding_norm, x, ())
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
+    checked(change, model, len(x))
     for n in range(len(model.layers)):
-        seen = _Seen(names)
-        x = one_layer(tape, model, n, x, np.array([0, len(x)]), seen)
-        layers.append(TransformerLayerSteps(**seen.steps))
+        x, kept = changed_layer(model, n, x, change, names)
+        layers.append(kept)
     x = normalised(tape, model.final_norm, x, ())
     for array in (embeddings, positions, first, x):
         if array is not None and array.flags.owndata:
@@ -178,23 +184,87 @@ def transformer_steps(
     )
 
 
+def checked(change: Any, model: Transformer, length: int) -> None:
+    """Refuse what is not a change, or not one of this model and a text of this length."""
+    if change is None:
+        return
+    if not isinstance(change, Change):
+        raise TypeError(f"change must be a selfattn.steps.Change, not {type(change).__name__}")
+    change.check(model, length)
+
+
+def changed_layer(
+    model: Transformer, n: int, x: Array, change: Change | None, tokens: tuple[str, ...] | None = None
+) -> tuple[Array, TransformerLayerSteps]:
+    """Compute layer n for one sequence, with what is changed in it; return its result and its steps."""
+    watch = _Seen(() if change is None else change.of_layer(n), tokens)
+    x = one_layer(Tape(), model, n, x, np.array([0, len(x)]), watch)
+    missing(watch.edits, n, watch.steps)
+    if any(edit.step == "result" for edit in watch.edits):
+        last, x = list(watch.steps)[-1], watch.keep("result", x)
+        watch.steps[last] = watch.steps.pop("result")
+    return x, TransformerLayerSteps(**watch.steps)
+
+
+def states(model: Transformer, inputs: Array, change: Change | None = None) -> list[Array]:
+    """Return the rows of one sequence that enter the first layer, and those that leave each layer.
+
+    NumPy computes the layers that are changed, the core the others.
+    """
+    x = inputs
+    if model.table is not None or model.embedding_norm is not None:
+        x = forward(model._replace(layers=(), final_norm=None), inputs, np.array([0, len(inputs)]))
+    checked(change, model, len(x))
+    found = [x]
+    for n in range(len(model.layers)):
+        is_changed = change is not None and bool(change.of_layer(n))
+        if is_changed:
+            x, _ = changed_layer(model, n, x, change)
+        x = above(model, n + is_changed, n + 1, x)
+        found.append(x)
+    return found
+
+
+def above(model: Transformer, begin: int, end: int, x: Array, sequences: int = 1) -> Array:
+    """Compute layers ``begin`` to ``end`` - 1 of sequences of one length, packed, and the final norm after the last layer."""
+    layers, norm = model.layers[begin:end], model.final_norm if end == len(model.layers) else None
+    if not layers and norm is None:
+        return x
+    alone = model._replace(
+        layers=layers, table=None, always=None, positions=None, embedding_norm=None, final_norm=norm
+    )
+    return forward(alone, x, np.arange(sequences + 1) * (len(x) // sequences))
+
+
 class _Seen(Watch):
-    """Keeps the intermediate values of a layer and its attention, for one sequence."""
+    """Keeps the intermediate values of a layer and its attention, for one sequence, and changes them."""
 
-    def __init__(self, tokens: tuple[str, ...] | None) -> None:
-        self.tokens, self.steps = tokens, dict[str, Any]()
+    def __init__(self, edits: tuple[Edit, ...], tokens: tuple[str, ...] | None) -> None:
+        self.edits, self.tokens, self.steps = edits, tokens, dict[str, Any]()
 
-    def keep(self, name: str, x: Array) -> None:
-        kept = x.swapaxes(0, 1) if name in ("query", "key", "value") else x  # heads first
+    def keep(self, name: str, x: Array) -> Array:
+        first = x.swapaxes(0, 1) if name in BY_HEAD else x  # heads first
+        self.steps[name] = kept = self.edited(name, first)
         kept.flags.writeable = False
-        self.steps[name] = kept
+        return x if kept is first else kept.swapaxes(0, 1) if name in BY_HEAD else kept
+
+    def edited(self, name: str, x: Array) -> Array:
+        """Return a step as it is changed."""
+        for edit in self.edits:
+            if edit.step == name:
+                x = edit.applied(x, self.steps.get("inputs", x))
+        return x
 
     def attend(
         self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
-        if options["attn_mask"] is not None:
-            options["attn_mask"] = options["attn_mask"][0]  # there is one sequence
+        mask = options["attn_mask"]  # of one sequence
+        options["attn_mask"] = seen(self.edits, query.shape[1], len(query), None if mask is None else mask[0])
         by_head = [x.swapaxes(0, 1) for x in (query, key, value)]
         steps = attention_steps(by_head[0], by_head[1], by_head[2], **options)
-        self.steps["attention"] = replace(steps, tokens=self.tokens)
+        weights = self.edited("weights", steps.weights)
+        if weights is not steps.weights:
+            steps = replace(steps.with_weights(weights), weights=weights)
+        steps = replace(steps, output=self.edited("output", steps.output), tokens=self.tokens)
+        self.steps["attention"] = steps
         return steps.output.swapaxes(0, 1), None

@@ -1,0 +1,344 @@
+"""Changes of what a transformer computes: a head off, a step of another text in place of its own, a word that is not seen.
+
+A :class:`Change` says what is changed and where; `selfattn.steps.transformer` obeys it. `selfattn.models.readings` says what
+a change does to a model's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn._check import Array, as_array, as_integers, check_size
+
+if TYPE_CHECKING:
+    from selfattn.engine.transformer import Layer, Transformer
+    from selfattn.steps.transformer import TransformerSteps
+
+__all__ = ["Change"]
+
+Numbers = int | Sequence[int] | None
+# Steps with an axis of heads. Those that are not among them have one row for each token.
+BY_HEAD = ("query", "key", "value", "weights", "output")
+STEPS = (
+    "inputs", "attention_inputs", *BY_HEAD, "concatenated", "projected_output", "residual", "norm", "feed_forward_inputs",
+    "gate", "up", "activated", "down", "feed_forward_residual", "feed_forward_norm", "result",
+)  # fmt: skip
+SEEN = "which keys are seen"  # what `Change.hide` changes
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One step that is changed: what ``value`` makes of it and of the layer's inputs takes its place.
+
+    ``layer`` None means all layers, ``heads`` and ``tokens`` None all of them. Of SEEN, ``value`` returns the hidden keys.
+    """
+
+    layer: int | None
+    step: str
+    heads: tuple[int, ...] | None
+    tokens: tuple[int, ...] | None
+    value: Callable[[Array, Array], Any]
+
+    def applied(self, x: Array, inputs: Array) -> Array:
+        """Return a copy of a step with what takes the place of its heads and tokens."""
+        heads = () if x.ndim == 2 else (range(len(x)) if self.heads is None else self.heads,)
+        rows = range(x.shape[-2]) if self.tokens is None else self.tokens
+        at: Any = (*np.ix_(*heads, rows), slice(None))
+        own = inputs[rows,] if self.step == "result" else inputs
+        given = as_array(self.where, self.value(x[at], own))
+        y = x.copy()
+        try:
+            y[at] = np.broadcast_to(given, x[at].shape) if given.dtype.kind in "fiub" else None
+        except (TypeError, ValueError):
+            got = f"{given.dtype} of shape {given.shape}"
+            raise ValueError(f"{self.where} has shape {x[at].shape}; what takes its place is {got}") from None
+        return y
+
+    @property
+    def where(self) -> str:
+        """What is changed, for messages."""
+        return f"{self.step} of layer {self.layer}" + (f", heads {self.heads}" if self.heads else "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of what a transformer computes, for ``steps`` and ``hidden_states`` of a model.
+
+    Its methods make changes; ``+`` joins two, of which the second is applied to what the first makes. ``Change()`` changes
+    nothing. Layers, heads and tokens are counted from 0. A model checks a change when it computes with it.
+
+    A step is named as in :class:`selfattn.steps.transformer.TransformerLayerSteps`: ``"output"`` of the heads (H, L, D),
+    their ``"weights"`` (H, L, L), what attention adds ``"projected_output"`` (L, d), what the feed-forward network adds
+    ``"down"`` (L, d), and so on. ``"result"`` (L, d) is what leaves the layer, whichever step is its last.
+
+    See Also
+    --------
+    selfattn.models.readings.effects : what changes do to a model's answer, many of them at once.
+
+    References
+    ----------
+    Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2, for heads that are off; Vig et al.,
+    "Investigating Gender Bias in Language Models Using Causal Mediation Analysis", 2020, section 3, for steps of another
+    text; Geva et al., "Dissecting Recall of Factual Associations in Auto-Regressive Language Models", 2023, section 5, for
+    words that are not seen.
+
+    Examples
+    --------
+    >>> from selfattn import models
+    >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 32}
+    >>> model = models.BertModel(sizes | {"vocab_size": 9}, rng=0)
+    >>> off = Change.off(0, head=1)
+    >>> model.steps([1, 2, 3], change=off).layers[0].output[1].any()
+    np.False_
+    >>> other = model.steps([4, 5, 6])
+    >>> both = off + Change.patch(1, other, step="down", tokens=2)
+    >>> model.hidden_states([1, 2, 3], change=both)[-1].shape
+    (3, 16)
+    """
+
+    edits: tuple[Edit, ...] = ()
+
+    def __add__(self, other: Change) -> Change:
+        """Return a change that does what both do."""
+        return Change(self.edits + other.edits) if isinstance(other, Change) else NotImplemented
+
+    @classmethod
+    def off(
+        cls, layer: int, head: Numbers = None, *, step: str | None = None, tokens: Numbers = None
+    ) -> Change:
+        """Return a change that switches a head off, a step, or a whole layer: what it adds is 0.
+
+        Parameters
+        ----------
+        layer : int
+        head : int or sequence of int, optional
+            These heads give 0 to the output projection.
+        step : str, optional
+            ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases included. By default
+            ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it leaves it.
+        tokens : int or sequence of int, optional
+            Only at these tokens.
+        """
+        step = ("result" if head is None else "output") if step is None else step
+        return cls._made(
+            layer, step, head, tokens, lambda x, own: own if step == "result" else np.zeros_like(x)
+        )
+
+    @classmethod
+    def patch(
+        cls,
+        layer: int,
+        source: TransformerSteps,
+        head: Numbers = None,
+        *,
+        step: str | None = None,
+        tokens: Numbers = None,
+        source_tokens: Numbers = None,
+    ) -> Change:
+        """Return a change that puts a step of another run in the place of this one's.
+
+        Parameters
+        ----------
+        layer, head, step, tokens
+            As for :meth:`off`.
+        source : TransformerSteps
+            What ``steps`` of the same model has returned, of another text or of a changed run.
+        source_tokens : int or sequence of int, optional
+            The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths need
+            one or both.
+        """
+        edit = cls._made(
+            layer, step or ("result" if head is None else "output"), head, tokens, lambda x, _: x
+        ).edits[0]
+        rows = edit.tokens if source_tokens is None else _numbers("source_tokens", source_tokens)
+        if rows is not None and edit.tokens is not None and len(rows) != len(edit.tokens):
+            raise ValueError(f"tokens {edit.tokens} and source_tokens {rows} differ in number")
+        whole = _step_of(source, edit)
+        length = whole.shape[-2]
+        _check("source_tokens", rows or (), length, f"the other text has {length} tokens")
+        value = whole if edit.heads is None else whole[edit.heads,]
+        value = value if rows is None else value[..., rows, :]
+
+        def patched(x: Array, _: Array) -> Array:
+            if value.shape != x.shape:
+                lengths = (
+                    f"the other text has {length} tokens" if rows is None else f"source_tokens are {rows}"
+                )
+                raise ValueError(
+                    f"{edit.where} has shape {x.shape}, and that of the other run {value.shape}: {lengths}; name as many "
+                    "tokens of both texts, tokens= and source_tokens="
+                )
+            return value
+
+        return cls._made(layer, edit.step, edit.heads, edit.tokens, patched)
+
+    @classmethod
+    def mean(
+        cls,
+        layer: int,
+        sources: TransformerSteps | Iterable[TransformerSteps],
+        head: Numbers = None,
+        *,
+        step: str | None = None,
+        tokens: Numbers = None,
+    ) -> Change:
+        """Return a change that puts the mean over all tokens of some runs in the place of each row of a step.
+
+        Parameters
+        ----------
+        layer, head, step, tokens
+            As for :meth:`off`; weights have no mean.
+        sources : TransformerSteps or iterable of them
+            Runs of the same model, of any texts.
+        """
+        edit = cls._made(
+            layer, step or ("result" if head is None else "output"), head, tokens, lambda x, _: x
+        ).edits[0]
+        if edit.step == "weights":
+            raise ValueError("weights of texts of different lengths have no mean; change the step output")
+        given: Any = [sources] if hasattr(sources, "layers") else sources
+        found = [_step_of(each, edit) for each in given]
+        if not found:
+            raise ValueError("sources must have at least one run")
+        rows = np.concatenate(found, axis=-2)
+        value = rows.mean(axis=-2, keepdims=True, dtype=np.float64).astype(rows.dtype)
+        if edit.heads is not None:
+            value = value[edit.heads,]
+        return cls._made(
+            layer, edit.step, edit.heads, edit.tokens, lambda x, _: np.broadcast_to(value, x.shape)
+        )
+
+    @classmethod
+    def apply(
+        cls, layer: int, function: Callable[[Array], npt.ArrayLike], head: Numbers = None, *, step: str | None = None,
+        tokens: Numbers = None,
+    ) -> Change:  # fmt: skip
+        """Return a change that puts what a function makes of a step in its place.
+
+        Parameters
+        ----------
+        layer, head, step, tokens
+            As for :meth:`off`.
+        function : callable
+            Takes a copy of the chosen heads and tokens, such as (heads, tokens, D) of ``"output"``; returns an array that
+            broadcasts to it, which is converted to its dtype.
+        """
+        if not callable(function):
+            raise TypeError(f"function must be callable, not {type(function).__name__}")
+        step = ("result" if head is None else "output") if step is None else step
+        return cls._made(layer, step, head, tokens, lambda x, _: function(x))
+
+    @classmethod
+    def hide(
+        cls, tokens: Numbers, layer: int | None = None, head: Numbers = None, *, queries: Numbers = None
+    ) -> Change:
+        """Return a change by which tokens are not seen; the weights of the others then sum to 1.
+
+        Parameters
+        ----------
+        tokens : int or sequence of int
+        layer : int, optional
+            By default in all layers.
+        head : int or sequence of int, optional
+            By default in all heads.
+        queries : int or sequence of int, optional
+            The tokens that do not see them. By default all others: a hidden token still sees itself.
+        """
+        keys = _numbers("tokens", tokens)
+        if not keys:
+            raise ValueError("tokens must be the tokens to hide, not None or none")
+        return cls._made(layer, SEEN, head, queries, lambda x, _: np.array(keys), of_all=True)
+
+    @classmethod
+    def _made(
+        cls, layer: int | None, step: str, head: Numbers, tokens: Numbers, value: Any, of_all: bool = False
+    ) -> Change:
+        if not (of_all and layer is None):
+            layer = check_size("layer", layer, 0)
+        if step not in (*STEPS, SEEN):
+            raise ValueError(f"step must be one of {', '.join(STEPS)}, not {step!r}")
+        if head is not None and step not in (*BY_HEAD, SEEN):
+            raise ValueError(f"{step} has no heads; {', '.join(BY_HEAD)} have")
+        return cls((Edit(layer, step, _numbers("head", head), _numbers("tokens", tokens), value),))
+
+    # --------------------------------------------------------------------------------------------- for a model
+
+    def of_layer(self, n: int) -> tuple[Edit, ...]:
+        """Return the edits of a layer."""
+        return tuple(edit for edit in self.edits if edit.layer in (None, n))
+
+    def check(self, model: Transformer, length: int) -> None:
+        """Refuse layers, heads and tokens that a model or its text does not have."""
+        count = len(model.layers)
+        for edit in self.edits:
+            if edit.layer is not None:
+                _check("layer", (edit.layer,), count, f"the model has {count} layers")
+            for layer in model.layers if edit.layer is None else [model.layers[edit.layer]]:
+                heads = _heads(layer, edit.step)
+                what = (
+                    f"{edit.step} of layer {edit.layer} has" if edit.layer is not None else "its layers have"
+                )
+                _check("head", edit.heads or (), heads, f"{what} {heads} heads")
+            hidden = edit.value(*[np.empty(0)] * 2).tolist() if edit.step == SEEN else ()
+            _check("tokens", (*(edit.tokens or ()), *hidden), length, f"the text has {length} tokens")
+
+
+def seen(edits: Sequence[Edit], heads: int, length: int, mask: Array | None) -> Array | None:
+    """Return a mask, boolean or added to scores, that also hides what edits hide."""
+    open_, hides = np.ones((heads, length, length), bool), [edit for edit in edits if edit.step == SEEN]
+    for edit in hides:
+        keys, every = edit.value(open_, open_), range(length)
+        for h in range(heads) if edit.heads is None else edit.heads:
+            for i in every if edit.tokens is None else edit.tokens:
+                open_[h, i, keys if edit.tokens is not None else keys[keys != i]] = False
+    if not hides or mask is None:
+        return open_ if hides else mask
+    return mask & open_ if mask.dtype == np.bool_ else np.where(open_, mask, mask.dtype.type(-np.inf))
+
+
+def missing(edits: Sequence[Edit], n: int, has: Mapping[str, Any]) -> None:
+    """Refuse edits of steps that a layer does not have."""
+    for edit in edits:
+        if edit.step not in (*has, "weights", "output", "result", SEEN):
+            raise ValueError(
+                f"layer {n} has no step {edit.step!r}; it has {', '.join(has)}, weights, output, result"
+            )
+
+
+def _heads(layer: Layer, step: str) -> int:
+    key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
+    return key_heads if step in ("key", "value") else layer.num_heads
+
+
+def _numbers(name: str, given: Numbers) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    return tuple(np.atleast_1d(as_integers(name, given)).tolist())
+
+
+def _check(name: str, given: Sequence[int], count: int, says: str) -> None:
+    for n in given:
+        if not 0 <= n < count:
+            raise ValueError(f"{name} {n} is out of range: {says}, 0 to {count - 1}")
+
+
+def _step_of(source: TransformerSteps, edit: Edit) -> Array:
+    """Return a step of another run."""
+    if not hasattr(source, "layers"):
+        raise TypeError(f"a source must be what steps() of a model returns, not {type(source).__name__}")
+    _check("layer", (edit.layer or 0,), len(source.layers), f"the other run has {len(source.layers)} layers")
+    layer = source.layers[edit.layer or 0]
+    found: Array | None = getattr(layer, edit.step)
+    if found is None:
+        has = [each.name for each in fields(layer) if getattr(layer, each.name) is not None]
+        raise ValueError(f"layer {edit.layer} has no step {edit.step!r}; it has {', '.join(has)}")
+    if found.ndim == 3:
+        _check(
+            "head", edit.heads or (), len(found), f"{edit.step} of layer {edit.layer} has {len(found)} heads"
+        )
+    return found
