@@ -53,10 +53,11 @@ class Edit:
         given = as_array(self.where, self.value(x[at], own))
         y = x.copy()
         try:
-            y[at] = np.broadcast_to(given, x[at].shape) if given.dtype.kind in "fiub" else None
+            found = np.broadcast_to(given.astype(x.dtype, casting="same_kind"), x[at].shape)
         except (TypeError, ValueError):
             got = f"{given.dtype} of shape {given.shape}"
             raise ValueError(f"{self.where} has shape {x[at].shape}; what takes its place is {got}") from None
+        y[at] = found
         return y
 
     @property

@@ -211,6 +211,8 @@ SIZES = {
             "weights of texts of different lengths have no mean",
         ),
         (lambda other: Change.mean(0, []), "at least one"),
+        (lambda other: Change.apply(1, lambda x: None), "what takes its place is object"),
+        (lambda other: Change.apply(1, lambda x: x * 1j), "what takes its place is complex"),
     ],
 )
 def test_what_does_not_fit_is_named(wrong, says):
