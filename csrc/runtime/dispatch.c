@@ -16,7 +16,9 @@ static const sa_kernels *const built[] = {
 #if defined(__wasm_simd128__)
     &sa_kernels_wasm,
 #endif
+#if !defined(SA_ONE_ISA)
     &sa_kernels_generic,
+#endif
 };
 enum { BUILT = sizeof built / sizeof built[0] };
 

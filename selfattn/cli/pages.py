@@ -283,11 +283,16 @@ def _add_pages(parser: Parser) -> None:
     parser.add_argument("folder", metavar="DIR", type=streams.folder, help=where)
     several = "the language of the pages, or several, which link to one another; default: en"
     parser.add_argument("--lang", choices=PLURALS, nargs="+", default=["en"], help=several)
+    built = "the core in WebAssembly, from make -C csrc wasm-library: writes the live pages too"
+    parser.add_argument("--kernels", metavar="FILE.wasm", type=Path, help=built)
     parser.add_argument("--open", action="store_true", help="show the start page in a browser")
 
 
 def _run_pages(options: argparse.Namespace) -> int:
-    _announce("pages", views.write_pages(options.folder, lang=options.lang), options.open)
+    start = views.write_pages(options.folder, lang=options.lang, kernels=options.kernels)
+    if options.kernels is None:
+        streams.tell("selfattn pages: without the live pages, which need --kernels FILE.wasm")
+    _announce("pages", start, options.open)
     return 0
 
 

@@ -84,6 +84,7 @@ class Document:
 
     styles: ClassVar[tuple[str, ...]] = ()
     scripts: ClassVar[tuple[str, ...]] = ()
+    policy: ClassVar[str] = POLICY
 
     @property
     def fragment(self) -> str:
@@ -117,7 +118,7 @@ class Document:
         return (
             f'<!DOCTYPE html>\n<html lang="{text(self.lang)}">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{self.policy}">\n'
             f'<title>{text(self.title)}</title>\n<link rel="icon" href="data:,">\n{links}{style(*styles)}\n</head>\n'
             f'<body class="sa-page">\n{bodies}\n{script(*scripts)}\n</body>\n</html>\n'
         )

@@ -14,6 +14,7 @@ from selfattn.views.document import Document
 from selfattn.views.explore import explorer
 from selfattn.views.gpt import gpt_page
 from selfattn.views.language import OWN_NAMES, PLURALS, fill, in_language, say
+from selfattn.views.live_pages import live_pages, read_kernels
 from selfattn.views.texts import START
 from selfattn.views.tutorial_pages import TUTORIAL_PAGES, tutorial_page
 from selfattn.views.writing import text
@@ -26,7 +27,12 @@ class _StartPage(Document):
     styles: ClassVar[tuple[str, ...]] = ("start.css",)
 
 
-def write_pages(folder: str | os.PathLike[str], *, lang: str | Sequence[str] = "en") -> Path:
+def write_pages(
+    folder: str | os.PathLike[str],
+    *,
+    lang: str | Sequence[str] = "en",
+    kernels: str | os.PathLike[str] | None = None,
+) -> Path:
     """Write all pages and a start page: the lessons, their exercises, all heads of a small model, a GPT.
 
     Parameters
@@ -35,6 +41,8 @@ def write_pages(folder: str | os.PathLike[str], *, lang: str | Sequence[str] = "
         Made if it does not exist. Pages of the same names are replaced, other files stay.
     lang : {"en", "de", "fr"}, or several
         The pages of each language; those of the second one and of later ones have its name in theirs: ``gpt.de.html``.
+    kernels : path, optional
+        The core in WebAssembly, which ``make -C csrc wasm-library`` builds: writes the live pages too. Another file is a ValueError.
 
     Returns
     -------
@@ -46,6 +54,10 @@ def write_pages(folder: str | os.PathLike[str], *, lang: str | Sequence[str] = "
         raise ValueError(f"lang is empty; the languages are {', '.join(PLURALS)}")
     ends = {each: f".{each}.html" if n else ".html" for n, each in enumerate(langs)}
     pages = {each: dict(_pages(each)) for each in langs}
+    if kernels is not None:
+        core = read_kernels(kernels)
+        for each in langs:
+            pages[each] |= live_pages(core, each)
     for own in langs:
         pages[own]["index"] = _start_page(pages[own], own, ends)
     paths = {(name, own): Path(folder, name + ends[own]) for own in langs for name in pages[own]}

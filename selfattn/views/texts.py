@@ -29,6 +29,7 @@ WAY_BACK: dict[str, str] = {
     **_ENGLISH["way back"],
 }
 MAP: dict[str, str] = _TOOLS | _ENGLISH["map"]
+PLAYGROUND: dict[str, str] = _TOOLS | _ENGLISH["live"] | _ENGLISH["playground"]
 START: dict[str, str] = _ENGLISH["start"]
 
 
