@@ -226,8 +226,12 @@ class CausalModel(Pretrained):
         """
         from selfattn.steps.transformer import states  # imports what computes steps in NumPy
 
+        return states(*self._one(text), change)
+
+    def _one(self, text: str | Sequence[int]) -> tuple[transformer.Transformer, Array]:
+        """Return the core's settings for one text, and its ids."""
         ids = self._ids(text)
-        return states(self._built(len(ids))[0], ids, change)
+        return self._built(len(ids))[0], ids
 
     @repeats(logits)
     def steps(self, text: str | Sequence[int], change: Change | None = None) -> TransformerSteps:

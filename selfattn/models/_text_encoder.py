@@ -555,7 +555,7 @@ class TextEncoder(Pretrained):
 
         ids, types = self._ids_and_types(sentence)
         tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
-        return transformer_steps(*self._one(ids, types), tokens=tokens, change=change)
+        return transformer_steps(*self._of_ids(ids, types), tokens=tokens, change=change)
 
     @repeats(tokens)
     def hidden_states(self, sentence: Any, change: Change | None = None) -> list[Array]:
@@ -573,10 +573,14 @@ class TextEncoder(Pretrained):
         """
         from selfattn.steps.transformer import states  # imports what computes steps in NumPy
 
-        return states(*self._one(*self._ids_and_types(sentence)), change)
+        return states(*self._one(sentence), change)
 
-    def _one(self, given: Sequence[int], types: Sequence[int] | None) -> tuple[Transformer, Array]:
+    def _one(self, sentence: Any) -> tuple[Transformer, Array]:
         """Return the core's settings for one sentence, and what goes into the core."""
+        return self._of_ids(*self._ids_and_types(sentence))
+
+    def _of_ids(self, given: Sequence[int], types: Sequence[int] | None) -> tuple[Transformer, Array]:
+        """Return what :meth:`_one` does, for ids."""
         ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
         self._check_ids(ids, cu_seqlens)
         settings, _ = self._built(len(ids))

@@ -1,0 +1,633 @@
+"""Readings of a model: what heads, layers and words do for its answer.
+
+A reading takes a model, a text, and the target that is read: a :class:`Logit`, a :class:`Similarity`, or a :class:`Label`. All
+models of ``selfattn.models`` and :class:`selfattn.nn.GPT` have readings, whatever their weights are. N are the layers, H the heads,
+L the tokens, d the width.
+
+:func:`effects` and :func:`head_effects` change something, and see what becomes of the target. :func:`contributions` and
+:func:`logit_lens` read the sums of the layers, without a change; :func:`gradient_times_input`, :func:`integrated_gradients` and
+:func:`gradient_times_attention` use gradients; :func:`attention_rollout` and :func:`attention_flow` use weights of attention alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from selfattn._check import Array, check_size
+from selfattn._docs import repeats
+from selfattn._extras import import_extra
+from selfattn.engine import transformer
+from selfattn.engine.transformer import Transformer
+from selfattn.models._causal import CausalModel
+from selfattn.models._pipeline import IN_CORE, pool
+from selfattn.models._text_encoder import TextEncoder
+from selfattn.models.vit import ViTModel
+from selfattn.nn.gpt import GPT
+from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
+from selfattn.steps.changes import Change
+from selfattn.steps.transformer import (
+    TransformerSteps,
+    above,
+    changed_layer,
+    checked,
+    states,
+    transformer_steps,
+)
+
+__all__ = [
+    "Contributions", "Label", "Logit", "Similarity", "attention_flow", "attention_rollout", "contributions", "effects",
+    "gradient_times_attention", "gradient_times_input", "head_effects", "integrated_gradients", "logit_lens", "runs",
+]  # fmt: skip
+
+MOST_TOKENS = 8192  # of changed runs that are computed at once
+FLOW = 2**30  # SciPy's flows are integers
+
+
+class Read(NamedTuple):
+    """A target, read from the last rows: its value, its gradient (L, d), and the linear part of it (L, d)."""
+
+    value: float
+    gradient: Array
+    direction: Array
+
+
+Reader: TypeAlias = Callable[[Array], Read]
+
+
+@dataclass(frozen=True)
+class Logit:
+    """The logit of a token after a place, or how far it is above that of another token.
+
+    Parameters
+    ----------
+    token, than : str or int
+        Ids, or texts that are one token: mostly with a space before a word.
+    place : int, default -1
+        The token after which it is read; −1 is the last one.
+    """
+
+    token: str | int
+    than: str | int | None = None
+    place: int = -1
+
+    def bind(self, model: Any) -> Reader:
+        """Return what reads the target of a model from its last rows."""
+        head = _head(model)
+        row = head[[self._id(model, self.token)]][0].astype(np.float32)
+        if self.than is not None:
+            row = row - head[[self._id(model, self.than)]][0]
+
+        def read(rows: Array) -> Read:
+            dy = np.zeros_like(rows)
+            dy[_place(self.place, len(rows))] = row
+            return Read(float(rows[self.place] @ row), dy, dy)
+
+        return read
+
+    def _id(self, model: Any, token: str | int) -> int:
+        if not isinstance(token, str):
+            if (found := check_size("token", token, 0)) >= model.vocab_size:
+                raise ValueError(
+                    f"token {found} is out of range: the vocabulary has {model.vocab_size} tokens"
+                )
+            return found
+        if getattr(model, "tokenizer", None) is None:
+            raise ValueError(f"token must be an id, not {token!r}: the model has no tokenizer")
+        ids = model._encoded(token, special=False)
+        if len(ids) != 1:
+            raise ValueError(f"{token!r} is {len(ids)} tokens, not one; give the id of one of them")
+        return int(ids[0])
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """The cosine similarity to another sentence, or of ViT's first row to that of another image.
+
+    Parameters
+    ----------
+    other : what the model takes
+        The prompts of a folder are not put before texts.
+    """
+
+    other: Any
+
+    def bind(self, model: Any) -> Reader:
+        """Return what reads the target of a model from its last rows."""
+        pipeline = getattr(model, "pipeline", None)
+        modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
+        if (
+            len(modes) != 1
+            or modes[0] not in IN_CORE
+            or (pipeline is not None and any(x for _, x in pipeline.after))
+        ):
+            need = "an encoder with a pooling of mean, cls or last token and no Dense"
+            raise ValueError(f"a similarity needs {need}, not {type(model).__name__}")
+        settings, inputs = _one(model, self.other)
+
+        def pooled(rows: Array) -> Array:
+            found: Array = pool(rows, np.array([0, len(rows)]), modes, [0])[0]
+            return found
+
+        other = pooled(states(settings, inputs)[-1])
+        other = other / np.linalg.norm(other)
+
+        def read(rows: Array) -> Read:
+            a = pooled(rows)
+            length = np.linalg.norm(a)
+            cosine = float(a @ other / length)
+            which: Any = {"mean": slice(None), "cls": 0, "lasttoken": -1}[modes[0]]
+            share = np.zeros((len(rows), 1), rows.dtype)
+            share[which] = 1
+            share /= share.sum()
+            return Read(cosine, share * (other - cosine * a / length) / length, share * other / length)
+
+        return read
+
+
+@dataclass(frozen=True)
+class Label:
+    """The logit of a classifier's label, or a cross-encoder's score before its activation.
+
+    Parameters
+    ----------
+    number : int, default 0
+    """
+
+    number: int = 0
+
+    def bind(self, model: Any) -> Reader:
+        """Return what reads the target of a model from its last rows."""
+        if getattr(model, "head", None) is None or not hasattr(model, "num_labels"):
+            raise ValueError(f"{type(model).__name__} has no classifier")
+        if check_size("number", self.number, 0) >= model.num_labels:
+            raise ValueError(f"label {self.number} is out of range: the model has {model.num_labels} labels")
+
+        def read(rows: Array) -> Read:
+            logits, pulled = model._head_vjp(rows[:1])
+            dy = np.zeros_like(rows)
+            dy[:1] = pulled(np.eye(model.num_labels, dtype=rows.dtype)[None, self.number])[0]
+            return Read(float(logits[0, self.number]), dy, dy)
+
+        return read
+
+
+Target: TypeAlias = Logit | Similarity | Label
+
+
+# ----------------------------------------------------------------------------------------------------------- changes
+
+
+def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, Array]]:
+    """Compute the last rows of many changed runs; the layers below a change are computed once.
+
+    Parameters
+    ----------
+    model, text
+        As ``model.steps(text)`` takes them.
+    changes : iterable of Change
+
+    Returns
+    -------
+    list of tuple of ndarray, shape (L, d)
+        For each change the rows that enter the head or the pooling without it, and with it. Both are computed in the same way:
+        layers that are changed in NumPy, those after them in the core.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A change does not fit the model or the text.
+    """
+    given = list(changes)
+    settings, inputs = _one(model, text)
+    kept = states(settings, inputs)
+    count, most = len(settings.layers), max(1, MOST_TOKENS // max(1, len(kept[0])))
+    for change in given:
+        checked(change, settings, len(kept[0]))
+    first = [min((edit.layer or 0 for edit in change.edits), default=count - 1) for change in given]
+    found: list[Any] = [None] * len(given)
+    for n, group in groupby(sorted(range(len(given)), key=first.__getitem__), first.__getitem__):
+        numbers = list(group)
+        for some in (numbers[at : at + most] for at in range(0, len(numbers), most)):
+            plain, *rows = _run(settings, n, kept[n], [Change(), *(given[each] for each in some)])
+            for each, own in zip(some, rows, strict=True):
+                found[each] = plain, own
+    return found
+
+
+def _run(settings: Transformer, n: int, x: Array, changes: Sequence[Change]) -> Array:
+    """Compute layers from n on from one input with each of several changes, (changes, L, d)."""
+    count = len(settings.layers)
+    rows = np.concatenate([x] * len(changes))
+    touched = [any(change.of_layer(m) for change in changes) for m in range(count)]
+    while n < count:
+        if not touched[n]:
+            end = next((m for m in range(n, count) if touched[m]), count)
+            rows = above(settings, n, end, rows, len(changes))
+            n = end
+            continue
+        own = transformer.expanded(settings._replace(layers=settings.layers[n : n + 1], table=None)).layers
+        one = settings._replace(layers=settings.layers[:n] + own + settings.layers[n + 1 :])
+        each = zip(np.split(rows, len(changes)), changes, strict=True)
+        rows = np.concatenate([changed_layer(one, n, x, change)[0] for x, change in each])
+        n += 1
+        if n == count:
+            rows = above(settings, n, n, rows, len(changes))  # the norm
+    return rows.reshape(len(changes), -1, rows.shape[1])
+
+
+def effects(model: Any, text: Any, target: Target, changes: Iterable[Change]) -> npt.NDArray[np.float64]:
+    """Compute by how much each of many changes raises a target; below 0 it lowers it.
+
+    Parameters
+    ----------
+    model, text
+        As ``model.steps(text)`` takes them.
+    target : Logit, Similarity or Label
+    changes : iterable of Change
+
+    Returns
+    -------
+    ndarray of float64, shape (changes,)
+
+    Raises
+    ------
+    TypeError, ValueError
+        A change or the target does not fit the model or the text.
+
+    References
+    ----------
+    With ``Change.patch`` this is activation patching: Vig et al., "Investigating Gender Bias in Language Models Using Causal
+    Mediation Analysis", 2020, equation 4; Meng et al., "Locating and Editing Factual Associations in GPT", 2022, section 2.1.
+
+    Examples
+    --------
+    >>> from selfattn import nn
+    >>> from selfattn.models import readings
+    >>> from selfattn.steps import Change
+    >>> model = nn.GPT(11, 8, 2, 2, 16, rng=0)
+    >>> readings.effects(model, [1, 2, 3], readings.Logit(4, than=5), [Change.off(0), Change.hide(1)]).shape
+    (2,)
+    """
+    read = target.bind(model)
+    return np.array([read(own).value - read(plain).value for plain, own in runs(model, text, changes)])
+
+
+@repeats(effects)
+def head_effects(model: Any, text: Any, target: Target) -> npt.NDArray[np.float64]:
+    """Compute by how much a target rises with each head off; below 0 the head speaks for it.
+
+    Returns
+    -------
+    ndarray of float64, shape (N, H)
+
+    References
+    ----------
+    Michel et al., "Are Sixteen Heads Really Better than One?", 2019, section 3.2.
+    """
+    heads = [layer.num_heads for layer in _one(model, text)[0].layers]
+    found = effects(
+        model, text, target, [Change.off(n, h) for n, own in enumerate(heads) for h in range(own)]
+    )
+    return found.reshape(len(heads), -1)
+
+
+# -------------------------------------------------------------------------------------------------- sums of the layers
+
+
+def logit_lens(model: Any, text: Any, place: int = -1) -> Array:
+    """Compute what a language model would say after each layer: its final norm and head on each layer's result.
+
+    Parameters
+    ----------
+    model : language model
+    text : str or sequence of int
+    place : int, default -1
+        The token after which it is read.
+
+    Returns
+    -------
+    ndarray, shape (N + 1, vocabulary)
+        Logits; the first row is of what enters the first layer, the last is what the model says.
+
+    References
+    ----------
+    nostalgebraist, "Interpreting GPT: the logit lens", 2020, whose figures are this for all places.
+    """
+    settings, inputs = _one(model, text)
+    *inner, last = [state[[_place(place, len(state))]] for state in states(settings, inputs)]
+    count = len(settings.layers)
+    return logits(model, np.concatenate([*(above(settings, count, count, x) for x in inner), last]))
+
+
+def logits(model: Any, rows: Array) -> Array:
+    """Compute the logits of a language model from its last rows."""
+    _head(model)
+    decoder = model._decoder() if isinstance(model, GPT) else model._decoder(1)
+    found: Array = decoder.head(np.ascontiguousarray(rows))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Contributions:
+    """Numbers that add up to a target, as :func:`contributions` returns them.
+
+    Attributes
+    ----------
+    heads : ndarray, shape (N, H)
+    biases : ndarray, shape (N,)
+        Of the output projections.
+    feed_forward : ndarray, shape (N,)
+    inputs : ndarray, shape (L,)
+        What enters the first layer, by token.
+    norms : float
+        The biases of norms, and of a classifier's head.
+    value : float
+        The target: the sum of them all.
+    """
+
+    heads: Array
+    biases: Array
+    feed_forward: Array
+    inputs: Array
+    norms: float
+    value: float
+
+
+@repeats(effects)
+def contributions(model: Any, text: Any, target: Target) -> Contributions:
+    """Split a target into what heads, feed-forward networks and inputs add to it directly.
+
+    Rows are sums: a layer adds what its heads and its feed-forward network make. A norm divides a row by a deviation, which depends
+    on all of the row; the deviation of this run is kept fixed, as is the length of the embedding for a similarity, and the slope of a
+    classifier's activation. What a head adds is then a product with the target's direction. What later layers make of it is not in it:
+    that is in :func:`head_effects`.
+
+    Returns
+    -------
+    Contributions
+
+    References
+    ----------
+    Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, "Residual stream", for norms first; with norms after the
+    sums, the direction goes back through each of them.
+    """
+    settings, inputs = _one(model, text)
+    steps = transformer_steps(settings, inputs)
+    read = target.bind(model)(steps.output)
+    share, g = read.value - _dot(read.direction, steps.output), read.direction
+    last = steps.layers[-1].result if steps.layers else steps.inputs
+    g, bias = _through(settings.final_norm, last, g)
+    share += bias
+    count = len(steps.layers)
+    heads, biases, fed = [np.zeros(0)] * count, np.zeros(count), np.zeros(count)
+    for n in reversed(range(count)):
+        layer, own = settings.layers[n], steps.layers[n]
+        if own.down is not None and own.feed_forward_residual is not None:
+            if not layer.norm_first:
+                g, bias = _through(layer.feed_forward_norm, own.feed_forward_residual, g)
+                share += bias
+            fed[n] = _dot(g, own.down)
+        if not layer.norm_first:
+            g, bias = _through(layer.attention_norm, own.residual, g)
+            share += bias
+        back = g
+        if layer.output is not None:
+            back = g @ np.asarray(layer.output.weight)
+            biases[n] = (
+                0 if layer.output.bias is None else _dot(g, np.broadcast_to(layer.output.bias, g.shape))
+            )
+        heads[n] = np.einsum(
+            "lhd,hld->h", back.reshape(len(g), layer.num_heads, -1), own.output, dtype=np.float64
+        )
+    words = np.einsum("ld,ld->l", g, steps.inputs, dtype=np.float64)
+    return Contributions(np.array(heads), biases, fed, words, share, read.value)
+
+
+def _through(norm: transformer.Norm | None, x: Array, g: Array) -> tuple[Array, float]:
+    """Take a direction back through a norm whose deviations are fixed; return it, and the share of the norm's bias."""
+    if norm is None:
+        return g, 0.0
+    centred = x if norm.kind == "rms" else x - x.mean(axis=-1, keepdims=True)
+    scaled = g * norm.weight / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + norm.eps)
+    bias = 0.0 if norm.bias is None else _dot(g, np.broadcast_to(norm.bias, g.shape))
+    return scaled if norm.kind == "rms" else scaled - scaled.mean(axis=-1, keepdims=True), bias
+
+
+# ----------------------------------------------------------------------------------------------------------- gradients
+
+
+@repeats(effects)
+def gradient_times_input(model: Any, text: Any, target: Target) -> Array:
+    """Compute for each token the product of its input with the target's gradient: how much the target rises along it.
+
+    The input of a token is what enters the first norm or layer, position included.
+
+    Returns
+    -------
+    ndarray, shape (L,)
+
+    References
+    ----------
+    Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences", 2016,
+    section 2.2.
+    """
+    settings, rows = _rows(*_one(model, text))
+    found: Array = (rows * _gradients(settings, rows[None], target.bind(model))[0]).sum(axis=-1)
+    return found
+
+
+@repeats(effects)
+def integrated_gradients(
+    model: Any, text: Any, target: Target, *, baseline: Array | None = None, n_steps: int = 32
+) -> Array:
+    """Compute for each token its share of the change of a target from a baseline to the text.
+
+    Parameters
+    ----------
+    baseline : ndarray, shape (L, d) or (d,), optional
+        Inputs that say nothing; by default zeros.
+    n_steps : int, default 32
+        The gradients are taken in the middle of as many steps of the way.
+
+    Returns
+    -------
+    ndarray, shape (L,)
+        Their sum is the target's change, up to an error of the sum of ``n_steps`` terms.
+
+    References
+    ----------
+    Sundararajan et al., "Axiomatic Attribution for Deep Networks", 2017, equations 1 and 3.
+    """
+    settings, rows = _rows(*_one(model, text))
+    count = check_size("n_steps", n_steps)
+    away = rows - (0 if baseline is None else np.broadcast_to(np.asarray(baseline, rows.dtype), rows.shape))
+    places = (1 - (np.arange(count) + 0.5) / count).astype(rows.dtype)
+    total, read = np.zeros(rows.shape), target.bind(model)
+    most = max(1, MOST_TOKENS // len(rows))
+    for some in (places[at : at + most] for at in range(0, count, most)):
+        total += _gradients(settings, rows - some[:, None, None] * away, read).sum(axis=0)
+    found: Array = (away * total / count).sum(axis=-1)
+    return found
+
+
+@repeats(effects)
+def gradient_times_attention(model: Any, text: Any, target: Target) -> list[Array]:
+    """Compute weights of attention times the target's gradient with respect to them.
+
+    Returns
+    -------
+    list of ndarray, shape (H, L, L)
+        Of each layer. Above 0, the target would rise if the query saw more of the key.
+
+    References
+    ----------
+    Chefer et al., "Generic Attention-Model Explainability for Interpreting Bi-Modal and Encoder-Decoder Transformers", 2021, equation 5,
+    before its positive part and its mean over heads.
+    """
+    settings, inputs = _one(model, text)
+    steps, found = transformer_steps(settings, inputs), []
+    tape, last = Tape(), steps.layers[-1].result if steps.layers else steps.inputs
+    y = normalised(tape, settings.final_norm, last, ())
+    g = tape.back(y, target.bind(model)(y).gradient)[id(last)]
+    for n in reversed(range(len(steps.layers))):
+        tape, watch, x = Tape(), _OfWeights(), steps.layers[n].inputs
+        y = one_layer(tape, settings, n, x, np.array([0, len(x)]), watch)
+        g = tape.back(y, g)[id(x)]
+        found.append(steps.layers[n].weights * watch.gradient)
+    return found[::-1]
+
+
+class _OfWeights(Watch):
+    """Computes the gradient of attention's weights, (H, L, L), in the backward pass of a layer."""
+
+    gradient: Array
+
+    def attend(
+        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
+    ) -> tuple[Array, Any]:
+        y, pull = super().attend(query, key, value, cu_seqlens, **options)
+
+        def pulled(dy: Array) -> Any:
+            own = np.repeat(value, query.shape[1] // value.shape[1], axis=1)
+            self.gradient = np.einsum("ihd,jhd->hij", dy, own)
+            return pull(dy)
+
+        return y, pulled
+
+
+def _rows(settings: Transformer, inputs: Array) -> tuple[Transformer, Array]:
+    """Return what enters the first norm or layer, and settings that take it."""
+    if settings.table is None:
+        return settings, inputs
+    alone = settings._replace(layers=(), embedding_norm=None, final_norm=None)
+    rows = transformer.forward(alone, inputs, np.array([0, len(inputs)]))
+    return settings._replace(table=None, always=None, positions=None), rows
+
+
+def _gradients(settings: Transformer, rows: Array, read: Reader) -> Array:
+    """Return the gradients of a target for inputs (runs, L, d), of the same shape."""
+    count, length, d = rows.shape
+    flat = np.ascontiguousarray(rows.reshape(-1, d))
+    y, pullback = transformer.vjp(settings, flat, np.arange(count + 1) * length, wants_parameters=False)
+    dy = np.concatenate([read(own).gradient for own in np.split(y, count)])
+    return pullback(dy.astype(flat.dtype))[0].reshape(rows.shape)
+
+
+# ---------------------------------------------------------------------------------------------------- weights alone
+
+
+def attention_rollout(steps: TransformerSteps) -> Array:
+    """Multiply the mean weights of all layers, half of each row its own: where a row's content comes from.
+
+    Parameters
+    ----------
+    steps : TransformerSteps
+
+    Returns
+    -------
+    ndarray, shape (N, L, L)
+        Up to each layer; row i has the share of each input token, and sums to 1.
+
+    References
+    ----------
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, equation 1.
+    """
+    found = [np.eye(len(steps.inputs))]
+    for share in _shares(steps):
+        found.append(share @ found[-1])
+    return np.array(found[1:]).reshape(-1, *found[0].shape)
+
+
+def attention_flow(steps: TransformerSteps, token: int = -1) -> Array:
+    """Compute the largest flow from a token after the last layer to each input, with weights as capacities.
+
+    Parameters
+    ----------
+    steps : TransformerSteps
+    token : int, default -1
+
+    Returns
+    -------
+    ndarray, shape (L,)
+
+    Raises
+    ------
+    ImportError
+        SciPy is not installed.
+
+    References
+    ----------
+    Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3, "attention flow".
+    """
+    graphs = import_extra("scipy.sparse.csgraph", None)
+    sparse = import_extra("scipy.sparse", None)
+    shares, length = _shares(steps), len(steps.inputs)
+    edges = np.zeros((length * (len(shares) + 1),) * 2, np.int32)
+    for n, share in enumerate(shares):  # from the rows after layer n to those before it
+        begin = n * length
+        edges[begin + length : begin + 2 * length, begin : begin + length] = np.round(share * FLOW)
+    graph, source = sparse.csr_array(edges), len(shares) * length + _place(token, length)
+    return np.array([graphs.maximum_flow(graph, source, j).flow_value / FLOW for j in range(length)])
+
+
+def _shares(steps: TransformerSteps) -> list[Array]:
+    own = np.eye(len(steps.inputs)) / 2
+    return [own + layer.weights.mean(axis=0, dtype=np.float64) / 2 for layer in steps.layers]
+
+
+# ------------------------------------------------------------------------------------------------------------ models
+
+
+def _one(model: Any, text: Any) -> tuple[Transformer, Array]:
+    """Return the core's settings for one text, and what goes into the core."""
+    if not isinstance(model, CausalModel | TextEncoder | ViTModel | GPT):
+        raise TypeError(
+            f"readings are of models of selfattn.models and of nn.GPT, not of {type(model).__name__}"
+        )
+    found: tuple[Transformer, Array] = model._one(text)
+    return found
+
+
+def _head(model: Any) -> Any:
+    """Return what makes logits of rows, (vocabulary, d)."""
+    if isinstance(model, GPT):
+        return model.head.weight
+    if not isinstance(model, CausalModel):
+        raise TypeError(f"{type(model).__name__} is not a language model")
+    return model._head(model._built(1)[1])
+
+
+def _place(place: int, length: int) -> int:
+    if not -length <= place < length:
+        raise ValueError(f"place {place} is out of range: the text has {length} tokens")
+    return place % length
+
+
+def _dot(a: Array, b: Array) -> float:
+    return float(np.einsum("ld,ld->", a, b, dtype=np.float64))
