@@ -29,7 +29,6 @@ from selfattn.models._pipeline import IN_CORE, pool
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.models.vit import ViTModel
 from selfattn.nn.gpt import GPT
-from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
 from selfattn.steps.changes import Change
 from selfattn.steps.transformer import (
     TransformerSteps,
@@ -38,7 +37,8 @@ from selfattn.steps.transformer import (
     checked,
     states,
     transformer_steps,
-)
+    weights_gradients,
+)  # fmt: skip
 
 __all__ = [
     "Contributions", "Label", "Logit", "Similarity", "attention_flow", "attention_rollout", "contributions", "effects",
@@ -64,20 +64,14 @@ Reader: TypeAlias = Callable[[Array], Read]
 class Logit:
     """The logit of a token after a place, or how far it is above that of another token.
 
-    Parameters
-    ----------
-    token, than : str or int
-        Ids, or texts that are one token: mostly with a space before a word.
-    place : int, default -1
-        The token after which it is read; −1 is the last one.
+    Both are ids, or texts that are one token, mostly with a space before a word. Place −1 is the last token.
     """
 
     token: str | int
     than: str | int | None = None
     place: int = -1
 
-    def bind(self, model: Any) -> Reader:
-        """Return what reads the target of a model from its last rows."""
+    def _bind(self, model: Any) -> Reader:
         head = _head(model)
         row = head[[self._id(model, self.token)]][0].astype(np.float32)
         if self.than is not None:
@@ -109,16 +103,12 @@ class Logit:
 class Similarity:
     """The cosine similarity to another sentence, or of ViT's first row to that of another image.
 
-    Parameters
-    ----------
-    other : what the model takes
-        The prompts of a folder are not put before texts.
+    The other one is what ``steps`` of the model takes; prompts of a folder are not put before texts.
     """
 
     other: Any
 
-    def bind(self, model: Any) -> Reader:
-        """Return what reads the target of a model from its last rows."""
+    def _bind(self, model: Any) -> Reader:
         pipeline = getattr(model, "pipeline", None)
         modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
         if (
@@ -152,17 +142,11 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Label:
-    """The logit of a classifier's label, or a cross-encoder's score before its activation.
-
-    Parameters
-    ----------
-    number : int, default 0
-    """
+    """The logit of a classifier's label, or a cross-encoder's score before its activation."""
 
     number: int = 0
 
-    def bind(self, model: Any) -> Reader:
-        """Return what reads the target of a model from its last rows."""
+    def _bind(self, model: Any) -> Reader:
         if getattr(model, "head", None) is None or not hasattr(model, "num_labels"):
             raise ValueError(f"{type(model).__name__} has no classifier")
         if check_size("number", self.number, 0) >= model.num_labels:
@@ -184,24 +168,10 @@ Target: TypeAlias = Logit | Similarity | Label
 
 
 def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, Array]]:
-    """Compute the last rows of many changed runs; the layers below a change are computed once.
+    """Compute the last rows of many runs, for each change (L, d) without it and (L, d) with it.
 
-    Parameters
-    ----------
-    model, text
-        As ``model.steps(text)`` takes them.
-    changes : iterable of Change
-
-    Returns
-    -------
-    list of tuple of ndarray, shape (L, d)
-        For each change the rows that enter the head or the pooling without it, and with it. Both are computed in the same way:
-        layers that are changed in NumPy, those after them in the core.
-
-    Raises
-    ------
-    TypeError, ValueError
-        A change does not fit the model or the text.
+    The layers below a change are computed once. Both are computed in the same way: layers that are changed in NumPy, those after them
+    in the core. A change that does not fit the model or the text is a ValueError.
     """
     given = list(changes)
     settings, inputs = _one(model, text)
@@ -274,7 +244,7 @@ def effects(model: Any, text: Any, target: Target, changes: Iterable[Change]) ->
     >>> readings.effects(model, [1, 2, 3], readings.Logit(4, than=5), [Change.off(0), Change.hide(1)]).shape
     (2,)
     """
-    read = target.bind(model)
+    read = target._bind(model)
     return np.array([read(own).value - read(plain).value for plain, own in runs(model, text, changes)])
 
 
@@ -335,20 +305,10 @@ def logits(model: Any, rows: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
-    """Numbers that add up to a target, as :func:`contributions` returns them.
+    """What :func:`contributions` returns: numbers that add up to ``value``, the target.
 
-    Attributes
-    ----------
-    heads : ndarray, shape (N, H)
-    biases : ndarray, shape (N,)
-        Of the output projections.
-    feed_forward : ndarray, shape (N,)
-    inputs : ndarray, shape (L,)
-        What enters the first layer, by token.
-    norms : float
-        The biases of norms, and of a classifier's head.
-    value : float
-        The target: the sum of them all.
+    ``heads`` (N, H); ``biases`` of output projections (N,); ``feed_forward`` (N,); ``inputs``, what enters the first layer, by token
+    (L,); ``norms``, the biases of norms and of a classifier's head.
     """
 
     heads: Array
@@ -368,10 +328,6 @@ def contributions(model: Any, text: Any, target: Target) -> Contributions:
     classifier's activation. What a head adds is then a product with the target's direction. What later layers make of it is not in it:
     that is in :func:`head_effects`.
 
-    Returns
-    -------
-    Contributions
-
     References
     ----------
     Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, "Residual stream", for norms first; with norms after the
@@ -379,7 +335,7 @@ def contributions(model: Any, text: Any, target: Target) -> Contributions:
     """
     settings, inputs = _one(model, text)
     steps = transformer_steps(settings, inputs)
-    read = target.bind(model)(steps.output)
+    read = target._bind(model)(steps.output)
     share, g = read.value - _dot(read.direction, steps.output), read.direction
     last = steps.layers[-1].result if steps.layers else steps.inputs
     g, bias = _through(settings.final_norm, last, g)
@@ -438,11 +394,11 @@ def gradient_times_input(model: Any, text: Any, target: Target) -> Array:
     section 2.2.
     """
     settings, rows = _rows(*_one(model, text))
-    found: Array = (rows * _gradients(settings, rows[None], target.bind(model))[0]).sum(axis=-1)
+    found: Array = (rows * _gradients(settings, rows[None], target._bind(model))[0]).sum(axis=-1)
     return found
 
 
-@repeats(effects)
+@repeats(gradient_times_input)
 def integrated_gradients(
     model: Any, text: Any, target: Target, *, baseline: Array | None = None, n_steps: int = 32
 ) -> Array:
@@ -455,10 +411,9 @@ def integrated_gradients(
     n_steps : int, default 32
         The gradients are taken in the middle of as many steps of the way.
 
-    Returns
-    -------
-    ndarray, shape (L,)
-        Their sum is the target's change, up to an error of the sum of ``n_steps`` terms.
+    Notes
+    -----
+    Their sum is the target's change, up to an error of the sum of ``n_steps`` terms.
 
     References
     ----------
@@ -468,7 +423,7 @@ def integrated_gradients(
     count = check_size("n_steps", n_steps)
     away = rows - (0 if baseline is None else np.broadcast_to(np.asarray(baseline, rows.dtype), rows.shape))
     places = (1 - (np.arange(count) + 0.5) / count).astype(rows.dtype)
-    total, read = np.zeros(rows.shape), target.bind(model)
+    total, read = np.zeros(rows.shape), target._bind(model)
     most = max(1, MOST_TOKENS // len(rows))
     for some in (places[at : at + most] for at in range(0, count, most)):
         total += _gradients(settings, rows - some[:, None, None] * away, read).sum(axis=0)
@@ -491,34 +446,9 @@ def gradient_times_attention(model: Any, text: Any, target: Target) -> list[Arra
     before its positive part and its mean over heads.
     """
     settings, inputs = _one(model, text)
-    steps, found = transformer_steps(settings, inputs), []
-    tape, last = Tape(), steps.layers[-1].result if steps.layers else steps.inputs
-    y = normalised(tape, settings.final_norm, last, ())
-    g = tape.back(y, target.bind(model)(y).gradient)[id(last)]
-    for n in reversed(range(len(steps.layers))):
-        tape, watch, x = Tape(), _OfWeights(), steps.layers[n].inputs
-        y = one_layer(tape, settings, n, x, np.array([0, len(x)]), watch)
-        g = tape.back(y, g)[id(x)]
-        found.append(steps.layers[n].weights * watch.gradient)
-    return found[::-1]
-
-
-class _OfWeights(Watch):
-    """Computes the gradient of attention's weights, (H, L, L), in the backward pass of a layer."""
-
-    gradient: Array
-
-    def attend(
-        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
-    ) -> tuple[Array, Any]:
-        y, pull = super().attend(query, key, value, cu_seqlens, **options)
-
-        def pulled(dy: Array) -> Any:
-            own = np.repeat(value, query.shape[1] // value.shape[1], axis=1)
-            self.gradient = np.einsum("ihd,jhd->hij", dy, own)
-            return pull(dy)
-
-        return y, pulled
+    steps = transformer_steps(settings, inputs)
+    found = weights_gradients(settings, steps, target._bind(model)(steps.output).gradient)
+    return [layer.weights * gradient for layer, gradient in zip(steps.layers, found, strict=True)]
 
 
 def _rows(settings: Transformer, inputs: Array) -> tuple[Transformer, Array]:

@@ -7,8 +7,8 @@ a change does to a model's answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["Change"]
 
 Numbers = int | Sequence[int] | None
+
+
+class At(TypedDict, total=False):
+    """Where a change takes place in a layer."""
+
+    step: str
+    tokens: Numbers
+
+
 # Steps with an axis of heads. Those that are not among them have one row for each token.
 BY_HEAD = ("query", "key", "value", "weights", "output")
 STEPS = (
@@ -109,9 +118,7 @@ class Change:
         return Change(self.edits + other.edits) if isinstance(other, Change) else NotImplemented
 
     @classmethod
-    def off(
-        cls, layer: int, head: Numbers = None, *, step: str | None = None, tokens: Numbers = None
-    ) -> Change:
+    def off(cls, layer: int, head: Numbers = None, **at: Unpack[At]) -> Change:
         """Return a change that switches a head off, a step, or a whole layer: what it adds is 0.
 
         Parameters
@@ -119,16 +126,13 @@ class Change:
         layer : int
         head : int or sequence of int, optional
             These heads give 0 to the output projection.
-        step : str, optional
-            ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases included. By default
-            ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it leaves it.
-        tokens : int or sequence of int, optional
-            Only at these tokens.
+        **at
+            ``step``: ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases included; by
+            default ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it leaves it. ``tokens``,
+            an int or a sequence of int: only there.
         """
-        step = ("result" if head is None else "output") if step is None else step
-        return cls._made(
-            layer, step, head, tokens, lambda x, own: own if step == "result" else np.zeros_like(x)
-        )
+        skips = head is None and at.get("step", "result") == "result"
+        return cls._made(layer, head, at, lambda x, own: own if skips else np.zeros_like(x))
 
     @classmethod
     def patch(
@@ -137,15 +141,14 @@ class Change:
         source: TransformerSteps,
         head: Numbers = None,
         *,
-        step: str | None = None,
-        tokens: Numbers = None,
         source_tokens: Numbers = None,
+        **at: Unpack[At],
     ) -> Change:
         """Return a change that puts a step of another run in the place of this one's.
 
         Parameters
         ----------
-        layer, head, step, tokens
+        layer, head, **at
             As for :meth:`off`.
         source : TransformerSteps
             What ``steps`` of the same model has returned, of another text or of a changed run.
@@ -153,30 +156,26 @@ class Change:
             The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths need
             one or both.
         """
-        edit = cls._made(
-            layer, step or ("result" if head is None else "output"), head, tokens, lambda x, _: x
-        ).edits[0]
+        edit, whole = cls._of(layer, [source], head, at)
         rows = edit.tokens if source_tokens is None else _numbers("source_tokens", source_tokens)
         if rows is not None and edit.tokens is not None and len(rows) != len(edit.tokens):
             raise ValueError(f"tokens {edit.tokens} and source_tokens {rows} differ in number")
-        whole = _step_of(source, edit)
         length = whole.shape[-2]
         _check("source_tokens", rows or (), length, f"the other text has {length} tokens")
-        value = whole if edit.heads is None else whole[edit.heads,]
-        value = value if rows is None else value[..., rows, :]
+        value = whole if rows is None else whole[..., rows, :]
 
         def patched(x: Array, _: Array) -> Array:
             if value.shape != x.shape:
                 lengths = (
                     f"the other text has {length} tokens" if rows is None else f"source_tokens are {rows}"
                 )
+                shapes = f"{edit.where} has shape {x.shape}, and that of the other run {value.shape}"
                 raise ValueError(
-                    f"{edit.where} has shape {x.shape}, and that of the other run {value.shape}: {lengths}; name as many "
-                    "tokens of both texts, tokens= and source_tokens="
+                    f"{shapes}: {lengths}; name as many tokens of both texts, tokens= and source_tokens="
                 )
             return value
 
-        return cls._made(layer, edit.step, edit.heads, edit.tokens, patched)
+        return cls((replace(edit, value=patched),))
 
     @classmethod
     def mean(
@@ -184,46 +183,31 @@ class Change:
         layer: int,
         sources: TransformerSteps | Iterable[TransformerSteps],
         head: Numbers = None,
-        *,
-        step: str | None = None,
-        tokens: Numbers = None,
+        **at: Unpack[At],
     ) -> Change:
-        """Return a change that puts the mean over all tokens of some runs in the place of each row of a step.
+        """Return a change that puts the mean over all tokens of some runs, of any texts, in the place of each row of a step.
 
         Parameters
         ----------
-        layer, head, step, tokens
+        layer, head, **at
             As for :meth:`off`; weights have no mean.
         sources : TransformerSteps or iterable of them
-            Runs of the same model, of any texts.
         """
-        edit = cls._made(
-            layer, step or ("result" if head is None else "output"), head, tokens, lambda x, _: x
-        ).edits[0]
-        if edit.step == "weights":
+        if at.get("step") == "weights":
             raise ValueError("weights of texts of different lengths have no mean; change the step output")
-        given: Any = [sources] if hasattr(sources, "layers") else sources
-        found = [_step_of(each, edit) for each in given]
-        if not found:
-            raise ValueError("sources must have at least one run")
-        rows = np.concatenate(found, axis=-2)
+        edit, rows = cls._of(layer, [sources] if hasattr(sources, "layers") else sources, head, at)
         value = rows.mean(axis=-2, keepdims=True, dtype=np.float64).astype(rows.dtype)
-        if edit.heads is not None:
-            value = value[edit.heads,]
-        return cls._made(
-            layer, edit.step, edit.heads, edit.tokens, lambda x, _: np.broadcast_to(value, x.shape)
-        )
+        return cls((replace(edit, value=lambda x, _: np.broadcast_to(value, x.shape)),))
 
     @classmethod
     def apply(
-        cls, layer: int, function: Callable[[Array], npt.ArrayLike], head: Numbers = None, *, step: str | None = None,
-        tokens: Numbers = None,
-    ) -> Change:  # fmt: skip
+        cls, layer: int, function: Callable[[Array], npt.ArrayLike], head: Numbers = None, **at: Unpack[At]
+    ) -> Change:
         """Return a change that puts what a function makes of a step in its place.
 
         Parameters
         ----------
-        layer, head, step, tokens
+        layer, head, **at
             As for :meth:`off`.
         function : callable
             Takes a copy of the chosen heads and tokens, such as (heads, tokens, D) of ``"output"``; returns an array that
@@ -231,8 +215,7 @@ class Change:
         """
         if not callable(function):
             raise TypeError(f"function must be callable, not {type(function).__name__}")
-        step = ("result" if head is None else "output") if step is None else step
-        return cls._made(layer, step, head, tokens, lambda x, _: function(x))
+        return cls._made(layer, head, at, lambda x, _: function(x))
 
     @classmethod
     def hide(
@@ -243,29 +226,37 @@ class Change:
         Parameters
         ----------
         tokens : int or sequence of int
-        layer : int, optional
-            By default in all layers.
-        head : int or sequence of int, optional
-            By default in all heads.
+        layer, head : int, optional
+            By default all layers and heads.
         queries : int or sequence of int, optional
             The tokens that do not see them. By default all others: a hidden token still sees itself.
         """
-        keys = _numbers("tokens", tokens)
-        if not keys:
+        if not (keys := _numbers("tokens", tokens)):
             raise ValueError("tokens must be the tokens to hide, not None or none")
-        return cls._made(layer, SEEN, head, queries, lambda x, _: np.array(keys), of_all=True)
+        made = cls._made(layer or 0, head, {"step": SEEN, "tokens": queries}, lambda x, _: np.array(keys))
+        return made if layer is not None else cls((replace(made.edits[0], layer=None),))
 
     @classmethod
-    def _made(
-        cls, layer: int | None, step: str, head: Numbers, tokens: Numbers, value: Any, of_all: bool = False
-    ) -> Change:
-        if not (of_all and layer is None):
-            layer = check_size("layer", layer, 0)
+    def _made(cls, layer: int, head: Numbers, at: At, value: Callable[[Array, Array], Any]) -> Change:
+        if unknown := at.keys() - {"step", "tokens"}:
+            raise TypeError(f"a change takes step and tokens, not {', '.join(sorted(unknown))}")
+        step = at.get("step") or ("result" if head is None else "output")
         if step not in (*STEPS, SEEN):
             raise ValueError(f"step must be one of {', '.join(STEPS)}, not {step!r}")
         if head is not None and step not in (*BY_HEAD, SEEN):
             raise ValueError(f"{step} has no heads; {', '.join(BY_HEAD)} have")
-        return cls((Edit(layer, step, _numbers("head", head), _numbers("tokens", tokens), value),))
+        number = check_size("layer", layer, 0)
+        return cls((Edit(number, step, _numbers("head", head), _numbers("tokens", at.get("tokens")), value),))
+
+    @classmethod
+    def _of(cls, layer: int, sources: Any, head: Numbers, at: At) -> tuple[Edit, Array]:
+        """Return what is changed, and the rows of that step in other runs."""
+        edit = cls._made(layer, head, at, lambda x, _: x).edits[0]
+        found = [_step_of(each, edit) for each in sources]
+        if not found:
+            raise ValueError("sources must have at least one run")
+        rows = np.concatenate(found, axis=-2)
+        return edit, rows if edit.heads is None else rows[edit.heads,]
 
     # --------------------------------------------------------------------------------------------- for a model
 

@@ -21,6 +21,7 @@ from selfattn.steps.layers import StackSteps
 
 __all__ = [
     "TransformerLayerSteps", "TransformerSteps", "above", "changed_layer", "checked", "states", "transformer_steps",
+    "weights_gradients",
 ]  # fmt: skip
 
 
@@ -268,3 +269,32 @@ class _Seen(Watch):
         steps = replace(steps, output=self.edited("output", steps.output), tokens=self.tokens)
         self.steps["attention"] = steps
         return steps.output.swapaxes(0, 1), None
+
+
+def weights_gradients(model: Transformer, steps: TransformerSteps, dy: Array) -> list[Array]:
+    """Return the gradient of the weights of each layer, (H, L, L), from that of the output, (L, d)."""
+    found, tape, x = [], Tape(), steps.layers[-1].result if steps.layers else steps.inputs
+    g = tape.back(normalised(tape, model.final_norm, x, (0, 0)), dy)[id(x)]
+    for n in reversed(range(len(steps.layers))):
+        tape, watch, x = Tape(), _OfWeights(), steps.layers[n].inputs
+        g = tape.back(one_layer(tape, model, n, x, np.array([0, len(x)]), watch), g)[id(x)]
+        found.append(watch.gradient)
+    return found[::-1]
+
+
+class _OfWeights(Watch):
+    """Computes the gradient of attention's weights, (H, L, L), in the backward pass of a layer."""
+
+    gradient: Array
+
+    def attend(
+        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
+    ) -> tuple[Array, Any]:
+        y, pull = super().attend(query, key, value, cu_seqlens, **options)
+
+        def pulled(dy: Array) -> Any:
+            own = np.repeat(value, query.shape[1] // value.shape[1], axis=1)
+            self.gradient = np.einsum("ihd,jhd->hij", dy, own)
+            return pull(dy)
+
+        return y, pulled

@@ -57,7 +57,7 @@ def case(request):
 
 def value(model, text, target, change=None):
     """The target of one run, whose norm is the model's last one."""
-    return target.bind(model)(model.steps(text, change=change).output).value
+    return target._bind(model)(model.steps(text, change=change).output).value
 
 
 def test_contributions_are_the_whole(case):
@@ -75,7 +75,7 @@ def test_contributions_are_the_whole(case):
         and settings.final_norm.kind == "layer"
         and settings.layers[-1].norm_first
     ):
-        own, layer, g = steps.layers[-1], settings.layers[-1], target.bind(model)(steps.output).direction
+        own, layer, g = steps.layers[-1], settings.layers[-1], target._bind(model)(steps.output).direction
         head = (
             own.output[1]
             @ layer.output.weight.reshape(len(own.output[0][0]) and g.shape[1], len(own.output), -1)[:, 1].T
@@ -131,7 +131,7 @@ def test_integrated_gradients_are_the_whole(case):
     found = readings.integrated_gradients(model, text, target, baseline=baseline, n_steps=400)
 
     def at(x):
-        return target.bind(model)(readings.transformer.forward(settings, x, np.array([0, len(x)]))).value
+        return target._bind(model)(readings.transformer.forward(settings, x, np.array([0, len(x)]))).value
 
     np.testing.assert_allclose(
         found.sum(), at(rows) - at(baseline), rtol=1e-3, atol=1e-4
