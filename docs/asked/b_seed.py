@@ -1,0 +1,13 @@
+"""
+The same seed, the same text, in any company
+============================================
+
+Asked of vLLM: `issue 17524 <https://github.com/vllm-project/vllm/issues/17524>`_. The order of a batch changes what a seed draws.
+"""
+
+from selfattn import models
+
+model = models.load("SmolLM2-135M-Instruct.Q4_1.gguf")
+alone = model.generate("the sea", 8, temperature=0.8, rng=7)
+together = model.generate(["a ship", "the sea", "dark water"], 8, temperature=0.8, rng=[1, 7, 3])
+assert together[1] == alone

@@ -1,0 +1,13 @@
+"""
+All heads of 512 tokens on one page, offline
+============================================
+
+Asked of BertViz: `issue 82 <https://github.com/jessevig/bertviz/issues/82>`_. Its pages become slow or fail with many tokens.
+"""
+
+from selfattn import models, views
+
+model = models.load("all-MiniLM-L6-v2")
+text = "the old ship sailed over the dark water near the stones . " * 42
+page = views.explorer(model, text)  # page.save("heads.html") is one file without network
+len(model.tokens(text))

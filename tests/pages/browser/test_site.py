@@ -1,0 +1,177 @@
+"""The site that `tools/site` builds: its links, what its pages say of themselves, what they fetch, the way to answers, axe, the search.
+
+`SELFATTN_SITE` names a site that is built already.
+"""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import selfattn as sa
+
+ROOT = Path(__file__).parents[3]
+pytest.importorskip("pydata_sphinx_theme", reason="the site needs the extra `site`")
+KINDS = [
+    "index.html", "index.de.html", "index.fr.html", "lessons.html", "docs/index.html", "docs/guide/semantics.html",
+    "docs/guide/benchmarks.html", "docs/guide/coming_from/pytorch.html", "docs/measurements/attention.html", "gallery/index.html",
+    "gallery/padding.html", "gallery/banks.html", "asked/index.html", "asked/h_filter.html", "api/index.html",
+    "api/selfattn.optim.html", "notebooks/3_basics.html", "csrc/README.html", "search.html", "genindex.html",
+]  # fmt: skip
+# Questions of the start page, and what answers them on the page that a click opens.
+QUESTIONS = {
+    "mask padding?": "key_lengths=", "see what my model attends to?": "selfattn explore", "search my text?": "selfattn search",
+    "know how fast it is on my CPU?": "ms, NumPy", "use it from PyTorch?": "selfattn.interop.torch",
+    "run it on two machines?": "on any scheduler’s address",
+}  # fmt: skip
+
+
+class Parsed(HTMLParser):
+    """A page's title, description, ids, links with their texts, what it fetches, and its text."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.links, self.fetched, self.text, self.meta = set(), [], [], "", {}
+        self.title, self._inside = "", None
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self._inside = tag
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        self.fetched += [given[name] for name in ("src", "srcset", "poster", "data") if given.get(name)]
+        self.fetched += re.findall(r"url\(([^)]*)", given.get("style") or "")
+        if tag == "link" and given.get("rel") not in ("alternate", "up", "index", "search", "next", "prev"):
+            self.fetched.append(given["href"])
+        if tag == "meta":
+            self.meta[given.get("name")] = given.get("content")
+        if tag == "a" and given.get("href"):
+            self.links.append([given["href"], ""])
+
+    def handle_data(self, data):
+        if self._inside == "title":
+            self.title += data
+        if self._inside == "style":
+            self.fetched += re.findall(r"""(?:url\(|@import )["']?([^"')]*)""", data)
+        elif self._inside != "script":
+            self.text += data
+            if self.links:
+                self.links[-1][1] += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = os.environ.get("SELFATTN_SITE")
+    if folder is None:
+        folder = tmp_path_factory.mktemp("site") / "site"
+        subprocess.run([sys.executable, ROOT / "tools/site", folder], check=True)
+    return Path(folder).resolve()
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {path: Parsed(path) for path in sorted(site.glob("**/*.html")) if "_static" not in path.parts}
+
+
+def is_outside(address):
+    return urlsplit(address).scheme not in ("", "data") or address.startswith("//")
+
+
+def test_pages_fetch_nothing_from_outside_and_say_what_they_are(site, pages):
+    fetched = {each for page in pages.values() for each in page.fetched}
+    for sheet in site.glob("**/*.css"):
+        fetched |= set(re.findall(r"""(?:url\(|@import )["']?([^"')]*)""", sheet.read_text(encoding="utf-8")))
+    assert len(fetched) > 50
+    assert [each for each in fetched if is_outside(each)] == []
+    lessons = site / "pages"
+    silent = [
+        path
+        for path, page in pages.items()
+        if not page.title.strip() or (path.parent != lessons and len(page.meta.get("description") or "") < 10)
+    ]
+    assert silent == []
+
+
+def test_links_lead_somewhere(pages):
+    broken = []
+    for path, page in pages.items():
+        for address, _ in page.links:
+            parts = urlsplit(address)
+            if parts.scheme in ("", "file"):
+                target = Path(os.path.normpath(path.parent / unquote(parts.path))) if parts.path else path
+                ids = pages[target].ids if target in pages else None
+                known = (
+                    ids is None
+                    or not parts.fragment
+                    or unquote(parts.fragment) in ids
+                    or "=" in parts.fragment
+                )
+                if not target.exists() or not known:
+                    broken.append((path.name, address))
+    assert broken == []
+
+
+def test_one_click_from_the_start_answers(site, pages):
+    start = pages[site / "index.html"]
+    for question, answer in QUESTIONS.items():
+        (address,) = (address for address, text in start.links if text.strip() == question)
+        page = pages[site / urlsplit(address).path]
+        assert answer in page.text, question
+    for lang in ("de", "fr"):
+        other = pages[site / f"index.{lang}.html"]
+        own, theirs = ({address for address, _ in each.links if address[0] != "#"} for each in (start, other))
+        assert own - theirs <= {f"index.{lang}.html"}
+        words = json.loads((ROOT / f"docs/site/languages/{lang}.json").read_text(encoding="utf-8"))
+        used = re.findall(r'_\("(.*?)"\)', (ROOT / "docs/site/start.md.jinja").read_text(encoding="utf-8"))
+        assert list(words) == used
+
+
+def test_every_public_name_has_its_docs(pages):
+    ids = {each for page in pages.values() for each in page.ids}
+    modules = [importlib.import_module(f"selfattn.{name}") for name in sa._MODULES]
+    names = {f"{module.__name__}.{name}" for module in modules for name in getattr(module, "__all__", ())}
+    names |= {f"selfattn.{name}" for name in sa.__all__ if name not in sa.functional.__all__}
+    assert names - {each.removeprefix("module-") for each in ids} == set()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_pages_in_a_browser(site, browser, width, scheme):
+    """No request leaves the folder, nothing is wider than the window, and axe finds nothing serious."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    page, trouble = context.new_page(), []
+    page.on("pageerror", lambda error: trouble.append((name, str(error))))
+    page.on(
+        "request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or trouble.append((name, r.url))
+    )
+    for name in KINDS:
+        page.goto((site / name).as_uri())
+        found = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
+        trouble += [
+            (name, each["id"], [node["html"][:150] for node in each["nodes"][:3]])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
+        if page.evaluate("document.documentElement.scrollWidth") > width:
+            trouble.append((name, "wider than the window"))
+    context.close()
+    assert trouble == []
+
+
+def test_search_finds(site, browser):
+    page = browser.new_page()
+    page.goto((site / "search.html").as_uri() + "?q=key_lengths")
+    page.wait_for_selector("#search-results li a")
+    assert "api/selfattn.reference" in "".join(
+        page.eval_on_selector_all("#search-results li a", "all => all.map(a => a.href)")
+    )
+    page.close()
