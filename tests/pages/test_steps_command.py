@@ -219,7 +219,14 @@ def test_all_pages_link_to_each_other(tmp_path, opened, run):
     assert "gpt.html exists and is not a page of selfattn's" in run("pages", "class", code=1).err
     assert len(list((tmp_path / "class").iterdir())) == 1
     (tmp_path / "class" / "gpt.html").unlink()
-    run("pages", "class", "--open")
+    (tmp_path / "no.wasm").write_bytes(b"\0asm")
+    (tmp_path / "old.wasm").write_bytes(b"\0asm selfattn kernels 0 of commit abc")
+    for name, message in (
+        ("no", "is not the core in WebAssembly"),
+        ("old", "belongs to another version of selfattn"),
+    ):
+        assert message in run("pages", "class", "--kernels", f"{name}.wasm", code=1).err
+    assert "without the live pages, which need --kernels FILE.wasm" in run("pages", "class", "--open").err
     assert opened == [(tmp_path / "class" / "index.html").as_uri()]
     start, *others = sorted((tmp_path / "class").iterdir(), key=lambda path: path.name != "index.html")
     links = [a["href"] for tag, a in Reader(start.read_text(encoding="utf-8")).elements if tag == "a"]

@@ -8,57 +8,24 @@
 /** @typedef {{ weight: Weights, bias?: Float32Array | null }} Affine */
 /** @typedef {{ weight: Float32Array, bias?: Float32Array | null, eps: number, rms?: boolean }} NormOfModel */
 /**
- * @typedef {object} AttentionCall
- * @property {Floats} query (heads, L, E)
- * @property {Floats} key (keyHeads, S, E)
- * @property {Floats} value (keyHeads, S, Dv)
- * @property {number} L
- * @property {number} S
- * @property {number} [heads]
- * @property {number} [keyHeads] which divide the heads
- * @property {Floats | Uint8Array | null} [mask] (L, S): of the type of query, or 1 where a pair is open
- * @property {number[] | null} [slopes] of ALiBi, by heads
- * @property {number[] | null} [sinks] by heads
- * @property {"upper_left" | "lower_right" | null} [causal]
- * @property {[number | null, number | null] | null} [window]
- * @property {number | null} [scale]
- * @property {number | null} [softcap]
- * @property {number} [dropout]
- * @property {bigint | number} [seed] of dropout
- * @property {boolean} [weights]
- * @property {Floats | null} [gradOut] (heads, L, Dv): gives gradients too
+ * query is (heads, L, E), key (keyHeads, S, E), value (keyHeads, S, Dv); mask (L, S) of the type of query, or 1 where a pair is open;
+ * slopes of ALiBi and sinks by heads; gradOut (heads, L, Dv) asks for gradients.
+ * @typedef {{ query: Floats, key: Floats, value: Floats, L: number, S: number, heads?: number, keyHeads?: number, mask?: Floats | Uint8Array | null, slopes?: number[] | null,
+ *   sinks?: number[] | null, causal?: "upper_left" | "lower_right" | null, window?: [number | null, number | null] | null, scale?: number | null, softcap?: number | null,
+ *   dropout?: number, seed?: bigint | number, weights?: boolean, gradOut?: Floats | null }} AttentionCall
  */
 /**
- * @typedef {object} LayerOfModel
- * @property {number} heads
- * @property {number} [keyHeads]
- * @property {number} width of a head
- * @property {number} [hidden] 0: there is no feed-forward network
- * @property {[number, number]} eps
- * @property {[boolean, boolean]} [rms]
- * @property {boolean} [normFirst]
- * @property {boolean} [causal]
- * @property {number | null} [windowLeft]
- * @property {number | null} [windowRight]
- * @property {number} [scale]
- * @property {number | null} [softcap]
- * @property {string} [activation]
- * @property {{ cos: Float32Array, sin: Float32Array, width: number, interleaved?: boolean } | null} [rotary]
- * @property {"float32" | "int8"} [weights] int8 rounds the projections, as weights="int8" does in Python
- * @property {Record<string, Affine | null | undefined>} parameters by the names of PARAMETERS
+ * width is that of a head; hidden 0: there is no feed-forward network; weights "int8" rounds the projections, as Python's weights="int8"
+ * does; parameters have the names of PARAMETERS.
+ * @typedef {{ heads: number, keyHeads?: number, width: number, hidden?: number, eps: [number, number], rms?: [boolean, boolean], normFirst?: boolean, causal?: boolean,
+ *   windowLeft?: number | null, windowRight?: number | null, scale?: number, softcap?: number | null, activation?: string, weights?: "float32" | "int8",
+ *   rotary?: { cos: Float32Array, sin: Float32Array, width: number, interleaved?: boolean } | null, parameters: Record<string, Affine | null | undefined> }} LayerOfModel
  */
 /**
- * @typedef {object} ModelDescription
- * @property {number} d
- * @property {number} [vocabulary]
- * @property {Weights | null} [table] (vocabulary, d); without one the input is rows
- * @property {"float32" | "int8"} [tableKind]
- * @property {Float32Array | null} [always] (d,), added to every row of the table
- * @property {Float32Array | null} [positions] (most tokens, d)
- * @property {NormOfModel | null} [firstNorm]
- * @property {NormOfModel | null} [finalNorm]
- * @property {Affine | "table" | null} [output] the head of a language model; "table": the table is the head
- * @property {LayerOfModel[]} layers
+ * table is (vocabulary, d), without one the input is rows; always (d,) is added to its rows; positions (most tokens, d); output is the head
+ * of a language model, "table": the table.
+ * @typedef {{ d: number, vocabulary?: number, table?: Weights | null, tableKind?: "float32" | "int8", always?: Float32Array | null, positions?: Float32Array | null,
+ *   firstNorm?: NormOfModel | null, finalNorm?: NormOfModel | null, output?: Affine | "table" | null, layers: LayerOfModel[] }} ModelDescription
  */
 
 const PARAMETERS = ["query", "key", "value", "output", "attentionNorm", "up", "gate", "down", "lastNorm"]; // the order of SA_QUERY …
@@ -481,9 +448,9 @@ class Model {
   }
 
   /**
-   * The gradients of the last call with `keep`, by `parameters`, whose weights are float32; `rows` has the gradient of given rows.
+   * The gradients of the last call with `keep`, by `parameters`, whose weights are float32; `rows` has that of what enters the first norm or layer.
    * @param {Float32Array} gradOut of the rows that the call returned
-   * @returns {{ gradients: (Float32Array | null)[], rows: Float32Array | null }} null: a parameter of the head, which `linear` differentiates
+   * @returns {{ gradients: (Float32Array | null)[], rows: Float32Array }} null: a parameter of the head, which `linear` differentiates
    */
   backward(gradOut) {
     const { kernel, e = 0, kept, last, description: { d, layers } } = this;
@@ -492,7 +459,7 @@ class Model {
     checkLength("gradOut", gradOut, rows, d);
     return kernel.within(() => {
       const each = kernel.layout.sa_layer_gradients.value, layer = kernel.take(each * Math.max(1, layers.length));
-      const ofRows = given ? kernel.take(tokens * d * 4) : 0, g = kernel.put("sa_transformer_gradients", { grad_out: kernel.copy(gradOut), layer, rows: ofRows });
+      const ofRows = kernel.take(tokens * d * 4), g = kernel.put("sa_transformer_gradients", { grad_out: kernel.copy(gradOut), layer, rows: ofRows });
       const field = (/** @type {string} */ name) => kernel.layout[`sa_transformer_gradients.${name}`].value;
       /** @type {Record<string, number>} */
       const own = { table: field("table"), first_norm: field("first_norm[0]"), "first_norm.bias": field("first_norm[0]") + 4, final_norm: field("final_norm[0]"), "final_norm.bias": field("final_norm[0]") + 4 };
@@ -507,7 +474,7 @@ class Model {
       kernel.check(kernel.core.transformer(e, Math.min(this.most, kernel.layout.SA_MAX_LENGTH.value), plan, 0, saved, g));
       kernel.put("sa_transformer", { table: this.table }, e);
       const read = (/** @type {number} */ at, /** @type {number} */ n) => (at ? kernel.read(new Float32Array(), at, n) : null);
-      return { gradients: addresses.map((at, n) => read(at, this.parameters[n].length)), rows: read(ofRows, tokens * d) };
+      return { gradients: addresses.map((at, n) => read(at, this.parameters[n].length)), rows: kernel.read(gradOut, ofRows, tokens * d) };
     });
   }
 }

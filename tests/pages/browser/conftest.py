@@ -6,6 +6,8 @@ Both are optional: ``pip install 'selfattn[docs]'`` brings Playwright, and Chrom
 
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from pages import UNFOLD, illustrated
@@ -23,6 +25,18 @@ def browser():
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def kernels():
+    """The path of the core in WebAssembly, which is built if there is a compiler for it."""
+    root = Path(__file__).parents[3]
+    if not shutil.which("clang-14") or not shutil.which("wasm-ld-14"):
+        pytest.skip("live pages need clang-14, lld-14, wasi-libc and libclang-rt-14-dev-wasm32")
+    subprocess.run(
+        ["make", "-s", "-j2", "-C", root / "csrc", "wasm-library"], check=True, capture_output=True
+    )
+    return root / "csrc/build/selfattn.wasm"
 
 
 @pytest.fixture
@@ -46,7 +60,9 @@ def visit(browser, tmp_path):
         page.on("pageerror", lambda error: trouble.append(f"error: {error}"))
         page.on("dialog", lambda dialog: trouble.append(f"dialog: {dialog.message}"))
         allowed = (path.as_uri(), "data:,")
-        page.on("request", lambda r: r.url.split("#")[0] in allowed or trouble.append(f"fetched {r.url}"))
+        page.on(
+            "request", lambda r: r.url.startswith((*allowed, "blob:")) or trouble.append(f"fetched {r.url}")
+        )
         page.goto(path.as_uri() + fragment)
         if unfold:
             page.evaluate(UNFOLD)

@@ -1,0 +1,197 @@
+"""The core in a browser has the bits of "baseline"; the playground shows what its Python computes, and says what went wrong."""
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+from instruction_sets import using
+from page_driver import CONTRASTS
+
+import selfattn as sa
+from selfattn import views
+from selfattn.engine.weights import rounded
+from selfattn.views.live_pages import LIVE_PAGES, read_kernels
+
+KERNEL = Path(views.__file__).parent / "live/kernel.js"
+
+# Runs attention without and with gradients, and rounds weights: the results in base 64, or the name of an error.
+COMPUTE = """async ([wasm, calls]) => {
+    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
+    const text = (array) => btoa(new Uint8Array(array.buffer).reduce((all, byte) => all + String.fromCharCode(byte), ""));
+    const core = await Kernel.load(bytes(wasm));
+    const compute = ({ type, types, columns, ...call }) => {
+        for (const [name, kind] of Object.entries(types)) call[name] = new globalThis[kind](bytes(call[name]));
+        if (columns) return Object.values(roundToInt8(call.weight, columns)).map(text);
+        const plain = core.attention({ ...call, seed: BigInt(call.seed), gradOut: null, weights: true });
+        const found = core.attention({ ...call, seed: BigInt(call.seed) });
+        return [plain.out, plain.weights, found.out, found.dQuery, found.dKey, found.dValue].map(text);
+    };
+    const refused = [{ L: 30000, S: 30000, query: new Float32Array(30000), key: new Float32Array(30000), value: new Float32Array(30000), weights: true },
+        { L: 2, S: 1, query: new Float32Array(2), key: new Float32Array(3), value: new Float32Array(1) }, { L: 1, S: 1, heads: 3, keyHeads: 2, query: new Float32Array(3), key: new Float32Array(2), value: new Float32Array(2) }];
+    const names = refused.map((call) => { try { return core.attention(call).out.length; } catch (error) { return error.name; } });
+    return [calls.map(compute), names, WebAssembly.Module.imports(new WebAssembly.Module(bytes(wasm))).length, core.commit];
+}"""
+
+
+def packed(call):
+    """Return a call with its arrays in base 64, and their types in JavaScript."""
+    names = {"f4": "Float32Array", "f8": "Float64Array", "b1": "Uint8Array"}
+    types = {n: names[a.dtype.str[1:]] for n, a in call.items() if isinstance(a, np.ndarray)}
+    return call | {n: base64.b64encode(call[n].tobytes()).decode() for n in types} | {"types": types}
+
+
+def drawn_call(rng):
+    """Return a call of kernel.js, and what Python computes."""
+    dtype = rng.choice([np.float32, np.float64])
+    keys, group, L = (
+        int(rng.choice(sizes)) for sizes in ([1, 1, 2, 3], [1, 1, 2, 4], [1, 2, 3, 8, 16, 33, 65, 130])
+    )
+    S, E, Ev = (
+        int(rng.choice([L, L, 1, 5, 63, 64, 65, 300])),
+        *rng.choice([1, 2, 3, 4, 8, 17, 32, 64], 2).tolist(),
+    )
+    shapes = ((keys * group, L, E), (keys, S, E), (keys, S, Ev), (keys * group, L, Ev))
+    q, k, v, grad = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
+    mask = [None, None, rng.random((L, S)) < 0.7, rng.standard_normal((L, S)).astype(dtype)][rng.integers(4)]
+    some = {
+        "softcap": float(rng.uniform(1, 30)), "slopes": rng.random(keys * group).tolist(), "sinks": rng.standard_normal(keys * group).tolist(),
+        "causal": str(rng.choice(["upper_left", "lower_right"])), "window": [None, int(rng.integers(40))], "scale": -0.7, "dropout": 0.3,
+    }  # fmt: skip
+    call = {name: value for name, value in some.items() if rng.random() < 0.4} | {
+        "seed": str(rng.integers(2**63))
+    }
+    names = {"slopes": "alibi_slopes", "dropout": "dropout_p"}
+    options = {names.get(name, name): value for name, value in call.items() if name != "seed"}
+    options |= {"attn_mask": mask, "rng": int(call["seed"]), "enable_gqa": group > 1}
+    out, weights = sa.scaled_dot_product_attention(q, k, v, return_weights=True, **options)
+    kept, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, **options)
+    call |= {
+        "query": q,
+        "key": k,
+        "value": v,
+        "gradOut": grad,
+        "L": L,
+        "S": S,
+        "heads": keys * group,
+        "keyHeads": keys,
+    }
+    return packed(call if mask is None else call | {"mask": mask}), [out, weights, kept, *pullback(grad)[:3]]
+
+
+def drawn_weight(rng):
+    """Return weights of any size, some of which are subnormal or 0, and what Python rounds them to."""
+    weight = rng.standard_normal(
+        (int(rng.integers(1, 9)), int(rng.choice([1, 127, 128, 129, 300])))
+    ) * 10.0 ** rng.integers(-41, 10)
+    weight = np.where(rng.random(weight.shape) < rng.random(), weight, 0).astype(np.float32)
+    return packed({"weight": weight, "columns": weight.shape[1]}), list(rounded("weight", weight, "int8"))
+
+
+def test_attention_and_rounding_in_a_browser_have_the_bits_of_baseline(browser, kernels):
+    rng = np.random.default_rng(53)
+    with using("baseline"):
+        cases = [drawn_call(rng) for _ in range(100)] + [drawn_weight(rng) for _ in range(20)]
+    page = browser.new_page()
+    page.add_script_tag(content=KERNEL.read_text() + "Object.assign(globalThis, { Kernel, roundToInt8 });")
+    wasm = base64.b64encode(kernels.read_bytes()).decode()
+    found, refused, imports, commit = page.evaluate(COMPUTE, [wasm, [call for call, _ in cases]])
+    page.close()
+    for (call, wanted), got in zip(cases, found, strict=True):
+        assert [base64.b64decode(text) for text in got] == [array.tobytes() for array in wanted], call
+    assert refused == ["memory", "sizes", "sizes"] and imports == 0 and commit == read_kernels(kernels).commit
+
+
+@pytest.fixture(scope="module")
+def playground(kernels):
+    page = LIVE_PAGES["playground"](read_kernels(kernels), "en")
+    assert len(page.html.encode()) < 600_000
+    return page
+
+
+HEAR = "document.addEventListener('sa-chosen', ({ detail }) => { window.heard = { ...detail, numbers: [...detail.numbers] } })"
+
+
+@pytest.mark.parametrize(("typed", "width", "scheme"), [
+    ({"heads": "4", "key heads": "2", "window to the left": "3", "softcap": "2", "dropout": "0.2", "seed of dropout": "7"}, 390, "dark"),
+    ({"ALiBi’s slope": "0.5", "scale": "0.3"}, 1280, "light"), ({"Query": "1 0 2\n0.5 1 1"}, 768, "light"),
+])  # fmt: skip
+def test_the_playground_shows_what_its_python_computes(opened, playground, typed, width, scheme):
+    page = opened(playground, width=width, color_scheme=scheme)
+    page.evaluate(HEAR)
+    page.get_by_label("What attends").select_option(index=int("Query" in typed))
+    page.get_by_label("A word sees").select_option(index=2 if "Query" in typed else 1)
+    for name, value in typed.items():
+        page.get_by_label(name, exact=name != "Query").first.fill(value)
+    page.locator(".sa-heat td.sa-tinted").nth(1).click()  # closes the pair 0, 1
+    spaces = [{}, {}]
+    for kind, name in [
+        ("dQuery", "d_query"),
+        ("dKey", "d_key"),
+        ("dValue", "d_value"),
+        ("out", "out"),
+        ("scores", "scores"),
+        ("weights", "weights"),
+    ]:
+        page.locator(f"[data-do={kind}]").click()
+        page.wait_for_function("kind => window.heard?.shown === kind", arg=kind)
+        shown = np.array(page.evaluate("heard.numbers.map((x) => Number.isFinite(x) ? x : -1e300)"))
+        if not spaces[0]:
+            for space, pre in zip(spaces, page.locator("pre").all_inner_texts(), strict=True):
+                with using("baseline"):
+                    exec(pre, space)
+            assert "mask[[0], [1]] = False" in pre
+        ours, plain = (space.get(name) for space in spaces)
+        if ours is not None:
+            assert shown.astype(ours.dtype).tobytes() == ours[0].tobytes(), name
+        eps = np.finfo(
+            spaces[0]["out"].dtype
+        ).eps  # sums of at most 16 terms, each at most the largest of all
+        finite = np.isfinite(plain[0].ravel())
+        np.testing.assert_allclose(
+            shown[finite],
+            plain[0].ravel()[finite],
+            rtol=64 * eps,
+            atol=64 * eps * np.abs(plain[np.isfinite(plain)]).max(),
+        )
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert min(ratio for _, ratio in page.evaluate(CONTRASTS)) >= 4.5
+
+
+def test_a_long_text_is_a_picture_and_faults_are_sentences(opened, playground):
+    page = opened(playground, width=1280)
+    line, words = page.locator(".sa-line"), page.get_by_role("textbox", name="Words")
+    words.fill("a rose is a rose " * 160)
+    page.wait_for_selector("canvas")
+    page.locator("canvas").focus()
+    page.keyboard.press("ArrowRight")
+    assert line.inner_text().startswith("a (row 0) takes 0.")
+    page.get_by_label("heads", exact=True).fill("two")
+    assert line.inner_text() == "“two” cannot be the field heads."
+    page.get_by_label("heads", exact=True).fill("1")
+    words.fill("word " * 5000)
+    assert line.inner_text() == "A text has 1 to 4,096 words here, not 5000."
+
+
+def test_without_webassembly_or_when_the_worker_ends_one_sentence_says_what_to_do(
+    browser, playground, tmp_path
+):
+    path = playground.save(tmp_path / "page.html")
+    for script, said in [
+        ("delete globalThis.WebAssembly", "This browser cannot run WebAssembly"),
+        ("const { Worker } = globalThis; globalThis.Worker = function (url) { return (globalThis.last = new Worker(url)); }", "The computation has ended"),
+    ]:  # fmt: skip
+        page = browser.new_page()
+        page.clock.install()
+        page.add_init_script(script)
+        page.goto(path.as_uri())
+        if "last" in script:
+            page.wait_for_selector("[data-computed]")
+            page.evaluate("last.terminate()")
+            page.get_by_role("textbox", name="Words").fill("one two")
+            page.clock.fast_forward(61_000)
+        page.wait_for_selector(f".sa-fault:has-text('{said}')")
+        if "last" in script:
+            page.get_by_role("textbox", name="Words").fill("one two three")
+            page.wait_for_selector(".sa-line:not(.sa-fault):has-text('3 × 3 pairs')")
+        page.close()
