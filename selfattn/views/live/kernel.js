@@ -122,13 +122,7 @@ class Kernel {
     return new type(this.core.memory.buffer, at, n).slice();
   }
 
-  /**
-   * Run with memory that is given back at the end, or if `kept` is given is added to it.
-   * @template T
-   * @param {() => T} act
-   * @param {number[]} [kept]
-   * @returns {T}
-   */
+  /** @template T @param {() => T} act @param {number[]} [kept] @returns {T} of act, run with memory that is given back at the end, or if `kept` is given is added to it */
   within(act, kept) {
     const before = this.held;
     this.held = [];
@@ -226,11 +220,7 @@ class Kernel {
     });
   }
 
-  /**
-   * x·weightᵀ + bias, or with `dy` its gradients; x is (rows, columns), weight (out, columns).
-   * @param {{ x: Floats, weight: Floats, bias?: Floats | null, columns: number, dy?: Floats | null }} call
-   * @returns {{ y?: Floats, dx?: Floats, dWeight?: Floats, dBias?: Floats }}
-   */
+  /** @type {(call: { x: Floats, weight: Floats, bias?: Floats | null, columns: number, dy?: Floats | null }) => { y?: Floats, dx?: Floats, dWeight?: Floats, dBias?: Floats }} x·weightᵀ + bias, or with `dy` its gradients; x is (rows, columns), weight (out, columns) */
   linear({ x, weight, bias, columns, dy }) {
     const rows = x.length / columns, out = weight.length / columns, size = x.BYTES_PER_ELEMENT;
     checkLength("x", x, Math.floor(rows), columns);

@@ -149,7 +149,7 @@ class Playground {
     this.canvas.onclick = (event) => this.found && this.toggle(placeIn(event, this.canvas, this.found.rows, this.found.columns));
     this.canvas.onkeydown = (event) => this.key(event);
     const given = element("div", { className: "sa-controls" }, this.source, ...[this.words, ...this.matrices].map((each) => element("label", { className: "sa-wide" }, each.ariaLabel ?? "", each)));
-    this.controls = element("div", { className: "sa-controls" }, this.causal, ...Object.values(this.fields).map(({ node }) => node), button({ onclick: () => this.clear() }, captions.open));
+    this.controls = element("div", { className: "sa-controls" }, this.causal, ...Object.values(this.fields).map(({ node }) => node), button({ onclick: () => (this.closed.clear(), this.compute()) }, captions.open));
     this.result = element("div", {}, this.kinds, " ", this.heads, this.strip, this.line);
     root.replaceChildren(topOf(root, captions, element("p", {}, ...phrase(captions.look)), "", () => this.draw()),
       given, element("div", { className: "sa-columns" }, this.controls, this.result),
@@ -249,11 +249,6 @@ class Playground {
     this.at = { i, j };
     const pair = `${Math.floor((i * found.L) / found.rows)},${Math.floor((j * found.S) / found.columns)}`;
     if (!this.closed.delete(pair)) this.closed.add(pair);
-    this.compute();
-  }
-
-  clear() {
-    this.closed.clear();
     this.compute();
   }
 

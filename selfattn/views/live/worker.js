@@ -4,13 +4,7 @@
  * and the worker runs the same script. Of requests with one name the newest waits alone; a long job works in slices.
  */
 
-/**
- * @typedef {object} Job what a job gets besides its arguments
- * @property {Kernel} kernel
- * @property {boolean} stopped
- * @property {(value: unknown) => void} progress
- * @property {() => Promise<void>} pause lets messages in, such as a stop
- */
+/** @typedef {{ kernel: Kernel, stopped: boolean, progress: (value: unknown) => void, pause: () => Promise<void> }} Job `pause` lets messages in, such as a stop */
 /** @typedef {(args: any, job: Job) => unknown} Work its result, or a promise of it */
 /** @typedef {{ id: number, name: string, args: unknown, transfer: Transferable[], progress: (value: any) => void, done: (result: any) => void, failed: (error: Error) => void }} Asked */
 
@@ -74,13 +68,7 @@ class KernelWorker {
     this.patience = patience;
   }
 
-  /**
-   * A promise of what a job returns; undefined if a newer request of the name took its place before it began.
-   * @param {string} name
-   * @param {unknown} args
-   * @param {{ transfer?: Transferable[], progress?: (value: any) => void }} [options]
-   * @returns {Promise<any>}
-   */
+  /** @type {(name: string, args: unknown, options?: { transfer?: Transferable[], progress?: (value: any) => void }) => Promise<any>} a job's result; undefined if a newer request of the name took its place before it began */
   ask(name, args, options = {}) {
     return new Promise((done, failed) => {
       const { transfer = [], progress = () => {} } = options;
