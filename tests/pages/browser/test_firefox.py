@@ -1,4 +1,4 @@
-"""Every page that `selfattn pages` writes, shown once in Firefox, which is driven by WebDriver BiDi."""
+"""Every page that `selfattn pages` writes, live ones too, shown once in Firefox, which is driven by WebDriver BiDi."""
 
 import json
 import os
@@ -15,8 +15,8 @@ FIREFOX = os.environ.get("FIREFOX") or shutil.which("firefox-esr") or shutil.whi
 pytestmark = pytest.mark.skipif(FIREFOX is None, reason="there is no Firefox")
 
 # What a page has drawn: ribbons with a path, maps with a size, the links of the start page.
-DRAWN = """[...document.querySelectorAll(".sa-ribbons path.sa-strong, .sa-thumb canvas, .sa-card")].filter((drawn) =>
-    drawn.getAttribute("d")?.length > 20 || drawn.width > 1 || drawn.href).length"""
+DRAWN = """[...document.querySelectorAll(".sa-ribbons path.sa-strong, .sa-thumb canvas, .sa-card, [data-computed]")].filter((drawn) =>
+    drawn.getAttribute("d")?.length > 20 || drawn.width > 1 || drawn.href || drawn.dataset.computed).length"""
 
 
 @pytest.fixture
@@ -51,10 +51,12 @@ def bidi(tmp_path):
     process.wait(30)
 
 
-def test_firefox_shows_every_page(bidi, tmp_path_factory):
+def test_firefox_shows_every_page(bidi, tmp_path_factory, request):
     send, events = bidi
     folder = tmp_path_factory.mktemp("pages")
-    views.write_pages(folder)
+    views.write_pages(
+        folder, kernels=request.getfixturevalue("kernels") if shutil.which("wasm-ld-14") else None
+    )
     send("session.subscribe", events=["log.entryAdded"])
     context = send("browsingContext.getTree")["contexts"][0]["context"]
     for path in sorted(folder.iterdir()):
