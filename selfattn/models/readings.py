@@ -109,21 +109,8 @@ class Similarity:
     other: Any
 
     def _bind(self, model: Any) -> Reader:
-        pipeline = getattr(model, "pipeline", None)
-        modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
-        if (
-            len(modes) != 1
-            or modes[0] not in IN_CORE
-            or (pipeline is not None and any(x for _, x in pipeline.after))
-        ):
-            need = "an encoder with a pooling of mean, cls or last token and no Dense"
-            raise ValueError(f"a similarity needs {need}, not {type(model).__name__}")
+        pooled, mode = pooling(model)
         settings, inputs = _one(model, self.other)
-
-        def pooled(rows: Array) -> Array:
-            found: Array = pool(rows, np.array([0, len(rows)]), modes, [0])[0]
-            return found
-
         other = pooled(states(settings, inputs)[-1])
         other = other / np.linalg.norm(other)
 
@@ -131,7 +118,7 @@ class Similarity:
             a = pooled(rows)
             length = np.linalg.norm(a)
             cosine = float(a @ other / length)
-            which: Any = {"mean": slice(None), "cls": 0, "lasttoken": -1}[modes[0]]
+            which: Any = {"mean": slice(None), "cls": 0, "lasttoken": -1}[mode]
             share = np.zeros((len(rows), 1), rows.dtype)
             share[which] = 1
             share /= share.sum()
@@ -551,6 +538,20 @@ def _head(model: Any) -> Any:
     if not isinstance(model, CausalModel):
         raise TypeError(f"{type(model).__name__} is not a language model")
     return model._head(model._built(1)[1])
+
+
+def pooling(model: Any) -> tuple[Callable[[Array], Array], str]:
+    """Return what makes an embedding of last rows, not normalised, and the mode of the pooling."""
+    pipeline = getattr(model, "pipeline", None)
+    modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
+    if (
+        len(modes) != 1
+        or modes[0] not in IN_CORE
+        or (pipeline is not None and any(x for _, x in pipeline.after))
+    ):
+        need = "an encoder with a pooling of mean, cls or last token and no Dense"
+        raise ValueError(f"a similarity needs {need}, not {type(model).__name__}")
+    return (lambda rows: pool(rows, np.array([0, len(rows)]), modes, [0])[0]), modes[0]
 
 
 def _place(place: int, length: int) -> int:

@@ -30,6 +30,7 @@ from selfattn.views.heads import (
     stored,
 )
 from selfattn.views.language import fill, in_language
+from selfattn.views.off import without_heads
 from selfattn.views.texts import EXPLORER
 from selfattn.views.writing import text as escaped
 from selfattn.views.writing import token_list, visible
@@ -43,6 +44,7 @@ _Layer: TypeAlias = tuple[int, int, int | None]
 MOST_BYTES = 17_000_000
 MOST_RIBBONS = 40  # tokens whose ribbons are drawn
 MOST_NEW = 256
+MOST_OFF = 64  # tokens for which each head is switched off without being asked
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +52,13 @@ class Explorer(Document):
     """The page of :func:`explorer`: shows itself in a notebook; ``page.save(path)`` writes a file."""
 
     styles: ClassVar[tuple[str, ...]] = ("explorer.css",)
-    scripts: ClassVar[tuple[str, ...]] = (*KIT, "kit/ribbons.js", "explorer_parts.js", "explorer.js")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *KIT,
+        "kit/ribbons.js",
+        "explorer_parts.js",
+        "explorer_off.js",
+        "explorer.js",
+    )
 
 
 def explorer(
@@ -62,6 +70,7 @@ def explorer(
     new_tokens: int = 0,
     key_tokens: str | Sequence[str] | None = None,
     lang: str = "en",
+    heads_off: bool | None = None,
 ) -> Explorer:
     """Show what every head of a model does with a text.
 
@@ -86,6 +95,9 @@ def explorer(
         For steps of attention from one text to another: the tokens of the keys.
     lang : {"en", "de", "fr"}
         The language of the page.
+    heads_off : bool, optional
+        Compute what a model of ``selfattn.models`` says with each head off, what each word does for it, and the logit lens of a language
+        model. By default for texts of at most 64 tokens: it takes about as long as all heads' share of the layers.
 
     Returns
     -------
@@ -113,7 +125,7 @@ def explorer(
     """
     if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 0 <= new_tokens <= MOST_NEW:
         raise ValueError(f"new_tokens is an integer from 0 to {MOST_NEW}, not {new_tokens!r}")
-    store, captions = Store(), in_language(EXPLORER, lang)
+    store, captions, off = Store(), in_language(EXPLORER, lang), None
     if hasattr(model_or_steps, "steps"):
         given = [text] if compare is None else [text, compare]
         both = [_taken(model_or_steps, each, new_tokens) for each in given]
@@ -137,6 +149,23 @@ def explorer(
         )
     chosen = _chosen(texts, word)
     found, captions = habits(texts), captions | _places(texts, captions)
+    if (
+        hasattr(model_or_steps, "_built")
+        and (heads_off or heads_off is None)
+        and (heads_off or len(texts[0].queries) <= MOST_OFF)
+    ):
+        # Of a language model without the tokens that it adds.
+        alone = [
+            each[: text.prompt] if hasattr(model_or_steps, "logits") else each
+            for (_, each), text in zip(both, texts, strict=True)
+        ]
+        off = without_heads(
+            model_or_steps,
+            alone,
+            min(chosen[0], texts[0].prompt - 1),
+            lambda ids: _spelled(model_or_steps, ids),
+            store,
+        )
     data = {
         "name": _name(model_or_steps),
         "heads": shapes[0],
@@ -144,6 +173,7 @@ def explorer(
         "names": list(HABITS),
         "texts": [stored(each, store) | {"chosen": n} for each, n in zip(texts, chosen, strict=True)],
         "ribbons": MOST_RIBBONS,
+        "off": off,
         "captions": captions,
     }
     heads, named = sum(shapes[0]), texts[0].queries[chosen[0]]

@@ -10,6 +10,7 @@
  * @property {string[]} names of habits, in the order of shares
  * @property {StoredText[]} texts
  * @property {number} ribbons tokens whose ribbons are drawn, at most
+ * @property {StoredOff | null} off what the model says with heads off
  * @property {Record<string, string>} captions
  */
 
@@ -17,6 +18,11 @@ const LETTERS = ["A", "B"]; // names of texts
 const LISTED = 3; // words that a caption lists
 const SMALLEST = 0.005; // a smaller weight is written 0.00, and no find
 const RIBBONS_HIGH = 290; // pixels
+
+/** @param {number} colour as a canvas holds it */
+function cssOf(colour) {
+  return `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
+}
 
 class ExplorerPage {
   /** @type {{ side: number, chosen: Chosen } | null} */ pointed = null;
@@ -32,8 +38,9 @@ class ExplorerPage {
     this.alike = second !== undefined && first.rows === second.rows && first.columns === second.columns;
     /** @type {Mode} */
     this.mode = "0";
-    this.grid = new HeadGrid(data, this.texts, (head) => this.choose(head));
-    this.head = this.most(0, this.words[0]).head;
+    this.off = data.off && new Off(data.off, bytes, data);
+    this.grid = new HeadGrid(data, this.texts, (head) => this.choose(head), this.off);
+    this.head = this.off ? this.grid.all[this.off.first()] : this.most(0, this.words[0]).head;
     this.colours = pixelColours(root);
     const { captions } = data;
     const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.ribbons);
@@ -41,7 +48,7 @@ class ExplorerPage {
       button({ tabIndex: i === this.words[side] ? 0 : -1, onclick: () => this.take(side, i) }, element("bdi", {}, token))));
     this.look = element("p", { className: "sa-lede" });
     /** @type {Mode[]} */
-    const modes = ["0", ...(second ? /** @type {Mode[]} */ (["1"]) : []), ...(this.alike ? /** @type {Mode[]} */ (["difference"]) : []), "word"];
+    const modes = ["0", ...(second ? /** @type {Mode[]} */ (["1"]) : []), ...(this.alike ? /** @type {Mode[]} */ (["difference"]) : []), "word", ...(this.off ? /** @type {Mode[]} */ (["off"]) : [])];
     this.modes = new Map(modes.map((mode) => [mode, button({ onclick: () => {
       this.mode = mode;
       this.draw();
@@ -89,7 +96,7 @@ class ExplorerPage {
           element("div", { className: "sa-bar" }, element("span", { className: "sa-soft" }, captions["small maps"]),
             element("span", { className: "sa-tabs", role: "group", ariaLabel: captions["small maps"] }, ...this.modes.values()), this.scale),
           this.grid.node, this.grid.filters(() => this.small(false)), this.finds),
-        element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, this.shares,
+        element("section", { ariaLabel: captions["one head"] }, this.heading, this.means, ...(this.off ? [this.off.node] : []), this.shares,
           element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [this.ribbons[side].node] : []), this.captionsOf[side]))),
           element("div", { className: `sa-maps${this.ribbons.length ? " sa-below-ribbons" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
@@ -106,7 +113,8 @@ class ExplorerPage {
     const picture = new Picture({ name: "", rows: text.rows, columns: text.columns, point: (place) => this.sayCell(place, which) });
     picture.canvas.addEventListener("click", (event) => this.take(side, placeIn(event, picture.canvas, text.rows, text.columns).i));
     const name = which === 2 ? this.captions.difference : this.texts.length > 1 ? LETTERS[side] : "";
-    return { picture, node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name), picture.node) };
+    const save = button({ className: "sa-save", ariaLabel: this.captions.save, title: this.captions.save, onclick: () => savePicture(picture.canvas, `${this.data.name} ${this.grid.nameOf(this.head)} ${name}`) }, "PNG");
+    return { picture, node: element("figure", { className: "sa-large-map", data: { side: String(side) } }, element("figcaption", {}, name, save), picture.node) };
   }
 
   /** @param {Head} head */
@@ -156,11 +164,13 @@ class ExplorerPage {
       const on = i === this.words[side], { prompt, marks } = this.texts[side].stored;
       button.ariaPressed = String(on);
       button.tabIndex = on ? 0 : -1;
+      const bar = this.off?.stored.words[side]?.[i];
+      if (bar !== undefined) button.style.boxShadow = `inset 0 -4px ${cssOf(this.colours.difference(bar))}`;
       button.className = `${i >= prompt ? "sa-added" : ""} ${marks[i] && !this.texts[side].stored.crossed ? "sa-mark" : ""}`;
     }));
     for (const [mode, button] of this.modes) {
       button.ariaPressed = String(mode === this.mode);
-      const names = { 0: this.texts.length > 1 ? LETTERS[0] : captions["all tokens"], 1: LETTERS[1], difference: captions.difference };
+      const names = { 0: this.texts.length > 1 ? LETTERS[0] : captions["all tokens"], 1: LETTERS[1], difference: captions.difference, off: captions["off map"] };
       button.replaceChildren(...(mode === "word" ? phrase(captions.only, { word: this.word(0, this.words[0]) }) : [names[mode]]));
     }
     this.legend();
@@ -179,11 +189,12 @@ class ExplorerPage {
   legend() {
     const { colours, captions } = this, css = (/** @type {number} */ colour) => {
       const patch = element("i");
-      patch.style.background = `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
+      patch.style.background = cssOf(colour);
       return patch;
     };
-    this.scale.replaceChildren(...(this.mode === "difference" ?
-      [filled(captions["more in"], { text: LETTERS[0] }), ...[-0.6, -0.2, 0, 0.2, 0.6].map((d) => css(colours.difference(d))), filled(captions["more in"], { text: LETTERS[1] })] :
+    const ends = this.mode === "off" ? [captions["speaks against"], captions["speaks for"]] : LETTERS.map((text) => filled(captions["more in"], { text }));
+    this.scale.replaceChildren(...(this.mode === "difference" || this.mode === "off" ?
+      [ends[0], ...[-0.6, -0.2, 0, 0.2, 0.6].map((d) => css(colours.difference(d))), ends[1]] :
       ["0", ...[0, 0.1, 0.3, 0.6, 1].map((w) => css(colours.weight(this.mode === "1" ? 1 : 0, w))), "1",
         ...(this.mode === "word" && this.texts.length > 1 ? [captions["above below"]] : [])]));
   }
@@ -213,10 +224,11 @@ class ExplorerPage {
   suggest() {
     const { captions, texts } = this;
     /** @type {[Head, Child[], string][]} */
-    const found = texts.flatMap((_, side) => {
+    const found = (this.off ? [[this.grid.all[this.off.first()], this.off.sentence(this.off.first(), `off ${this.off.stored.kind} short`), captions["matters most"]]] : []);
+    found.push(...texts.flatMap((_, side) => {
       const { head, weight, j } = this.most(side, this.words[side]);
-      return weight < SMALLEST ? [] : [[head, this.found({ side, weight, j }), captions["the most"]]];
-    });
+      return weight < SMALLEST ? [] : [/** @type {[Head, Child[], string]} */ ([head, this.found({ side, weight, j }), captions["the most"]])];
+    }));
     if (this.alike) {
       const gap = (/** @type {Head} */ head) => {
         const [a, b] = texts.map((text, side) => text.row(head, this.words[side]));
@@ -238,6 +250,7 @@ class ExplorerPage {
   large() {
     const { captions, head, data } = this, habit = this.grid.habits[head.n];
     const weights = this.texts.map((text) => text.weights(head));
+    this.off?.show(head.n);
     this.heading.textContent = filled(captions.heading, { layer: head.layer + 1, head: head.head + 1, kind: this.grid.kindOf(head.n) });
     const tops = weights.map((matrix, side) => {
       const row = [...matrix.row(this.words[side])];
@@ -301,6 +314,17 @@ class ExplorerPage {
     const share = this.texts[side].way(this.words[side])?.at(layer, j) ?? 0;
     return phrase(this.captions[layer ? "way cell" : "way cell in"], { layer, share: fixed(share, 3), word: this.word(side, this.words[side]), from: this.key(side, j) });
   }
+}
+
+const SHARP = 16; // pixels of a saved picture for each weight, about
+
+/** @type {(canvas: HTMLCanvasElement, name: string) => void} save a picture as PNG, its cells enlarged */
+function savePicture(canvas, name) {
+  const large = element("canvas", { width: canvas.width * SHARP, height: canvas.height * SHARP }), context = large.getContext("2d");
+  if (!context) return;
+  context.imageSmoothingEnabled = false;
+  context.drawImage(canvas, 0, 0, large.width, large.height);
+  element("a", { href: large.toDataURL(), download: `${name.trim()}.png` }).click();
 }
 
 start("sa-explorer", ExplorerPage);

@@ -20,7 +20,7 @@
  * @property {Stored} [means]
  */
 /** @typedef {{ layer: number, head: number, n: number }} Head n counts all heads */
-/** @typedef {"0" | "1" | "difference" | "word"} Mode what small maps show */
+/** @typedef {"0" | "1" | "difference" | "word" | "off"} Mode what small maps show */
 /** @typedef {{ shares: number[], entropy: number, kind: string, clear: boolean }} Habit */
 
 /** @type {(bytes: ArrayBuffer, stored: Stored) => Uint8Array | Int16Array | Uint16Array | Float32Array} */
@@ -120,9 +120,10 @@ class TextData {
 class HeadGrid {
   /** @type {string | null} */ only = null;
 
-  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose */
-  constructor({ heads, habits, captions }, texts, choose) {
+  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose @param {Off | null} off */
+  constructor({ heads, habits, captions }, texts, choose, off) {
     this.texts = texts;
+    this.off = off;
     this.captions = captions;
     const widest = Math.max(...heads);
     /** @type {Head[]} */
@@ -135,10 +136,13 @@ class HeadGrid {
       return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: name, title: name,
         onclick: () => choose(head), onfocus: () => choose(head) }, this.canvases[n], element("span", {}, kind));
     });
+    const lens = off?.stored.lens, named = off?.stored.names ?? [];
+    const says = (/** @type {number} */ layer) => lens ? [element("span", { className: "sa-lens", title: filled(captions.lens, { layer: layer + 1, probability: fixed(lens[layer][1], 2) }) }, wordOf(named[lens[layer][0]]))] : [];
     const axis = (/** @type {Child[]} */ ...text) => element("span", { className: "sa-axis-name", ariaHidden: "true" }, ...text);
     this.node = element("div", { className: "sa-heads", role: "listbox", ariaLabel: captions["all heads"] },
       ...heads.flatMap((count, layer) => [axis(...phrase(captions.layer, { layer: element("b", {}, String(layer + 1)) })),
-        ...this.buttons.filter((_, n) => this.all[n].layer === layer), ...range(widest - count).map(() => axis())]));
+        ...this.buttons.filter((_, n) => this.all[n].layer === layer), ...range(widest - count).map(() => axis()), ...says(layer)]));
+    if (lens) this.node.classList.add("sa-with-lens");
     this.node.style.setProperty("--heads", String(widest));
     this.node.addEventListener("keydown", (event) => {
       const n = this.buttons.findIndex((button) => button === event.target);
@@ -195,7 +199,8 @@ class HeadGrid {
 
   /** @type {(head: Head, mode: Mode, words: number[], colours: PixelColours) => void} */
   paint(head, mode, words, colours) {
-    const canvas = this.canvases[head.n];
+    const canvas = this.canvases[head.n], { off } = this;
+    if (mode === "off" && off) return paint(canvas, 1, 1, () => colours.difference(off.share(head.n)));
     if (mode === "word") {
       const rows = this.texts.map((text, side) => text.row(head, words[side]));
       const columns = Math.min(Math.max(...rows.map((row) => row.length)), 48), thick = Math.max(1, Math.round(columns / (3 * rows.length)));

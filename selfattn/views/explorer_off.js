@@ -1,0 +1,81 @@
+/*
+ * What a model says with a head off, for the explorer: a sentence, a switch, bars. `off.py` has computed all heads; a live page may give
+ * `Off` another `without`, which computes one.
+ */
+
+/**
+ * @typedef {object} StoredOff
+ * @property {"next" | "similarity" | "label" | "moved"} kind of what is read
+ * @property {string} name of the likeliest token, or of the answer
+ * @property {number} before with all heads
+ * @property {Stored} after with each head off
+ * @property {number[][]} words what each word of each text does for it, −1 to 1
+ * @property {number} [place] after which the next token is read
+ * @property {string[]} [names] of tokens
+ * @property {number[][]} [tokens] the likeliest ones with each head off, as indices of names
+ * @property {Stored} [likely] their probabilities
+ * @property {[number, number][]} [lens] of each layer the likeliest token and its probability
+ */
+
+class Off {
+  isOff = false;
+
+  /** @param {StoredOff} stored @param {ArrayBuffer} bytes @param {ExplorerData} data */
+  constructor(stored, bytes, { captions, texts }) {
+    this.stored = stored;
+    this.captions = captions;
+    this.word = stored.place === undefined ? "" : texts[0].queries[stored.place];
+    this.after = [...numbersOf(bytes, stored.after)];
+    this.likely = stored.likely && numbersOf(bytes, stored.likely);
+    this.most = Math.max(...this.after.map((after) => Math.abs(after - stored.before)), Number.MIN_VALUE);
+    this.says = element("p", { className: "sa-off-says", ariaLive: "polite" });
+    this.bars = element("ol", { className: "sa-bars-list", data: { side: "0" } });
+    this.toggle = button({ onclick: () => {
+      this.isOff = !this.isOff;
+      this.draw();
+    } });
+    const words = stored.words.length ? [element("p", { className: "sa-soft" }, ...phrase(captions["off words"], { name: this.name() }))] : [];
+    this.node = element("section", { className: "sa-off", ariaLabel: captions["off title"] }, element("div", { className: "sa-bar" }, this.toggle, this.says), this.bars, ...words);
+  }
+
+  name() {
+    return this.stored.name ? wordOf(this.stored.name) : this.captions["off similarity"];
+  }
+
+  /** @type {(n: number) => { after: number, likely: { token: string, probability: number }[] }} what the model says with head n off */
+  without(n) {
+    const { names = [], tokens = [] } = this.stored, own = tokens[n] ?? [];
+    return { after: this.after[n], likely: own.map((token, k) => ({ token: names[token], probability: this.likely?.[n * own.length + k] ?? 0 })) };
+  }
+
+  /** @param {number} n @returns how much head n speaks for the answer, as a share of the head that does most; below 0 against it */
+  share(n) {
+    return (this.stored.before - this.after[n]) / this.most;
+  }
+
+  /** @returns the head without which the answer changes most */
+  first() {
+    return this.after.reduce((best, _, n) => (Math.abs(this.share(n)) > Math.abs(this.share(best)) ? n : best), 0);
+  }
+
+  /** @type {(n: number, caption: string) => Child[]} */
+  sentence(n, caption) {
+    const values = { name: this.name(), word: wordOf(this.word), before: fixed(this.stored.before, 3), after: fixed(this.without(n).after, 3) };
+    return phrase(this.captions[caption], values);
+  }
+
+  /** @param {number} n */
+  show(n) {
+    this.n = n;
+    this.draw();
+  }
+
+  draw() {
+    const { stored, captions, isOff, n = 0 } = this, { after, likely } = this.without(n);
+    this.toggle.textContent = captions[isOff ? "on again" : "switch off"];
+    this.toggle.ariaPressed = String(isOff);
+    this.says.replaceChildren(...(isOff ? this.sentence(n, `off ${stored.kind} says`) : [captions["off asks"]]));
+    const bars = isOff && likely.length ? likely : [{ token: stored.name || captions["off similarity"], probability: isOff ? after : stored.before }];
+    drawBars(this.bars, bars.map((each) => ({ ...each, came: false })), { n: 0, probability: 0 }, captions);
+  }
+}

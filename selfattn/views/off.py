@@ -1,0 +1,113 @@
+"""What a model says with each head off, what it would say after each layer, and what each word does: for the explorer, computed when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from selfattn._check import Array
+from selfattn.models import readings
+from selfattn.models._causal import CausalModel
+from selfattn.models._text_encoder import TextEncoder
+from selfattn.models.readings import Label, Logit, Similarity
+from selfattn.steps import Change
+from selfattn.views.heads import Store
+
+SHOWN = 5  # tokens that may come next
+Spell = Callable[[Sequence[int]], list[str]]
+
+
+def without_heads(
+    model: Any, texts: Sequence[Any], place: int, spell: Spell, store: Store
+) -> dict[str, Any] | None:
+    """Return what the page shows of heads that are off; None of a model without readings. ``texts`` are one or two."""
+    if not isinstance(model, CausalModel | TextEncoder) or (
+        isinstance(model, TextEncoder) and not _answers(model)
+    ):
+        return None
+    layers = model._one(texts[0])[0].layers
+    changes = [Change.off(n, h) for n, layer in enumerate(layers) for h in range(layer.num_heads)]
+    pairs = [readings.runs(model, text, changes) for text in texts]
+    if isinstance(model, CausalModel):
+        return _next(model, texts, pairs[0], place, spell, store)
+    name, targets = "", list[readings.Target]()
+    if model.head is not None:
+        kind, plain, off = "label", *(_chances(model, [pair[n] for pair in pairs[0]]) for n in (0, 1))
+        label = int(plain[0].argmax())
+        plain, off = plain[:, label], off[:, label]
+        labels = model.config.get("id2label") or {}
+        name = str(labels.get(str(label), labels.get(label, label)))
+        targets += [Label(label)] * len(texts)
+    else:
+        pooled, _ = readings.pooling(model)
+        first, second = ([[pooled(rows) for rows in pair] for pair in each] for each in (pairs[0], pairs[-1]))
+        kind = "similarity" if len(texts) == 2 else "moved"
+        other = first if kind == "moved" else second
+        plain = np.array([_cosine(a[0], b[0]) for a, b in zip(first, other, strict=True)])
+        off = np.array(
+            [_cosine(a[1], b[0 if kind == "moved" else 1]) for a, b in zip(first, other, strict=True)]
+        )
+        targets += [] if kind == "moved" else [Similarity(text) for text in texts[::-1]]
+    words = [_bars(model, text, target) for text, target in zip(texts, targets, strict=False)]
+    return _stored(kind, name, plain, off, store) | {"words": words}
+
+
+def _answers(model: TextEncoder) -> bool:
+    try:
+        return model.head is not None or bool(readings.pooling(model))
+    except ValueError:  # another pooling, or a Dense
+        return False
+
+
+def _next(
+    model: CausalModel,
+    texts: Sequence[Any],
+    pairs: list[tuple[Array, Array]],
+    place: int,
+    spell: Spell,
+    store: Store,
+) -> dict[str, Any]:
+    """Return what a language model expects after a place, for each head off, and the lens there."""
+    plain, off = (
+        _softmax(readings.logits(model, np.stack([pair[n][place] for pair in pairs]))) for n in (0, 1)
+    )
+    token, order = int(plain[0].argmax()), np.argsort(-off, axis=1)[:, :SHOWN]
+    lens = _softmax(readings.logit_lens(model, texts[0], place)[1:])
+    best = lens.argmax(axis=1)
+    names = {n: k for k, n in enumerate(dict.fromkeys([token, *order.ravel().tolist(), *best.tolist()]))}
+    return _stored("next", spell([token])[0], plain[:, token], off[:, token], store) | {
+        "names": spell(list(names)),
+        "place": place,
+        "tokens": [[names[n] for n in row] for row in order.tolist()],
+        "likely": store.add(np.take_along_axis(off, order, axis=1), "f4"),
+        "lens": [[names[n], round(float(lens[k, n]), 3)] for k, n in enumerate(best.tolist())],
+        "words": [_bars(model, texts[0][: place + 1], Logit(token))],
+    }
+
+
+def _stored(kind: str, name: str, plain: Array, off: Array, store: Store) -> dict[str, Any]:
+    # Each head's effect is against a run that is computed in the same way, which differs by rounding between layers.
+    before = float(plain[-1])
+    return {"kind": kind, "name": name, "before": before, "after": store.add(before + off - plain, "f4")}
+
+
+def _bars(model: Any, text: Any, target: Any) -> list[float]:
+    found = readings.gradient_times_input(model, text, target)
+    return [round(float(x), 3) for x in found / max(float(np.abs(found).max(initial=0)), 1e-30)]
+
+
+def _chances(model: TextEncoder, rows: list[Array]) -> Array:
+    logits = model._head_vjp(np.stack([each[0] for each in rows]))[0].astype(np.float64)
+    return _softmax(logits) if logits.shape[1] > 1 else 1 / (1 + np.exp(-logits))
+
+
+def _softmax(logits: Array) -> Array:
+    found = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    chances: Array = found / found.sum(axis=1, keepdims=True)
+    return chances
+
+
+def _cosine(a: Array, b: Array) -> float:
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
