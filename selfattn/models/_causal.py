@@ -233,14 +233,9 @@ class CausalModel(Pretrained):
         ids = self._ids(text)
         return self._built(len(ids))[0], ids
 
-    @repeats(logits)
+    @repeats(hidden_states)
     def steps(self, text: str | Sequence[int], change: Change | None = None) -> TransformerSteps:
         """Compute what enters the head with every intermediate result, to look at.
-
-        Parameters
-        ----------
-        change : selfattn.steps.Change, optional
-            What is to be different: a head off, for example.
 
         Returns
         -------

@@ -557,14 +557,9 @@ class TextEncoder(Pretrained):
         tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
         return transformer_steps(*self._of_ids(ids, types), tokens=tokens, change=change)
 
-    @repeats(tokens)
+    @repeats(steps)
     def hidden_states(self, sentence: Any, change: Change | None = None) -> list[Array]:
         """Compute what enters the first layer, and what leaves each layer, of one sentence.
-
-        Parameters
-        ----------
-        change : selfattn.steps.Change, optional
-            What is to be different: a head off, for example.
 
         Returns
         -------

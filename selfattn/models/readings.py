@@ -1,19 +1,14 @@
 """Readings of a model: what heads, layers and words do for its answer.
 
-A reading takes a model, a text, and the target that is read: a :class:`Logit`, a :class:`Similarity`, or a :class:`Label`. All
-models of ``selfattn.models`` and :class:`selfattn.nn.GPT` have readings, whatever their weights are. N are the layers, H the heads,
-L the tokens, d the width.
-
-:func:`effects` and :func:`head_effects` change something, and see what becomes of the target. :func:`contributions` and
-:func:`logit_lens` read the sums of the layers, without a change; :func:`gradient_times_input`, :func:`integrated_gradients` and
-:func:`gradient_times_attention` use gradients; :func:`attention_rollout` and :func:`attention_flow` use weights of attention alone.
+A reading takes a model of ``selfattn.models`` or an ``nn.GPT``, whatever its weights are, a text as ``steps`` takes it, and the target
+that is read: a :class:`Logit`, a :class:`Similarity` or a :class:`Label`. N are the layers, H the heads, L the tokens, d the width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,7 +37,7 @@ from selfattn.steps.transformer import (
 
 __all__ = [
     "Contributions", "Label", "Logit", "Similarity", "attention_flow", "attention_rollout", "contributions", "effects",
-    "gradient_times_attention", "gradient_times_input", "head_effects", "integrated_gradients", "logit_lens", "runs",
+    "gradient_times_attention", "gradient_times_input", "head_effects", "heads_off", "integrated_gradients", "logit_lens", "runs",
 ]  # fmt: skip
 
 MOST_TOKENS = 8192  # of changed runs that are computed at once
@@ -73,7 +68,7 @@ class Logit:
 
     def _bind(self, model: Any) -> Reader:
         head = _head(model)
-        row = head[[self._id(model, self.token)]][0].astype(np.float32)
+        row = head[[self._id(model, self.token)]][0]
         if self.than is not None:
             row = row - head[[self._id(model, self.than)]][0]
 
@@ -87,9 +82,7 @@ class Logit:
     def _id(self, model: Any, token: str | int) -> int:
         if not isinstance(token, str):
             if (found := check_size("token", token, 0)) >= model.vocab_size:
-                raise ValueError(
-                    f"token {found} is out of range: the vocabulary has {model.vocab_size} tokens"
-                )
+                raise ValueError(f"token {found} is out of range: the vocabulary has {model.vocab_size}")
             return found
         if getattr(model, "tokenizer", None) is None:
             raise ValueError(f"token must be an id, not {token!r}: the model has no tokenizer")
@@ -103,7 +96,7 @@ class Logit:
 class Similarity:
     """The cosine similarity to another sentence, or of ViT's first row to that of another image.
 
-    The other one is what ``steps`` of the model takes; prompts of a folder are not put before texts.
+    Prompts of a folder are not put before texts.
     """
 
     other: Any
@@ -118,10 +111,9 @@ class Similarity:
             a = pooled(rows)
             length = np.linalg.norm(a)
             cosine = float(a @ other / length)
-            which: Any = {"mean": slice(None), "cls": 0, "lasttoken": -1}[mode]
-            share = np.zeros((len(rows), 1), rows.dtype)
-            share[which] = 1
-            share /= share.sum()
+            share = np.full((len(rows), 1), 1 / len(rows), rows.dtype)
+            if mode != "mean":
+                share[:] = np.arange(len(rows))[:, None] == (0 if mode == "cls" else len(rows) - 1)
             return Read(cosine, share * (other - cosine * a / length) / length, share * other / length)
 
         return read
@@ -134,15 +126,16 @@ class Label:
     number: int = 0
 
     def _bind(self, model: Any) -> Reader:
-        if getattr(model, "head", None) is None or not hasattr(model, "num_labels"):
-            raise ValueError(f"{type(model).__name__} has no classifier")
-        if check_size("number", self.number, 0) >= model.num_labels:
-            raise ValueError(f"label {self.number} is out of range: the model has {model.num_labels} labels")
+        labels = model.num_labels if isinstance(model, TextEncoder) and model.head is not None else 0
+        if check_size("number", self.number, 0) >= labels:
+            raise ValueError(
+                f"label {self.number} is out of range: {type(model).__name__} has {labels} labels"
+            )
 
         def read(rows: Array) -> Read:
             logits, pulled = model._head_vjp(rows[:1])
             dy = np.zeros_like(rows)
-            dy[:1] = pulled(np.eye(model.num_labels, dtype=rows.dtype)[None, self.number])[0]
+            dy[:1] = pulled(np.eye(labels, dtype=rows.dtype)[None, self.number])[0]
             return Read(float(logits[0, self.number]), dy, dy)
 
         return read
@@ -157,8 +150,8 @@ Target: TypeAlias = Logit | Similarity | Label
 def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, Array]]:
     """Compute the last rows of many runs, for each change (L, d) without it and (L, d) with it.
 
-    The layers below a change are computed once. Both are computed in the same way: layers that are changed in NumPy, those after them
-    in the core. A change that does not fit the model or the text is a ValueError.
+    The layers below a change are computed once. Both are computed in the same way: layers that are changed in NumPy, those after them in
+    the core. A change that does not fit the model or the text is a ValueError.
     """
     given = list(changes)
     settings, inputs = _one(model, text)
@@ -168,8 +161,8 @@ def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, 
         checked(change, settings, len(kept[0]))
     first = [min((edit.layer or 0 for edit in change.edits), default=count - 1) for change in given]
     found: list[Any] = [None] * len(given)
-    for n, group in groupby(sorted(range(len(given)), key=first.__getitem__), first.__getitem__):
-        numbers = list(group)
+    for n in set(first):
+        numbers = [k for k, own in enumerate(first) if own == n]
         for some in (numbers[at : at + most] for at in range(0, len(numbers), most)):
             plain, *rows = _run(settings, n, kept[n], [Change(), *(given[each] for each in some)])
             for each, own in zip(some, rows, strict=True):
@@ -179,22 +172,16 @@ def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, 
 
 def _run(settings: Transformer, n: int, x: Array, changes: Sequence[Change]) -> Array:
     """Compute layers from n on from one input with each of several changes, (changes, L, d)."""
-    count = len(settings.layers)
-    rows = np.concatenate([x] * len(changes))
+    rows, count = np.concatenate([x] * len(changes)), len(settings.layers)
     touched = [any(change.of_layer(m) for change in changes) for m in range(count)]
     while n < count:
-        if not touched[n]:
-            end = next((m for m in range(n, count) if touched[m]), count)
-            rows = above(settings, n, end, rows, len(changes))
-            n = end
-            continue
-        own = transformer.expanded(settings._replace(layers=settings.layers[n : n + 1], table=None)).layers
-        one = settings._replace(layers=settings.layers[:n] + own + settings.layers[n + 1 :])
-        each = zip(np.split(rows, len(changes)), changes, strict=True)
-        rows = np.concatenate([changed_layer(one, n, x, change)[0] for x, change in each])
-        n += 1
-        if n == count:
-            rows = above(settings, n, n, rows, len(changes))  # the norm
+        if touched[n]:
+            own = transformer.expanded(settings._replace(layers=settings.layers[n : n + 1], table=None))
+            one = settings._replace(layers=settings.layers[:n] + own.layers)
+            each = zip(np.split(rows, len(changes)), changes, strict=True)
+            rows, n = np.concatenate([changed_layer(one, n, x, change)[0] for x, change in each]), n + 1
+        end = next((m for m in range(n, count) if touched[m]), count)
+        rows, n = above(settings, n, end, rows, len(changes)), end
     return rows.reshape(len(changes), -1, rows.shape[1])
 
 
@@ -219,8 +206,8 @@ def effects(model: Any, text: Any, target: Target, changes: Iterable[Change]) ->
 
     References
     ----------
-    With ``Change.patch`` this is activation patching: Vig et al., "Investigating Gender Bias in Language Models Using Causal
-    Mediation Analysis", 2020, equation 4; Meng et al., "Locating and Editing Factual Associations in GPT", 2022, section 2.1.
+    With ``Change.patch`` this is activation patching: Vig et al., "Investigating Gender Bias in Language Models Using Causal Mediation
+    Analysis", 2020, equation 4; Meng et al., "Locating and Editing Factual Associations in GPT", 2022, section 2.1.
 
     Examples
     --------
@@ -247,23 +234,25 @@ def head_effects(model: Any, text: Any, target: Target) -> npt.NDArray[np.float6
     ----------
     Michel et al., "Are Sixteen Heads Really Better than One?", 2019, section 3.2.
     """
-    heads = [layer.num_heads for layer in _one(model, text)[0].layers]
-    found = effects(
-        model, text, target, [Change.off(n, h) for n, own in enumerate(heads) for h in range(own)]
-    )
-    return found.reshape(len(heads), -1)
+    found = effects(model, text, target, heads_off(model, text))
+    return found.reshape(len(_one(model, text)[0].layers), -1)
+
+
+def heads_off(model: Any, text: Any) -> list[Change]:
+    """Return a change for each head of a model that is off."""
+    layers = _one(model, text)[0].layers
+    return [Change.off(n, h) for n, layer in enumerate(layers) for h in range(layer.num_heads)]
 
 
 # -------------------------------------------------------------------------------------------------- sums of the layers
 
 
+@repeats(effects)
 def logit_lens(model: Any, text: Any, place: int = -1) -> Array:
     """Compute what a language model would say after each layer: its final norm and head on each layer's result.
 
     Parameters
     ----------
-    model : language model
-    text : str or sequence of int
     place : int, default -1
         The token after which it is read.
 
@@ -294,8 +283,8 @@ def logits(model: Any, rows: Array) -> Array:
 class Contributions:
     """What :func:`contributions` returns: numbers that add up to ``value``, the target.
 
-    ``heads`` (N, H); ``biases`` of output projections (N,); ``feed_forward`` (N,); ``inputs``, what enters the first layer, by token
-    (L,); ``norms``, the biases of norms and of a classifier's head.
+    ``heads`` (N, H); ``biases`` of output projections (N,); ``feed_forward`` (N,); ``inputs``, what enters the first layer, by token (L,);
+    ``norms``, the biases of norms and of a classifier's head.
     """
 
     heads: Array
@@ -310,8 +299,8 @@ class Contributions:
 def contributions(model: Any, text: Any, target: Target) -> Contributions:
     """Split a target into what heads, feed-forward networks and inputs add to it directly.
 
-    Rows are sums: a layer adds what its heads and its feed-forward network make. A norm divides a row by a deviation, which depends
-    on all of the row; the deviation of this run is kept fixed, as is the length of the embedding for a similarity, and the slope of a
+    Rows are sums: a layer adds what its heads and its feed-forward network make. A norm divides a row by a deviation, which depends on all
+    of the row; the deviation of this run is kept fixed, as is the length of the embedding for a similarity, and the slope of a
     classifier's activation. What a head adds is then a product with the target's direction. What later layers make of it is not in it:
     that is in :func:`head_effects`.
 
@@ -342,12 +331,9 @@ def contributions(model: Any, text: Any, target: Target) -> Contributions:
         back = g
         if layer.output is not None:
             back = g @ np.asarray(layer.output.weight)
-            biases[n] = (
-                0 if layer.output.bias is None else _dot(g, np.broadcast_to(layer.output.bias, g.shape))
-            )
-        heads[n] = np.einsum(
-            "lhd,hld->h", back.reshape(len(g), layer.num_heads, -1), own.output, dtype=np.float64
-        )
+            biases[n] = 0 if layer.output.bias is None else g.sum(axis=0) @ layer.output.bias
+        back = back.reshape(len(g), layer.num_heads, -1)
+        heads[n] = np.einsum("lhd,hld->h", back, own.output, dtype=np.float64)
     words = np.einsum("ld,ld->l", g, steps.inputs, dtype=np.float64)
     return Contributions(np.array(heads), biases, fed, words, share, read.value)
 
@@ -358,7 +344,7 @@ def _through(norm: transformer.Norm | None, x: Array, g: Array) -> tuple[Array, 
         return g, 0.0
     centred = x if norm.kind == "rms" else x - x.mean(axis=-1, keepdims=True)
     scaled = g * norm.weight / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + norm.eps)
-    bias = 0.0 if norm.bias is None else _dot(g, np.broadcast_to(norm.bias, g.shape))
+    bias = 0.0 if norm.bias is None else float(g.sum(axis=0) @ norm.bias)
     return scaled if norm.kind == "rms" else scaled - scaled.mean(axis=-1, keepdims=True), bias
 
 
@@ -377,11 +363,10 @@ def gradient_times_input(model: Any, text: Any, target: Target) -> Array:
 
     References
     ----------
-    Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences", 2016,
-    section 2.2.
+    Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences", 2016, section 2.2.
     """
     settings, rows = _rows(*_one(model, text))
-    found: Array = (rows * _gradients(settings, rows[None], target._bind(model))[0]).sum(axis=-1)
+    found: Array = np.einsum("ld,ld->l", rows, _gradients(settings, rows[None], target._bind(model))[0])
     return found
 
 
@@ -389,7 +374,7 @@ def gradient_times_input(model: Any, text: Any, target: Target) -> Array:
 def integrated_gradients(
     model: Any, text: Any, target: Target, *, baseline: Array | None = None, n_steps: int = 32
 ) -> Array:
-    """Compute for each token its share of the change of a target from a baseline to the text.
+    """Compute for each token its share of the change of a target from a baseline to the text; the sum of ``n_steps`` gradients has an error.
 
     Parameters
     ----------
@@ -397,10 +382,6 @@ def integrated_gradients(
         Inputs that say nothing; by default zeros.
     n_steps : int, default 32
         The gradients are taken in the middle of as many steps of the way.
-
-    Notes
-    -----
-    Their sum is the target's change, up to an error of the sum of ``n_steps`` terms.
 
     References
     ----------
@@ -414,7 +395,7 @@ def integrated_gradients(
     most = max(1, MOST_TOKENS // len(rows))
     for some in (places[at : at + most] for at in range(0, count, most)):
         total += _gradients(settings, rows - some[:, None, None] * away, read).sum(axis=0)
-    found: Array = (away * total / count).sum(axis=-1)
+    found: Array = np.einsum("ld,ld->l", away, total / count)
     return found
 
 
@@ -462,10 +443,6 @@ def _gradients(settings: Transformer, rows: Array, read: Reader) -> Array:
 def attention_rollout(steps: TransformerSteps) -> Array:
     """Multiply the mean weights of all layers, half of each row its own: where a row's content comes from.
 
-    Parameters
-    ----------
-    steps : TransformerSteps
-
     Returns
     -------
     ndarray, shape (N, L, L)
@@ -475,35 +452,22 @@ def attention_rollout(steps: TransformerSteps) -> Array:
     ----------
     Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, equation 1.
     """
-    found = [np.eye(len(steps.inputs))]
-    for share in _shares(steps):
-        found.append(share @ found[-1])
-    return np.array(found[1:]).reshape(-1, *found[0].shape)
+    return np.array(list(accumulate(_shares(steps), lambda below, share: share @ below)))
 
 
 def attention_flow(steps: TransformerSteps, token: int = -1) -> Array:
     """Compute the largest flow from a token after the last layer to each input, with weights as capacities.
 
-    Parameters
-    ----------
-    steps : TransformerSteps
-    token : int, default -1
-
     Returns
     -------
     ndarray, shape (L,)
-
-    Raises
-    ------
-    ImportError
-        SciPy is not installed.
+        This needs SciPy.
 
     References
     ----------
     Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3, "attention flow".
     """
-    graphs = import_extra("scipy.sparse.csgraph", None)
-    sparse = import_extra("scipy.sparse", None)
+    graphs, sparse = (import_extra(name, None) for name in ("scipy.sparse.csgraph", "scipy.sparse"))
     shares, length = _shares(steps), len(steps.inputs)
     edges = np.zeros((length * (len(shares) + 1),) * 2, np.int32)
     for n, share in enumerate(shares):  # from the rows after layer n to those before it
@@ -524,9 +488,7 @@ def _shares(steps: TransformerSteps) -> list[Array]:
 def _one(model: Any, text: Any) -> tuple[Transformer, Array]:
     """Return the core's settings for one text, and what goes into the core."""
     if not isinstance(model, CausalModel | TextEncoder | ViTModel | GPT):
-        raise TypeError(
-            f"readings are of models of selfattn.models and of nn.GPT, not of {type(model).__name__}"
-        )
+        raise TypeError(f"readings are of selfattn.models and of nn.GPT, not of {type(model).__name__}")
     found: tuple[Transformer, Array] = model._one(text)
     return found
 
@@ -544,11 +506,7 @@ def pooling(model: Any) -> tuple[Callable[[Array], Array], str]:
     """Return what makes an embedding of last rows, not normalised, and the mode of the pooling."""
     pipeline = getattr(model, "pipeline", None)
     modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
-    if (
-        len(modes) != 1
-        or modes[0] not in IN_CORE
-        or (pipeline is not None and any(x for _, x in pipeline.after))
-    ):
+    if len(modes) != 1 or modes[0] not in IN_CORE or any(x for _, x in getattr(pipeline, "after", ())):
         need = "an encoder with a pooling of mean, cls or last token and no Dense"
         raise ValueError(f"a similarity needs {need}, not {type(model).__name__}")
     return (lambda rows: pool(rows, np.array([0, len(rows)]), modes, [0])[0]), modes[0]

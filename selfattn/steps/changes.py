@@ -1,14 +1,14 @@
 """Changes of what a transformer computes: a head off, a step of another text in place of its own, a word that is not seen.
 
-A :class:`Change` says what is changed and where; `selfattn.steps.transformer` obeys it. `selfattn.models.readings` says what
-a change does to a model's answer.
+A :class:`Change` says what is changed and where; `selfattn.steps.transformer` obeys it. `selfattn.models.readings` says what a change does
+to a model's answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Change"]
 
 Numbers = int | Sequence[int] | None
-
-
-class At(TypedDict, total=False):
-    """Where a change takes place in a layer."""
-
-    step: str
-    tokens: Numbers
-
+Value = Callable[[Array, Array], Any]
 
 # Steps with an axis of heads. Those that are not among them have one row for each token.
 BY_HEAD = ("query", "key", "value", "weights", "output")
@@ -51,7 +44,7 @@ class Edit:
     step: str
     heads: tuple[int, ...] | None
     tokens: tuple[int, ...] | None
-    value: Callable[[Array, Array], Any]
+    value: Value
 
     def applied(self, x: Array, inputs: Array) -> Array:
         """Return a copy of a step with what takes the place of its heads and tokens."""
@@ -79,23 +72,18 @@ class Edit:
 class Change:
     """A change of what a transformer computes, for ``steps`` and ``hidden_states`` of a model.
 
-    Its methods make changes; ``+`` joins two, of which the second is applied to what the first makes. ``Change()`` changes
-    nothing. Layers, heads and tokens are counted from 0. A model checks a change when it computes with it.
+    Its methods make changes; ``layer``, ``head`` and ``**at`` are the same in all, as in :meth:`off`. ``+`` joins two, of which the second is applied to what the first makes. ``Change()`` changes nothing.
+    Layers, heads and tokens are counted from 0. A model checks a change when it computes with it.
 
-    A step is named as in :class:`selfattn.steps.transformer.TransformerLayerSteps`: ``"output"`` of the heads (H, L, D),
-    their ``"weights"`` (H, L, L), what attention adds ``"projected_output"`` (L, d), what the feed-forward network adds
-    ``"down"`` (L, d), and so on. ``"result"`` (L, d) is what leaves the layer, whichever step is its last.
-
-    See Also
-    --------
-    selfattn.models.readings.effects : what changes do to a model's answer, many of them at once.
+    A step is named as in :class:`selfattn.steps.transformer.TransformerLayerSteps`: ``"output"`` of the heads (H, L, D), their
+    ``"weights"`` (H, L, L), what attention adds ``"projected_output"`` (L, d), what the feed-forward network adds ``"down"`` (L, d), and
+    so on. ``"result"`` (L, d) is what leaves the layer, whichever step is its last.
 
     References
     ----------
-    Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2, for heads that are off; Vig et al.,
-    "Investigating Gender Bias in Language Models Using Causal Mediation Analysis", 2020, section 3, for steps of another
-    text; Geva et al., "Dissecting Recall of Factual Associations in Auto-Regressive Language Models", 2023, section 5, for
-    words that are not seen.
+    Michel et al., "Are Sixteen Heads Really Better than One?", 2019, equation 2, for heads that are off; Vig et al., "Investigating Gender
+    Bias in Language Models Using Causal Mediation Analysis", 2020, section 3, for steps of another text; Geva et al., "Dissecting Recall
+    of Factual Associations in Auto-Regressive Language Models", 2023, section 5, for words that are not seen.
 
     Examples
     --------
@@ -118,7 +106,7 @@ class Change:
         return Change(self.edits + other.edits) if isinstance(other, Change) else NotImplemented
 
     @classmethod
-    def off(cls, layer: int, head: Numbers = None, **at: Unpack[At]) -> Change:
+    def off(cls, layer: int, head: Numbers = None, **at: Any) -> Change:
         """Return a change that switches a head off, a step, or a whole layer: what it adds is 0.
 
         Parameters
@@ -127,34 +115,25 @@ class Change:
         head : int or sequence of int, optional
             These heads give 0 to the output projection.
         **at
-            ``step``: ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases included; by
-            default ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it leaves it. ``tokens``,
-            an int or a sequence of int: only there.
+            ``step``: ``"projected_output"`` switches attention off, ``"down"`` the feed-forward network, biases included; by default
+            ``"output"`` with heads, else ``"result"``: the layer is left out, and what enters it leaves it. ``tokens``, an int or a
+            sequence of int: only there.
         """
         skips = head is None and at.get("step", "result") == "result"
         return cls._made(layer, head, at, lambda x, own: own if skips else np.zeros_like(x))
 
     @classmethod
     def patch(
-        cls,
-        layer: int,
-        source: TransformerSteps,
-        head: Numbers = None,
-        *,
-        source_tokens: Numbers = None,
-        **at: Unpack[At],
-    ) -> Change:
+        cls, layer: int, source: TransformerSteps, head: Numbers = None, *, source_tokens: Numbers = None, **at: Any
+    ) -> Change:  # fmt: skip
         """Return a change that puts a step of another run in the place of this one's.
 
         Parameters
         ----------
-        layer, head, **at
-            As for :meth:`off`.
         source : TransformerSteps
             What ``steps`` of the same model has returned, of another text or of a changed run.
         source_tokens : int or sequence of int, optional
-            The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths need
-            one or both.
+            The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths need one or both.
         """
         edit, whole = cls._of(layer, [source], head, at)
         rows = edit.tokens if source_tokens is None else _numbers("source_tokens", source_tokens)
@@ -166,32 +145,22 @@ class Change:
 
         def patched(x: Array, _: Array) -> Array:
             if value.shape != x.shape:
-                lengths = (
-                    f"the other text has {length} tokens" if rows is None else f"source_tokens are {rows}"
-                )
                 shapes = f"{edit.where} has shape {x.shape}, and that of the other run {value.shape}"
-                raise ValueError(
-                    f"{shapes}: {lengths}; name as many tokens of both texts, tokens= and source_tokens="
-                )
+                raise ValueError(f"{shapes}; name as many tokens of both texts: tokens=, source_tokens=")
             return value
 
         return cls((replace(edit, value=patched),))
 
     @classmethod
     def mean(
-        cls,
-        layer: int,
-        sources: TransformerSteps | Iterable[TransformerSteps],
-        head: Numbers = None,
-        **at: Unpack[At],
-    ) -> Change:
+        cls, layer: int, sources: TransformerSteps | Iterable[TransformerSteps], head: Numbers = None, **at: Any
+    ) -> Change:  # fmt: skip
         """Return a change that puts the mean over all tokens of some runs, of any texts, in the place of each row of a step.
 
         Parameters
         ----------
-        layer, head, **at
-            As for :meth:`off`; weights have no mean.
         sources : TransformerSteps or iterable of them
+            Weights have no mean.
         """
         if at.get("step") == "weights":
             raise ValueError("weights of texts of different lengths have no mean; change the step output")
@@ -201,17 +170,15 @@ class Change:
 
     @classmethod
     def apply(
-        cls, layer: int, function: Callable[[Array], npt.ArrayLike], head: Numbers = None, **at: Unpack[At]
+        cls, layer: int, function: Callable[[Array], npt.ArrayLike], head: Numbers = None, **at: Any
     ) -> Change:
         """Return a change that puts what a function makes of a step in its place.
 
         Parameters
         ----------
-        layer, head, **at
-            As for :meth:`off`.
         function : callable
-            Takes a copy of the chosen heads and tokens, such as (heads, tokens, D) of ``"output"``; returns an array that
-            broadcasts to it, which is converted to its dtype.
+            Takes a copy of the chosen heads and tokens, such as (heads, tokens, D) of ``"output"``; returns an array that broadcasts to
+            it, which is converted to its dtype.
         """
         if not callable(function):
             raise TypeError(f"function must be callable, not {type(function).__name__}")
@@ -237,7 +204,7 @@ class Change:
         return made if layer is not None else cls((replace(made.edits[0], layer=None),))
 
     @classmethod
-    def _made(cls, layer: int, head: Numbers, at: At, value: Callable[[Array, Array], Any]) -> Change:
+    def _made(cls, layer: int, head: Numbers, at: dict[str, Any], value: Value) -> Change:
         if unknown := at.keys() - {"step", "tokens"}:
             raise TypeError(f"a change takes step and tokens, not {', '.join(sorted(unknown))}")
         step = at.get("step") or ("result" if head is None else "output")
@@ -249,7 +216,7 @@ class Change:
         return cls((Edit(number, step, _numbers("head", head), _numbers("tokens", at.get("tokens")), value),))
 
     @classmethod
-    def _of(cls, layer: int, sources: Any, head: Numbers, at: At) -> tuple[Edit, Array]:
+    def _of(cls, layer: int, sources: Any, head: Numbers, at: dict[str, Any]) -> tuple[Edit, Array]:
         """Return what is changed, and the rows of that step in other runs."""
         edit = cls._made(layer, head, at, lambda x, _: x).edits[0]
         found = [_step_of(each, edit) for each in sources]
@@ -272,10 +239,9 @@ class Change:
                 _check("layer", (edit.layer,), count, f"the model has {count} layers")
             for layer in model.layers if edit.layer is None else [model.layers[edit.layer]]:
                 heads = _heads(layer, edit.step)
-                what = (
-                    f"{edit.step} of layer {edit.layer} has" if edit.layer is not None else "its layers have"
+                _check(
+                    "head", edit.heads or (), heads, f"{edit.step} of layer {edit.layer} has {heads} heads"
                 )
-                _check("head", edit.heads or (), heads, f"{what} {heads} heads")
             hidden = edit.value(*[np.empty(0)] * 2).tolist() if edit.step == SEEN else ()
             _check("tokens", (*(edit.tokens or ()), *hidden), length, f"the text has {length} tokens")
 
@@ -293,13 +259,12 @@ def seen(edits: Sequence[Edit], heads: int, length: int, mask: Array | None) -> 
     return mask & open_ if mask.dtype == np.bool_ else np.where(open_, mask, mask.dtype.type(-np.inf))
 
 
-def missing(edits: Sequence[Edit], n: int, has: Mapping[str, Any]) -> None:
+def missing(edits: Sequence[Edit], n: int, has: Iterable[str]) -> None:
     """Refuse edits of steps that a layer does not have."""
+    known = (*has, "weights", "output", "result", SEEN)
     for edit in edits:
-        if edit.step not in (*has, "weights", "output", "result", SEEN):
-            raise ValueError(
-                f"layer {n} has no step {edit.step!r}; it has {', '.join(has)}, weights, output, result"
-            )
+        if edit.step not in known:
+            raise ValueError(f"layer {n} has no step {edit.step!r}; it has {', '.join(known[:-1])}")
 
 
 def _heads(layer: Layer, step: str) -> int:
@@ -308,9 +273,7 @@ def _heads(layer: Layer, step: str) -> int:
 
 
 def _numbers(name: str, given: Numbers) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    return tuple(np.atleast_1d(as_integers(name, given)).tolist())
+    return None if given is None else tuple(np.atleast_1d(as_integers(name, given)).tolist())
 
 
 def _check(name: str, given: Sequence[int], count: int, says: str) -> None:
@@ -325,12 +288,9 @@ def _step_of(source: TransformerSteps, edit: Edit) -> Array:
         raise TypeError(f"a source must be what steps() of a model returns, not {type(source).__name__}")
     _check("layer", (edit.layer or 0,), len(source.layers), f"the other run has {len(source.layers)} layers")
     layer = source.layers[edit.layer or 0]
-    found: Array | None = getattr(layer, edit.step)
-    if found is None:
-        has = [each.name for each in fields(layer) if getattr(layer, each.name) is not None]
-        raise ValueError(f"layer {edit.layer} has no step {edit.step!r}; it has {', '.join(has)}")
-    if found.ndim == 3:
-        _check(
-            "head", edit.heads or (), len(found), f"{edit.step} of layer {edit.layer} has {len(found)} heads"
-        )
+    missing([edit], edit.layer or 0, layer.to_dict(weighted_values=False))
+    found: Array = getattr(layer, edit.step)
+    if edit.heads:
+        count = len(found)
+        _check("head", edit.heads, count, f"{edit.step} of layer {edit.layer} has {count} heads")
     return found

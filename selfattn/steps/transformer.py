@@ -140,11 +140,8 @@ class TransformerSteps(StackSteps):
 
 
 def transformer_steps(
-    model: Transformer,
-    inputs: Sequence[int] | Array,
-    tokens: Sequence[str] | None = None,
-    change: Change | None = None,
-) -> TransformerSteps:
+    model: Transformer, inputs: Sequence[int] | Array, tokens: Sequence[str] | None = None, change: Change | None = None
+) -> TransformerSteps:  # fmt: skip
     """Compute a transformer for one sequence, and keep every intermediate result.
 
     Parameters
@@ -287,10 +284,8 @@ class _OfWeights(Watch):
 
     gradient: Array
 
-    def attend(
-        self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
-    ) -> tuple[Array, Any]:
-        y, pull = super().attend(query, key, value, cu_seqlens, **options)
+    def attend(self, query: Array, key: Array, value: Array, *more: Any, **options: Any) -> tuple[Array, Any]:
+        y, pull = super().attend(query, key, value, *more, **options)
 
         def pulled(dy: Array) -> Any:
             own = np.repeat(value, query.shape[1] // value.shape[1], axis=1)

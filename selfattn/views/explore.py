@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -53,12 +54,8 @@ class Explorer(Document):
 
     styles: ClassVar[tuple[str, ...]] = ("explorer.css",)
     scripts: ClassVar[tuple[str, ...]] = (
-        *KIT,
-        "kit/ribbons.js",
-        "explorer_parts.js",
-        "explorer_off.js",
-        "explorer.js",
-    )
+        *KIT, "kit/ribbons.js", "explorer_parts.js", "explorer_off.js", "explorer.js",
+    )  # fmt: skip
 
 
 def explorer(
@@ -96,8 +93,8 @@ def explorer(
     lang : {"en", "de", "fr"}
         The language of the page.
     heads_off : bool, optional
-        Compute what a model of ``selfattn.models`` says with each head off, what each word does for it, and the logit lens of a language
-        model. By default for texts of at most 64 tokens: it takes about as long as all heads' share of the layers.
+        Compute what a model of ``selfattn.models`` says with each head off, what each word does for it, and a language model's logit
+        lens; this takes as long as a model run for each head. By default for texts of at most 64 tokens.
 
     Returns
     -------
@@ -126,9 +123,11 @@ def explorer(
     if isinstance(new_tokens, bool) or not isinstance(new_tokens, int) or not 0 <= new_tokens <= MOST_NEW:
         raise ValueError(f"new_tokens is an integer from 0 to {MOST_NEW}, not {new_tokens!r}")
     store, captions, off = Store(), in_language(EXPLORER, lang), None
+    read: list[Any] = []
     if hasattr(model_or_steps, "steps"):
         given = [text] if compare is None else [text, compare]
         both = [_taken(model_or_steps, each, new_tokens) for each in given]
+        read = [each for _, each in both]
         layers = _layers_of(model_or_steps)
         _check_fits(layers, [(len(ids) + new_tokens,) * 2 for ids, _ in both])
         texts = [_read_model(model_or_steps, *each, new_tokens, store) for each in both]
@@ -149,23 +148,9 @@ def explorer(
         )
     chosen = _chosen(texts, word)
     found, captions = habits(texts), captions | _places(texts, captions)
-    if (
-        hasattr(model_or_steps, "_built")
-        and (heads_off or heads_off is None)
-        and (heads_off or len(texts[0].queries) <= MOST_OFF)
-    ):
-        # Of a language model without the tokens that it adds.
-        alone = [
-            each[: text.prompt] if hasattr(model_or_steps, "logits") else each
-            for (_, each), text in zip(both, texts, strict=True)
-        ]
-        off = without_heads(
-            model_or_steps,
-            alone,
-            min(chosen[0], texts[0].prompt - 1),
-            lambda ids: _spelled(model_or_steps, ids),
-            store,
-        )
+    if len(texts[0].queries) <= MOST_OFF if heads_off is None else heads_off:
+        place = min(chosen[0], texts[0].prompt - 1)
+        off = without_heads(model_or_steps, read, place, partial(_spelled, model_or_steps), store)
     data = {
         "name": _name(model_or_steps),
         "heads": shapes[0],

@@ -19,10 +19,7 @@ const LISTED = 3; // words that a caption lists
 const SMALLEST = 0.005; // a smaller weight is written 0.00, and no find
 const RIBBONS_HIGH = 290; // pixels
 
-/** @param {number} colour as a canvas holds it */
-function cssOf(colour) {
-  return `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`;
-}
+const cssOf = (/** @type {number} */ colour) => `rgb(${colour & 255},${(colour >> 8) & 255},${(colour >> 16) & 255})`; // as a canvas holds it
 
 class ExplorerPage {
   /** @type {{ side: number, chosen: Chosen } | null} */ pointed = null;
@@ -250,7 +247,7 @@ class ExplorerPage {
   large() {
     const { captions, head, data } = this, habit = this.grid.habits[head.n];
     const weights = this.texts.map((text) => text.weights(head));
-    this.off?.show(head.n);
+    this.off?.draw(head.n);
     this.heading.textContent = filled(captions.heading, { layer: head.layer + 1, head: head.head + 1, kind: this.grid.kindOf(head.n) });
     const tops = weights.map((matrix, side) => {
       const row = [...matrix.row(this.words[side])];

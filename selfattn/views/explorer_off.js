@@ -3,22 +3,13 @@
  * `Off` another `without`, which computes one.
  */
 
-/**
- * @typedef {object} StoredOff
- * @property {"next" | "similarity" | "label" | "moved"} kind of what is read
- * @property {string} name of the likeliest token, or of the answer
- * @property {number} before with all heads
- * @property {Stored} after with each head off
- * @property {number[][]} words what each word of each text does for it, −1 to 1
- * @property {number} [place] after which the next token is read
- * @property {string[]} [names] of tokens
- * @property {number[][]} [tokens] the likeliest ones with each head off, as indices of names
- * @property {Stored} [likely] their probabilities
- * @property {[number, number][]} [lens] of each layer the likeliest token and its probability
- */
+/** @typedef {[number, number]} Said a token, as an index of names, and its probability */
+/** @typedef {{ place?: number, names?: string[], tokens?: number[][], likely?: Stored, lens?: Said[] }} NextOff of a language model: after which place, and its likeliest tokens with each head off and after each layer */
+/** @typedef {{ kind: string, name: string, before: number, after: Stored, words: number[][] } & NextOff} StoredOff the target with all heads, and with each one off; and what each word of each text does for it, −1 to 1 */
 
 class Off {
   isOff = false;
+  n = 0;
 
   /** @param {StoredOff} stored @param {ArrayBuffer} bytes @param {ExplorerData} data */
   constructor(stored, bytes, { captions, texts }) {
@@ -64,14 +55,11 @@ class Off {
     return phrase(this.captions[caption], values);
   }
 
-  /** @param {number} n */
-  show(n) {
+  /** @param {number} [n] a head */
+  draw(n = this.n) {
+    const { stored, captions, isOff } = this;
     this.n = n;
-    this.draw();
-  }
-
-  draw() {
-    const { stored, captions, isOff, n = 0 } = this, { after, likely } = this.without(n);
+    const { after, likely } = this.without(n);
     this.toggle.textContent = captions[isOff ? "on again" : "switch off"];
     this.toggle.ariaPressed = String(isOff);
     this.says.replaceChildren(...(isOff ? this.sentence(n, `off ${stored.kind} says`) : [captions["off asks"]]));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,26 +12,22 @@ from selfattn.models import readings
 from selfattn.models._causal import CausalModel
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.models.readings import Label, Logit, Similarity
-from selfattn.steps import Change
 from selfattn.views.heads import Store
 
 SHOWN = 5  # tokens that may come next
-Spell = Callable[[Sequence[int]], list[str]]
+Spell: TypeAlias = Callable[[Sequence[int]], list[str]]
+Found: TypeAlias = dict[str, Any]
+Pairs: TypeAlias = list[tuple[Array, Array]]
 
 
-def without_heads(
-    model: Any, texts: Sequence[Any], place: int, spell: Spell, store: Store
-) -> dict[str, Any] | None:
+def without_heads(model: Any, texts: Sequence[Any], place: int, spell: Spell, store: Store) -> Found | None:
     """Return what the page shows of heads that are off; None of a model without readings. ``texts`` are one or two."""
-    if not isinstance(model, CausalModel | TextEncoder) or (
-        isinstance(model, TextEncoder) and not _answers(model)
-    ):
+    if not isinstance(model, CausalModel) and not (isinstance(model, TextEncoder) and _answers(model)):
         return None
-    layers = model._one(texts[0])[0].layers
-    changes = [Change.off(n, h) for n, layer in enumerate(layers) for h in range(layer.num_heads)]
+    changes = readings.heads_off(model, texts[0])
     pairs = [readings.runs(model, text, changes) for text in texts]
     if isinstance(model, CausalModel):
-        return _next(model, texts, pairs[0], place, spell, store)
+        return _next(model, texts[0], pairs[0], place, spell, store)
     name, targets = "", list[readings.Target]()
     if model.head is not None:
         kind, plain, off = "label", *(_chances(model, [pair[n] for pair in pairs[0]]) for n in (0, 1))
@@ -42,14 +38,11 @@ def without_heads(
         targets += [Label(label)] * len(texts)
     else:
         pooled, _ = readings.pooling(model)
-        first, second = ([[pooled(rows) for rows in pair] for pair in each] for each in (pairs[0], pairs[-1]))
-        kind = "similarity" if len(texts) == 2 else "moved"
-        other = first if kind == "moved" else second
-        plain = np.array([_cosine(a[0], b[0]) for a, b in zip(first, other, strict=True)])
-        off = np.array(
-            [_cosine(a[1], b[0 if kind == "moved" else 1]) for a, b in zip(first, other, strict=True)]
-        )
-        targets += [] if kind == "moved" else [Similarity(text) for text in texts[::-1]]
+        kind, alone = ("similarity", 1) if len(texts) == 2 else ("moved", 0)  # compared with itself before
+        each = [[[pooled(rows) for rows in pair] for pair in own] for own in (pairs[0], pairs[-1])]
+        plain = np.array([_cosine(a[0], b[0]) for a, b in zip(*each, strict=True)])
+        off = np.array([_cosine(a[1], b[alone]) for a, b in zip(*each, strict=True)])
+        targets += [Similarity(text) for text in texts[::-1]] * alone
     words = [_bars(model, text, target) for text, target in zip(texts, targets, strict=False)]
     return _stored(kind, name, plain, off, store) | {"words": words}
 
@@ -61,20 +54,12 @@ def _answers(model: TextEncoder) -> bool:
         return False
 
 
-def _next(
-    model: CausalModel,
-    texts: Sequence[Any],
-    pairs: list[tuple[Array, Array]],
-    place: int,
-    spell: Spell,
-    store: Store,
-) -> dict[str, Any]:
+def _next(model: CausalModel, text: Any, pairs: Pairs, place: int, spell: Spell, store: Store) -> Found:
     """Return what a language model expects after a place, for each head off, and the lens there."""
-    plain, off = (
-        _softmax(readings.logits(model, np.stack([pair[n][place] for pair in pairs]))) for n in (0, 1)
-    )
+    rows = (np.stack([pair[n][place] for pair in pairs]) for n in (0, 1))
+    plain, off = (_softmax(readings.logits(model, each)) for each in rows)
     token, order = int(plain[0].argmax()), np.argsort(-off, axis=1)[:, :SHOWN]
-    lens = _softmax(readings.logit_lens(model, texts[0], place)[1:])
+    lens = _softmax(readings.logit_lens(model, text, place)[1:])
     best = lens.argmax(axis=1)
     names = {n: k for k, n in enumerate(dict.fromkeys([token, *order.ravel().tolist(), *best.tolist()]))}
     return _stored("next", spell([token])[0], plain[:, token], off[:, token], store) | {
@@ -83,11 +68,11 @@ def _next(
         "tokens": [[names[n] for n in row] for row in order.tolist()],
         "likely": store.add(np.take_along_axis(off, order, axis=1), "f4"),
         "lens": [[names[n], round(float(lens[k, n]), 3)] for k, n in enumerate(best.tolist())],
-        "words": [_bars(model, texts[0][: place + 1], Logit(token))],
+        "words": [_bars(model, text[: place + 1], Logit(token))],
     }
 
 
-def _stored(kind: str, name: str, plain: Array, off: Array, store: Store) -> dict[str, Any]:
+def _stored(kind: str, name: str, plain: Array, off: Array, store: Store) -> Found:
     # Each head's effect is against a run that is computed in the same way, which differs by rounding between layers.
     before = float(plain[-1])
     return {"kind": kind, "name": name, "before": before, "after": store.add(before + off - plain, "f4")}

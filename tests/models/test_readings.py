@@ -177,7 +177,7 @@ def test_rollout_and_flow():
     ("target", "says"),
     [
         (Logit(" a"), "must be an id"), (Logit(11), "the vocabulary has 11"), (Similarity([1]), "needs an encoder"),
-        (Label(), "GPT has no classifier"), (Logit(1, place=4), "place 4 is out of range"),
+        (Label(), "GPT has 0 labels"), (Logit(1, place=4), "place 4 is out of range"),
     ],
 )  # fmt: skip
 def test_targets_that_a_model_does_not_have(target, says):

@@ -11,6 +11,7 @@ from refusals import refusals
 
 import selfattn as sa
 from selfattn import models, nn, views
+from selfattn.steps import Change
 from selfattn.text import WhitespaceTokenizer
 from selfattn.views import heads
 
@@ -301,3 +302,45 @@ test_bad_calls_of_the_gpt_page = refusals(
     ((gpt(512), "abc", "a"), ValueError, "at most 1,000,000 parameters, not 3,15"),
     call=lambda given: views.gpt_page(*given),
 )
+
+
+def test_heads_that_are_off():
+    """What the page says of a head is what a changed run says; models without a pooling, and steps, have none."""
+    config = {
+        "vocab_size": 11,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
+    encoder = models.BertModel(config, rng=0)
+    encoder.pipeline.modes, encoder.tokenizer = ("mean",), None
+    encoder.tokens = lambda ids: [str(n) for n in ids]
+    texts = [1, 2, 3, 4], [5, 2, 6]
+    header, array = stored(views.explorer(encoder, texts[0], compare=texts[1]))
+    rows = [
+        [encoder.hidden_states(text, change=Change.off(1, h))[-1].mean(axis=0) for text in texts]
+        for h in (0, 1)
+    ]
+    expected = [a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in rows]
+    np.testing.assert_allclose(array(header["off"]["after"])[2:], expected, rtol=1e-5)
+    assert [max(map(abs, words)) for words in header["off"]["words"]] == [1, 1]
+    decoder = models.LlamaForCausalLM(
+        config | {"tie_word_embeddings": True, "max_position_embeddings": 16}, rng=0
+    )
+    decoder.tokens = lambda ids: [str(n) for n in ids]
+    header, array = stored(views.explorer(decoder, texts[0], new_tokens=2))
+    off, ids = header["off"], texts[0]
+    last = (
+        decoder.hidden_states(ids, change=Change.off(0, 1))[-1][-1]
+        @ decoder.parameters()["model.embed_tokens.weight"].T
+    )
+    chances = np.exp(last) / np.exp(last).sum()
+    best = int(decoder.logits(ids)[-1].argmax())
+    assert (off["name"], off["place"]) == (str(best), 3)
+    np.testing.assert_allclose(array(off["after"])[1], chances[best], rtol=1e-4)
+    np.testing.assert_allclose(array(off["likely"])[1], np.sort(chances)[::-1][:5], rtol=1e-4)
+    assert [off["names"][n] for n in off["tokens"][1]] == [str(n) for n in np.argsort(-chances)[:5]]
+    assert off["names"][off["lens"][-1][0]] == str(best)
+    assert stored(views.explorer(encoder, texts[0], heads_off=False))[0]["off"] is None
+    assert stored(views.explorer(encoder.steps(texts[0]), list("abcd")))[0]["off"] is None
