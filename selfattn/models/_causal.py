@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from itertools import chain, compress, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -32,10 +32,6 @@ from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
 from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
 from selfattn.nn.module import Pullback, checked_pullback
 from selfattn.text import TextStream, spelled, without_pads
-
-if TYPE_CHECKING:
-    from selfattn.steps.changes import Change
-    from selfattn.steps.transformer import TransformerSteps
 
 LEAST = 256  # positions that are made ready
 ROWS = 256  # the most rows of logits at once, where they are only summed up
@@ -210,43 +206,9 @@ class CausalModel(Pretrained):
             raise ValueError(f"rows must have shape {most}, not {rows.shape}")
         return np.ascontiguousarray(rows)
 
-    @repeats(logits)
-    def hidden_states(self, text: str | Sequence[int], change: Change | None = None) -> list[Array]:
-        """Compute what enters the first layer, and what leaves each layer.
-
-        Parameters
-        ----------
-        change : selfattn.steps.Change, optional
-            What is to be different: a head off, for example.
-
-        Returns
-        -------
-        list of ndarray, shape (L, d)
-            The last is after the final norm: what enters the head.
-        """
-        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
-
-        return states(*self._one(text), change)
-
-    def _one(self, text: str | Sequence[int]) -> tuple[transformer.Transformer, Array]:
-        """Return the core's settings for one text, and its ids."""
+    def _one(self, text: str | Sequence[int]) -> tuple[transformer.Transformer, Array, list[str] | None]:
         ids = self._ids(text)
-        return self._built(len(ids))[0], ids
-
-    @repeats(hidden_states)
-    def steps(self, text: str | Sequence[int], change: Change | None = None) -> TransformerSteps:
-        """Compute what enters the head with every intermediate result, to look at.
-
-        Returns
-        -------
-        selfattn.steps.transformer.TransformerSteps
-            NumPy computes them, so they equal what the model computes up to rounding.
-        """
-        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
-
-        ids = self._ids(text)
-        tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
-        return transformer_steps(self._built(len(ids))[0], ids, tokens, change)
+        return self._built(len(ids))[0], ids, None if self.tokenizer is None else spelled(self.tokenizer, ids)
 
     # -------------------------------------------------------------------------------------------------------- ids
 

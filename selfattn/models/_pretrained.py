@@ -21,6 +21,7 @@ from selfattn.engine.weights import Compact, Quants, Weight, is_compact, kind_of
 from selfattn.models._folder import Config, check_quantization, fit, one_warning
 from selfattn.models._table import rows
 from selfattn.nn import init
+from selfattn.nn.inspected import Inspected
 from selfattn.nn.module import Gradients, IncompatibleKeys, Module
 
 Shapes = dict[str, tuple[int, ...]]
@@ -151,7 +152,7 @@ def add(found: Gradients, name: str, grad: Array) -> None:
     found[name] = found[name] + grad if name in found else grad
 
 
-class Pretrained(Module):
+class Pretrained(Inspected, Module):
     """A pretrained model: parameters by Transformers' names; subclasses make the core's settings of them.
 
     Parameters

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,6 @@ from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear
 from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, chunks, groups, is_pair, is_text_or_pair
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import spelled, without_pads
-
-if TYPE_CHECKING:
-    from selfattn.steps.changes import Change
-    from selfattn.steps.transformer import TransformerSteps
 
 
 class TextEncoder(Pretrained):
@@ -536,46 +532,13 @@ class TextEncoder(Pretrained):
         found = sorted(found, key=lambda each: each["score"], reverse=True)[:most]
         return [each | {"text": texts[each["corpus_id"]]} for each in found] if return_documents else found
 
-    @repeats(tokens)
-    def steps(self, sentence: Any, change: Change | None = None) -> TransformerSteps:
-        """Compute the rows of one sentence, before they are pooled, with every intermediate result, to look at.
-
-        Parameters
-        ----------
-        change : selfattn.steps.Change, optional
-            What is to be different: a head off, for example.
-
-        Returns
-        -------
-        selfattn.steps.transformer.TransformerSteps
-            What enters the first layer, and of each layer queries, keys and values of every head, scores, weights, sums
-            and norms. NumPy computes them, so they equal what the model computes up to rounding.
-        """
-        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
-
-        ids, types = self._ids_and_types(sentence)
+    def _one(self, text: Any) -> tuple[Transformer, Array, list[str] | None]:
+        ids, types = self._ids_and_types(text)
         tokens = None if self.tokenizer is None else spelled(self.tokenizer, ids)
-        return transformer_steps(*self._of_ids(ids, types), tokens=tokens, change=change)
-
-    @repeats(steps)
-    def hidden_states(self, sentence: Any, change: Change | None = None) -> list[Array]:
-        """Compute what enters the first layer, and what leaves each layer, of one sentence.
-
-        Returns
-        -------
-        list of ndarray, shape (L, d)
-            The last is the encoder's result, after its final norm if it has one.
-        """
-        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
-
-        return states(*self._one(sentence), change)
-
-    def _one(self, sentence: Any) -> tuple[Transformer, Array]:
-        """Return the core's settings for one sentence, and what goes into the core."""
-        return self._of_ids(*self._ids_and_types(sentence))
+        return *self._of_ids(ids, types), tokens
 
     def _of_ids(self, given: Sequence[int], types: Sequence[int] | None) -> tuple[Transformer, Array]:
-        """Return what :meth:`_one` does, for ids."""
+        """Return the core's settings for one sentence, and what goes into the core."""
         ids, cu_seqlens = np.asarray(given, np.int64), np.array([0, len(given)])
         self._check_ids(ids, cu_seqlens)
         settings, _ = self._built(len(ids))

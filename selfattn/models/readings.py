@@ -489,8 +489,7 @@ def _one(model: Any, text: Any) -> tuple[Transformer, Array]:
     """Return the core's settings for one text, and what goes into the core."""
     if not isinstance(model, CausalModel | TextEncoder | ViTModel | GPT):
         raise TypeError(f"readings are of selfattn.models and of nn.GPT, not of {type(model).__name__}")
-    found: tuple[Transformer, Array] = model._one(text)
-    return found
+    return model._one(text)[:2]
 
 
 def _head(model: Any) -> Any:

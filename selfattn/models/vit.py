@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,6 @@ from selfattn.functional._products import linear_backward
 from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters, Pretrained, Pulled, Shapes, linear
 from selfattn.nn.module import Gradients, checked_pullback
-
-if TYPE_CHECKING:
-    from selfattn.steps.changes import Change
-    from selfattn.steps.transformer import TransformerSteps
 
 Grid: TypeAlias = tuple[int, int]
 
@@ -47,6 +43,7 @@ class ViTModel(Pretrained):
     (2, 5, 8)
     """
 
+    _norm_in_states: ClassVar[bool] = False
     kinds: ClassVar[dict[str, str]] = {"vit": "ViT", "dinov2": "Dinov2"}
     prefix = "vit."
     layer_name = "encoder.layer."
@@ -187,43 +184,10 @@ class ViTModel(Pretrained):
         y = self._shaped(y, pixels, grid)
         return y, checked_pullback(self, y, self.arrays.values(), backward)
 
-    def hidden_states(self, pixels: npt.ArrayLike, change: Change | None = None) -> list[Array]:
-        """Compute the rows that enter the first layer, and those that leave each layer, of one image.
-
-        Parameters
-        ----------
-        pixels : ndarray, shape (channels, height, width)
-        change : selfattn.steps.Change, optional
-            What is to be different: a head off, for example.
-
-        Returns
-        -------
-        list of ndarray, shape (1 + patches, d)
-            The last is before the final norm.
-        """
-        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
-
-        settings, rows = self._one(pixels)
-        return states(settings._replace(final_norm=None), rows, change)
-
-    @repeats(hidden_states)
-    def steps(self, pixels: npt.ArrayLike, change: Change | None = None) -> TransformerSteps:
-        """Compute what :meth:`forward` does for one image, with every intermediate result, to look at.
-
-        Returns
-        -------
-        selfattn.steps.transformer.TransformerSteps
-            NumPy computes them. The first token is the class's, the others are patches, row by row.
-        """
-        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
-
-        return transformer_steps(*self._one(pixels), change=change)
-
-    def _one(self, pixels: npt.ArrayLike) -> tuple[transformer.Transformer, Array]:
-        """Return the core's settings for one image, and the rows that go into the core."""
+    def _one(self, pixels: npt.ArrayLike) -> tuple[transformer.Transformer, Array, None]:
         if np.ndim(pixels) != 3:
             raise ValueError(f"pixels must have shape (channels, height, width), not {np.shape(pixels)}")
-        return self._built(1)[0], self._rows(pixels)[0]
+        return self._built(1)[0], self._rows(pixels)[0], None
 
 
 def _cubic(given: int, wanted: int) -> Array:

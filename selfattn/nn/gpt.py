@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +20,18 @@ from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
 from selfattn.nn import init
 from selfattn.nn.containers import ModuleList
+from selfattn.nn.inspected import Inspected
 from selfattn.nn.layers import Embedding, Linear
 from selfattn.nn.losses import CrossEntropyLoss
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback, named_gradients
 from selfattn.nn.rows import LayerNorm
 from selfattn.nn.transformer_encoder import Description, TransformerEncoderLayer, check_layer
 
-if TYPE_CHECKING:
-    from selfattn.steps.changes import Change
-    from selfattn.steps.transformer import TransformerSteps
-
 IGNORED = -100  # a target that the loss leaves out, as CrossEntropyLoss does by default
 STD = 0.02  # standard deviation of new weights
 
 
-class GPT(Module):
+class GPT(Inspected, Module):
     """Token and position embeddings, causal layers, a norm, and a head: logits of the next token.
 
     ``x = token_embedding(ids) + position_embedding(0 … L−1)``, then ``num_layers`` layers in which a token sees itself and
@@ -283,42 +280,11 @@ class GPT(Module):
             raise ValueError(f"targets must have the lengths of ids, {lengths[:9]}, not {of_targets[:9]}")
         return _Call(self, ids), np.concatenate(wanted)
 
-    def hidden_states(self, ids: npt.ArrayLike, change: Change | None = None) -> list[Array]:
-        """Compute what enters the first layer, and what leaves each layer, of one sequence, without dropout.
-
-        Parameters
-        ----------
-        ids : array_like of int, shape (L,)
-        change : selfattn.steps.Change, optional
-            What is to be different: a head off, for example.
-
-        Returns
-        -------
-        list of ndarray, shape (L, d_model)
-            The last is after the final norm: what enters the head.
-        """
-        from selfattn.steps.transformer import states  # imports what computes steps in NumPy
-
-        return states(*self._one(ids), change)
-
-    @repeats(hidden_states)
-    def steps(self, ids: npt.ArrayLike, change: Change | None = None) -> TransformerSteps:
-        """Compute what enters the head with every intermediate result, to look at, without dropout.
-
-        Returns
-        -------
-        selfattn.steps.transformer.TransformerSteps
-        """
-        from selfattn.steps.transformer import transformer_steps  # in NumPy; imported when needed
-
-        return transformer_steps(*self._one(ids), change=change)
-
-    def _one(self, ids: npt.ArrayLike) -> tuple[transformer.Transformer, Array]:
-        """Return the core's settings for one sequence, without dropout, and its ids."""
+    def _one(self, ids: npt.ArrayLike) -> tuple[transformer.Transformer, Array, None]:
         call = _Call(self, ids)
         if not call.one:
             raise ValueError(f"ids must be one sequence, of shape (L,), not {quoted(ids)}")
-        return _without_dropout(call.model), call.ids
+        return _without_dropout(call.model), call.ids, None
 
     # --------------------------------------------------------------------------------------------- generation
 

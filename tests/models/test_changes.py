@@ -75,64 +75,46 @@ def drawn_change(rng, ours, theirs, family, given, other):
     layer = int(rng.integers(ours.num_layers))
     kind = str(rng.choice(["off", "patch", "mean", "apply", "hide"]))
     step = str(rng.choice(["output", "weights", "projected_output", "down", "result"]))
-    if kind == "mean" and step == "weights":
+    length, own, n_heads = *(len(ours.hidden_states(text)[0]) for text in (given, other)), ours.num_heads
+    if step == "weights" and (kind == "mean" or own != length):
         step = "output"
-    length, n_heads = len(ours.hidden_states(given)[0]), ours.num_heads
-    own = length if ours.hidden_states(other)[0].shape[0] == length else 2
-    tokens = (
-        None
-        if rng.integers(2) and own == length
-        else sorted(rng.choice(min(own, length), 2, replace=False).tolist())
-    )
+    tokens = None if rng.integers(2) and own == length else sorted(rng.choice(min(own, length), 2, False).tolist())  # fmt: skip
     by_head = step in ("output", "weights") or kind == "hide"
     heads = sorted(rng.choice(n_heads, 2, replace=False).tolist()) if by_head and rng.integers(3) else None
-    at = np.ix_(
-        *([range(n_heads) if heads is None else heads] if by_head else []),
+    every, all_tokens = (
+        range(n_heads) if heads is None else heads,
         range(length) if tokens is None else tokens,
     )
-    kept = {}
+    at, kept = np.ix_(*([every] if by_head else []), all_tokens), {}
     their_run(theirs, family, other, lambda name, n, x, _: kept.setdefault((name, n), x))
     if kind == "hide":
         hidden, everywhere = int(rng.integers(length)), bool(rng.integers(2))
-        change = Change.hide(hidden, None if everywhere else layer, heads, queries=tokens)
+        rows = [i for i in range(length) if i != hidden] if tokens is None else tokens
 
-        def edit(name, n, x, _):
+        def unseen(name, n, x, _):
             if name == "weights":
                 return np.nan_to_num(x)  # rows without keys
-            if name != "scores" or not (everywhere or n == layer):
-                return x
-            x, rows = (
-                np.where(x < -1e30, -np.inf, x),
-                [i for i in range(length) if i != hidden] if tokens is None else tokens,
-            )
-            x[np.ix_(range(n_heads) if heads is None else heads, rows, [hidden])] = -np.inf
+            if name == "scores" and (everywhere or n == layer):
+                x = np.where(x < -1e30, -np.inf, x)
+                x[np.ix_(every, rows, [hidden])] = -np.inf
             return x
 
-        return change, edit
-    if kind == "off":
-        change, value = (
-            Change.off(layer, heads, step=step, tokens=tokens),
-            lambda x, own: own if step == "result" else 0 * x,
-        )
-    elif kind == "apply":
-        change = Change.apply(layer, lambda x: 0.5 * x + 0.25, heads, step=step, tokens=tokens)
-
-        def value(x, own):
-            return 0.5 * x + 0.25
-    else:
-        source, whole = ours.steps(other), kept[step, layer]
-        make = Change.patch if kind == "patch" else Change.mean
-        change = make(layer, source, heads, step=step, tokens=tokens)
-        mean = whole.mean(axis=-2, keepdims=True)
-
-        def value(x, own):
-            return np.broadcast_to(mean, x.shape)[at] if kind == "mean" else whole[at]
+        return Change.hide(hidden, None if everywhere else layer, heads, queries=tokens), unseen
+    where, source, whole = {"step": step, "tokens": tokens}, ours.steps(other), kept[step, layer]
+    change, value = {
+        "off": lambda: (Change.off(layer, heads, **where), lambda x, own: own[at] if step == "result" else 0 * x[at]),
+        "apply": lambda: (Change.apply(layer, lambda x: 0.5 * x + 0.25, heads, **where), lambda x, own: 0.5 * x[at] + 0.25),
+        "patch": lambda: (Change.patch(layer, source, heads, **where), lambda x, own: whole[at]),
+        "mean": lambda: (
+            Change.mean(layer, source, heads, **where), lambda x, own: np.broadcast_to(whole.mean(-2, keepdims=True), x.shape)[at],
+        ),
+    }[kind]()  # fmt: skip
 
     def edit(name, n, x, own):
         if (name, n) != (step, layer):
             return x
         y = x.copy()
-        y[at] = value(x if kind == "mean" else x[at], own[at] if step == "result" else own)
+        y[at] = value(x, own)
         return y
 
     return change, edit
@@ -168,9 +150,8 @@ def test_changes_are_those_of_hooks(name, tmp_path):
             more, also = drawn_change(rng, ours, theirs, family, given, given)
             change, edit = change + more, lambda *a, one=edit, two=also: two(*a[:2], one(*a), a[3])
         truth = their_run(theirs, family, np.asarray(given, float if name in PICTURES else int), edit)
-        atol = (
-            128 * EPS * max(1.0, np.abs(truth).max())
-        )  # sums of up to 40 terms, in some twenty products one after the other
+        # Sums of up to 40 terms, in some twenty products one after the other.
+        atol = 128 * EPS * max(1.0, np.abs(truth).max())
         steps = ours.steps(given, change=change)
         np.testing.assert_allclose(steps.output, truth, rtol=0, atol=atol, err_msg=f"{trial} {change}")
         if name not in PICTURES:  # their last hidden state is before the final norm
@@ -179,13 +160,10 @@ def test_changes_are_those_of_hooks(name, tmp_path):
             np.testing.assert_allclose(layer.result, state, rtol=0, atol=atol)
 
 
-SIZES = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "vocab_size": 9,
-}
+SIZES = dict(
+    zip(("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size"), (2, 4, 16, 9), strict=True)
+)
+SIZES["intermediate_size"] = 32
 
 
 @pytest.mark.parametrize(
@@ -204,12 +182,9 @@ SIZES = {
         (lambda other: Change.apply(1, lambda x: x[:1], head=[0, 1]), None),
         (
             lambda other: Change.apply(1, lambda x: x[:, :2]),
-            r"result of layer 1 has shape \(3, 16\).* float32 of shape \(3, 2\)",
+            r"result of layer 1 .*\(3, 16\).* float32 .*\(3, 2\)",
         ),
-        (
-            lambda other: Change.mean(0, other, step="weights"),
-            "weights of texts of different lengths have no mean",
-        ),
+        (lambda other: Change.mean(0, other, step="weights"), "lengths have no mean"),
         (lambda other: Change.mean(0, []), "at least one"),
         (lambda other: Change.apply(1, lambda x: None), "what takes its place is object"),
         (lambda other: Change.apply(1, lambda x: x * 1j), "what takes its place is complex"),
@@ -229,11 +204,8 @@ def test_what_does_not_fit_is_named(wrong, says):
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_of_a_gpt_and_of_rounded_weights(dtype):
-    model = (
-        nn.GPT(11, 16, 2, 4, 8, dropout=0.5, rng=0)
-        if dtype == "float32"
-        else models.BertModel(SIZES, rng=0).quantize(dtype)
-    )
+    gpt = nn.GPT(11, 16, 2, 4, 8, dropout=0.5, rng=0)
+    model = gpt if dtype == "float32" else models.BertModel(SIZES, rng=0).quantize(dtype)
     change = Change.off(0, head=[1, 2]) + Change.off(1, step="down")
     steps, states = model.steps([1, 2, 3], change=change), model.hidden_states([1, 2, 3], change=change)
     atol = 64 * EPS if dtype == "float32" else 0.1  # the core rounds int8's inputs to 8 bits too

@@ -63,46 +63,31 @@ def value(model, text, target, change=None):
 def test_contributions_are_the_whole(case):
     model, text, target = case
     found, steps = readings.contributions(model, text, target), model.steps(text)
-    total = (
-        found.heads.sum() + found.biases.sum() + found.feed_forward.sum() + found.inputs.sum() + found.norms
+    total = sum(
+        np.sum(each) for each in (found.heads, found.biases, found.feed_forward, found.inputs, found.norms)
     )
     np.testing.assert_allclose([total, found.value], value(model, text, target), rtol=1e-9, atol=1e-9)
     assert found.heads.shape == (len(steps.layers), len(steps.layers[0].weights))
     # What a head of the last layer of a model with norms first adds is a product with the direction, after the last norm.
-    settings = model._one(text)[0]
-    if (
-        settings.final_norm is not None
-        and settings.final_norm.kind == "layer"
-        and settings.layers[-1].norm_first
-    ):
-        own, layer, g = steps.layers[-1], settings.layers[-1], target._bind(model)(steps.output).direction
-        head = (
-            own.output[1]
-            @ layer.output.weight.reshape(len(own.output[0][0]) and g.shape[1], len(own.output), -1)[:, 1].T
-        )
-        deviation = np.sqrt(own.result.var(axis=1, keepdims=True) + settings.final_norm.eps)
-        expected = (
-            g * settings.final_norm.weight * (head - head.mean(axis=1, keepdims=True)) / deviation
-        ).sum()
+    norm, layer, own = model._one(text)[0].final_norm, model._one(text)[0].layers[-1], steps.layers[-1]
+    if norm is not None and norm.kind == "layer" and layer.norm_first:
+        g = target._bind(model)(steps.output).direction
+        head = own.output[1] @ layer.output.weight.reshape(g.shape[1], len(own.output), -1)[:, 1].T
+        deviation = np.sqrt(own.result.var(axis=1, keepdims=True) + norm.eps)
+        expected = (g * norm.weight * (head - head.mean(axis=1, keepdims=True)) / deviation).sum()
         np.testing.assert_allclose(found.heads[-1][1], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_effects_are_those_of_single_runs(case):
     model, text, target = case
     other = model.steps(text[::-1])
-    changes = [
-        Change.off(1, 1),
-        Change.patch(0, other, 0),
-        Change.hide(1),
-        Change.off(0),
-        Change.off(0, 1) + Change.off(1, 0),
-    ]
+    alone = [Change.off(0, 0), Change.off(1, 1), Change.patch(0, other, 0), Change.hide(1), Change.off(0)]
+    changes = [*alone, Change.off(0, 1) + Change.off(1, 0)]
     found = readings.effects(model, text, target, changes)
     expected = [value(model, text, target, each) - value(model, text, target) for each in changes]
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
     heads = readings.head_effects(model, text, target)
-    np.testing.assert_allclose([heads[1, 1], heads[0, 0]], [found[0], value(model, text, target, Change.off(0, 0)) - value(model, text, target)],
-                               rtol=1e-9, atol=1e-9)  # fmt: skip
+    np.testing.assert_allclose([heads[0, 0], heads[1, 1]], found[:2], rtol=1e-9, atol=1e-9)
 
 
 def test_gradients_are_slopes(case):
@@ -126,16 +111,15 @@ def test_gradients_are_slopes(case):
 
 def test_integrated_gradients_are_the_whole(case):
     model, text, target = case
-    settings, rows = readings._rows(*model._one(text))
+    settings, rows = readings._rows(*readings._one(model, text))
     baseline = 0.5 * rows
     found = readings.integrated_gradients(model, text, target, baseline=baseline, n_steps=400)
 
     def at(x):
         return target._bind(model)(readings.transformer.forward(settings, x, np.array([0, len(x)]))).value
 
-    np.testing.assert_allclose(
-        found.sum(), at(rows) - at(baseline), rtol=1e-3, atol=1e-4
-    )  # the midpoint rule
+    # The midpoint rule.
+    np.testing.assert_allclose(found.sum(), at(rows) - at(baseline), rtol=1e-3, atol=1e-4)
     assert found.shape == (len(rows),)
 
 
@@ -161,9 +145,8 @@ def test_rollout_and_flow():
     pytest.importorskip("scipy")
     steps = nn.GPT(11, 16, 2, 4, 8, rng=0).steps([1, 2, 3])
     shares = [np.eye(3) / 2 + layer.weights.mean(axis=0) / 2 for layer in steps.layers]
-    np.testing.assert_allclose(
-        readings.attention_rollout(steps), [shares[0], shares[1] @ shares[0]], rtol=1e-6
-    )
+    rollout = readings.attention_rollout(steps)
+    np.testing.assert_allclose(rollout, [shares[0], shares[1] @ shares[0]], rtol=1e-6)
     for token, j in itertools.product(range(3), range(3)):
         cuts = []  # the largest flow is the smallest cut; nodes are (layer, token), and the source is on its side of each cut
         for sides in itertools.product([0, 1], repeat=9):

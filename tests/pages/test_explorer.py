@@ -306,37 +306,22 @@ test_bad_calls_of_the_gpt_page = refusals(
 
 def test_heads_that_are_off():
     """What the page says of a head is what a changed run says; models without a pooling, and steps, have none."""
-    config = {
-        "vocab_size": 11,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-    }
+    config = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 11}  # fmt: skip
     encoder = models.BertModel(config, rng=0)
     encoder.pipeline.modes, encoder.tokenizer = ("mean",), None
     encoder.tokens = lambda ids: [str(n) for n in ids]
     texts = [1, 2, 3, 4], [5, 2, 6]
     header, array = stored(views.explorer(encoder, texts[0], compare=texts[1]))
-    rows = [
-        [encoder.hidden_states(text, change=Change.off(1, h))[-1].mean(axis=0) for text in texts]
-        for h in (0, 1)
-    ]
+    rows = [[encoder.hidden_states(x, Change.off(1, h))[-1].mean(axis=0) for x in texts] for h in (0, 1)]
     expected = [a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in rows]
     np.testing.assert_allclose(array(header["off"]["after"])[2:], expected, rtol=1e-5)
     assert [max(map(abs, words)) for words in header["off"]["words"]] == [1, 1]
-    decoder = models.LlamaForCausalLM(
-        config | {"tie_word_embeddings": True, "max_position_embeddings": 16}, rng=0
-    )
+    decoder = models.LlamaForCausalLM(config | {"max_position_embeddings": 16}, rng=0)
     decoder.tokens = lambda ids: [str(n) for n in ids]
     header, array = stored(views.explorer(decoder, texts[0], new_tokens=2))
     off, ids = header["off"], texts[0]
-    last = (
-        decoder.hidden_states(ids, change=Change.off(0, 1))[-1][-1]
-        @ decoder.parameters()["model.embed_tokens.weight"].T
-    )
-    chances = np.exp(last) / np.exp(last).sum()
-    best = int(decoder.logits(ids)[-1].argmax())
+    last = decoder.hidden_states(ids, Change.off(0, 1))[-1][-1] @ decoder.parameters()["lm_head.weight"].T
+    chances, best = sa.softmax(last), int(decoder.logits(ids)[-1].argmax())
     assert (off["name"], off["place"]) == (str(best), 3)
     np.testing.assert_allclose(array(off["after"])[1], chances[best], rtol=1e-4)
     np.testing.assert_allclose(array(off["likely"])[1], np.sort(chances)[::-1][:5], rtol=1e-4)
