@@ -8,16 +8,8 @@
  * same as with whole rows. If operands are split, whole rows are expanded, because A stays split between calls. */
 #define SA_EXPANDED 512
 
-static const sa_quant_shape shapes[SA_QUANT_TYPES] = {
-    [SA_QUANT_F32] = {"F32", 1, 4},       [SA_QUANT_F16] = {"F16", 1, 2},       [SA_QUANT_BF16] = {"BF16", 1, 2},
-    [SA_QUANT_Q4_0] = {"Q4_0", 32, 18},   [SA_QUANT_Q4_1] = {"Q4_1", 32, 20},   [SA_QUANT_Q8_0] = {"Q8_0", 32, 34},
-    [SA_QUANT_Q4_K] = {"Q4_K", 256, 144}, [SA_QUANT_Q6_K] = {"Q6_K", 256, 210},
-};
-
-const sa_quant_shape *sa_quant_shape_of(sa_quant_type type) { return &shapes[type]; }
-
 static ptrdiff_t bytes_of(const sa_compact *w, ptrdiff_t numbers) {
-    return numbers / shapes[w->type].numbers * shapes[w->type].bytes;
+    return numbers / sa_quant_kinds[w->type].numbers * sa_quant_kinds[w->type].bytes;
 }
 
 sa_compact sa_quants_at(sa_quant_type type, ptrdiff_t out, ptrdiff_t in, const void *rows) {
@@ -69,7 +61,9 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
 
 /* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
 
-bool sa_quants_have_gemv(const sa_compact *w) { return shapes[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL; }
+bool sa_quants_have_gemv(const sa_compact *w) {
+    return sa_quant_kinds[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL;
+}
 
 static size_t digits_bytes(ptrdiff_t rows, ptrdiff_t in) {
     return sa_whole_lines((size_t)(rows * (in / SA_PIECE)) * sizeof(sa_digits));

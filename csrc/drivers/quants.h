@@ -4,14 +4,6 @@
 
 #include "drivers/linear.h"
 
-/* The size of a quant: numbers of a row, and bytes. */
-typedef struct {
-    const char *name; /* the name in GGUF */
-    ptrdiff_t numbers, bytes;
-} sa_quant_shape;
-
-const sa_quant_shape *sa_quant_shape_of(sa_quant_type type);
-
 /* Weights from rows (out, in), where `in` is a multiple of the quant's numbers; nothing is copied. */
 sa_compact sa_quants_at(sa_quant_type type, ptrdiff_t out, ptrdiff_t in, const void *rows);
 

@@ -5,6 +5,7 @@
 #include "drivers/rowops.h"
 #include "selfattn.h"
 #include "drivers/optimizer.h"
+#include "kernels/quant_kinds.h"
 
 #define SA_MAX_BLOCK_ROWS 64
 #define SA_KEYS_PER_TILE 64 /* a multiple of 4, for dropout; a tile's scores and V fit in L1 */
@@ -170,20 +171,6 @@ typedef struct {
 
 typedef enum { SA_WEIGHTS_WHOLE, SA_WEIGHTS_INT8, SA_WEIGHTS_BF16, SA_WEIGHTS_QUANTS } sa_weights;
 
-/* A quant of a GGUF file has neighbouring numbers of a row and their scale. drivers/quants.c has the sizes of quants,
- * kernels/transformer/quants.h the numbers that they mean. */
-typedef enum {
-    SA_QUANT_F32,
-    SA_QUANT_F16,
-    SA_QUANT_BF16,
-    SA_QUANT_Q4_0,
-    SA_QUANT_Q4_1,
-    SA_QUANT_Q8_0,
-    SA_QUANT_Q4_K,
-    SA_QUANT_Q6_K,
-    SA_QUANT_TYPES
-} sa_quant_type;
-
 /* Panels of SA_PANEL_COLUMNS columns, [word][column]. A word of 4 bytes has four int8 or two bfloat16 that follow each other in
  * a row of the weight (out, in). Zeros fill the last word and panel.
  *
@@ -241,7 +228,7 @@ typedef struct {
 typedef struct {
     int8_t digit[SA_DIGITS][SA_PIECE];
     int32_t minus[3][SA_DIGITS]; /* −Σ of a digit over the first half, the second half, and all */
-    float scale, total;          /* total: Σ x */
+    float scale, total[3];       /* total: Σ x, in the same order */
 } sa_digits;
 
 /* sums[r][c] = Σ x_r[k]·w_c[k], for decoding. w_c is row c of the weights, in quants; the rows follow one another. */

@@ -96,7 +96,7 @@ static PyObject *compact_unit(PyObject *module, PyObject *int8) {
 /* Returns SA_QUANT_TYPES if there is no such type. */
 static sa_quant_type type_of(const char *name) {
     sa_quant_type type = 0;
-    while (type < SA_QUANT_TYPES && strcmp(name, sa_quant_shape_of(type)->name) != 0) {
+    while (type < SA_QUANT_TYPES && strcmp(name, sa_quant_kinds[type].name) != 0) {
         ++type;
     }
     return type;
@@ -106,8 +106,8 @@ static PyObject *quant_shapes(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     PyObject *shapes = PyDict_New();
     for (int type = 0; shapes != NULL && type < SA_QUANT_TYPES; ++type) {
-        const sa_quant_shape *s = sa_quant_shape_of(type);
-        PyObject *shape = Py_BuildValue("nn", s->numbers, s->bytes);
+        const sa_quant_kind *s = &sa_quant_kinds[type];
+        PyObject *shape = Py_BuildValue("ii", s->numbers, s->bytes);
         if (shape == NULL || PyDict_SetItemString(shapes, s->name, shape) < 0) {
             Py_CLEAR(shapes);
         }
@@ -125,10 +125,10 @@ static PyObject *quants_at(PyObject *module, PyObject *args) {
         return NULL;
     }
     const sa_quant_type type = type_of(name);
-    if (type == SA_QUANT_TYPES || columns < 0 || columns > SA_MAX_WIDTH || columns % sa_quant_shape_of(type)->numbers != 0) {
+    if (type == SA_QUANT_TYPES || columns < 0 || columns > SA_MAX_WIDTH || columns % sa_quant_kinds[type].numbers != 0) {
         return PyErr_Format(PyExc_ValueError, "there are no rows of %zd columns in quants of %s", columns, name);
     }
-    const sa_quant_shape *shape = sa_quant_shape_of(type);
+    const sa_quant_kind *shape = &sa_quant_kinds[type];
     const npy_intp bytes = columns / shape->numbers * shape->bytes;
     PyArrayObject *array = (PyArrayObject *)rows;
     if (!sa_is_plain(rows, NPY_UINT8, 2) || PyArray_DIM(array, 1) != bytes || PyArray_DIM(array, 0) > SA_MAX_WIDTH) {

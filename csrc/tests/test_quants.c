@@ -11,10 +11,11 @@
 
 static double half_at(const uint8_t *p) { return element_get((const char *)p, SA_F16, false); }
 
-/* Number i of a quant; *size becomes the sum of the magnitudes of its terms. */
+/* Number i of a quant; *size becomes the sum of the magnitudes of its terms. As llama.cpp's ggml-quants.c says. */
 static double number_of_quant(sa_quant_type type, const uint8_t *p, int i, double *size) {
-    const double d = half_at(type == SA_QUANT_Q6_K ? p + 208 : p);
-    double q, m = 0;
+    static const int values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    const int half = i / 128, part = i % 128 / 32, l = i % 32, g = i / 32, h = i / 16;
+    double d = half_at(p), q = 0, m = 0;
     switch (type) {
     case SA_QUANT_F32: return element_get((const char *)p, SA_F32, false);
     case SA_QUANT_F16: return d;
@@ -24,17 +25,42 @@ static double number_of_quant(sa_quant_type type, const uint8_t *p, int i, doubl
         q = i < 16 ? p[4 + i] & 15 : p[4 + i - 16] >> 4;
         m = half_at(p + 2);
         break;
+    case SA_QUANT_Q5_0: q = (i < 16 ? p[6 + i] & 15 : p[6 + i - 16] >> 4) + 16 * (p[2 + i / 8] >> i % 8 & 1) - 16; break;
+    case SA_QUANT_Q5_1:
+        q = (i < 16 ? p[8 + i] & 15 : p[8 + i - 16] >> 4) + 16 * (p[4 + i / 8] >> i % 8 & 1);
+        m = half_at(p + 2);
+        break;
     case SA_QUANT_Q8_0: q = (int8_t)p[2 + i]; break;
-    case SA_QUANT_Q4_K: {
-        const int g = i / 32, byte = p[16 + g / 2 * 32 + i % 32];
+    case SA_QUANT_IQ4_NL: q = values[i < 16 ? p[2 + i] & 15 : p[2 + i - 16] >> 4]; break;
+    case SA_QUANT_Q2_K:
+        d = half_at(p + 80);
+        q = (p[16 + 32 * half + l] >> 2 * part & 3) * (p[h] & 15);
+        m = -half_at(p + 82) * (p[h] >> 4);
+        break;
+    case SA_QUANT_Q3_K: {
+        const int low = h < 8 ? p[96 + h] & 15 : p[96 + h - 8] >> 4, high = p[104 + h % 4] >> 2 * (h / 4) & 3;
+        d = half_at(p + 108);
+        q = ((p[32 + 32 * half + l] >> 2 * part & 3) - (p[l] >> g & 1 ? 0 : 4)) * (low + 16 * high - 32);
+        break;
+    }
+    case SA_QUANT_Q4_K:
+    case SA_QUANT_Q5_K: {
+        const int byte = p[(type == SA_QUANT_Q4_K ? 16 : 48) + g / 2 * 32 + l],
+                  five = type == SA_QUANT_Q5_K ? p[16 + l] >> g & 1 : 0;
         const int scale = g < 4 ? p[4 + g] & 63 : (p[8 + g] & 15) + 16 * (p[g] >> 6);
         const int least = g < 4 ? p[8 + g] & 63 : (p[8 + g] >> 4) + 16 * (p[4 + g] >> 6);
-        q = scale * (g % 2 == 0 ? byte & 15 : byte >> 4);
+        q = scale * ((g % 2 == 0 ? byte & 15 : byte >> 4) + 16 * five);
         m = -half_at(p + 2) * least;
         break;
     }
+    case SA_QUANT_IQ4_XS: {
+        const int byte = p[8 + 16 * g + i % 16], low = p[4 + g / 2] >> g % 2 * 4 & 15, high = p[2 + g / 4] >> g % 4 * 2 & 3;
+        q = values[l < 16 ? byte & 15 : byte >> 4] * (low + 16 * high - 32);
+        break;
+    }
     default: {
-        const int half = i / 128, at = i % 128, low = p[64 * half + at % 64], high = p[128 + 32 * half + at % 32];
+        const int at = i % 128, low = p[64 * half + at % 64], high = p[128 + 32 * half + at % 32];
+        d = half_at(p + 208);
         q = ((at < 64 ? low & 15 : low >> 4) + 16 * (high >> 2 * (at / 32) & 3) - 32) * (int8_t)p[192 + i / 16];
         break;
     }
@@ -51,7 +77,7 @@ typedef struct {
 
 /* hostile: scales may be any float16. */
 static void weights_make(weights *w, sa_quant_type type, ptrdiff_t out, ptrdiff_t quants, bool hostile, random_source *random) {
-    const sa_quant_shape *s = sa_quant_shape_of(type);
+    const sa_quant_kind *s = &sa_quant_kinds[type];
     const ptrdiff_t in = quants * s->numbers;
     w->bytes = zero_memory((size_t)(out * quants * s->bytes) + 1);
     w->number = zero_memory((size_t)(out * in) * sizeof *w->number);
@@ -69,9 +95,11 @@ static void weights_make(weights *w, sa_quant_type type, ptrdiff_t out, ptrdiff_
                                                : SA_BF16,
                         false, random_between(random, -1, 1));
         } else if (!hostile) {
-            element_set((char *)p + (type == SA_QUANT_Q6_K ? 208 : 0), SA_F16, false, random_between(random, -0.01, 0.01));
-            if (type == SA_QUANT_Q4_1 || type == SA_QUANT_Q4_K) {
-                element_set((char *)p + 2, SA_F16, false, random_between(random, -0.01, 0.01));
+            static const int d_at[SA_QUANT_TYPES] = {[SA_QUANT_Q2_K] = 80, [SA_QUANT_Q3_K] = 108, [SA_QUANT_Q6_K] = 208};
+            element_set((char *)p + d_at[type], SA_F16, false, random_between(random, -0.01, 0.01));
+            if (type == SA_QUANT_Q4_1 || type == SA_QUANT_Q5_1 || type == SA_QUANT_Q2_K || type == SA_QUANT_Q4_K ||
+                type == SA_QUANT_Q5_K) {
+                element_set((char *)p + d_at[type] + 2, SA_F16, false, random_between(random, -0.01, 0.01));
             }
         }
         for (int i = 0; i < s->numbers; ++i) {
@@ -89,7 +117,7 @@ static void try_numbers(sa_quant_type type, bool hostile) {
     random_source random = {(uint64_t)type + 1};
     const ptrdiff_t out = 5;
     weights w;
-    weights_make(&w, type, out, sa_quant_shape_of(type)->numbers == 1 ? 96 : 3, hostile, &random);
+    weights_make(&w, type, out, sa_quant_kinds[type].numbers == 1 ? 96 : 3, hostile, &random);
     const ptrdiff_t in = w.w.in;
     float *row = dirty_memory((size_t)in * sizeof *row), *rows = dirty_memory((size_t)(2 * in) * sizeof *rows);
     ptrdiff_t wrong = 0;
@@ -99,13 +127,13 @@ static void try_numbers(sa_quant_type type, bool hostile) {
             wrong += !same((double)row[i], (double)(float)w.number[c * in + i]);
         }
     }
-    CHECK(wrong == 0, "%s, hostile %d: %td wrong numbers", sa_quant_shape_of(type)->name, hostile, wrong);
+    CHECK(wrong == 0, "%s, hostile %d: %td wrong numbers", sa_quant_kinds[type].name, hostile, wrong);
     const int64_t ids[2] = {out - 1, 0};
     sa_quants_look_up(&w.w, row, NULL, ids, 2, rows); /* `row` is the last one */
     for (ptrdiff_t i = 0; i < in; ++i) {
         wrong += !same((double)rows[i], (double)(row[i] + row[i]));
     }
-    CHECK(wrong == 0, "%s: %td wrong numbers looked up", sa_quant_shape_of(type)->name, wrong);
+    CHECK(wrong == 0, "%s: %td wrong numbers looked up", sa_quant_kinds[type].name, wrong);
 }
 
 static float *multiply(const sa_linear *l, int threads) {
@@ -164,13 +192,13 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         }
     }
     CHECK(bad == 0 && worst <= 1, "%s, %td x %td x %td, decoding %d, hostile %d: %td wrong bits, off by %g bounds",
-          sa_quant_shape_of(type)->name, rows, out, in, decoding, hostile, bad, worst);
+          sa_quant_kinds[type].name, rows, out, in, decoding, hostile, bad, worst);
 }
 
 void test_quants(void) {
     static const ptrdiff_t shapes[5][3] = {{1, 1, 1}, {1, 37, 3}, {2, 16, 2}, {7, 33, 5}, {60, 70, 6}};
     for (sa_quant_type type = 0; type < SA_QUANT_TYPES; ++type) {
-        const ptrdiff_t times = sa_quant_shape_of(type)->numbers == 1 ? 32 : 1;
+        const ptrdiff_t times = sa_quant_kinds[type].numbers == 1 ? 32 : 1;
         for (int hostile = 0; hostile < 2; ++hostile) {
             try_numbers(type, hostile);
             for (int i = 0; i < 5; ++i) {

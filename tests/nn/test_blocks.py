@@ -11,7 +11,7 @@ import selfattn as sa
 from selfattn.engine import transformer as core
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.weights import QUANTS, Quants, multiply
-from tests.support.blocks import drawn, expected
+from tests.support.blocks import HALVES, drawn, expected
 
 pytest.importorskip("gguf")
 
@@ -36,10 +36,9 @@ def test_scales_that_are_no_numbers(kind, isa):
     rng = np.random.default_rng(1)
     raw = rng.integers(0, 256, (40, 2 * QUANTS[kind][1]), np.uint8)  # one scale in 32 is not finite
     blocks = Quants(raw, kind, (40, 2 * QUANTS[kind][0]))
-    for at in (0, 2, 208):
-        if at + 2 <= QUANTS[kind][1]:
-            raw[at % 5, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
-            raw[9 + at % 5, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
+    for at in HALVES[kind]:
+        raw[at % 5, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+        raw[9 + at % 5, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     with np.errstate(all="ignore"):
         want = expected(blocks)
         assert not np.isfinite(want).all()
@@ -71,7 +70,10 @@ def test_products(kind, rows, width, out, isa, threads_restored):
 
 QUANTIZED = {kind: numbers for kind, (numbers, _) in QUANTS.items() if numbers > 1}
 # The largest factors by which a block multiplies its scale d, and m with it: 15 + 1, 128, 63 times as many, 127 times 32.
-LARGEST = {"Q4_0": 8, "Q4_1": 16, "Q8_0": 128, "Q4_K": 63 * 16, "Q6_K": 128 * 32}
+LARGEST = {
+    "Q4_0": 8, "Q4_1": 16, "Q5_0": 16, "Q5_1": 32, "Q8_0": 128, "IQ4_NL": 127, "Q2_K": 15 * 4, "Q3_K": 32 * 4, "Q4_K": 63 * 16,
+    "Q5_K": 63 * 32, "Q6_K": 128 * 32, "IQ4_XS": 32 * 127,
+}  # fmt: skip
 
 
 def bound_of_steps(x, out_of, kind):
@@ -133,7 +135,7 @@ def test_scales_of_decoding_that_are_no_numbers(kind, isa):
     rng = np.random.default_rng(5)
     blocks = drawn(rng, kind, 40, 512)
     raw = blocks.raw.reshape(40, -1, QUANTS[kind][1])
-    at = 208 if kind == "Q6_K" else 0
+    at = HALVES[kind][0]
     raw[5, 0, at : at + 2] = np.array([np.inf], np.float16).view(np.uint8)
     raw[20, 1, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     x = rng.standard_normal((3, 512)).astype(np.float32)
@@ -160,7 +162,7 @@ def layer_of(rng, kinds, d, heads, hidden, make):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32")])
+@pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32"), ("Q5_0", "IQ4_XS")])
 def test_a_transformer(kinds, isa):
     """Weights and a table of several kinds of quants give the bits of float32 weights."""
     rng = np.random.default_rng(2)
@@ -243,7 +245,7 @@ def test_empty():
 
 RAW = np.zeros((4, 40), np.uint8)
 test_bad_blocks = refusals(
-    (lambda: Quants(RAW, "Q2_K", (4, 64)), ValueError, r"one of F32, .*, not 'Q2_K'"),
+    (lambda: Quants(RAW, "IQ1_S", (4, 64)), ValueError, r"one of F32, .*, not 'IQ1_S'"),
     (lambda: Quants(RAW, "Q4_1", (4, 65)), ValueError, "multiple of 32 columns, not 65"),
     (lambda: Quants(RAW, "Q4_1", (4, 96)),
      ValueError, r"Q4_1 of shape \(4, 96\) must be bytes of shape \(4, 60\), not \(4, 40\)"),

@@ -33,10 +33,11 @@ def permuted(array, heads):
 def random_blocks(kind, rows, columns):
     """Blocks of 256 numbers with random bits, for the package gguf cannot make such; their float16 factors are 2e-4."""
     import gguf
+    from blocks import HALVES
 
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // numbers, size), np.uint8)
-    for place in [208] if kind.name == "Q6_K" else [0, 2]:
+    for place in HALVES[kind.name]:
         blocks[..., place : place + 2] = np.array([2e-4], np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
 
@@ -80,7 +81,7 @@ def write(path, config, state, kind="F32", entries=None, more=None, tensors=None
         rows = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[used]][0]
         if stored.ndim == 2 and "wpe" not in name and stored.shape[1] % rows == 0 and used != "F32":
             quant = gguf.GGMLQuantizationType[used]
-            if used.endswith("_K"):
+            if rows == 256:
                 blocks = random_blocks(quant, *stored.shape)
             else:
                 blocks = gguf.quants.quantize(stored, quant)

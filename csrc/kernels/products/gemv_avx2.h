@@ -31,6 +31,10 @@ SA_VERB sa_words sa_gemv_dot(sa_words sum, sa_words q, sa_words x, const bool by
 SA_VERB sa_floats sa_gemv_fma(sa_floats a, sa_floats b, sa_floats c) {
     return (sa_floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
+SA_VERB sa_words sa_gemv_look_up(sa_words q) {
+    const __m128i values = _mm_load_si128((const __m128i *)(const void *)sa_quant_values);
+    return (sa_words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)q);
+}
 
 #include "kernels/products/gemv.h"
 

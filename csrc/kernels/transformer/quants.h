@@ -1,16 +1,17 @@
-/* The numbers that the quants of a GGUF file mean, in float32. Little-endian: d and m are float16, q has 4, 6 or 8 bits.
- *
- *     Q4_0   d, 16 bytes               d·(q − 8)        the low halves of the bytes are numbers 0 … 15, the high ones 16 … 31
- *     Q4_1   d, m, 16 bytes            d·q + m          in the same order
- *     Q8_0   d, 32 bytes               d·q
- *     Q4_K   d, m, 12 bytes, 128 bytes d·scale·q − m·least; scale and least, 6 bits, are for 32 numbers; 32 bytes hold 64
- *     Q6_K   128 + 64 bytes, 16 scales, d    d·scale·(q − 32), a scale for 16 numbers; the low 4 bits of q, then the high 2
- *
- * Products are exact; a sum with m is rounded once. Infinities and NaN in d and m propagate. */
+/* Quants as float32. Products of d, scale and q are exact; the sum with m·least is rounded once. Infinities and NaN in d and m
+ * propagate. */
+#define SA_Q(name) FN(quant_##name)
+#define SA_Q_WORDS uint32_t
+#define SA_Q_AT const uint8_t *
+SA_VERB void SA_Q(gather)(const uint8_t *at, int from, uint32_t *v) { memcpy(v, at + from, 16); }
+SA_VERB uint32_t SA_Q(look_up)(uint32_t q) {
+    const uint8_t *v = sa_quant_values;
+    return v[q & 15] | (uint32_t)v[q >> 8 & 15] << 8 | (uint32_t)v[q >> 16 & 15] << 16 | (uint32_t)v[q >> 24 & 15] << 24;
+}
+#include "kernels/quant_bits.h"
 
-SA_INLINE float FN(half_at)(const uint8_t *p) {
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
+SA_INLINE float FN(half_of)(uint32_t word) {
+    const uint16_t h = (uint16_t)word;
 #if defined(SA_HAS_HALVES)
     return sa_of_half(h);
 #else
@@ -18,49 +19,26 @@ SA_INLINE float FN(half_at)(const uint8_t *p) {
 #endif
 }
 
-/* Expands n numbers, some bits of n bytes, to d·(q − zero) + m. */
-SA_INLINE void FN(expand_bits)(const uint8_t *q, int n, int shift, float d, float zero, float m, float *to) {
-    for (int i = 0; i < n; i += SA_LANES) {
-        V(store)(to + i, V(fma)(V(set1)(d), V(of_bits)(q + i, shift, 15) - V(set1)(zero), V(set1)(m)));
-    }
-}
-
-SA_INLINE void FN(expand_low_and_high)(const uint8_t *q, float d, float zero, float m, float *to) {
-    FN(expand_bits)(q, 16, 0, d, zero, m, to);
-    FN(expand_bits)(q, 16, 4, d, zero, m, to + 16);
-}
-
-/* The scale and least of the eight groups of a Q4_K quant, from their 12 bytes. */
-SA_INLINE void FN(scales_of_q4_k)(const uint8_t *s, uint8_t *scale, uint8_t *least) {
-    for (int i = 0; i < 4; ++i) {
-        scale[i] = s[i] & 63;
-        least[i] = s[4 + i] & 63;
-        scale[4 + i] = (uint8_t)((s[8 + i] & 15) | (s[i] >> 6) << 4);
-        least[4 + i] = (uint8_t)(s[8 + i] >> 4 | (s[4 + i] >> 6) << 4);
-    }
-}
-
-SA_INLINE void FN(expand_q4_k)(const uint8_t *p, float *to) {
-    const float d = FN(half_at)(p), m = FN(half_at)(p + 2);
-    const uint8_t *q = p + 16;
-    uint8_t scale[8], least[8];
-    FN(scales_of_q4_k)(p + 4, scale, least);
-    for (int g = 0; g < 8; g += 2, q += 32, to += 64) {
-        FN(expand_bits)(q, 32, 0, d * (float)scale[g], 0, -(m * (float)least[g]), to);
-        FN(expand_bits)(q, 32, 4, d * (float)scale[g + 1], 0, -(m * (float)least[g + 1]), to + 32);
-    }
-}
-
-SA_INLINE void FN(expand_q6_k)(const uint8_t *p, float *to) {
-    const float d = FN(half_at)(p + 208);
-    const int8_t *scale = (const int8_t *)p + 192;
-    for (int half = 0; half < 2; ++half) {
-        const uint8_t *low = p + 64 * half, *high = p + 128 + 32 * half;
-        for (int part = 0; part < 4; ++part) {
-            for (int i = 0; i < 32; i += SA_LANES, to += SA_LANES) {
-                const vec low_bits = V(of_bits)(low + part % 2 * 32 + i, part / 2 * 4, 15);
-                const vec q = V(fma)(V(of_bits)(high + i, part * 2, 3), V(set1)(16), low_bits - V(set1)(32));
-                V(store)(to, V(set1)(d * (float)scale[8 * half + 2 * part + i / 16]) * q);
+SA_INLINE void FN(expand_quant)(const sa_quant_kind *k, const uint8_t *p, float *to) {
+    uint32_t head[5], q[8], scale, factor;
+    FN(quant_head)(p, k, head);
+    const float d = FN(half_of)(FN(quant_half_word)(head, k->d));
+    const float m = k->m < 0 ? 0 : FN(half_of)(FN(quant_half_word)(head, k->m));
+    const float zero = k->zero < 0 ? 0 : (float)(1 << k->zero);
+    const int plain = k->high.bits == 0 && !k->values && k->low.bits < 8; /* the bits are read where they are */
+    for (int piece = 0; piece < k->numbers / SA_PIECE; ++piece) {
+        int shift, from = sa_quant_place(k->low, piece, &shift);
+        const bool halves = k->low.order == SA_BITS_HALVES;
+        if (!plain) {
+            FN(quant_piece)(p, head, k, piece, q);
+        }
+        for (int half = 0; half < 2; ++half, to += SA_PIECE / 2) {
+            FN(quant_scales)(head, k, sa_quant_by_halves(k) ? 2 * piece + half : piece, &scale, &factor);
+            const vec a = V(set1)(d * (float)(int32_t)scale), b = V(set1)(m * (float)(int32_t)factor);
+            const uint8_t *bytes = plain ? p + from + (halves ? 0 : 16 * half) : (const uint8_t *)q + 16 * half;
+            const int right = !plain ? 0 : halves ? 4 * half : shift, mask = plain ? (1 << k->low.bits) - 1 : 255;
+            for (int i = 0; i < SA_PIECE / 2; i += SA_LANES) {
+                V(store)(to + i, V(fma)(a, V(of_bits)(bytes + i, right, mask) - V(set1)(zero), b));
             }
         }
     }
@@ -70,6 +48,7 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
     const uint8_t *p = from;
     const float *end = to + n;
     switch (type) {
+    case SA_QUANT_F32: memcpy(to, p, (size_t)n * sizeof *to); break;
     case SA_QUANT_F16:
 #if defined(SA_HAS_F16_LOADS)
         for (; to + SA_LANES <= end; to += SA_LANES, p += 2 * SA_LANES) {
@@ -77,45 +56,23 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
         }
 #endif
         for (; to < end; ++to, p += 2) {
-            *to = FN(half_at)(p);
+            *to = FN(half_of)(p[0] | (uint32_t)p[1] << 8);
         }
         break;
     case SA_QUANT_BF16:
         for (; to < end; ++to, p += 2) {
-            uint16_t h;
-            memcpy(&h, p, sizeof h);
-            *to = sa_float_of_bf16(h);
+            *to = sa_float_of_bf16((uint16_t)(p[0] | p[1] << 8));
         }
         break;
-    case SA_QUANT_Q4_0:
-        for (; to < end; to += 32, p += 18) {
-            FN(expand_low_and_high)(p + 2, FN(half_at)(p), 8, 0, to);
-        }
+#define SA_EXPAND(kind)                                                                                                        \
+    case SA_QUANT_##kind:                                                                                                      \
+        for (; to < end; to += sa_quant_kinds[SA_QUANT_##kind].numbers, p += sa_quant_kinds[SA_QUANT_##kind].bytes) {          \
+            FN(expand_quant)(&sa_quant_kinds[SA_QUANT_##kind], p, to);                                                         \
+        }                                                                                                                      \
         break;
-    case SA_QUANT_Q4_1:
-        for (; to < end; to += 32, p += 20) {
-            FN(expand_low_and_high)(p + 4, FN(half_at)(p), 0, FN(half_at)(p + 2), to);
-        }
-        break;
-    case SA_QUANT_Q8_0:
-        for (; to < end; to += 32, p += 34) {
-            const float d = FN(half_at)(p);
-            for (int i = 0; i < 32; ++i) {
-                to[i] = d * (float)(int8_t)p[2 + i];
-            }
-        }
-        break;
-    case SA_QUANT_Q4_K:
-        for (; to < end; to += 256, p += 144) {
-            FN(expand_q4_k)(p, to);
-        }
-        break;
-    case SA_QUANT_Q6_K:
-        for (; to < end; to += 256, p += 210) {
-            FN(expand_q6_k)(p, to);
-        }
-        break;
-    default: memcpy(to, p, (size_t)n * sizeof *to); break;
+        SA_QUANTS(SA_EXPAND)
+#undef SA_EXPAND
+    case SA_QUANT_TYPES: break;
     }
 }
 
@@ -138,12 +95,7 @@ SA_ONCE void FN(split_piece)(const float *x, sa_digits *to) {
         const float t = x[i] * inverse;
         all[i] = (int32_t)(t + (t < 0 ? -0.5f : 0.5f));
     }
-    int32_t total = 0;
-    for (int i = 0; i < SA_PIECE; ++i) {
-        total += all[i];
-    }
     to->scale = most / SA_MOST_DIGITS;
-    to->total = (float)total * to->scale;
     for (int n = 0; n < SA_DIGITS; ++n) {
         int32_t half[2] = {0, 0};
         for (int i = 0; i < SA_PIECE; ++i) {
@@ -158,6 +110,10 @@ SA_ONCE void FN(split_piece)(const float *x, sa_digits *to) {
         to->minus[0][n] = half[0];
         to->minus[1][n] = half[1];
         to->minus[2][n] = half[0] + half[1];
+    }
+    for (int i = 0; i < 3; ++i) {
+        const int32_t *minus = to->minus[i];
+        to->total[i] = (float)-(minus[0] + 256 * minus[1] + 65536 * minus[2]) * to->scale;
     }
 }
 
