@@ -9,6 +9,7 @@
 #define SA_ISA generic
 #define SA_VEC128_REGISTERS 16
 #include "simd/vec128.h"
-#define SA_COMPACT_UNITS .int8 = {&sa_int8_generic}
+#define SA_COMPACT_UNITS .gemv = {&sa_gemv_generic}, .int8 = {&sa_int8_generic}
 #include "isa/table.h"
 #include "kernels/products/int8_plain.h"
+#include "kernels/products/gemv_vec128.h"

@@ -244,7 +244,7 @@ typedef struct {
 
 typedef void sa_gemv_leaf(const sa_gemv_tile *t);
 
-/* How an instruction set multiplies quants in decoding. All leaves compute the same bits. */
+/* How an instruction set multiplies quants in decoding. All leaves that fuse multiply-adds compute the same bits. */
 typedef struct {
     const char *name; /* the instructions that the CPU must have */
     sa_gemv_leaf *leaf;
@@ -336,7 +336,7 @@ typedef struct {
 
 extern const sa_compact_unit sa_int8_amx, sa_int8_avx512vnni, sa_int8_avxvnni, sa_int8_avx2, sa_int8_neondot, sa_int8_baseline,
     sa_int8_neon, sa_int8_wasm, sa_int8_generic, sa_bf16_amx, sa_bf16_avx512bf16;
-extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2;
+extern const sa_gemv_unit sa_gemv_avx512vnni, sa_gemv_avx2, sa_gemv_baseline, sa_gemv_neon, sa_gemv_wasm, sa_gemv_generic;
 extern const sa_kernels sa_kernels_amx, sa_kernels_avx512bf16, sa_kernels_avx512, sa_kernels_avx2, sa_kernels_baseline,
     sa_kernels_neon, sa_kernels_wasm, sa_kernels_generic;
 

@@ -62,34 +62,28 @@ typedef struct {
 static const uint8_t sa_quant_values[16]
     __attribute__((aligned(16), unused)) = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 
+#define SA_QUANT(kind, of, size, ...) [SA_QUANT_##kind] = {.name = #kind, .numbers = of, .bytes = size, __VA_ARGS__}
 static const sa_quant_kind sa_quant_kinds[SA_QUANT_TYPES] __attribute__((unused)) = {
-    [SA_QUANT_F32] = {"F32", 1, 4},
-    [SA_QUANT_F16] = {"F16", 1, 2},
-    [SA_QUANT_BF16] = {"BF16", 1, 2},
-    [SA_QUANT_Q4_0] = {"Q4_0", 32, 18, {4, SA_BITS_HALVES, 2}, .zero = 3, .m = -1},
-    [SA_QUANT_Q4_1] = {"Q4_1", 32, 20, {4, SA_BITS_HALVES, 4}, .zero = -1, .m = 1},
-    [SA_QUANT_Q5_0] = {"Q5_0", 32, 22, {4, SA_BITS_HALVES, 6}, {1, SA_BITS_OF_WORD, 2}, .zero = 4, .m = -1},
-    [SA_QUANT_Q5_1] = {"Q5_1", 32, 24, {4, SA_BITS_HALVES, 8}, {1, SA_BITS_OF_WORD, 4}, .zero = -1, .m = 1},
-    [SA_QUANT_Q8_0] = {"Q8_0", 32, 34, {8, SA_BITS_SPANS, 2}, .zero = 7, .m = -1},
-    [SA_QUANT_IQ4_NL] = {"IQ4_NL", 32, 18, {4, SA_BITS_HALVES, 2}, .zero = 7, .m = -1, .values = 1},
-    [SA_QUANT_Q2_K] =
-        {"Q2_K", 256, 84, {2, SA_BITS_SPANS, 16}, .zero = -1, .tail = 80, .d = 8, .m = 9, .scales = SA_FOUR_AND_LEASTS},
-    [SA_QUANT_Q3_K] = {"Q3_K",
-                       256,
-                       110,
-                       {2, SA_BITS_SPANS, 32},
-                       {1, SA_BITS_SPANS, 0},
-                       2,
-                       .head = 94,
-                       .d = 7,
-                       .m = -1,
-                       .scales = SA_SIX_HALVES},
-    [SA_QUANT_Q4_K] = {"Q4_K", 256, 144, {4, SA_BITS_SPANS, 16}, .zero = -1, .m = 1, .scales = SA_SIX_AND_LEASTS},
-    [SA_QUANT_Q5_K] =
-        {"Q5_K", 256, 176, {4, SA_BITS_SPANS, 48}, {1, SA_BITS_SPANS, 16}, .zero = -1, .m = 1, .scales = SA_SIX_AND_LEASTS},
-    [SA_QUANT_Q6_K] = {"Q6_K", 256, 210, {4, SA_BITS_SPANS_2, 0}, {2, SA_BITS_SPANS, 128}, 5, 192, 206, 9, -1, SA_EIGHT_HALVES},
-    [SA_QUANT_IQ4_XS] = {"IQ4_XS", 256, 136, {4, SA_BITS_HALVES, 8}, .zero = 7, .m = -1, .scales = SA_SIX, .values = 1},
+    SA_QUANT(F32, 1, 4, .m = -1),
+    SA_QUANT(F16, 1, 2, .m = -1),
+    SA_QUANT(BF16, 1, 2, .m = -1),
+    SA_QUANT(Q4_0, 32, 18, .low = {4, SA_BITS_HALVES, 2}, .zero = 3, .m = -1),
+    SA_QUANT(Q4_1, 32, 20, .low = {4, SA_BITS_HALVES, 4}, .zero = -1, .m = 1),
+    SA_QUANT(Q5_0, 32, 22, .low = {4, SA_BITS_HALVES, 6}, .high = {1, SA_BITS_OF_WORD, 2}, .zero = 4, .m = -1),
+    SA_QUANT(Q5_1, 32, 24, .low = {4, SA_BITS_HALVES, 8}, .high = {1, SA_BITS_OF_WORD, 4}, .zero = -1, .m = 1),
+    SA_QUANT(Q8_0, 32, 34, .low = {8, SA_BITS_SPANS, 2}, .zero = 7, .m = -1),
+    SA_QUANT(IQ4_NL, 32, 18, .low = {4, SA_BITS_HALVES, 2}, .values = 1, .zero = 7, .m = -1),
+    SA_QUANT(Q2_K, 256, 84, .low = {2, SA_BITS_SPANS, 16}, .zero = -1, .tail = 80, .d = 8, .m = 9, .scales = SA_FOUR_AND_LEASTS),
+    SA_QUANT(Q3_K, 256, 110, .low = {2, SA_BITS_SPANS, 32}, .high = {1, SA_BITS_SPANS, 0}, .zero = 2, .head = 94, .d = 7, .m = -1,
+             .scales = SA_SIX_HALVES),
+    SA_QUANT(Q4_K, 256, 144, .low = {4, SA_BITS_SPANS, 16}, .zero = -1, .m = 1, .scales = SA_SIX_AND_LEASTS),
+    SA_QUANT(Q5_K, 256, 176, .low = {4, SA_BITS_SPANS, 48}, .high = {1, SA_BITS_SPANS, 16}, .zero = -1, .m = 1,
+             .scales = SA_SIX_AND_LEASTS),
+    SA_QUANT(Q6_K, 256, 210, .low = {4, SA_BITS_SPANS_2, 0}, .high = {2, SA_BITS_SPANS, 128}, .zero = 5, .head = 192, .tail = 206,
+             .d = 9, .m = -1, .scales = SA_EIGHT_HALVES),
+    SA_QUANT(IQ4_XS, 256, 136, .low = {4, SA_BITS_HALVES, 8}, .values = 1, .zero = 7, .m = -1, .scales = SA_SIX),
 };
+#undef SA_QUANT
 
 /* The byte of a piece in an array of bits, and how far to shift the byte. */
 static inline __attribute__((always_inline)) int sa_quant_place(sa_quant_bits b, int piece, int *shift) {

@@ -185,6 +185,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
                 error += w.size[c * in + i] * off[i];
             }
             const double got = (double)y[r * out + c];
+            note_result(got);
             bad += !same(got, (double)own[c]) || !same(got, (double)shared[r * out + c]) || (!isfinite(sum) && isfinite(got));
             if (!hostile) {
                 worst = fmax(worst, fabs(got - sum) / (error + 1e-30));

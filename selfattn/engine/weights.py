@@ -90,9 +90,9 @@ QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 class Quants(Rounded):
     """Weights as a GGUF file stores them.
 
-    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, and is never copied. ``kind`` is GGUF's name:
-    Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, F16, BF16 or F32. ``shape`` is (out, in); in is a multiple of the numbers that share a scale: 32 in
-    Q4_0, Q4_1 and Q8_0, 256 in Q4_K and Q6_K.
+    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, and is never copied. ``kind`` is one of
+    GGUF's names in ``QUANTS``. ``shape`` is (out, in); in is a multiple of the numbers of a quant: 32 in Q4_0 to Q8_0 and IQ4_NL, 256 in
+    Q2_K to Q6_K and IQ4_XS.
 
     Examples
     --------

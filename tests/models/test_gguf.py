@@ -95,7 +95,10 @@ def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
 def test_mixed_kinds_and_those_of_256(tmp_path):
     """What llama.cpp calls Q4_K_M: Q4_K and Q6_K in one layer, Q8_0 for the table."""
     config = LLAMA | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
-    kinds = {"v_proj": "Q6_K", "k_proj": "Q5_K", "down_proj": "Q6_K", "embed_tokens": "Q8_0", "lm_head": "Q6_K"}  # fmt: skip
+    kinds = {
+        "v_proj": "Q6_K", "k_proj": "Q5_K", "q_proj": "Q3_K", "down_proj": "Q6_K", "up_proj": "Q2_K", "gate_proj": "IQ4_XS",
+        "embed_tokens": "Q8_0", "lm_head": "Q6_K",
+    }  # fmt: skip
     path, state = tmp_path / "model.gguf", make(config).state_dict()
     meant = write(path, config, state, {name: kinds.get(name.split(".")[-2], "Q4_K") for name in state})
     expected = truth(config, meant)

@@ -162,7 +162,9 @@ def layer_of(rng, kinds, d, heads, hidden, make):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32"), ("Q5_0", "IQ4_XS")])
+@pytest.mark.parametrize(
+    "kinds", [("Q4_1",), ("Q4_0", "Q8_0"), ("Q4_K", "Q6_K", "BF16", "F16", "F32"), ("Q5_0", "IQ4_XS")]
+)
 def test_a_transformer(kinds, isa):
     """Weights and a table of several kinds of quants give the bits of float32 weights."""
     rng = np.random.default_rng(2)

@@ -32,8 +32,8 @@ SA_VERB sa_floats sa_gemv_fma(sa_floats a, sa_floats b, sa_floats c) {
     return (sa_floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 SA_VERB sa_words sa_gemv_look_up(sa_words q) {
-    const __m128i values = _mm_load_si128((const __m128i *)(const void *)sa_quant_values);
-    return (sa_words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)q);
+    const char *v = (const char *)sa_quant_values, *const each[2] = {v, v};
+    return (sa_words)_mm256_shuffle_epi8((__m256i)sa_gemv_join(each), (__m256i)q);
 }
 
 #include "kernels/products/gemv.h"

@@ -24,8 +24,8 @@ SA_VERB sa_floats sa_gemv_fma(sa_floats a, sa_floats b, sa_floats c) {
     return (sa_floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 SA_VERB sa_words sa_gemv_look_up(sa_words q) {
-    const __m128i values = _mm_load_si128((const __m128i *)(const void *)sa_quant_values);
-    return (sa_words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)q);
+    const char *v = (const char *)sa_quant_values, *const each[4] = {v, v, v, v};
+    return (sa_words)_mm512_shuffle_epi8((__m512i)sa_gemv_join(each), (__m512i)q);
 }
 
 #include "kernels/products/gemv.h"
