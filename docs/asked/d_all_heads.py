@@ -9,5 +9,8 @@ from selfattn import models, views
 
 model = models.load("all-MiniLM-L6-v2")
 text = "the old ship sailed over the dark water near the stones . " * 42
-page = views.explorer(model, text)  # page.save("heads.html") is one file without network
+page = views.explorer(model, text)  # one file without network
 len(model.tokens(text))
+
+# %%
+# ``page.save("heads.html")`` writes it. :doc:`/docs/guide/pages` shows such a page of a real model.

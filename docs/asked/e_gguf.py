@@ -10,3 +10,6 @@ from selfattn import models
 model = models.load("SmolLM2-135M-Instruct.Q4_1.gguf")
 steps = model.steps("the sea was calm")
 [layer.weights.shape for layer in steps.layers]  # (heads, queries, keys)
+
+# %%
+# One array for each layer, (heads, queries, keys). ``views.explorer(model, "the sea was calm")`` shows them on a page.

@@ -14,3 +14,6 @@ model = SentenceTransformer("all-MiniLM-L6-v2")
 vectors = model.encode(["the sea was calm", "old stones"])
 assert "torch" not in sys.modules
 vectors.shape
+
+# %%
+# :doc:`/docs/guide/coming_from/sentence_transformers` says what differs.

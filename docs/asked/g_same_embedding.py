@@ -15,3 +15,6 @@ texts = ["the sea was calm", "a ship", "dark water near the old stones"]
 alone = np.stack([model.encode(text) for text in texts])
 assert np.array_equal(model.encode(texts), alone)
 assert np.array_equal(model.encode(texts, batch_size=1), alone)
+
+# %%
+# The number of threads changes nothing either; another processor may.

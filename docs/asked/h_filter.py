@@ -15,3 +15,6 @@ fields = [{"restaurant": 1}] * 100 + [{"restaurant": 2}]
 index.add(["the old ship"] * 101, metadata=fields)
 (hit,) = index.search("a ship", k=1, where={"restaurant": 2})
 hit.metadata
+
+# %%
+# Only texts that pass the filter are compared: :doc:`/docs/guide/search`.

@@ -18,3 +18,6 @@ k[:, 3] = v[:, 3] = np.nan  # only the last query sees this key
 after = sa.scaled_dot_product_attention(q, k, v, mask)
 assert np.allclose(after[:, :3], before[:, :3])
 assert not after[:, 2].any()
+
+# %%
+# What happens at other edges is in :doc:`/docs/guide/semantics`.

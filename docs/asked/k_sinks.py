@@ -15,3 +15,6 @@ sinks = np.linspace(-1, 1, 8, dtype=np.float32)  # one for each head
 options = {"is_causal": True, "window": (31, None), "sinks": sinks}
 out, pullback = sa.scaled_dot_product_attention_vjp(q, k, v, wrt=("sinks",), **options)
 pullback(np.ones_like(out)).sinks.round(2)
+
+# %%
+# One gradient for each head.

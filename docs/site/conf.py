@@ -49,7 +49,8 @@ html_static_path = [str(Path(__file__).parent / "site.css")]
 html_css_files = ["site.css"]
 html_extra_path = [str(ROOT / "build/site-extra")]
 html_show_sourcelink = html_copy_source = False
-html_sidebars = {page: [] for page in ("index*", "lessons", "README", "search", "genindex", "py-modindex")}
+html_domain_indices = False
+html_sidebars = {page: [] for page in ("index*", "lessons", "README", "search", "genindex")}
 html_theme_options = {
     "header_links_before_dropdown": 7,
     "navbar_persistent": ["search-button"],
