@@ -209,10 +209,7 @@ class Kernel {
       if (g) {
         give("stats", this.take(heads * L * 2 * size), L, 2);
         this.tensor("sa_attention_gradients", g, "grad_out", this.copy(gradOut), L, Dv, dtype);
-        if (mask && !(mask instanceof Uint8Array)) { // its strides order the additions
-          this.tensor("sa_attention_gradients", g, "dmask", 0, L, S, dtype, true);
-          if (L === 1) this.put("sa_tensor", { "m.row_stride": 0 }, g + this.layout["sa_attention_gradients.dmask"].value);
-        }
+        if (mask && !(mask instanceof Uint8Array)) this.tensor("sa_attention_gradients", g, "dmask", 0, L, S, dtype, true); // its strides order the additions
       }
       this.check(this.core.attention(a, g));
       const [dQuery, dKey, dValue] = gradients.map((at, n) => this.read(query, at, wanted[n][1] * wanted[n][2] * wanted[n][3]));

@@ -68,10 +68,12 @@ def drawn_call(rng):
 
 
 def drawn_weight(rng):
-    """Return weights of any size, some of which are subnormal or 0, and what Python rounds them to."""
+    """Return weights of any size, some of which are subnormal, 0 or near ties, and what Python rounds them to."""
     shape = int(rng.integers(1, 9)), int(rng.choice([1, 127, 128, 129, 300]))
     weight = rng.standard_normal(shape) * 10.0 ** rng.integers(-41, 10) * (rng.random(shape) < rng.random())
-    weight = weight.astype(np.float32)
+    weight = (weight if rng.random() < 0.5 else np.rint(99 * rng.standard_normal(shape)) / 2).astype(
+        np.float32
+    )
     return packed({"weight": weight, "columns": shape[1]}), list(rounded("weight", weight, "int8"))
 
 
