@@ -45,7 +45,7 @@ def read_source(path: Path) -> Any:
     return notebook
 
 
-def execute(notebook: Any, last: str | None = None) -> str | None:
+def execute(notebook: Any, last: str | None = None, folder: Path = HERE) -> str | None:
     """Run a notebook in a fresh kernel and keep its outputs.
 
     Parameters
@@ -54,6 +54,8 @@ def execute(notebook: Any, last: str | None = None) -> str | None:
         Gets the outputs.
     last : str, optional
         Code to run at the end, which does not become part of the notebook.
+    folder : Path
+        Where the kernel runs, and finds files of models.
 
     Returns
     -------
@@ -62,7 +64,7 @@ def execute(notebook: Any, last: str | None = None) -> str | None:
     """
     if last is not None:
         notebook.cells.append(nbformat.v4.new_code_cell(last))
-    NotebookClient(notebook, timeout=300, record_timing=False, resources={"metadata": {"path": str(HERE)}}).execute()
+    NotebookClient(notebook, timeout=300, record_timing=False, resources={"metadata": {"path": str(folder)}}).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)
@@ -97,6 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="how the names start; all by default")
     parser.add_argument("--check", action="store_true", help="change nothing, say what would differ")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where the files of models are")
     options = parser.parse_args()
     chosen = [p for p in SOURCES if not options.names or p.name.startswith(tuple(options.names))]
     if not chosen:
@@ -104,7 +107,7 @@ def main() -> int:
     differing = 0
     for path in chosen:
         notebook = read_source(path)
-        execute(notebook)
+        execute(notebook, folder=options.folder)
         text, saved = as_text(notebook), HERE / f"{path.stem}.ipynb"
         same = saved.exists() and saved.read_text(encoding="utf-8") == text
         differing += not same

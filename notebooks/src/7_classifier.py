@@ -207,4 +207,4 @@ for word, other in [("food", "room"), ("good", "awful"), ("music", "film"), ("no
 # - Use one head, or one layer. Is that enough for *not*, and for *but*?
 # - Give `review` sentences with two *not*: *not not good*. What must the second layer do?
 #
-# Back to [the GPT](6_gpt.ipynb), or to [the first notebook](1_first_principles.ipynb).
+# Next: [what is this head for?](8_heads.ipynb)
