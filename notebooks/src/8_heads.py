@@ -217,11 +217,11 @@ for head in range(9):
     print(f"layer {LAYER}, head {head}: {left:5.1f}  {'#' * max(0, round(5 * left))}")
 
 # %% [markdown]
-# One head decides it: with its word from the other text, the model says *John*. Here are all 270 heads. Go to layer 23, first to
-# head 3 and then to head 0: where does the last word look?
+# One head decides it: with its word from the other text, the model says *John*. Here are all 270 heads. The page counts from 1: choose
+# layer 24, head 4, and then head 1. Where does the last word look?
 
 # %%
-sa.views.explorer(smol, TEXT)
+sa.views.explorer(smol, TEXT, heads_off=False)
 
 # %% [markdown]
 # ## *Not this one!* and *this one!*
@@ -281,6 +281,8 @@ for heads, ahead in zip(("head 3", "head 0", "both"), without, strict=True):
 # *Your turn:*
 #
 # - In the small model layer 0 head 0 counts as well. What does it look at? Show it as you have shown the induction head.
+# - Without `heads_off=False` the page also switches off each head, in half a minute. Another one matters most: layer 2, head 6. Why
+#   does patching not find it? (It says the same in both texts.)
 # - Which heads count for *The capital of France is*? `readings.head_effects(smol, text, readings.Logit(" Paris"))` tries all 270.
 # - Does SmolLM2 have induction heads? Measure `looks` with twenty ids drawn by lot, twice.
 # - Hide a word, `Change.hide(1)`, or change one of the names.
