@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import zip_longest
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -254,8 +255,32 @@ def _parser() -> Parser:
         commands.add_parser(name, add_help=False, help=what)
     facts = "print version, CPU, instruction set, threads, NumPy and compiler"
     info = commands.add_parser("info", help=facts)
+    kinds = "a file of a language model: print the kinds of its weights, and how they are computed"
+    info.add_argument("file", metavar="FILE.gguf", type=Path, nargs="?", help=kinds)
     info.add_argument("--json", action="store_true", help="print the same as JSON")
     return parser
+
+
+def _print_facts(options: argparse.Namespace) -> int:
+    """Print facts about this installation, or the kinds of weights in a GGUF file."""
+    if options.file is None:
+        facts = config.show_config("dicts")
+        text = json.dumps(facts, indent=2) if options.json else config.format_config(facts)
+    else:
+        from selfattn.models._gguf import kinds
+
+        try:
+            found = kinds(options.file)
+        except (OSError, ValueError) as error:
+            streams.tell(f"selfattn info: {error}")
+            return 1
+        rows = {kind: dict(zip(("tensors", "bytes", "how"), row, strict=True)) for kind, row in found.items()}
+        lines = [
+            f"{kind:8}{n:6} tensors {size / 1e6:10.1f} MB  {how}" for kind, (n, size, how) in found.items()
+        ]
+        text = json.dumps(rows, indent=2) if options.json else "\n".join(lines)
+    print(text, file=streams.results())
+    return 0
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -269,10 +294,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _run_command(_COMMANDS[arguments[0]][0], arguments[0], arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "info":
-        facts = config.show_config("dicts")
-        text = json.dumps(facts, indent=2) if options.json else config.format_config(facts)
-        print(text, file=streams.results())
-        return 0
+        return _print_facts(options)
     return _demonstrate(options)
 
 

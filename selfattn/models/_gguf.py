@@ -219,6 +219,16 @@ class GGUF:
         return np.ascontiguousarray(found, np.float32).reshape(tensor.shape)
 
 
+def kinds(path: Path) -> dict[str, tuple[int, int, str]]:
+    """Return, for each kind of a file's tensors: how many there are, their bytes, and how the core computes with them."""
+    found: dict[str, tuple[int, int, str]] = {}
+    for tensor in GGUF(path).tensors.values():
+        count, size, _ = found.get(tensor.kind, (0, 0, ""))
+        how = "multiplied as stored" if tensor.kind in QUANTS else "expanded to float32, four bytes a number"
+        found[tensor.kind] = count + 1, size + tensor.size, how
+    return found
+
+
 # ---------------------------------------------------------------------------------------- names and sizes of a model
 
 LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")

@@ -1,5 +1,6 @@
 """GGUF files: models of every architecture and kind against the float32 model of the dequantised weights; tokenizers; hostile files."""
 
+import json
 import struct
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
             stored.vjp(IDS)
 
 
-def test_mixed_kinds_and_those_of_256(tmp_path):
+def test_mixed_kinds_and_those_of_256(tmp_path, run):
     """What llama.cpp calls Q4_K_M: Q4_K and Q6_K in one layer, Q8_0 for the table."""
     config = LLAMA | {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
     kinds = {
@@ -104,6 +105,12 @@ def test_mixed_kinds_and_those_of_256(tmp_path):
     expected = truth(config, meant)
     close(models.load(path).logits(IDS), expected)
     close(models.load(path, dtype="float32").logits(IDS), expected)
+    lines = run("info", path).out.splitlines()
+    assert "Q3_K         1 tensors        0.0 MB  multiplied as stored" in lines and len(lines) == 8
+    found = json.loads(run("info", "--json", path).out)
+    assert found["Q6_K"] == {"tensors": 3, "bytes": (128 + 256 + SIZE) * 210, "how": "multiplied as stored"}
+    path.write_bytes(b"GGUF")
+    assert "no GGUF file" in run("info", path, code=1).err
 
 
 def test_rotary_scaling(tmp_path):

@@ -354,7 +354,7 @@ REFUSED = {
     "argument --out: must be a file": ["embed m sea --out new/", "steps 1 --out new/", "explore m sea --out new/"],
     "selfattn bench: error: [Errno": ["bench --load missing.json", "bench --load .", "bench --load t.txt/r.json"],
     "usage:": [
-        "--bogus", "bogus", "info more", "bench --suite bogus", "bench --suite ''", "bench --rounds 3,5",
+        "--bogus", "bogus", "info a b", "bench --suite bogus", "bench --suite ''", "bench --rounds 3,5",
         "bench --rounds 0", "bench --seconds nan", "bench --seconds -1", "bench --seconds 1e400", "bench --lengths 0x10",
         "bench --load '' --json x",
     ],
