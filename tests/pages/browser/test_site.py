@@ -1,14 +1,9 @@
-"""The site that `tools/site` builds: its links, what its pages say of themselves, what they fetch, the way to answers, axe, the search.
-
-`SELFATTN_SITE` names a site that is built already.
-"""
+"""The site that `tools/site` builds: its links, what its pages say of themselves, what they fetch, the way to answers, axe, the search."""
 
 import importlib
 import json
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -18,7 +13,11 @@ import pytest
 import selfattn as sa
 
 ROOT = Path(__file__).parents[3]
-pytest.importorskip("pydata_sphinx_theme", reason="the site needs the extra `site`")
+if "SELFATTN_SITE" not in os.environ:
+    pytest.skip(
+        "tools/site FOLDER builds the site, and SELFATTN_SITE=FOLDER names it", allow_module_level=True
+    )
+SITE = Path(os.environ["SELFATTN_SITE"]).resolve()
 KINDS = [
     "index.html", "index.de.html", "index.fr.html", "lessons.html", "docs/index.html", "docs/guide/semantics.html",
     "docs/guide/benchmarks.html", "docs/guide/coming_from/pytorch.html", "docs/measurements/attention.html", "gallery/index.html",
@@ -67,33 +66,19 @@ class Parsed(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = os.environ.get("SELFATTN_SITE")
-    if folder is None:
-        folder = tmp_path_factory.mktemp("site") / "site"
-        subprocess.run([sys.executable, ROOT / "tools/site", folder], check=True)
-    return Path(folder).resolve()
+def pages():
+    return {path: Parsed(path) for path in sorted(SITE.glob("**/*.html")) if "_static" not in path.parts}
 
 
-@pytest.fixture(scope="module")
-def pages(site):
-    return {path: Parsed(path) for path in sorted(site.glob("**/*.html")) if "_static" not in path.parts}
-
-
-def is_outside(address):
-    return urlsplit(address).scheme not in ("", "data") or address.startswith("//")
-
-
-def test_pages_fetch_nothing_from_outside_and_say_what_they_are(site, pages):
+def test_pages_fetch_nothing_from_outside_and_say_what_they_are(pages):
     fetched = {each for page in pages.values() for each in page.fetched}
-    for sheet in site.glob("**/*.css"):
+    for sheet in SITE.glob("**/*.css"):
         fetched |= set(re.findall(r"""(?:url\(|@import )["']?([^"')]*)""", sheet.read_text(encoding="utf-8")))
     assert len(fetched) > 50
-    assert [each for each in fetched if is_outside(each)] == []
-    lessons = site / "pages"
+    assert [each for each in fetched if re.match(r"(?!data:)([a-z]+:|//)", each)] == []
     for path, page in pages.items():
         assert page.title.strip(), path
-        assert path.parent == lessons or len(page.meta.get("description") or "") > 10, path
+        assert path.parent == SITE / "pages" or len(page.meta.get("description") or "") > 10, path
 
 
 def test_links_lead_somewhere(pages):
@@ -115,14 +100,14 @@ def test_links_lead_somewhere(pages):
     assert broken == []
 
 
-def test_one_click_from_the_start_answers(site, pages):
-    start = pages[site / "index.html"]
+def test_one_click_from_the_start_answers(pages):
+    start = pages[SITE / "index.html"]
     for question, answer in QUESTIONS.items():
         (address,) = (address for address, text in start.links if text.strip() == question)
-        page = pages[site / urlsplit(address).path]
+        page = pages[SITE / urlsplit(address).path]
         assert answer in page.text, question
     for lang in ("de", "fr"):
-        other = pages[site / f"index.{lang}.html"]
+        other = pages[SITE / f"index.{lang}.html"]
         own, theirs = ({address for address, _ in each.links if address[0] != "#"} for each in (start, other))
         assert own - theirs <= {f"index.{lang}.html"}
         words = json.loads((ROOT / f"docs/site/languages/{lang}.json").read_text(encoding="utf-8"))
@@ -139,7 +124,7 @@ def test_every_public_name_has_its_docs(pages):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
-def test_pages_in_a_browser(site, browser, width, scheme):
+def test_pages_in_a_browser(browser, width, scheme):
     """No request leaves the folder, nothing is wider than the window, and axe finds nothing serious."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     context = browser.new_context(
@@ -151,7 +136,7 @@ def test_pages_in_a_browser(site, browser, width, scheme):
         "request", lambda r: r.url.startswith(("file:", "data:", "blob:")) or trouble.append((name, r.url))
     )
     for name in KINDS:
-        page.goto((site / name).as_uri())
+        page.goto((SITE / name).as_uri())
         found = axe.run(page, options={"resultTypes": ["violations"]}).response["violations"]
         trouble += [
             (name, each["id"], [node["html"][:150] for node in each["nodes"][:3]])
@@ -164,8 +149,8 @@ def test_pages_in_a_browser(site, browser, width, scheme):
     assert trouble == []
 
 
-def test_search_finds(site, browser):
+def test_search_finds(browser):
     page = browser.new_page()
-    page.goto((site / "search.html").as_uri() + "?q=key_lengths")
+    page.goto((SITE / "search.html").as_uri() + "?q=key_lengths")
     page.wait_for_selector("#search-results li a[href*='gallery/padding.html']")
     page.close()
