@@ -24,8 +24,8 @@ const cssOf = (/** @type {number} */ colour) => `rgb(${colour & 255},${(colour >
 class ExplorerPage {
   /** @type {{ side: number, chosen: Chosen } | null} */ pointed = null;
 
-  /** @param {HTMLElement} root @param {ExplorerData} data @param {ArrayBuffer} bytes */
-  constructor(root, data, bytes) {
+  /** @param {HTMLElement} root @param {ExplorerData} data @param {ArrayBuffer} bytes @param {ExplorerPage | undefined} [before] whose choices are kept */
+  constructor(root, data, bytes, before) {
     this.root = root;
     this.data = data;
     this.captions = data.captions;
@@ -36,9 +36,11 @@ class ExplorerPage {
     /** @type {Mode} */
     this.mode = "0";
     this.off = data.off && new Off(data.off, bytes, data);
-    this.grid = new HeadGrid(data, this.texts, (head) => this.choose(head), this.off);
-    this.head = this.off ? this.grid.all[this.off.first()] : this.most(0, this.words[0]).head;
-    this.colours = pixelColours(root);
+    /** @type {HeadGrid} */
+    this.grid = new HeadGrid(data, this.texts, (head) => this.choose(head), this.off, before?.grid);
+    /** @type {Head} */
+    this.head = before ? this.grid.all[before.head.n] : this.off ? this.grid.all[this.off.first()] : this.most(0, this.words[0]).head;
+    this.colours = before?.colours ?? pixelColours(root);
     const { captions } = data;
     const wide = this.texts.every((text) => Math.max(text.rows, text.columns) <= data.ribbons);
     this.lists = this.texts.map((text, side) => text.stored.queries.map((token, i) =>
@@ -46,6 +48,7 @@ class ExplorerPage {
     this.look = element("p", { className: "sa-lede" });
     /** @type {Mode[]} */
     const modes = ["0", ...(second ? /** @type {Mode[]} */ (["1"]) : []), ...(this.alike ? /** @type {Mode[]} */ (["difference"]) : []), "word", ...(this.off ? /** @type {Mode[]} */ (["off"]) : [])];
+    if (before && modes.includes(before.mode)) this.mode = before.mode;
     this.modes = new Map(modes.map((mode) => [mode, button({ onclick: () => {
       this.mode = mode;
       this.draw();
@@ -87,7 +90,7 @@ class ExplorerPage {
     }));
     const model = data.name && filled(captions.model, { name: data.name, layers: data.heads.length, heads: this.grid.all.length });
     root.replaceChildren(
-      topOf(root, captions, this.look, model, () => this.recolour()), texts,
+      this.top(model), texts,
       element("div", { className: "sa-columns" },
         element("section", { ariaLabel: captions["all heads"] },
           element("div", { className: "sa-bar" }, element("span", { className: "sa-soft" }, captions["small maps"]),
@@ -97,6 +100,11 @@ class ExplorerPage {
           element("div", { className: "sa-pair" }, ...this.texts.map((_, side) => element("div", {}, ...(this.ribbons[side] ? [this.ribbons[side].node] : []), this.captionsOf[side]))),
           element("div", { className: `sa-maps${this.ribbons.length ? " sa-below-ribbons" : ""}` }, ...this.maps.map(({ node }) => node)), this.line)),
       element("div", { className: "sa-columns sa-below" }, ...(this.way.there ? [this.way.node] : []), ...this.next.flatMap((each) => (each ? [each.node] : []))));
+  }
+
+  /** @type {(model: string) => HTMLElement} the first line */
+  top(model) {
+    return topOf(this.root, this.captions, this.look, model, () => this.recolour());
   }
 
   /** @type {(name: string, side: number, values?: Record<string, string>) => string} a name for screen readers, with the letter of the text if there are two */
@@ -324,4 +332,4 @@ function savePicture(canvas, name) {
   element("a", { href: large.toDataURL(), download: `${name.trim()}.png` }).click();
 }
 
-start("sa-explorer", ExplorerPage);
+if (typeof document !== "undefined") start("sa-explorer", ExplorerPage); // a worker of a live page has none

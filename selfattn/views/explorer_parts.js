@@ -60,7 +60,8 @@ class TextData {
     if (known) return known.row(i);
     if (!("weights" in stored)) return this.softmax(stored, head, i);
     const from = (head * this.rows + i) * this.columns;
-    return Float64Array.from(numbersOf(this.bytes, stored.weights).subarray(from, from + this.columns), (w) => w / 65535);
+    const one = stored.weights.type === "f4" ? 1 : 65535;
+    return Float64Array.from(numbersOf(this.bytes, stored.weights).subarray(from, from + this.columns), (w) => w / one);
   }
 
   /** @type {(stored: Products, head: number, i: number) => Float64Array} the softmax of a query's products with the keys that it sees */
@@ -118,10 +119,10 @@ class TextData {
 
 /** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits can be dimmed. */
 class HeadGrid {
-  /** @type {string | null} */ only = null;
-
-  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose @param {Off | null} off */
-  constructor({ heads, habits, captions }, texts, choose, off) {
+  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose @param {Off | null} off @param {HeadGrid} [before] whose filter and canvases are kept */
+  constructor({ heads, habits, captions }, texts, choose, off, before) {
+    /** @type {string | null} */
+    this.only = before?.only ?? null;
     this.texts = texts;
     this.off = off;
     this.captions = captions;
@@ -130,7 +131,7 @@ class HeadGrid {
     this.all = heads.flatMap((count, layer) => range(count).map((head) => ({ layer, head, n: 0 })));
     this.all.forEach((head, n) => (head.n = n));
     this.habits = habits.flat();
-    this.canvases = this.all.map(() => element("canvas", { ariaHidden: "true" }));
+    this.canvases = before?.canvases ?? this.all.map(() => element("canvas", { ariaHidden: "true" }));
     this.buttons = this.all.map((head, n) => {
       const kind = this.kindOf(n), name = `${this.nameOf(head)}: ${kind}`;
       return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: name, title: name,
@@ -174,7 +175,7 @@ class HeadGrid {
     kinds.sort((a, b) => count(b, true) + count(b, false) - count(a, true) - count(a, false));
     const buttons = kinds.map((kind) => {
       const partly = count(kind, false);
-      return button({ ariaPressed: "false", title: captions[`means.${kind}`], onclick: () => {
+      return button({ ariaPressed: String(this.only === kind), title: captions[`means.${kind}`], onclick: () => {
         this.only = this.only === kind ? null : kind;
         buttons.forEach((each, n) => (each.ariaPressed = String(kinds[n] === this.only)));
         changed();

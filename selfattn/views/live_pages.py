@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
+from selfattn import files, nn
+from selfattn.text import WhitespaceTokenizer
+from selfattn.tutorials import embedding_model, load
 from selfattn.views.document import KIT, POLICY, Document, drawn_by_script
+from selfattn.views.explore import MOST_RIBBONS
 from selfattn.views.language import in_language
-from selfattn.views.texts import PLAYGROUND
+from selfattn.views.texts import ENCODER, PLAYGROUND
 from selfattn.views.writing import text
 
 INTERFACE = b"1"  # of csrc/wasm/api.c
@@ -67,8 +75,47 @@ def _playground(kernels: Kernels, lang: str) -> Document:
     )
 
 
+@dataclass(frozen=True, repr=False)
+class _Encoder(LivePage):
+    styles: ClassVar[tuple[str, ...]] = ("explorer.css", "live/encoder.css")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *LivePage.live, "kit/ribbons.js", "explorer_parts.js", "explorer_off.js", "explorer.js",
+        *(f"live/{name}.js" for name in ("readers", "tokenizers", "encoder", "encoder_page")),
+    )  # fmt: skip
+
+
+def _encoder(kernels: Kernels, lang: str) -> Document:
+    captions = in_language(ENCODER, lang)
+    data = {
+        "captions": captions,
+        "commit": kernels.commit,
+        "toy": {name: base64.b64encode(content).decode() for name, content in _toy().items()},
+        "sentences": load("sentence_embeddings")["sentences"],
+        "ribbons": MOST_RIBBONS,
+        "site": "encoder.zip",
+        "code": 'models.save(models.load("all-MiniLM-L6-v2", dtype="int8"), "minilm-int8")',
+    }
+    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
+    body = drawn_by_script("sa-encoder", lang, captions["title"], without, data, kernels.wasm)
+    return _Encoder(captions["title"], body, "", lang)
+
+
+def _toy() -> dict[str, bytes]:
+    """Return the files of the second tutorial's model with two heads, which knows the tutorial's words and has zeros for others."""
+    state = embedding_model("two_heads", np.float32).state_dict()
+    name, words = "embedding_layer.weight", ["<unk>", *load("sentence_embeddings")["words"]]
+    state[name] = np.vstack([np.zeros_like(state[name][:1]), state[name]])
+    model = nn.EmbeddingModel(
+        WhitespaceTokenizer(words), len(words), state[name].shape[1], max_seq_len=16, num_heads=2
+    )
+    model.load_state_dict(state)
+    with tempfile.TemporaryDirectory() as folder:
+        files.save_model(model, folder)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
 #: The live pages by the names of their files, in the order of the start page.
-LIVE_PAGES: dict[str, Callable[[Kernels, str], Document]] = {"playground": _playground}
+LIVE_PAGES: dict[str, Callable[[Kernels, str], Document]] = {"encoder": _encoder, "playground": _playground}
 
 
 def live_pages(kernels: Kernels, lang: str) -> Iterator[tuple[str, Document]]:

@@ -31,6 +31,9 @@ WAY_BACK: dict[str, str] = {
 MAP: dict[str, str] = _TOOLS | _ENGLISH["map"]
 PLAYGROUND: dict[str, str] = _TOOLS | _ENGLISH["live"] | _ENGLISH["playground"]
 START: dict[str, str] = _ENGLISH["start"]
+#: What is wrong with a file that a live page reads, and what to do.
+FILES: dict[str, str] = _ENGLISH["files"]
+ENCODER: dict[str, str] = EXPLORER | _ENGLISH["live"] | FILES | _ENGLISH["encoder"]
 
 
 def merged(captions: Mapping[str, str] | None, lang: str = "en") -> dict[str, str]:

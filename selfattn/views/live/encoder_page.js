@@ -1,0 +1,161 @@
+/*
+ * The page of an encoder: the explorer of what is typed, of one sentence or two, and the texts of one's own that are nearest. A worker
+ * computes; until a model is given it has a toy.
+ */
+
+/** @typedef {{ layers: number, heads: number, words?: string[] }} Loaded */
+
+/** The explorer below the fields, which have its first line; each change of a text makes a new one, with the choices of the last. */
+class LiveExplorer extends ExplorerPage {
+  top() {
+    return this.look;
+  }
+}
+
+class EncoderPage {
+  /** @type {ExplorerPage | undefined} */ explorer;
+  /** @type {Loaded | null} */ model = null;
+  /** @type {Given[]} the files of the model */ given = [];
+  name = "";
+  word = ""; // the token that was chosen
+
+  /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
+  constructor(root, data, wasm) {
+    const { captions } = data;
+    this.root = root;
+    this.data = data;
+    this.captions = captions;
+    this.worker = new KernelWorker(wasm);
+    this.fields = range(2).map((side) => element("input", { type: "text", value: data.sentences[side], autocomplete: "off", spellcheck: false, oninput: () => this.look() }));
+    this.labels = this.fields.map((field, side) => element("label", { hidden: side === 1 }, element("b", { data: { side: String(side) } }, captions[side ? "second" : "sentence"]), field));
+    this.compare = button({ ariaPressed: "false", onclick: () => this.pair() }, captions.compare);
+    this.alike = element("strong");
+    this.words = element("div", { className: "sa-words", role: "group", ariaLabel: captions.words });
+    this.about = element("p");
+    this.status = element("span", { className: "sa-soft", role: "status" });
+    this.shown = element("div", { className: "sa-explorer" });
+    this.shown.addEventListener("sa-chosen", (event) => (this.word = /** @type {CustomEvent} */ (event).detail.token));
+    this.texts = element("textarea", { rows: 9, spellcheck: false, value: captions.collection, oninput: () => this.embed() });
+    this.cut = chooser(captions["cut at"], [captions.lines, captions.paragraphs], 0, () => this.embed());
+    this.bar = element("progress", { hidden: true, ariaLabel: captions.progress });
+    this.near = element("ol", { className: "sa-near" });
+    this.arrange();
+    const toy = Object.entries(data.toy).map(([path, base64]) => ({ path, file: new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]) }));
+    this.load(toy, captions["the toy"]);
+  }
+
+  arrange() {
+    const { captions, root, data } = this;
+    const pick = (/** @type {string} */ name, /** @type {Properties} */ how) => {
+      const input = element("input", { type: "file", hidden: true, ...how, onchange: () => this.load(picked(input.files ?? [])) });
+      return [input, button({ onclick: () => input.click() }, captions[name])];
+    };
+    const site = button({ hidden: true, onclick: () => this.during(fetched(data.site)).then((given) => given && this.load(given)) }, captions["from site"]);
+    if (location.protocol.startsWith("http")) fetch(data.site, { method: "HEAD" }).then(({ ok }) => (site.hidden = !ok), () => {});
+    root.replaceChildren(
+      topOf(root, captions, element("p", { className: "sa-lede" }, ...phrase(captions.type)), "", () => this.explorer?.recolour()),
+      element("div", { className: "sa-fields" }, ...this.labels, this.words, element("div", { className: "sa-bar" }, this.compare, this.alike, this.status)),
+      element("section", { className: "sa-model", ariaLabel: captions["the model"] }, this.about,
+        element("div", { className: "sa-bar" }, ...pick("open folder", { webkitdirectory: true }), ...pick("open zip", { accept: ".zip" }), site, this.bar)),
+      this.shown,
+      element("section", { className: "sa-search", ariaLabel: captions.search }, element("h2", {}, captions.search), element("p", {}, captions["search means"]),
+        element("div", { className: "sa-columns" }, element("div", {}, element("label", {}, captions.texts, this.texts), this.cut), this.near)),
+      element("p", { className: "sa-soft sa-built" }, filled(captions["built from"], { commit: data.commit })));
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      if (event.dataTransfer?.items.length) this.during(dropped(event.dataTransfer)).then((given) => given && this.load(given));
+    });
+  }
+
+  /**
+   * What a promise gives; a fault is said, and undefined.
+   * @template T
+   * @param {Promise<T>} promise
+   */
+  async during(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      this.bar.hidden = true;
+      this.status.textContent = faultOf(error, this.captions);
+      if (/** @type {Error} */ (error).name === "worker") this.model = null;
+    }
+  }
+
+  /** @type {(given: Given[], name?: string) => Promise<void>} */
+  async load(given, name = given[0]?.path.split("/")[0]) {
+    if (!given.length) return;
+    const { captions, data } = this, progress = (/** @type {number} */ part) => (this.bar.value = part);
+    this.status.textContent = filled(captions["reading model"], { name });
+    this.bar.hidden = false;
+    const model = await this.during(this.worker.ask("load", { given, name }, { progress }));
+    if (!model) return;
+    Object.assign(this, { model, given, name, explorer: undefined });
+    const { layers, heads, words } = model;
+    this.about.replaceChildren(...phrase(captions[words ? "toy" : "real"], { name, layers, heads, n: words?.length ?? 0, code: element("code", {}, data.code) }));
+    this.words.replaceChildren(...(words ?? []).map((/** @type {string} */ word) => button({ onclick: () => {
+      this.fields[0].value = `${this.fields[0].value.trimEnd()} ${word}`;
+      this.look();
+    } }, word)));
+    await this.look();
+    await this.embed();
+  }
+
+  pair() {
+    const on = this.labels[1].hidden;
+    this.labels[1].hidden = !on;
+    this.compare.ariaPressed = String(on);
+    this.explorer = undefined;
+    this.look();
+    if (on) this.fields[1].focus();
+  }
+
+  async look() {
+    const { captions, data } = this, texts = this.fields.slice(0, this.labels[1].hidden ? 1 : 2).map(({ value }) => value);
+    if (!this.model && this.given.length) return this.load(this.given, this.name); // its worker has ended
+    const found = await this.during(this.worker.ask("look", { texts }));
+    if (!found) return;
+    const { texts: stored, heads, habits, bytes, near, ms, cut, alike } = found, tokens = dot(stored.length, (n) => stored[n].queries.length);
+    for (const text of stored) {
+      const lengths = text.queries.map((/** @type {string} */ token, /** @type {number} */ n) => (text.marks[n] ? 0 : token.length));
+      text.chosen = text.queries.includes(this.word) ? text.queries.indexOf(this.word) : lengths.indexOf(Math.max(...lengths));
+    }
+    const shown = { name: this.name, off: null, heads, habits, names: KINDS, texts: stored, ribbons: data.ribbons, captions: { ...captions, ...placesOf(stored, captions) } };
+    this.explorer = new LiveExplorer(this.shown, shown, bytes.buffer, this.explorer);
+    this.alike.textContent = alike === null ? "" : filled(captions.alike, { value: fixed(alike, 3) });
+    this.status.textContent = filled(captions[cut ? "computed cut" : "computed"], { tokens, heads: this.model?.heads ?? 0, ms: fixed(ms, 1) });
+    this.near.replaceChildren(...near.map((/** @type {{ text: string, score: number }} */ { text, score }) => {
+      const bar = element("i", { className: "sa-fill" });
+      bar.style.width = `${100 * clamp(score, 0, 1)}%`;
+      return element("li", {}, element("output", {}, fixed(score, 2).replace("-", "−")), element("span", {}, element("bdi", {}, text), bar));
+    }));
+    this.root.dataset.looked = texts.join("\n");
+  }
+
+  async embed() {
+    const { captions } = this, at = this.cut.querySelector("select")?.selectedIndex ? /\n\s*\n/ : /\n/;
+    const texts = [...new Set(this.texts.value.split(at).map((text) => text.trim()).filter(Boolean))];
+    this.bar.hidden = false;
+    this.worker.stop("embed");
+    const found = await this.during(this.worker.ask("embed", { texts }, { progress: ({ done, all }) => {
+      this.bar.value = done / all;
+      this.status.textContent = filled(captions.embedded, { done, all });
+    } }));
+    if (!found) return;
+    this.bar.hidden = true;
+    await this.look();
+  }
+}
+
+/** @type {(texts: StoredText[], captions: Record<string, string>) => Record<string, string>} sentences that name a special token, if it is the only one of its kind: `_places` of views/explore.py */
+function placesOf(texts, captions) {
+  const all = texts.flatMap(({ queries }) => queries.slice(1)).filter(isSpecial);
+  return Object.assign({}, ...Object.entries({ first: [texts.map(({ queries }) => queries[0]), "first token"], separators: [all, "separators"] }).map(([kind, [tokens, plural]]) => {
+    const only = new Set(tokens).size === 1 && isSpecial(tokens[0]) ? tokens[0] : "", where = only || captions[String(plural)];
+    return { ...(only && { [`kind.${kind}`]: only }), [`means.${kind}`]: filled(captions[`means.${kind}`], { where }), [`place.${kind}`]: where };
+  }));
+}
+
+if (inWorker) serve(encoderJobs());
+else start("sa-encoder", EncoderPage);
