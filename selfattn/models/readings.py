@@ -102,7 +102,10 @@ class Similarity:
     other: Any
 
     def _bind(self, model: Any) -> Reader:
-        pooled, mode = pooling(model)
+        if (found := pooling(model)) is None:
+            need = "an encoder with a pooling of mean, cls or last token and no Dense"
+            raise ValueError(f"a similarity needs {need}, not {type(model).__name__}")
+        pooled, mode = found
         settings, inputs = _one(model, self.other)
         other = pooled(states(settings, inputs)[-1])
         other = other / np.linalg.norm(other)
@@ -144,9 +147,6 @@ class Label:
 Target: TypeAlias = Logit | Similarity | Label
 
 
-# ----------------------------------------------------------------------------------------------------------- changes
-
-
 def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, Array]]:
     """Compute the last rows of many runs, for each change (L, d) without it and (L, d) with it.
 
@@ -178,8 +178,7 @@ def _run(settings: Transformer, n: int, x: Array, changes: Sequence[Change]) -> 
         if touched[n]:
             own = transformer.expanded(settings._replace(layers=settings.layers[n : n + 1], table=None))
             one = settings._replace(layers=settings.layers[:n] + own.layers)
-            each = zip(np.split(rows, len(changes)), changes, strict=True)
-            rows, n = np.concatenate([changed_layer(one, n, x, change)[0] for x, change in each]), n + 1
+            rows, n = changed_layer(one, n, rows, changes)[0], n + 1
         end = next((m for m in range(n, count) if touched[m]), count)
         rows, n = above(settings, n, end, rows, len(changes)), end
     return rows.reshape(len(changes), -1, rows.shape[1])
@@ -242,9 +241,6 @@ def heads_off(model: Any, text: Any) -> list[Change]:
     """Return a change for each head of a model that is off."""
     layers = _one(model, text)[0].layers
     return [Change.off(n, h) for n, layer in enumerate(layers) for h in range(layer.num_heads)]
-
-
-# -------------------------------------------------------------------------------------------------- sums of the layers
 
 
 @repeats(effects)
@@ -348,9 +344,6 @@ def _through(norm: transformer.Norm | None, x: Array, g: Array) -> tuple[Array, 
     return scaled if norm.kind == "rms" else scaled - scaled.mean(axis=-1, keepdims=True), bias
 
 
-# ----------------------------------------------------------------------------------------------------------- gradients
-
-
 @repeats(effects)
 def gradient_times_input(model: Any, text: Any, target: Target) -> Array:
     """Compute for each token the product of its input with the target's gradient: how much the target rises along it.
@@ -437,9 +430,6 @@ def _gradients(settings: Transformer, rows: Array, read: Reader) -> Array:
     return pullback(dy.astype(flat.dtype))[0].reshape(rows.shape)
 
 
-# ---------------------------------------------------------------------------------------------------- weights alone
-
-
 def attention_rollout(steps: TransformerSteps) -> Array:
     """Multiply the mean weights of all layers, half of each row its own: where a row's content comes from.
 
@@ -482,9 +472,6 @@ def _shares(steps: TransformerSteps) -> list[Array]:
     return [own + layer.weights.mean(axis=0, dtype=np.float64) / 2 for layer in steps.layers]
 
 
-# ------------------------------------------------------------------------------------------------------------ models
-
-
 def _one(model: Any, text: Any) -> tuple[Transformer, Array]:
     """Return the core's settings for one text, and what goes into the core."""
     if not isinstance(model, CausalModel | TextEncoder | ViTModel | GPT):
@@ -501,13 +488,12 @@ def _head(model: Any) -> Any:
     return model._head(model._built(1)[1])
 
 
-def pooling(model: Any) -> tuple[Callable[[Array], Array], str]:
-    """Return what makes an embedding of last rows, not normalised, and the mode of the pooling."""
+def pooling(model: Any) -> tuple[Callable[[Array], Array], str] | None:
+    """Return what makes an embedding of last rows, not normalised, and its mode; None of a model without one pooling."""
     pipeline = getattr(model, "pipeline", None)
     modes = ("cls",) if isinstance(model, ViTModel) else () if pipeline is None else tuple(pipeline.modes)
     if len(modes) != 1 or modes[0] not in IN_CORE or any(x for _, x in getattr(pipeline, "after", ())):
-        need = "an encoder with a pooling of mean, cls or last token and no Dense"
-        raise ValueError(f"a similarity needs {need}, not {type(model).__name__}")
+        return None
     return (lambda rows: pool(rows, np.array([0, len(rows)]), modes, [0])[0]), modes[0]
 
 

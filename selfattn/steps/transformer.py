@@ -171,8 +171,8 @@ def transformer_steps(
     first, layers, names = x, [], None if tokens is None else tuple(tokens)
     checked(change, model, len(x))
     for n in range(len(model.layers)):
-        x, kept = changed_layer(model, n, x, change, names)
-        layers.append(kept)
+        x, kept = changed_layer(model, n, x, [change or Change()], names)
+        layers += kept
     x = normalised(tape, model.final_norm, x, ())
     for array in (embeddings, positions, first, x):
         if array is not None and array.flags.owndata:
@@ -192,16 +192,18 @@ def checked(change: Any, model: Transformer, length: int) -> None:
 
 
 def changed_layer(
-    model: Transformer, n: int, x: Array, change: Change | None, tokens: tuple[str, ...] | None = None
-) -> tuple[Array, TransformerLayerSteps]:
-    """Compute layer n for one sequence, with what is changed in it; return its result and its steps."""
-    watch = _Seen(() if change is None else change.of_layer(n), tokens)
-    x = one_layer(Tape(), model, n, x, np.array([0, len(x)]), watch)
-    missing(watch.edits, n, watch.steps)
-    if any(edit.step == "result" for edit in watch.edits):
-        last, x = list(watch.steps)[-1], watch.keep("result", x)
-        watch.steps[last] = watch.steps.pop("result")
-    return x, TransformerLayerSteps(**watch.steps)
+    model: Transformer, n: int, x: Array, changes: Sequence[Change], tokens: tuple[str, ...] | None = None
+) -> tuple[Array, list[TransformerLayerSteps]]:
+    """Compute layer n for packed sequences of one length, one for each change; return its rows, and the steps of each."""
+    every = [_Seen(change.of_layer(n), tokens) for change in changes]
+    x = one_layer(Tape(), model, n, x, np.arange(len(every) + 1) * (len(x) // len(every)), _Together(every))
+    results = np.split(x, len(every))
+    for k, watch in enumerate(every):
+        missing(watch.edits, n, watch.steps)
+        if any(edit.step == "result" for edit in watch.edits):
+            last, results[k] = list(watch.steps)[-1], watch.keep("result", results[k])
+            watch.steps[last] = watch.steps.pop("result")
+    return np.concatenate(results), [TransformerLayerSteps(**watch.steps) for watch in every]
 
 
 def states(model: Transformer, inputs: Array, change: Change | None = None) -> list[Array]:
@@ -217,7 +219,7 @@ def states(model: Transformer, inputs: Array, change: Change | None = None) -> l
     for n in range(len(model.layers)):
         is_changed = change is not None and bool(change.of_layer(n))
         if is_changed:
-            x, _ = changed_layer(model, n, x, change)
+            x, _ = changed_layer(model, n, x, [change or Change()])
         x = above(model, n + is_changed, n + 1, x)
         found.append(x)
     return found
@@ -228,10 +230,28 @@ def above(model: Transformer, begin: int, end: int, x: Array, sequences: int = 1
     layers, norm = model.layers[begin:end], model.final_norm if end == len(model.layers) else None
     if not layers and norm is None:
         return x
-    alone = model._replace(
-        layers=layers, table=None, always=None, positions=None, embedding_norm=None, final_norm=norm
-    )
-    return forward(alone, x, np.arange(sequences + 1) * (len(x) // sequences))
+    bare = model._replace(table=None, always=None, positions=None, embedding_norm=None)
+    ends = np.arange(sequences + 1) * (len(x) // sequences)
+    return forward(bare._replace(layers=layers, final_norm=norm), x, ends)
+
+
+class _Together(Watch):
+    """Gives each of several sequences of one length to its own watch, so that products are those of all rows at once."""
+
+    def __init__(self, every: Sequence[Any]) -> None:
+        self.every = every
+
+    def keep(self, name: str, x: Array) -> Array:
+        return np.concatenate([w.keep(name, own) for w, own in zip(self.every, self._split(x), strict=True)])
+
+    def attend(self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any) -> tuple[Array, Any]:  # fmt: skip
+        masks = options.pop("attn_mask") or [None] * len(self.every)
+        own = zip(self.every, *map(self._split, (query, key, value)), masks, strict=True)
+        found = [w.attend(*x, cu_seqlens, attn_mask=mask, **options)[0] for w, *x, mask in own]
+        return np.concatenate(found), None
+
+    def _split(self, x: Array) -> list[Array]:
+        return np.split(x, len(self.every))
 
 
 class _Seen(Watch):
@@ -256,8 +276,7 @@ class _Seen(Watch):
     def attend(
         self, query: Array, key: Array, value: Array, cu_seqlens: Array, **options: Any
     ) -> tuple[Array, Any]:
-        mask = options["attn_mask"]  # of one sequence
-        options["attn_mask"] = seen(self.edits, query.shape[1], len(query), None if mask is None else mask[0])
+        options["attn_mask"] = seen(self.edits, query.shape[1], len(query), options["attn_mask"])
         by_head = [x.swapaxes(0, 1) for x in (query, key, value)]
         steps = attention_steps(by_head[0], by_head[1], by_head[2], **options)
         weights = self.edited("weights", steps.weights)

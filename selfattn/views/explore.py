@@ -226,6 +226,9 @@ def _taken(model: Any, text: Text, new_tokens: int) -> tuple[Any, Any]:
         raise ValueError(f"new_tokens is for language models; {type(model).__name__} is not one")
     if hasattr(getattr(model, "tokenizer", None), "get_added_tokens_decoder"):
         return _spelled(model, getattr(model, "_ids", model.tokens)(text)), text
+    if not hasattr(model, "tokens"):  # an nn.GPT has ids, a ViT patches
+        rows = model._one(text)[1]
+        return [str(x) for x in (rows if rows.ndim == 1 else range(len(rows)))], text
     return _shown(_pieces(model, text)), text
 
 

@@ -22,22 +22,23 @@ Pairs: TypeAlias = list[tuple[Array, Array]]
 
 def without_heads(model: Any, texts: Sequence[Any], place: int, spell: Spell, store: Store) -> Found | None:
     """Return what the page shows of heads that are off; None of a model without readings. ``texts`` are one or two."""
-    if not isinstance(model, CausalModel) and not (isinstance(model, TextEncoder) and _answers(model)):
+    pooling, classifies = readings.pooling(model), isinstance(model, TextEncoder) and model.head is not None
+    if not (pooling or classifies or isinstance(model, CausalModel)):
         return None
     changes = readings.heads_off(model, texts[0])
     pairs = [readings.runs(model, text, changes) for text in texts]
     if isinstance(model, CausalModel):
         return _next(model, texts[0], pairs[0], place, spell, store)
     name, targets = "", list[readings.Target]()
-    if model.head is not None:
+    if classifies:
         kind, plain, off = "label", *(_chances(model, [pair[n] for pair in pairs[0]]) for n in (0, 1))
         label = int(plain[0].argmax())
         plain, off = plain[:, label], off[:, label]
         labels = model.config.get("id2label") or {}
         name = str(labels.get(str(label), labels.get(label, label)))
         targets += [Label(label)] * len(texts)
-    else:
-        pooled, _ = readings.pooling(model)
+    elif pooling:
+        pooled = pooling[0]
         kind, alone = ("similarity", 1) if len(texts) == 2 else ("moved", 0)  # compared with itself before
         each = [[[pooled(rows) for rows in pair] for pair in own] for own in (pairs[0], pairs[-1])]
         plain = np.array([_cosine(a[0], b[0]) for a, b in zip(*each, strict=True)])
@@ -45,13 +46,6 @@ def without_heads(model: Any, texts: Sequence[Any], place: int, spell: Spell, st
         targets += [Similarity(text) for text in texts[::-1]] * alone
     words = [_bars(model, text, target) for text, target in zip(texts, targets, strict=False)]
     return _stored(kind, name, plain, off, store) | {"words": words}
-
-
-def _answers(model: TextEncoder) -> bool:
-    try:
-        return model.head is not None or bool(readings.pooling(model))
-    except ValueError:  # another pooling, or a Dense
-        return False
 
 
 def _next(model: CausalModel, text: Any, pairs: Pairs, place: int, spell: Spell, store: Store) -> Found:
