@@ -23,7 +23,7 @@ class Fault extends Error {
   /** @param {string} sentence @param {Record<string, string | number>} values */
   constructor(sentence, values) {
     super(`${sentence} ${JSON.stringify(values)}`);
-    this.name = "Fault";
+    this.name = Fault.name;
     this.sentence = sentence;
     this.values = values;
   }
@@ -200,6 +200,7 @@ async function unzipped(archive) {
     record.at = 32;
     [count, size, begin] = [record.long(), record.long(), record.long()];
   }
+  if (begin + size > from + end) throw damaged(archive.path, from + end);
   const directory = await part(begin, size);
   /** @type {Map<string, Entry>} */
   const found = new Map();
@@ -209,6 +210,7 @@ async function unzipped(archive) {
     if (found.has(entry.path)) throw damaged(archive.path, entry.path);
     if (!entry.path.endsWith("/")) found.set(entry.path, entry);
   }
+  if (directory.at !== size) throw damaged(archive.path, begin + directory.at);
   return found;
 }
 
@@ -286,7 +288,7 @@ function ofHalf(half) {
 const HALVES = Float32Array.from({ length: 65536 }, (_, half) => ofHalf(half));
 
 /**
- * Each number is d·q + m, rounded once: products are exact in float32 and sums in float64. m is −0 where Python adds nothing.
+ * Each number is d·q + m, rounded once: products are exact in float32, sums in float64. The sum is also made with m = 0, as in C: it is no −0.
  * @type {(kind: string, b: Uint8Array, y: Float32Array) => void}
  */
 function expand(kind, b, y) {
@@ -314,9 +316,9 @@ function expand(kind, b, y) {
     BF16: (p) => { bits[n++] = (b[p] << 16) | (b[p + 1] << 24); },
     Q4_0: (p) => halves(p + 2, 0, half(p), 8, 0),
     Q4_1: (p) => halves(p + 4, 0, half(p), 0, half(p + 2)),
-    Q5_0: (p) => halves(p + 6, whole(p + 2), half(p), 16, -0),
+    Q5_0: (p) => halves(p + 6, whole(p + 2), half(p), 16, 0),
     Q5_1: (p) => halves(p + 8, whole(p + 4), half(p), 0, half(p + 2)),
-    Q8_0: (p) => { for (let i = 2, d = half(p); i < 34; i++) y[n++] = d * ((b[p + i] << 24) >> 24); },
+    Q8_0: (p) => { for (let i = 2, d = half(p); i < 34; i++) y[n++] = d * ((b[p + i] << 24) >> 24) + 0; },
     Q4_K: (p) => groups(p, 0, p + 16),
     Q5_K: (p) => groups(p, p + 16, p + 48),
     Q6_K: (p) => {
@@ -324,7 +326,7 @@ function expand(kind, b, y) {
       for (let k = 0; k < 256; k++) {
         const low = p + 64 * (k >> 7) + (k & 63), high = p + 128 + 32 * (k >> 7) + (k & 31), part = (k >> 5) & 3;
         const q = (((b[low] >> (part & 2 ? 4 : 0)) & 15) | (((b[high] >> (2 * part)) & 3) << 4)) - 32;
-        y[n++] = d * ((b[p + 192 + (k >> 4)] << 24) >> 24) * q;
+        y[n++] = d * ((b[p + 192 + (k >> 4)] << 24) >> 24) * q + 0;
       }
     },
   };
@@ -359,7 +361,8 @@ async function safetensors(entry) {
   const length = new DataView((await entry.bytes(0, 8)).buffer).getBigUint64(0, true);
   if (length > Math.min(MOST_HEADER, entry.size - 8)) throw await wrong(0);
   const begin = 8 + Number(length), header = await entry.bytes(8, begin);
-  const tree = await readJson({ path: entry.path, size: header.length, bytes: async () => header });
+  if (header[0] !== 0x7b) throw await wrong(8); // {
+  const tree = await readJson({ path: entry.path, size: header.length, bytes: async (a, b) => header.slice(a, b) });
   if (tree === null || typeof tree !== "object" || Array.isArray(tree)) throw await wrong(8);
   /** @type {{ name: string, kind: string, shape: number[], from: number, to: number }[]} */
   const found = [];
@@ -395,9 +398,9 @@ async function npz(entry) {
     const begin = least + (longer ? head.uint(4) : head.uint(2));
     if (begin > Math.min(file.size, 65536)) throw damaged(entry.path, path);
     const text = String.fromCharCode(...await file.bytes(least, begin));
-    const [, dtype, order, inner] = /^\{'descr': '([^']*)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), \}\s*$/.exec(text) ?? [];
+    const [, dtype, inner] = /^\{'descr': '([^']*)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}\s*$/.exec(text) ?? [];
     const shape = (inner ?? "").split(",").filter((n) => n.trim()).map(Number), kind = kinds[dtype] ?? dtype;
-    if (inner === undefined || order === "True" || !shape.every(isSize)) throw damaged(entry.path, path);
+    if (inner === undefined || !shape.every(isSize)) throw damaged(entry.path, path);
     if (kinds[dtype] && shape.reduce((a, b) => a * b, SAFETENSORS[kind]) !== file.size - begin) throw damaged(entry.path, path);
     const name = path.replace(/\.npy$/, "");
     found.set(name, tensorOf({ ...file, path: entry.path }, name, kind, shape, begin));
