@@ -37,7 +37,7 @@ class ExplorerPage {
     this.mode = "0";
     this.off = data.off && new Off(data.off, bytes, data);
     /** @type {HeadGrid} */
-    this.grid = new HeadGrid(data, this.texts, (head) => this.choose(head), this.off, before?.grid);
+    this.grid = before?.grid.renew(data, this.texts, (head) => this.choose(head)) ?? new HeadGrid(data, this.texts, (head) => this.choose(head), this.off);
     /** @type {Head} */
     this.head = before ? this.grid.all[before.head.n] : this.off ? this.grid.all[this.off.first()] : this.most(0, this.words[0]).head;
     this.colours = before?.colours ?? pixelColours(root);

@@ -119,24 +119,25 @@ class TextData {
 
 /** All heads as small maps, a row for each layer; one can be chosen, and heads with other habits can be dimmed. */
 class HeadGrid {
-  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose @param {Off | null} off @param {HeadGrid} [before] whose filter and canvases are kept */
-  constructor({ heads, habits, captions }, texts, choose, off, before) {
-    /** @type {string | null} */
-    this.only = before?.only ?? null;
+  /** @type {string | null} */ only = null;
+
+  /** @param {ExplorerData} data @param {TextData[]} texts @param {(head: Head) => void} choose @param {Off | null} off */
+  constructor(data, texts, choose, off) {
+    const { heads, habits, captions } = data;
     this.texts = texts;
     this.off = off;
     this.captions = captions;
+    this.choose = choose;
     const widest = Math.max(...heads);
     /** @type {Head[]} */
     this.all = heads.flatMap((count, layer) => range(count).map((head) => ({ layer, head, n: 0 })));
     this.all.forEach((head, n) => (head.n = n));
     this.habits = habits.flat();
-    this.canvases = before?.canvases ?? this.all.map(() => element("canvas", { ariaHidden: "true" }));
-    this.buttons = this.all.map((head, n) => {
-      const kind = this.kindOf(n), name = `${this.nameOf(head)}: ${kind}`;
-      return button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0, ariaLabel: name, title: name,
-        onclick: () => choose(head), onfocus: () => choose(head) }, this.canvases[n], element("span", {}, kind));
-    });
+    this.canvases = this.all.map(() => element("canvas", { ariaHidden: "true" }));
+    this.kinds = this.all.map(() => element("span"));
+    this.buttons = this.all.map((head, n) => button({ className: "sa-thumb", role: "option", tabIndex: n ? -1 : 0,
+      onclick: () => this.choose(head), onfocus: () => this.choose(head) }, this.canvases[n], this.kinds[n]));
+    this.renew(data, texts, choose);
     const lens = off?.stored.lens, named = off?.stored.names ?? [];
     const says = (/** @type {number} */ layer) => lens ? [element("span", { className: "sa-lens", title: filled(captions.lens, { layer: layer + 1, probability: fixed(lens[layer][1], 2) }) }, wordOf(named[lens[layer][0]]))] : [];
     const axis = (/** @type {Child[]} */ ...text) => element("span", { className: "sa-axis-name", ariaHidden: "true" }, ...text);
@@ -155,6 +156,16 @@ class HeadGrid {
       event.preventDefault();
       moveFocus(this.buttons, this.buttons[next.n]);
     });
+  }
+
+  /** @type {(data: ExplorerData, texts: TextData[], choose: (head: Head) => void) => HeadGrid} show other texts, for the same heads */
+  renew({ habits, captions }, texts, choose) {
+    Object.assign(this, { habits: habits.flat(), captions, texts, choose });
+    this.all.forEach((head, n) => {
+      this.kinds[n].textContent = this.kindOf(n);
+      this.buttons[n].ariaLabel = this.buttons[n].title = `${this.nameOf(head)}: ${this.kindOf(n)}`;
+    });
+    return this;
   }
 
   /** @param {Head} head */

@@ -31,6 +31,7 @@ class EncoderPage {
     this.compare = button({ ariaPressed: "false", onclick: () => this.pair() }, captions.compare);
     this.alike = element("strong");
     this.words = element("div", { className: "sa-words", role: "group", ariaLabel: captions.words });
+    moveAlong(this.words, () => /** @type {HTMLElement[]} */ ([...this.words.children]), (n) => moveFocus(/** @type {HTMLElement[]} */ ([...this.words.children]), /** @type {HTMLElement} */ (this.words.children[n])));
     this.about = element("p");
     this.status = element("span", { className: "sa-soft", role: "status" });
     this.shown = element("div", { className: "sa-explorer" });
@@ -94,10 +95,11 @@ class EncoderPage {
     Object.assign(this, { model, given, name, explorer: undefined });
     const { layers, heads, words } = model;
     this.about.replaceChildren(...phrase(captions[words ? "toy" : "real"], { name, layers, heads, n: words?.length ?? 0, code: element("code", {}, data.code) }));
-    this.words.replaceChildren(...(words ?? []).map((/** @type {string} */ word) => button({ onclick: () => {
+    const buttons = (words ?? []).map((/** @type {string} */ word, /** @type {number} */ n) => button({ tabIndex: n ? -1 : 0, onclick: () => {
       this.fields[0].value = `${this.fields[0].value.trimEnd()} ${word}`;
       this.look();
-    } }, word)));
+    } }, word));
+    this.words.replaceChildren(...buttons);
     await this.look();
     await this.embed();
   }
@@ -117,8 +119,9 @@ class EncoderPage {
     const found = await this.during(this.worker.ask("look", { texts }));
     if (!found) return;
     const { texts: stored, heads, habits, bytes, near, ms, cut, alike } = found, tokens = dot(stored.length, (n) => stored[n].queries.length);
-    for (const text of stored) {
-      const lengths = text.queries.map((/** @type {string} */ token, /** @type {number} */ n) => (text.marks[n] ? 0 : token.length));
+    const common = (/** @type {string} */ token) => stored.every((/** @type {StoredText} */ { queries }) => queries.includes(token));
+    for (const text of stored) { // the word that was chosen; else the longest one, of all texts if there is one
+      const lengths = text.queries.map((/** @type {string} */ token, /** @type {number} */ n) => (text.marks[n] ? 0 : token.length + (common(token) ? 1000 : 0)));
       text.chosen = text.queries.includes(this.word) ? text.queries.indexOf(this.word) : lengths.indexOf(Math.max(...lengths));
     }
     const shown = { name: this.name, off: null, heads, habits, names: KINDS, texts: stored, ribbons: data.ribbons, captions: { ...captions, ...placesOf(stored, captions) } };
