@@ -2,16 +2,21 @@
 
 import json
 import random
+import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 from live import TOKENIZERS, run
+
+from selfattn import views
 
 tokenizers = pytest.importorskip("tokenizers")
 AddedToken, Tokenizer = tokenizers.AddedToken, tokenizers.Tokenizer
 decoders, models, normalizers = tokenizers.decoders, tokenizers.models, tokenizers.normalizers
 pre_tokenizers, processors, trainers = tokenizers.pre_tokenizers, tokenizers.processors, tokenizers.trainers
 
+VIEWS = Path(views.__file__).parent
 WORDS = (
     "the river bank's it'S don't naïve ÀÉÎ Straße ΟΔΟΣ İstanbul ﬁne 日本語 汉字 한국어 각 שָׁלוֹם سَلَام हिन्दी ไทย 12345 ٣٤ ½ Ⅷ x² [MASK] <|end|> "
     "e\u0301\u0323 a\u0300\u0301 👩\u200d👩\u200d👧 🇩🇪 \ufeff \x85 \xa0 \u3000 \u2028 \u0000 \ufffd \u200b \xad \t \n \r\n .,;:!? — “q” \U0001e6c0 \u1734 \U000323b0 \u0345 "
@@ -172,3 +177,33 @@ def test_parts_that_are_not_done_are_named():
         body = BODY.replace("await tokenizerOf(files)", "await tokenizerOf(files).catch((error) => error)")
         body = body.partition("made.limit")[0] + "return [made.sentence, made.values?.part];"
         assert run(TOKENIZERS, body, {"files": {"tokenizer.json": tree}}) == ["tokenizer part", name]
+
+
+def test_a_new_pair_of_a_lower_rank_is_joined_first():
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {name: n for n, name in enumerate([*letters, "ab", "aba"])}
+    made = Tokenizer(models.BPE(vocab, [("ab", "a"), ("a", "b")]))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    check(made, {"files": folder(made)}, ["abab", "ababab abaab"])
+
+
+def test_characters_that_browsers_and_the_library_take_differently():
+    """Unicode has grown: the library cuts and cleans by older tables. All code points have been compared; here are the ends of ranges, and drawn ones."""
+    script = (VIEWS / "live" / "tokenizers.js").read_text()
+    listed = " ".join(re.findall(r'^ *.*"([0-9A-F -]{9,})"', script, re.M))
+    ends = {int(each, 16) + step for each in re.findall(r"[0-9A-F]+", listed) for step in (-1, 0, 1)}
+    drawn = {random.Random(n).randrange(0x110000) for n in range(3000)}
+    points = [chr(n) for n in sorted(ends | drawn) if not 0xD800 <= n < 0xE000]
+    assert len(ends) > 600
+    clean, cut = normalizers.BertNormalizer(), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    punctuation = pre_tokenizers.BertPreTokenizer()
+    body = """
+    const letters = (text) => Array.from(text, (c) => ({ c, from: 0, to: 0 }));
+    const bert = { clean_text: true, handle_chinese_chars: true, strip_accents: null, lowercase: true };
+    return given.map((c) => [textOf(NORMALIZERS.BertNormalizer(letters(c), bert)), ...["a", "1", "!"].map((first) => CUTTERS.ByteLevel(letters(first + c), {}).length),
+      CUTTERS.BertPreTokenizer(letters(`a${c}a`), {}).length]);
+    """
+    for c, (normal, *cuts, words) in zip(points, run(TOKENIZERS, body, points), strict=True):
+        assert normal == clean.normalize_str(c), hex(ord(c))
+        assert cuts == [len(cut.pre_tokenize_str(first + c)) for first in "a1!"], hex(ord(c))
+        assert words == len(punctuation.pre_tokenize_str(f"a{c}a")), hex(ord(c))
