@@ -8,6 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -18,8 +19,9 @@ from selfattn.text import WhitespaceTokenizer
 from selfattn.tutorials import embedding_model, load
 from selfattn.views.document import KIT, POLICY, Document, drawn_by_script
 from selfattn.views.explore import MOST_RIBBONS
+from selfattn.views.gpt import PROMPT, page_gpt
 from selfattn.views.language import in_language
-from selfattn.views.texts import ENCODER, PLAYGROUND
+from selfattn.views.texts import ENCODER, LANGUAGE_MODEL, PLAYGROUND
 from selfattn.views.writing import text
 
 INTERFACE = b"1"  # of csrc/wasm/api.c
@@ -80,7 +82,7 @@ class _Encoder(LivePage):
     styles: ClassVar[tuple[str, ...]] = ("explorer.css", "live/encoder.css")
     scripts: ClassVar[tuple[str, ...]] = (
         *LivePage.live, "kit/ribbons.js", "explorer_parts.js", "explorer_off.js", "explorer.js",
-        *(f"live/{name}.js" for name in ("readers", "tokenizers", "encoder", "encoder_page")),
+        *(f"live/{name}.js" for name in ("readers", "tokenizers", "encoder", "explorer", "encoder_page")),
     )  # fmt: skip
 
 
@@ -100,6 +102,32 @@ def _encoder(kernels: Kernels, lang: str) -> Document:
     return _Encoder(captions["title"], body, "", lang)
 
 
+@dataclass(frozen=True, repr=False)
+class _LanguageModel(LivePage):
+    styles: ClassVar[tuple[str, ...]] = ("explorer.css", "live/language.css")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *_Encoder.scripts[:-1],
+        "live/language_model.js",
+        "live/language_page.js",
+    )
+
+
+def _language_model(kernels: Kernels, lang: str) -> Document:
+    captions, (model, alphabet) = in_language(LANGUAGE_MODEL, lang), page_gpt()
+    letters = resources.files("selfattn.views").joinpath("data", "gpt.npz").read_bytes()
+    settings = {
+        "alphabet": list(alphabet), "heads": model.num_heads, "layers": model.num_layers, "context": model.max_seq_len,
+        "eps": getattr(model.norm, "eps", 1e-5), "activation": "gelu",
+    }  # fmt: skip
+    data = {
+        "captions": captions, "commit": kernels.commit, "letters": base64.b64encode(letters).decode(), "settings": settings,
+        "prompt": PROMPT, "ribbons": MOST_RIBBONS,
+    }  # fmt: skip
+    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
+    body = drawn_by_script("sa-language", lang, captions["title"], without, data, kernels.wasm)
+    return _LanguageModel(captions["title"], body, "", lang)
+
+
 def _toy() -> dict[str, bytes]:
     """Return the files of the second tutorial's model with two heads, which knows the tutorial's words and has zeros for others."""
     state = embedding_model("two_heads", np.float32).state_dict()
@@ -115,7 +143,11 @@ def _toy() -> dict[str, bytes]:
 
 
 #: The live pages by the names of their files, in the order of the start page.
-LIVE_PAGES: dict[str, Callable[[Kernels, str], Document]] = {"encoder": _encoder, "playground": _playground}
+LIVE_PAGES: dict[str, Callable[[Kernels, str], Document]] = {
+    "encoder": _encoder,
+    "language_model": _language_model,
+    "playground": _playground,
+}
 
 
 def live_pages(kernels: Kernels, lang: str) -> Iterator[tuple[str, Document]]:

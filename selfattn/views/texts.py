@@ -34,6 +34,7 @@ START: dict[str, str] = _ENGLISH["start"]
 #: What is wrong with a file that a live page reads, and what to do.
 FILES: dict[str, str] = _ENGLISH["files"]
 ENCODER: dict[str, str] = EXPLORER | _ENGLISH["live"] | FILES | _ENGLISH["encoder"]
+LANGUAGE_MODEL: dict[str, str] = ENCODER | _ENGLISH["language model"]
 
 
 def merged(captions: Mapping[str, str] | None, lang: str = "en") -> dict[str, str]:

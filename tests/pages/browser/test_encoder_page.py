@@ -157,6 +157,7 @@ def typed(opened, kernels):
 
 
 def near(page):
+    page.locator(".sa-near li").first.wait_for()
     return [row.inner_text().split("\n") for row in page.locator(".sa-near li").all()]
 
 
