@@ -21,7 +21,7 @@ from selfattn.views.document import KIT, POLICY, Document, drawn_by_script
 from selfattn.views.explore import MOST_RIBBONS
 from selfattn.views.gpt import PROMPT, page_gpt
 from selfattn.views.language import in_language
-from selfattn.views.texts import ENCODER, LANGUAGE_MODEL, PLAYGROUND
+from selfattn.views.texts import ENCODER, LANGUAGE_MODEL, PLAYGROUND, TRAINING
 from selfattn.views.writing import text
 
 INTERFACE = b"1"  # of csrc/wasm/api.c
@@ -128,6 +128,25 @@ def _language_model(kernels: Kernels, lang: str) -> Document:
     return _LanguageModel(captions["title"], body, "", lang)
 
 
+@dataclass(frozen=True, repr=False)
+class _Training(LivePage):
+    styles: ClassVar[tuple[str, ...]] = ("explorer.css", "live/language.css")
+    scripts: ClassVar[tuple[str, ...]] = (
+        *_LanguageModel.scripts[:-1],
+        "live/training.js",
+        "live/training_page.js",
+    )
+
+
+def _training(kernels: Kernels, lang: str) -> Document:
+    captions = in_language(TRAINING, lang)
+    settings = {"heads": 4, "layers": 2, "width": 64, "context": 64, "eps": 1e-5, "activation": "gelu"}
+    data = {"captions": captions, "commit": kernels.commit, "settings": settings, "ribbons": MOST_RIBBONS}
+    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
+    body = drawn_by_script("sa-training", lang, captions["title"], without, data, kernels.wasm)
+    return _Training(captions["title"], body, "", lang)
+
+
 def _toy() -> dict[str, bytes]:
     """Return the files of the second tutorial's model with two heads, which knows the tutorial's words and has zeros for others."""
     state = embedding_model("two_heads", np.float32).state_dict()
@@ -146,6 +165,7 @@ def _toy() -> dict[str, bytes]:
 LIVE_PAGES: dict[str, Callable[[Kernels, str], Document]] = {
     "encoder": _encoder,
     "language_model": _language_model,
+    "training": _training,
     "playground": _playground,
 }
 

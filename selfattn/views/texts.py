@@ -35,6 +35,7 @@ START: dict[str, str] = _ENGLISH["start"]
 FILES: dict[str, str] = _ENGLISH["files"]
 ENCODER: dict[str, str] = EXPLORER | _ENGLISH["live"] | FILES | _ENGLISH["encoder"]
 LANGUAGE_MODEL: dict[str, str] = ENCODER | _ENGLISH["language model"]
+TRAINING: dict[str, str] = EXPLORER | _ENGLISH["live"] | _ENGLISH["training"]
 
 
 def merged(captions: Mapping[str, str] | None, lang: str = "en") -> dict[str, str]:

@@ -269,7 +269,7 @@ class Model {
   constructor(kernel, description) {
     this.kernel = kernel;
     this.description = description;
-    this.vocabulary = this.output = this.table = 0;
+    this.vocabulary = this.output = this.table = this.positions = 0;
     /** @type {Record<string, unknown>} */ this.head = {};
     try {
       kernel.within(() => this.build(description), this.memory);
@@ -322,7 +322,7 @@ class Model {
     const layer = kernel.take(Math.max(1, layers.length) * kernel.layout.sa_layer.value);
     this.e = kernel.put("sa_transformer", {
       d, vocabulary: rows, layers: layers.length, layer, table: tableAt, table_kind: int8 ? SA_WEIGHTS_INT8 : 0, table_scale: kernel.copy(int8?.scale),
-      always: always ? kernel.copy(always) : 0, positions: kernel.copy(positions), ...norm("first_norm", firstNorm), ...norm("final_norm", finalNorm),
+      always: always ? kernel.copy(always) : 0, positions: this.positions = kernel.copy(positions), ...norm("first_norm", firstNorm), ...norm("final_norm", finalNorm),
     });
     if (int8) checkLength("table", int8.values, Math.floor(rows), d);
     for (const [n, each] of layers.entries()) this.layer(n, each, layer + n * kernel.layout.sa_layer.value, d);

@@ -13,31 +13,36 @@ const LIKELY = 10; // tokens that are listed
 /** @type {(array: ArrayLike<number>, out: number, into: number, scale: ArrayLike<number>) => Float32Array} int8 times the scales of its rows */
 const unscaled = (array, out, into, scale) => Float32Array.from({ length: out * into }, (_, n) => array[n] * scale[Math.floor(n / into)]);
 
-/** @type {(entry: any, settings: any) => Promise<Language>} the arrays of views/gpt.py, under nn.GPT's names */
-async function readLetters(entry, { alphabet, heads, layers, context, eps, activation }) {
-  const found = await npz(entry);
-  const read = async (/** @type {string} */ name) => {
-    const tensor = found.get(name), scale = found.get(`${name}_scale`);
-    if (!tensor) throw new Fault("no tensor", { name });
-    const data = await tensor.read();
-    return scale ? unscaled(data, tensor.shape[0], tensor.shape[1], await scale.read()) : data;
-  };
-  const table = await read("token_embedding.weight"), d = table.length / alphabet.length, width = d / heads;
-  const norm = async (/** @type {string} */ name) => ({ weight: await read(`${name}.weight`), bias: await read(`${name}.bias`) });
-  const made = [];
-  for (const n of range(layers)) {
-    const own = `layers.${n}`, joined = await read(`${own}.self_attn.in_proj_weight`), biases = await read(`${own}.self_attn.in_proj_bias`);
-    const third = (/** @type {number} */ k) => ({ weight: joined.subarray(k * d * d, (k + 1) * d * d), bias: biases.subarray(k * d, (k + 1) * d) });
-    const [output, up, down, attentionNorm, lastNorm] = [await norm(`${own}.self_attn.out_proj`), await norm(`${own}.linear1`), await norm(`${own}.linear2`), await norm(`${own}.norm1`), await norm(`${own}.norm2`)];
-    made.push({ heads, keyHeads: heads, width, hidden: up.bias.length, eps: [eps, eps], rms: [false, false], normFirst: true, causal: true, scale: 1 / Math.sqrt(width), activation,
-      weights: "float32", parameters: { query: third(0), key: third(1), value: third(2), output, attentionNorm, up, down, lastNorm } });
+/** @typedef {{ alphabet: string[], heads: number, layers: number, context: number, eps: number, activation: string }} Letters a model of letters */
+
+/** @type {(read: (name: string) => Float32Array, settings: Letters) => any} what `Kernel.transformer` takes, of an nn.GPT's arrays */
+function describeLetters(read, { alphabet, heads, layers, eps, activation }) {
+  const table = read("token_embedding.weight"), d = table.length / alphabet.length, width = d / heads;
+  const both = (/** @type {string} */ name) => ({ weight: read(`${name}.weight`), bias: read(`${name}.bias`) });
+  const made = range(layers).map((n) => {
+    const own = `layers.${n}`, joined = read(`${own}.self_attn.in_proj_weight`), biases = read(`${own}.self_attn.in_proj_bias`);
+    const third = (/** @type {number} */ k) => ({ weight: joined.subarray(k * d * d, (k + 1) * d * d), bias: biases.subarray(k * d, (k + 1) * d) }), up = both(`${own}.linear1`);
+    return { heads, keyHeads: heads, width, hidden: up.bias.length, eps: [eps, eps], rms: [false, false], normFirst: true, causal: true, scale: 1 / Math.sqrt(width), activation, weights: "float32",
+      parameters: { query: third(0), key: third(1), value: third(2), output: both(`${own}.self_attn.out_proj`), attentionNorm: both(`${own}.norm1`), up, down: both(`${own}.linear2`), lastNorm: both(`${own}.norm2`) } };
+  });
+  return { d, vocabulary: alphabet.length, table, tableKind: "float32", positions: read("position_embedding.weight"), layers: made, finalNorm: { ...both("norm"), eps, rms: false }, output: "table" };
+}
+
+/** @type {(alphabet: string[]) => Language["tokenizer"]} a letter that is not in the alphabet is read as a space */
+function lettersOf(alphabet) {
+  const ids = new Map(alphabet.map((letter, n) => [letter, n])), spelled = (/** @type {number} */ id) => alphabet[id];
+  const encode = (/** @type {string} */ text) => ({ ids: Array.from(text, (letter) => ids.get(letter) ?? ids.get(letter.toLowerCase()) ?? ids.get(" ") ?? 0) });
+  return { encode, spelled, decode: (some) => some.map(spelled).join("") };
+}
+
+/** @type {(entry: any, settings: Letters) => Promise<Language>} the arrays of views/gpt.py */
+async function readLetters(entry, settings) {
+  const arrays = new Map(), found = await npz(entry);
+  for (const [name, tensor] of found) {
+    const scale = found.get(`${name}_scale`), data = await tensor.read();
+    arrays.set(name, scale ? unscaled(data, tensor.shape[0], tensor.shape[1], await scale.read()) : data);
   }
-  const description = { d, vocabulary: alphabet.length, table, tableKind: "float32", positions: await read("position_embedding.weight"), layers: made,
-    finalNorm: { ...await norm("norm"), eps, rms: false }, output: "table" };
-  const ids = new Map(alphabet.map((/** @type {string} */ letter, /** @type {number} */ n) => [letter, n]));
-  const encode = (/** @type {string} */ text) => ({ ids: Array.from(text, (letter) => ids.get(letter) ?? ids.get(letter.toLowerCase()) ?? ids.get(" ")) });
-  const spelled = (/** @type {number} */ id) => alphabet[id];
-  return { description, tokenizer: { encode, spelled, decode: (some) => some.map(spelled).join("") }, ends: [], most: context };
+  return { description: describeLetters((name) => arrays.get(name), settings), tokenizer: lettersOf(settings.alphabet), ends: [], most: settings.context };
 }
 
 /** @type {(width: number, theta: number, longest: number) => { cos: Float32Array, sin: Float32Array, width: number, interleaved: boolean }} angles as engine/rope.py has them */

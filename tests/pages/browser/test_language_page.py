@@ -1,13 +1,15 @@
 """The page of a language model has the bits of "baseline", writes on, and names what it cannot run."""
 
 import base64
+import math
+import re
 
 import numpy as np
 import pytest
 from gguf_files import write
 from instruction_sets import using
 
-from selfattn import models
+from selfattn import models, nn, optim
 from selfattn.engine.sampling import probabilities, sampling
 from selfattn.views.gpt import page_gpt
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
@@ -119,3 +121,84 @@ def test_the_page_says_what_comes_next_and_writes(visit, kernels, tmp_path):
     (tmp_path / "notes.gguf").write_bytes(b"no model")
     page.locator("input[type=file]").set_input_files(tmp_path / "notes.gguf")
     page.get_by_role("status").get_by_text("notes.gguf").wait_for()
+
+
+TRAIN = """async ([wasm, settings, arrays, batches, lr]) => {
+    const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+    const text = (array) => btoa(new Uint8Array(array.buffer, array.byteOffset, array.byteLength).reduce((all, byte) => all + String.fromCharCode(byte), ""));
+    const of = (name) => new Float32Array(bytes(arrays[name]).buffer);
+    const trainer = new Trainer(await Kernel.load(bytes(wasm)), settings, of);
+    const losses = batches.map((batch) => trainer.train(batch, lr));
+    const after = trainer.parameters.map(({ parameter, layer }, n) => [parameter, layer, text(trainer.arrays[n])]);
+    return [losses, after];
+}"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_of_training_are_those_of_python(browser, kernels, seed):
+    """AdamW and the passes are the core's; the loss is the page's, so its gradient may be off by an eps of its size."""
+    rng = np.random.default_rng(seed)
+    heads, layers, vocabulary, context = (
+        int(rng.integers(1, 4)),
+        int(rng.integers(1, 3)),
+        int(rng.integers(5, 40)),
+        12,
+    )
+    width, lr = heads * int(rng.choice([4, 8])), 0.01
+    batches = rng.integers(0, vocabulary, (3, 2, context + 1))
+    settings = {
+        "alphabet": [str(n) for n in range(vocabulary)], "heads": heads, "layers": layers, "context": context,
+        "width": width, "eps": 1e-5, "activation": "gelu",
+    }  # fmt: skip
+    with using("baseline"):
+        model = nn.GPT(
+            vocabulary, d_model=width, num_layers=layers, num_heads=heads, max_seq_len=context, rng=seed
+        )
+        start = {name: array.copy() for name, array in model.state_dict().items()}
+        optimizer, losses = optim.AdamW(model.parameters(), lr=lr), []
+        for batch in batches:
+            logits, pullback = model.vjp(batch[:, :-1])
+            loss, loss_pullback = nn.CrossEntropyLoss().vjp(
+                logits.reshape(-1, vocabulary), batch[:, 1:].ravel()
+            )
+            losses.append(float(loss))
+            optimizer.step(pullback(loss_pullback(1.0).reshape(logits.shape)))
+    page = browser.new_page()
+    scripts = ("compute.js", *SCRIPTS[1:], "live/training.js")
+    code = "".join((VIEWS / name).read_text() for name in scripts)
+    page.add_script_tag(content=f"{code}Object.assign(globalThis, {{ Kernel, Trainer }});")
+    arrays = {name: base64.b64encode(array.tobytes()).decode() for name, array in start.items()}
+    wasm = base64.b64encode(kernels.read_bytes()).decode()
+    found, after = page.evaluate(TRAIN, [wasm, settings, arrays, batches.tolist(), lr])
+    page.close()
+    np.testing.assert_allclose(found, losses, rtol=1e-6)
+    state = model.state_dict()
+    names = {
+        "positions": "position_embedding.weight",
+        "table": "token_embedding.weight",
+        "final_norm": "norm.weight",
+        "up": "linear1.weight",
+        "down.bias": "linear2.bias",
+    }
+    for parameter, layer, content in after:
+        if parameter in names:
+            name = names[parameter] if layer < 0 else f"layers.{layer}.{names[parameter]}"
+            got = np.frombuffer(base64.b64decode(content), np.float32).reshape(state[name].shape)
+            # A step is at most lr wide, whatever the gradient; where it is near 0 its sign may turn.
+            assert np.mean(np.abs(got - state[name]) > 1e-4 * lr) < 0.01, name
+            assert np.abs(got - start[name]).max() > lr / 2
+
+
+def test_the_page_trains_until_it_is_paused(visit, kernels):
+    page = visit(LIVE_PAGES["training"](read_kernels(kernels), "en").html)
+    page.locator("[data-begun]").wait_for()
+    page.get_by_role("button", name="One step").click()
+    page.get_by_text("1 step;").wait_for()
+    page.get_by_role("button", name="Train").click()
+    page.locator("[data-step]").wait_for()
+    page.wait_for_timeout(2000)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("a second").wait_for()
+    first, last = map(float, re.findall(r"\d+\.\d+", page.locator(".sa-means").first.inner_text()))
+    assert abs(first - math.log(23)) < 0.3 and last < first
+    assert len(page.locator(".sa-written").inner_text()) > 60

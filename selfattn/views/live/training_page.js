@@ -1,0 +1,121 @@
+/*
+ * The page of training: a text of one's own, the loss as a line, what the model writes, and all its heads, as they change.
+ */
+
+const BATCH = 8, FOREVER = 1e9, WIDE_LINE = 600, HIGH_LINE = 150; // sequences of a step; pixels
+const RATES = ["0.0003", "0.001", "0.003", "0.01"];
+
+class TrainingPage {
+  /** @type {ExplorerPage | undefined} */ explorer;
+  /** @type {number[]} */ losses = [];
+  running = false;
+  begun = false;
+
+  /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
+  constructor(root, data, wasm) {
+    const { captions } = data;
+    this.root = root;
+    this.data = data;
+    this.captions = captions;
+    this.worker = new KernelWorker(wasm);
+    this.text = element("textarea", { rows: 6, spellcheck: false, value: captions.verses, oninput: () => this.begin() });
+    this.go = button({ onclick: () => (this.running ? this.worker.stop("train") : this.train(FOREVER)) }, captions.train);
+    this.one = button({ onclick: () => this.train(1) }, captions["one step"]);
+    this.rate = chooser(captions.rate, RATES, 2, () => this.changed());
+    this.status = element("span", { className: "sa-soft", role: "status" });
+    this.line = shape("polyline", { fill: "none", stroke: "currentColor", "stroke-width": "2", "vector-effect": "non-scaling-stroke" });
+    this.picture = shape("svg", { viewBox: `0 0 ${WIDE_LINE} ${HIGH_LINE}`, preserveAspectRatio: "none", role: "img", class: "sa-curve" }, this.line);
+    this.loss = element("p", { className: "sa-means" });
+    this.written = element("p", { className: "sa-written" });
+    this.shown = element("div", { className: "sa-explorer" });
+    root.replaceChildren(
+      topOf(root, captions, element("p", { className: "sa-lede" }, ...phrase(captions.look)), "", () => this.explorer?.recolour()),
+      element("div", { className: "sa-fields" },
+        element("div", {}, element("label", {}, captions["your text"], this.text),
+          element("div", { className: "sa-bar" }, this.go, this.one, button({ onclick: () => this.begin() }, captions.anew), this.rate), this.status),
+        element("section", { ariaLabel: captions["the loss"] }, element("h2", {}, captions["the loss"]), this.picture, this.loss, element("h2", {}, captions["it writes"]), this.written)),
+      this.shown, element("p", { className: "sa-soft sa-built" }, filled(captions["built from"], { commit: data.commit })));
+    this.begin();
+  }
+
+  /** The first line of the text, whose heads are shown. */
+  get sample() {
+    return Array.from(this.text.value.trim().split("\n")[0]).slice(0, 24).join("");
+  }
+
+  get settings() {
+    return { ...this.data.settings, alphabet: [...new Set([...Array.from(this.text.value), " "])].sort() };
+  }
+
+  /** @template T @param {Promise<T>} promise what it gives; a fault is said, and undefined */
+  async during(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      this.begun = false;
+      this.status.textContent = faultOf(error, this.captions);
+    }
+  }
+
+  async begin() {
+    const { captions, text: { value: text }, settings, sample } = this;
+    this.worker.stop("train");
+    this.losses = [];
+    if (text.trim().length < 2) return;
+    const found = await this.during(this.worker.ask("begin", { text, settings, sample }));
+    if (!found) return;
+    this.begun = true;
+    this.written.textContent = "…";
+    this.status.textContent = filled(captions.begun, { n: found.parameters, letters: settings.alphabet.length });
+    this.curve();
+    this.heads(found);
+    this.root.dataset.begun = "";
+  }
+
+  changed() {
+    if (this.running) this.worker.stop("train"); // the next press of the button takes the new rate
+  }
+
+  /** @param {number} steps */
+  async train(steps) {
+    const { captions, sample, rate } = this, lr = Number(RATES[rate.querySelector("select")?.selectedIndex ?? 2]);
+    if (!this.begun) await this.begin();
+    this.running = true;
+    this.go.textContent = captions.pause;
+    const before = this.losses.length, show = (/** @type {any} */ found) => {
+      this.losses.push(...found.losses);
+      this.curve();
+      if (found.texts) this.heads(found);
+      if (found.written) this.written.replaceChildren(element("b", {}, sample), found.written);
+      this.root.dataset.step = String(found.step);
+    };
+    const found = await this.during(this.worker.ask("train", { lr, steps, batch: BATCH, sample }, { progress: show }));
+    this.running = false;
+    this.go.textContent = captions.train;
+    if (!found) return;
+    show(found);
+    this.status.textContent = filled(captions.trained, { n: found.step, rate: fixed((this.losses.length - before) / (found.ms / 1000), 0) });
+  }
+
+  curve() {
+    const { losses, captions } = this, n = losses.length, every = Math.max(1, Math.ceil(n / WIDE_LINE)), most = Math.max(...losses.slice(0, 20), 1);
+    const means = range(Math.ceil(n / every)).map((k) => {
+      const some = losses.slice(k * every, (k + 1) * every);
+      return some.reduce((a, b) => a + b, 0) / some.length;
+    });
+    this.line.setAttribute("points", means.map((loss, k) => `${(WIDE_LINE * (k + 1)) / Math.max(40, means.length)},${HIGH_LINE * (1 - Math.min(1, loss / most))}`).join(" "));
+    const text = n ? filled(captions["loss is"], { first: fixed(losses[0], 2), last: fixed(means.at(-1) ?? 0, 2), n }) : captions["no loss"];
+    this.loss.textContent = text;
+    this.picture.setAttribute("aria-label", text);
+  }
+
+  /** @param {any} found */
+  heads({ texts, bytes, heads, habits }) {
+    const { captions, data } = this;
+    for (const each of texts) each.chosen = each.queries.length - 1;
+    this.explorer = new LiveExplorer(this.shown, { name: "", off: null, heads, habits, names: KINDS, texts, ribbons: data.ribbons, captions: { ...captions, ...placesOf(texts, captions) } }, bytes.buffer, this.explorer?.texts[0].rows === texts[0].queries.length ? this.explorer : undefined);
+  }
+}
+
+if (inWorker) serve(trainingJobs());
+else start("sa-training", TrainingPage);
