@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, check_size
+from selfattn._check import Array, check_size, quoted, warn
 from selfattn._docs import repeats
 from selfattn._extras import import_extra
 from selfattn.engine import transformer
@@ -37,10 +37,11 @@ from selfattn.steps.transformer import (
 
 __all__ = [
     "Contributions", "Label", "Logit", "Similarity", "attention_flow", "attention_rollout", "contributions", "effects",
-    "gradient_times_attention", "gradient_times_input", "head_effects", "heads_off", "integrated_gradients", "logit_lens", "runs",
+    "gradient_times_attention", "gradient_times_input", "head_effects", "heads_off", "integrated_gradients", "logit_lens", "runs", "value",
 ]  # fmt: skip
 
 MOST_TOKENS = 8192  # of changed runs that are computed at once
+MOST_OFF = 0.05  # of the change of a target, by which the sum of integrated gradients may differ from it
 FLOW = 2**30  # SciPy's flows are integers
 
 
@@ -130,6 +131,10 @@ class Label:
 
     def _bind(self, model: Any) -> Reader:
         labels = model.num_labels if isinstance(model, TextEncoder) and model.head is not None else 0
+        if labels == 0:
+            raise ValueError(
+                f"a label needs a classifier or a cross-encoder, and {type(model).__name__} has no such head"
+            )
         if check_size("number", self.number, 0) >= labels:
             raise ValueError(
                 f"label {self.number} is out of range: {type(model).__name__} has {labels} labels"
@@ -147,13 +152,27 @@ class Label:
 Target: TypeAlias = Logit | Similarity | Label
 
 
+def _reader(target: Target, model: Any) -> Reader:
+    if not isinstance(target, Target):
+        raise TypeError(f"target must be a Logit, Similarity or Label, not {quoted(target)}")
+    return target._bind(model)
+
+
+def value(model: Any, text: Any, target: Target) -> float:
+    """Return what a target is for a text: a logit or a difference of two, a similarity, a label's logit."""
+    settings, inputs = _one(model, text)
+    return _reader(target, model)(states(settings, inputs)[-1]).value
+
+
 def runs(model: Any, text: Any, changes: Iterable[Change]) -> list[tuple[Array, Array]]:
     """Compute the last rows of many runs, for each change (L, d) without it and (L, d) with it.
 
     The layers below a change are computed once. Both are computed in the same way: layers that are changed in NumPy, those after them in
     the core. A change that does not fit the model or the text is a ValueError.
     """
-    given = list(changes)
+    given = [] if isinstance(changes, Change) else list(changes)
+    if isinstance(changes, Change) or not all(isinstance(each, Change) for each in given):
+        raise TypeError(f"changes must be a list of Change, not {quoted(changes)}")
     settings, inputs = _one(model, text)
     kept = states(settings, inputs)
     count, most = len(settings.layers), max(1, MOST_TOKENS // max(1, len(kept[0])))
@@ -217,7 +236,7 @@ def effects(model: Any, text: Any, target: Target, changes: Iterable[Change]) ->
     >>> readings.effects(model, [1, 2, 3], readings.Logit(4, than=5), [Change.off(0), Change.hide(1)]).shape
     (2,)
     """
-    read = target._bind(model)
+    read = _reader(target, model)
     return np.array([read(own).value - read(plain).value for plain, own in runs(model, text, changes)])
 
 
@@ -307,7 +326,7 @@ def contributions(model: Any, text: Any, target: Target) -> Contributions:
     """
     settings, inputs = _one(model, text)
     steps = transformer_steps(settings, inputs)
-    read = target._bind(model)(steps.output)
+    read = _reader(target, model)(steps.output)
     share, g = read.value - _dot(read.direction, steps.output), read.direction
     last = steps.layers[-1].result if steps.layers else steps.inputs
     g, bias = _through(settings.final_norm, last, g)
@@ -359,7 +378,7 @@ def gradient_times_input(model: Any, text: Any, target: Target) -> Array:
     Shrikumar et al., "Not Just a Black Box: Learning Important Features Through Propagating Activation Differences", 2016, section 2.2.
     """
     settings, rows = _rows(*_one(model, text))
-    found: Array = np.einsum("ld,ld->l", rows, _gradients(settings, rows[None], target._bind(model))[0])
+    found: Array = np.einsum("ld,ld->l", rows, _gradients(settings, rows[None], _reader(target, model))[0])
     return found
 
 
@@ -372,7 +391,8 @@ def integrated_gradients(
     Parameters
     ----------
     baseline : ndarray, shape (L, d) or (d,), optional
-        Inputs that say nothing; by default zeros.
+        Inputs that say nothing; by default zeros. Norms of the root mean square do not change on the way to zeros until its very end, so
+        models with these need another one. A sum that is off by more than 5 % is a RuntimeWarning.
     n_steps : int, default 32
         The gradients are taken in the middle of as many steps of the way.
 
@@ -384,11 +404,19 @@ def integrated_gradients(
     count = check_size("n_steps", n_steps)
     away = rows - (0 if baseline is None else np.broadcast_to(np.asarray(baseline, rows.dtype), rows.shape))
     places = (1 - (np.arange(count) + 0.5) / count).astype(rows.dtype)
-    total, read = np.zeros(rows.shape), target._bind(model)
+    total, read = np.zeros(rows.shape), _reader(target, model)
     most = max(1, MOST_TOKENS // len(rows))
     for some in (places[at : at + most] for at in range(0, count, most)):
         total += _gradients(settings, rows - some[:, None, None] * away, read).sum(axis=0)
     found: Array = np.einsum("ld,ld->l", away, total / count)
+    both = np.concatenate([rows, rows - away])
+    ends = np.split(transformer.forward(settings, both, np.array([0, 1, 2]) * len(rows)), 2)
+    risen = read(ends[0]).value - read(ends[1]).value
+    if abs(found.sum() - risen) > MOST_OFF * abs(risen):
+        far = (
+            f"the shares add up to {found.sum():.3g}, and the target changes by {risen:.3g} from the baseline"
+        )
+        warn(RuntimeWarning(f"{far}: take more n_steps, or a baseline such as the mean of the inputs"))
     return found
 
 
@@ -408,7 +436,7 @@ def gradient_times_attention(model: Any, text: Any, target: Target) -> list[Arra
     """
     settings, inputs = _one(model, text)
     steps = transformer_steps(settings, inputs)
-    found = weights_gradients(settings, steps, target._bind(model)(steps.output).gradient)
+    found = weights_gradients(settings, steps, _reader(target, model)(steps.output).gradient)
     return [layer.weights * gradient for layer, gradient in zip(steps.layers, found, strict=True)]
 
 
@@ -458,7 +486,8 @@ def attention_flow(steps: TransformerSteps, token: int = -1) -> Array:
     Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020, section 3, "attention flow".
     """
     graphs, sparse = (import_extra(name, None) for name in ("scipy.sparse.csgraph", "scipy.sparse"))
-    shares, length = _shares(steps), len(steps.inputs)
+    shares = _shares(steps)
+    length = len(steps.inputs)
     edges = np.zeros((length * (len(shares) + 1),) * 2, np.int32)
     for n, share in enumerate(shares):  # from the rows after layer n to those before it
         begin = n * length
@@ -468,6 +497,8 @@ def attention_flow(steps: TransformerSteps, token: int = -1) -> Array:
 
 
 def _shares(steps: TransformerSteps) -> list[Array]:
+    if not isinstance(steps, TransformerSteps):
+        raise TypeError(f"steps must be what model.steps(text) returns, not {type(steps).__name__}")
     own = np.eye(len(steps.inputs)) / 2
     return [own + layer.weights.mean(axis=0, dtype=np.float64) / 2 for layer in steps.layers]
 

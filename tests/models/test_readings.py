@@ -160,7 +160,7 @@ def test_rollout_and_flow():
     ("target", "says"),
     [
         (Logit(" a"), "must be an id"), (Logit(11), "the vocabulary has 11"), (Similarity([1]), "needs an encoder"),
-        (Label(), "GPT has 0 labels"), (Logit(1, place=4), "place 4 is out of range"),
+        (Label(), "GPT has no such head"), (Logit(1, place=4), "place 4 is out of range"),
     ],
 )  # fmt: skip
 def test_targets_that_a_model_does_not_have(target, says):
@@ -168,3 +168,17 @@ def test_targets_that_a_model_does_not_have(target, says):
         readings.contributions(nn.GPT(11, 16, 2, 4, 8, rng=0), [1, 2, 3], target)
     with pytest.raises(TypeError, match="not of Linear"):
         readings.head_effects(nn.Linear(1, 1), [1, 2, 3], target)
+
+
+def test_what_is_no_target_no_change_and_no_steps_is_refused():
+    model, ids = nn.GPT(11, 16, 2, 4, 8, rng=0), [1, 2, 3]
+    with pytest.raises(TypeError, match="target must be a Logit, Similarity or Label, not ' Mary'"):
+        readings.effects(model, ids, " Mary", [])
+    for changes in (Change.off(0), [Change.off(0), 3]):
+        with pytest.raises(TypeError, match="changes must be a list of Change, not"):
+            readings.effects(model, ids, Logit(1), changes)
+    with pytest.raises(TypeError, match=r"what model\.steps\(text\) returns, not GPT"):
+        readings.attention_rollout(model)
+    assert readings.value(model, ids, Logit(4)) == pytest.approx(float(model(np.array(ids))[-1, 4]), rel=1e-6)
+    with pytest.warns(RuntimeWarning, match="the shares add up to"):
+        readings.integrated_gradients(model, ids, Logit(4), n_steps=1)
