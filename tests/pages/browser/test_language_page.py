@@ -15,6 +15,7 @@ from selfattn.views.gpt import page_gpt
 from selfattn.views.live_pages import LIVE_PAGES, read_kernels
 from tests.pages.browser.test_encoder_page import VIEWS
 
+wait = pytest.importorskip("playwright.sync_api").expect
 SCRIPTS = ("compute.js", "live/kernel.js", "live/readers.js", "live/language_model.js")
 COMPUTE = """async ([wasm, letters, settings, texts, files]) => {
     const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -113,8 +114,7 @@ def test_the_page_says_what_comes_next_and_writes(visit, kernels, tmp_path):
         first = page.locator(".sa-bars-list li").first.inner_text().split()
         assert first == [alphabet[p.argmax()].replace(" ", "␣"), f"{p.max():.3f}"]
     page.get_by_role("button", name="Next token").click()
-    page.wait_for_timeout(300)
-    assert len(text.input_value()) == len(TEXTS[-1]) + 1
+    wait(text).to_have_value(re.compile(f"^{re.escape(TEXTS[-1])}.$", re.DOTALL))
     page.get_by_role("button", name="Write on").click()
     page.get_by_text("a second").wait_for()
     assert len(text.input_value()) > 60
@@ -196,7 +196,9 @@ def test_the_page_trains_until_it_is_paused(visit, kernels):
     page.get_by_text("1 step;").wait_for()
     page.get_by_role("button", name="Train").click()
     page.locator("[data-step]").wait_for()
-    page.wait_for_timeout(2000)
+    wait(page.locator(".sa-training")).to_have_attribute(
+        "data-step", re.compile(r"^[2-9]\d$|^\d{3,}$"), timeout=60_000
+    )
     page.get_by_role("button", name="Pause").click()
     page.get_by_text("a second").wait_for()
     first, last = map(float, re.findall(r"\d+\.\d+", page.locator(".sa-means").first.inner_text()))
