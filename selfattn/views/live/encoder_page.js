@@ -3,22 +3,13 @@
  * computes; until a model is given it has a toy.
  */
 
-/** @typedef {{ layers: number, heads: number, words?: string[] }} Loaded */
-
-class EncoderPage {
-  /** @type {ExplorerPage | undefined} */ explorer;
-  /** @type {Loaded | null} */ model = null;
-  /** @type {Given[]} the files of the model */ given = [];
-  name = "";
+class EncoderPage extends ModelPage {
   word = ""; // the token that was chosen
 
   /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
   constructor(root, data, wasm) {
+    super(root, data, wasm);
     const { captions } = data;
-    this.root = root;
-    this.data = data;
-    this.captions = captions;
-    this.worker = new KernelWorker(wasm);
     this.fields = range(2).map((side) => element("input", { type: "text", value: data.sentences[side], autocomplete: "off", spellcheck: false, oninput: () => this.look() }));
     this.labels = this.fields.map((field, side) => element("label", { hidden: side === 1 }, element("b", { data: { side: String(side) } }, captions[side ? "second" : "sentence"]), field));
     this.compare = button({ ariaPressed: "false", onclick: () => this.pair() }, captions.compare);
@@ -26,12 +17,9 @@ class EncoderPage {
     this.words = element("div", { className: "sa-words", role: "group", ariaLabel: captions.words });
     moveAlong(this.words, () => /** @type {HTMLElement[]} */ ([...this.words.children]), (n) => moveFocus(/** @type {HTMLElement[]} */ ([...this.words.children]), /** @type {HTMLElement} */ (this.words.children[n])));
     this.about = element("p");
-    this.status = element("span", { className: "sa-soft", role: "status" });
-    this.shown = element("div", { className: "sa-explorer" });
     this.shown.addEventListener("sa-chosen", (event) => (this.word = /** @type {CustomEvent} */ (event).detail.token));
     this.texts = element("textarea", { rows: 9, spellcheck: false, value: captions.collection, oninput: () => this.embed() });
     this.cut = chooser(captions["cut at"], [captions.lines, captions.paragraphs], 0, () => this.embed());
-    this.bar = element("progress", { hidden: true, ariaLabel: captions.progress });
     this.near = element("ol", { className: "sa-near" });
     this.arrange();
     const toy = Object.entries(data.toy).map(([path, base64]) => ({ path, file: new Blob([Uint8Array.from(atob(base64), (c) => c.charCodeAt(0))]) }));
@@ -47,45 +35,22 @@ class EncoderPage {
     const site = button({ hidden: true, onclick: () => this.during(fetched(data.site)).then((given) => given && this.load(given)) }, captions["from site"]);
     if (location.protocol.startsWith("http")) fetch(data.site, { method: "HEAD" }).then(({ ok }) => (site.hidden = !ok), () => {});
     root.replaceChildren(
-      topOf(root, captions, element("p", { className: "sa-lede" }, ...phrase(captions.type)), "", () => this.explorer?.recolour()),
+      this.top(element("p", { className: "sa-lede" }, ...phrase(captions.type))),
       element("div", { className: "sa-fields" }, ...this.labels, this.words, element("div", { className: "sa-bar" }, this.compare, this.alike, this.status)),
       element("section", { className: "sa-model", ariaLabel: captions["the model"] }, this.about,
         element("div", { className: "sa-bar" }, ...pick("open folder", { webkitdirectory: true }), ...pick("open zip", { accept: ".zip" }), site, this.bar)),
       this.shown,
       element("section", { className: "sa-search", ariaLabel: captions.search }, element("h2", {}, captions.search), element("p", {}, captions["search means"]),
         element("div", { className: "sa-columns" }, element("div", {}, element("label", {}, captions.texts, this.texts), this.cut), this.near)),
-      element("p", { className: "sa-soft sa-built" }, filled(captions["built from"], { commit: data.commit })));
-    addEventListener("dragover", (event) => event.preventDefault());
-    addEventListener("drop", (event) => {
-      event.preventDefault();
-      if (event.dataTransfer?.items.length) this.during(dropped(event.dataTransfer)).then((given) => given && this.load(given));
-    });
-  }
-
-  /**
-   * What a promise gives; a fault is said, and undefined.
-   * @template T
-   * @param {Promise<T>} promise
-   */
-  async during(promise) {
-    try {
-      return await promise;
-    } catch (error) {
-      this.bar.hidden = true;
-      this.status.textContent = faultOf(error, this.captions);
-      if (/** @type {Error} */ (error).name === "worker") this.model = null;
-    }
+      this.built);
+    this.dropping((given) => this.load(given));
   }
 
   /** @type {(given: Given[], name?: string) => Promise<void>} */
   async load(given, name = given[0]?.path.split("/")[0]) {
     if (!given.length) return;
-    const { captions, data } = this, progress = (/** @type {number} */ part) => (this.bar.value = part);
-    this.status.textContent = filled(captions["reading model"], { name });
-    this.bar.hidden = false;
-    const model = await this.during(this.worker.ask("load", { given, name }, { progress }));
+    const { captions, data } = this, model = await this.loaded(given, name ?? "");
     if (!model) return;
-    Object.assign(this, { model, given, name, explorer: undefined });
     const { layers, heads, words } = model;
     this.about.replaceChildren(...phrase(captions[words ? "toy" : "real"], { name, layers, heads, n: words?.length ?? 0, code: element("code", {}, data.code) }));
     const buttons = (words ?? []).map((/** @type {string} */ word, /** @type {number} */ n) => button({ tabIndex: n ? -1 : 0, onclick: () => {
@@ -117,8 +82,7 @@ class EncoderPage {
       const lengths = text.queries.map((/** @type {string} */ token, /** @type {number} */ n) => (text.marks[n] ? 0 : token.length + (common(token) ? 1000 : 0)));
       text.chosen = text.queries.includes(this.word) ? text.queries.indexOf(this.word) : lengths.indexOf(Math.max(...lengths));
     }
-    const shown = { name: this.name, off: null, heads, habits, names: KINDS, texts: stored, ribbons: data.ribbons, captions: { ...captions, ...placesOf(stored, captions) } };
-    this.explorer = new LiveExplorer(this.shown, shown, bytes.buffer, this.explorer);
+    this.explore(found, this.explorer);
     this.alike.textContent = alike === null ? "" : filled(captions.alike, { value: fixed(alike, 3) });
     this.status.textContent = filled(captions[cut ? "computed cut" : "computed"], { tokens, heads: this.model?.heads ?? 0, ms: fixed(ms, 1) });
     this.near.replaceChildren(...near.map((/** @type {{ text: string, score: number }} */ { text, score }) => {

@@ -1,5 +1,5 @@
 /*
- * The explorer as live pages have it: fed by a worker, again and again.
+ * What pages of models share: a worker, its faults, files that are dropped, and the explorer, which is fed again and again.
  */
 
 /** The explorer below the fields, which have its first line; each change of a text makes a new one, with the choices of the last. */
@@ -16,4 +16,67 @@ function placesOf(texts, captions) {
     const only = new Set(tokens).size === 1 && isSpecial(tokens[0]) ? tokens[0] : "", where = only || captions[String(plural)];
     return { ...(only && { [`kind.${kind}`]: only }), [`means.${kind}`]: filled(captions[`means.${kind}`], { where }), [`place.${kind}`]: where };
   }));
+}
+
+class ModelPage {
+  /** @type {ExplorerPage | undefined} */ explorer;
+  /** @type {any} what the worker said of its model; null if the worker has ended */ model = null;
+  /** @type {Given[]} the files of the model */ given = [];
+  name = "";
+
+  /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
+  constructor(root, data, wasm) {
+    this.root = root;
+    this.data = data;
+    this.captions = /** @type {Record<string, string>} */ (data.captions);
+    this.worker = new KernelWorker(wasm);
+    this.status = element("span", { className: "sa-soft", role: "status" });
+    this.bar = element("progress", { hidden: true, ariaLabel: data.captions.progress ?? "" });
+    this.shown = element("div", { className: "sa-explorer" });
+    this.built = element("p", { className: "sa-soft sa-built" }, filled(data.captions["built from"], { commit: data.commit }));
+  }
+
+  /** @type {(look: HTMLElement) => HTMLElement} the first line */
+  top(look) {
+    return topOf(this.root, this.captions, look, "", () => this.explorer?.recolour());
+  }
+
+  /** @param {(given: Given[]) => unknown} load takes what is dropped anywhere onto the page */
+  dropping(load) {
+    addEventListener("dragover", (event) => event.preventDefault());
+    addEventListener("drop", (event) => {
+      event.preventDefault();
+      if (event.dataTransfer?.items.length) this.during(dropped(event.dataTransfer)).then((given) => given && load(given));
+    });
+  }
+
+  /**
+   * What a promise gives; a fault is said, and undefined.
+   * @template T
+   * @param {Promise<T>} promise
+   */
+  async during(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      this.bar.hidden = true;
+      this.status.textContent = faultOf(error, this.captions);
+      if (/** @type {Error} */ (error).name === "worker") this.model = null;
+    }
+  }
+
+  /** @type {(given: Given[], name: string, more?: object) => Promise<any>} what the worker's job `load` says, while a bar fills */
+  async loaded(given, name, more = {}) {
+    this.status.textContent = filled(this.captions["reading model"], { name });
+    this.bar.hidden = false;
+    const model = await this.during(this.worker.ask("load", { given, name, ...more }, { progress: (/** @type {number} */ part) => (this.bar.value = part) }));
+    if (model) Object.assign(this, { model, given, name, explorer: undefined });
+    return model;
+  }
+
+  /** @type {(found: any, before: ExplorerPage | undefined) => void} draw all heads of the texts that a job looked at */
+  explore({ texts, bytes, heads, habits }, before) {
+    const captions = { ...this.captions, ...placesOf(texts, this.captions) };
+    this.explorer = new LiveExplorer(this.shown, { name: this.name, off: null, heads, habits, names: KINDS, texts, ribbons: this.data.ribbons, captions }, bytes.buffer, before);
+  }
 }

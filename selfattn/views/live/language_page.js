@@ -5,20 +5,13 @@
 
 const MOST_WRITTEN = 200; // tokens
 
-class LanguagePage {
-  /** @type {ExplorerPage | undefined} */ explorer;
-  /** @type {{ layers: number, heads: number } | null} */ model = null;
-  /** @type {Given[]} */ given = [];
-  name = "";
+class LanguagePage extends ModelPage {
   writing = false;
 
   /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
   constructor(root, data, wasm) {
+    super(root, data, wasm);
     const { captions } = data;
-    this.root = root;
-    this.data = data;
-    this.captions = captions;
-    this.worker = new KernelWorker(wasm);
     this.text = element("textarea", { rows: 3, spellcheck: false, value: data.prompt, oninput: () => this.look() });
     this.slides = { temperature: [0.8, 0, 2, 0.1], topP: [0.9, 0.05, 1, 0.05] };
     this.inputs = Object.fromEntries(Object.entries(this.slides).map(([name, [value, min, max, step]]) => {
@@ -31,28 +24,21 @@ class LanguagePage {
     }));
     this.one = button({ onclick: () => this.write(1) }, captions["one token"]);
     this.write_ = button({ onclick: () => (this.writing ? this.worker.stop("write") : this.write(MOST_WRITTEN)) }, captions.write);
-    this.status = element("span", { className: "sa-soft", role: "status" });
     this.about = element("p");
-    this.bar = element("progress", { hidden: true, ariaLabel: captions.progress });
     this.bars = element("ol", { className: "sa-bars-list" });
     this.heading = element("h2", {}, captions["comes next"]);
     this.taken = element("p", { className: "sa-taken", ariaLabel: captions.taken, hidden: true });
-    this.shown = element("div", { className: "sa-explorer" });
     const input = element("input", { type: "file", hidden: true, accept: ".gguf", onchange: () => this.load(picked(input.files ?? [])) });
     root.replaceChildren(
-      topOf(root, captions, element("p", { className: "sa-lede" }, ...phrase(captions.look)), "", () => this.explorer?.recolour()),
+      this.top(element("p", { className: "sa-lede" }, ...phrase(captions.look))),
       element("div", { className: "sa-fields" },
         element("div", {}, element("label", {}, captions["your text"], this.text),
           element("div", { className: "sa-bar" }, this.one, this.write_, ...Object.values(this.inputs).map(({ label }) => label)), this.status, this.taken),
         element("section", { ariaLabel: captions["comes next"] }, this.heading, this.bars)),
       this.shown,
       element("section", { className: "sa-model", ariaLabel: captions["the model"] }, this.about, element("div", { className: "sa-bar" }, input, button({ onclick: () => input.click() }, captions["open gguf"]), this.bar)),
-      element("p", { className: "sa-soft sa-built" }, filled(captions["built from"], { commit: data.commit })));
-    addEventListener("dragover", (event) => event.preventDefault());
-    addEventListener("drop", (event) => {
-      event.preventDefault();
-      if (event.dataTransfer?.items.length) this.during(dropped(event.dataTransfer)).then((given) => given && this.load(given));
-    });
+      this.built);
+    this.dropping((given) => this.load(given));
     const letters = Uint8Array.from(atob(data.letters), (c) => c.charCodeAt(0));
     this.load([{ path: "letters.npz", file: new Blob([letters]) }], captions.letters);
   }
@@ -62,49 +48,29 @@ class LanguagePage {
     return { temperature: Number(this.inputs.temperature.input.value), topP: Number(this.inputs.topP.input.value) };
   }
 
-  /**
-   * What a promise gives; a fault is said, and undefined.
-   * @template T
-   * @param {Promise<T>} promise
-   */
-  async during(promise) {
-    try {
-      return await promise;
-    } catch (error) {
-      this.bar.hidden = true;
-      this.status.textContent = faultOf(error, this.captions);
-      if (/** @type {Error} */ (error).name === "worker") this.model = null;
-    }
-  }
-
   /** @type {(given: Given[], name?: string) => Promise<void>} */
   async load(given, name = given[0]?.path) {
     if (!given.length) return;
-    const { captions, data } = this;
-    this.status.textContent = filled(captions["reading model"], { name });
-    this.bar.hidden = false;
-    const settings = name === captions.letters ? data.settings : null;
-    const model = await this.during(this.worker.ask("load", { given, settings }, { progress: (/** @type {number} */ part) => (this.bar.value = part) }));
+    const { captions, data } = this, settings = name === captions.letters ? data.settings : null, model = await this.loaded(given, name, { settings });
     if (!model) return;
     this.bar.hidden = true;
-    Object.assign(this, { model, given, name, explorer: undefined });
     this.about.replaceChildren(...phrase(captions[settings ? "own letters" : "real"], { name, ...model }));
     await this.look();
   }
 
   async look() {
-    const { captions, data, name } = this, text = this.text.value;
+    const { captions, name } = this, text = this.text.value;
     if (this.writing) return;
     if (!this.model && this.given.length) return this.load(this.given, name); // its worker has ended
     const found = await this.during(this.worker.ask("look", { text, how: this.how }));
     if (!found) return;
-    const { texts, bytes, heads, habits, tokens, ms, next } = found;
+    const { texts, tokens, ms, next } = found;
     this.draw(next);
     this.shown.hidden = !texts;
     this.taken.hidden = true;
     if (texts) {
       for (const each of texts) each.chosen = each.queries.length - 1;
-      this.explorer = new LiveExplorer(this.shown, { name, off: null, heads, habits, names: KINDS, texts, ribbons: data.ribbons, captions: { ...captions, ...placesOf(texts, captions) } }, bytes.buffer, this.explorer);
+      this.explore(found, this.explorer);
     }
     this.status.textContent = filled(captions[texts ? "computed" : "computed long"], { tokens, heads: this.model?.heads ?? 0, ms: fixed(ms, 1) });
     this.root.dataset.looked = text;

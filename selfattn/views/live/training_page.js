@@ -5,36 +5,29 @@
 const BATCH = 8, FOREVER = 1e9, WIDE_LINE = 600, HIGH_LINE = 150; // sequences of a step; pixels
 const RATES = ["0.0003", "0.001", "0.003", "0.01"];
 
-class TrainingPage {
-  /** @type {ExplorerPage | undefined} */ explorer;
+class TrainingPage extends ModelPage {
   /** @type {number[]} */ losses = [];
   running = false;
-  begun = false;
 
   /** @param {HTMLElement} root @param {any} data @param {ArrayBuffer} wasm */
   constructor(root, data, wasm) {
+    super(root, data, wasm);
     const { captions } = data;
-    this.root = root;
-    this.data = data;
-    this.captions = captions;
-    this.worker = new KernelWorker(wasm);
     this.text = element("textarea", { rows: 6, spellcheck: false, value: captions.verses, oninput: () => this.begin() });
     this.go = button({ onclick: () => (this.running ? this.worker.stop("train") : this.train(FOREVER)) }, captions.train);
     this.one = button({ onclick: () => this.train(1) }, captions["one step"]);
     this.rate = chooser(captions.rate, RATES, 2, () => this.changed());
-    this.status = element("span", { className: "sa-soft", role: "status" });
     this.line = shape("polyline", { fill: "none", stroke: "currentColor", "stroke-width": "2", "vector-effect": "non-scaling-stroke" });
     this.picture = shape("svg", { viewBox: `0 0 ${WIDE_LINE} ${HIGH_LINE}`, preserveAspectRatio: "none", role: "img", class: "sa-curve" }, this.line);
     this.loss = element("p", { className: "sa-means" });
     this.written = element("p", { className: "sa-written" });
-    this.shown = element("div", { className: "sa-explorer" });
     root.replaceChildren(
-      topOf(root, captions, element("p", { className: "sa-lede" }, ...phrase(captions.look)), "", () => this.explorer?.recolour()),
+      this.top(element("p", { className: "sa-lede" }, ...phrase(captions.look))),
       element("div", { className: "sa-fields" },
         element("div", {}, element("label", {}, captions["your text"], this.text),
           element("div", { className: "sa-bar" }, this.go, this.one, button({ onclick: () => this.begin() }, captions.anew), this.rate), this.status),
         element("section", { ariaLabel: captions["the loss"] }, element("h2", {}, captions["the loss"]), this.picture, this.loss, element("h2", {}, captions["it writes"]), this.written)),
-      this.shown, element("p", { className: "sa-soft sa-built" }, filled(captions["built from"], { commit: data.commit })));
+      this.shown, this.built);
     this.begin();
   }
 
@@ -47,16 +40,6 @@ class TrainingPage {
     return { ...this.data.settings, alphabet: [...new Set([...Array.from(this.text.value), " "])].sort() };
   }
 
-  /** @template T @param {Promise<T>} promise what it gives; a fault is said, and undefined */
-  async during(promise) {
-    try {
-      return await promise;
-    } catch (error) {
-      this.begun = false;
-      this.status.textContent = faultOf(error, this.captions);
-    }
-  }
-
   async begin() {
     const { captions, text: { value: text }, settings, sample } = this;
     this.worker.stop("train");
@@ -64,7 +47,7 @@ class TrainingPage {
     if (text.trim().length < 2) return;
     const found = await this.during(this.worker.ask("begin", { text, settings, sample }));
     if (!found) return;
-    this.begun = true;
+    this.model = found;
     this.written.textContent = "…";
     this.status.textContent = filled(captions.begun, { n: found.parameters, letters: settings.alphabet.length });
     this.curve();
@@ -79,7 +62,7 @@ class TrainingPage {
   /** @param {number} steps */
   async train(steps) {
     const { captions, sample, rate } = this, lr = Number(RATES[rate.querySelector("select")?.selectedIndex ?? 2]);
-    if (!this.begun) await this.begin();
+    if (!this.model) await this.begin(); // its worker has ended
     this.running = true;
     this.go.textContent = captions.pause;
     const before = this.losses.length, show = (/** @type {any} */ found) => {
@@ -110,10 +93,10 @@ class TrainingPage {
   }
 
   /** @param {any} found */
-  heads({ texts, bytes, heads, habits }) {
-    const { captions, data } = this;
-    for (const each of texts) each.chosen = each.queries.length - 1;
-    this.explorer = new LiveExplorer(this.shown, { name: "", off: null, heads, habits, names: KINDS, texts, ribbons: data.ribbons, captions: { ...captions, ...placesOf(texts, captions) } }, bytes.buffer, this.explorer?.texts[0].rows === texts[0].queries.length ? this.explorer : undefined);
+  heads(found) {
+    const [text] = found.texts;
+    text.chosen = text.queries.length - 1;
+    this.explore(found, this.explorer?.texts[0].rows === text.queries.length ? this.explorer : undefined);
   }
 }
 
