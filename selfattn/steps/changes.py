@@ -7,7 +7,7 @@ to a model's answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class Edit:
     step: str
     heads: tuple[int, ...] | None
     tokens: tuple[int, ...] | None
-    value: Value
+    value: Value = field(repr=False)
 
     def applied(self, x: Array, inputs: Array) -> Array:
         """Return a copy of a step with what takes the place of its heads and tokens."""
@@ -218,6 +218,11 @@ class Change:
     @classmethod
     def _of(cls, layer: int, sources: Any, head: Numbers, at: dict[str, Any]) -> tuple[Edit, Array]:
         """Return what is changed, and the rows of that step in other runs."""
+        for each in (sources := list(sources)):
+            if not hasattr(each, "layers"):
+                raise TypeError(
+                    f"a source must be what steps() of a model returns, not {type(each).__name__}"
+                )
         edit = cls._made(layer, head, at, lambda x, _: x).edits[0]
         found = [_step_of(each, edit) for each in sources]
         if not found:
@@ -284,8 +289,6 @@ def _check(name: str, given: Sequence[int], count: int, says: str) -> None:
 
 def _step_of(source: TransformerSteps, edit: Edit) -> Array:
     """Return a step of another run."""
-    if not hasattr(source, "layers"):
-        raise TypeError(f"a source must be what steps() of a model returns, not {type(source).__name__}")
     _check("layer", (edit.layer or 0,), len(source.layers), f"the other run has {len(source.layers)} layers")
     layer = source.layers[edit.layer or 0]
     missing([edit], edit.layer or 0, layer.to_dict(weighted_values=False))
