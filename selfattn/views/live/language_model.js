@@ -3,7 +3,7 @@
  * reads a text, says what comes next, and writes. It has no document: `language_page.js` asks it.
  */
 
-/** @typedef {{ description: any, tokenizer: { encode: (text: string) => { ids: number[] }, decode: (ids: number[]) => string, spelled: (id: number) => string }, ends: number[], most: number }} Language */
+/** @typedef {{ description: any, tokenizer: { encode: (text: string) => { ids: number[], unknown?: string[] }, decode: (ids: number[]) => string, spelled: (id: number) => string }, ends: number[], most: number }} Language */
 /** @typedef {{ temperature: number, topP: number }} Drawing */
 
 const LONGEST_TEXT = 1024; // tokens of a GGUF file's cache
@@ -31,7 +31,10 @@ function describeLetters(read, { alphabet, heads, layers, eps, activation }) {
 /** @type {(alphabet: string[]) => Language["tokenizer"]} a letter that is not in the alphabet is read as a space */
 function lettersOf(alphabet) {
   const ids = new Map(alphabet.map((letter, n) => [letter, n])), spelled = (/** @type {number} */ id) => alphabet[id];
-  const encode = (/** @type {string} */ text) => ({ ids: Array.from(text, (letter) => ids.get(letter) ?? ids.get(letter.toLowerCase()) ?? ids.get(" ") ?? 0) });
+  const encode = (/** @type {string} */ text) => {
+    const found = Array.from(text, (letter) => ({ letter, id: ids.get(letter) ?? ids.get(letter.toLowerCase()) }));
+    return { ids: found.map(({ id }) => id ?? ids.get(" ") ?? 0), unknown: [...new Set(found.filter(({ id }) => id === undefined).map(({ letter }) => letter))] };
+  };
   return { encode, spelled, decode: (some) => some.map(spelled).join("") };
 }
 
@@ -57,15 +60,17 @@ async function readLlama(entry, progress) {
   const { metadata, tensors } = await readGguf(entry), name = metadata.get("general.architecture");
   const of = (/** @type {string} */ key, /** @type {any} */ otherwise) => metadata.get(`${name}.${key}`) ?? otherwise;
   const scaled = [...metadata.keys()].find((key) => /\.rope\.scaling\.|sliding_window|\.expert_count/.test(key) && ![0, "none"].includes(metadata.get(key)));
-  if (name !== "llama" || scaled || tensors.has("rope_freqs.weight")) throw new Fault("language architecture", { name: scaled ?? name });
+  if (name !== "llama" || scaled) throw new Fault("language architecture", { name: scaled ?? name });
   const tokenizer = ggufTokenizer(metadata, entry.path), [d, layers, heads, hidden] = ["embedding_length", "block_count", "attention.head_count", "feed_forward_length"].map((key) => of(key));
   const keyHeads = of("attention.head_count_kv", heads), width = d / heads, eps = of("attention.layer_norm_rms_epsilon", 1e-5), most = Math.min(of("context_length", LONGEST_TEXT), LONGEST_TEXT);
-  let done = 0;
+  if (of("rope.dimension_count", width) !== width) throw new Fault("language architecture", { name: `rope.dimension_count ${of("rope.dimension_count")}` });
+  const unread = new Set(tensors.keys());
   const read = async (/** @type {string} */ which, /** @type {number[]} */ ...shape) => {
     const tensor = tensors.get(which);
     if (!tensor) throw new Fault("no tensor", { name: which });
     if (String(tensor.shape) !== String(shape)) throw new Fault("shape", { name: which, shape: tensor.shape.join("×"), expected: shape.join("×") });
-    progress(++done / tensors.size);
+    unread.delete(which);
+    progress(1 - unread.size / tensors.size);
     return tensor.read();
   };
   const matrix = async (/** @type {string} */ which, /** @type {number} */ out, /** @type {number} */ into) => roundToInt8(/** @type {Float32Array} */ (await read(which, out, into)), into);
@@ -89,6 +94,7 @@ async function readLlama(entry, progress) {
   const description = { d, vocabulary, table: await matrix("token_embd.weight", vocabulary, d), tableKind: "int8", layers: made,
     finalNorm: { weight: await read("output_norm.weight", d), bias: null, eps, rms: true },
     output: tensors.has("output.weight") ? { weight: await matrix("output.weight", vocabulary, d), bias: null } : "table" };
+  for (const left of unread) throw new Fault("language architecture", { name: left }); // such as biases, without which its numbers would be wrong
   const ends = ["eos", "eot", "eom"].map((key) => metadata.get(`tokenizer.ggml.${key}_token_id`)).filter((id) => id !== undefined);
   return { description, tokenizer, ends, most };
 }
@@ -99,7 +105,7 @@ function drawingOf(logits, { temperature, topP }) {
   const scale = (/** @type {number} */ sum) => p.forEach((x, n) => (p[n] = x / sum));
   scale(p.reduce((a, b) => a + b));
   if (topP >= 1 || temperature === 0) return p;
-  const order = [...p.keys()].filter((n) => p[n] > 1e-12).sort((a, b) => p[b] - p[a]), kept = new Set();
+  const order = [...p.keys()].filter((n) => p[n] > 1e-12).sort((a, b) => p[b] - p[a] || b - a), kept = new Set();
   for (let sum = 0, k = 0; k < order.length && (k === 0 || sum < topP); k++) {
     kept.add(order[k]);
     sum += p[order[k]];
@@ -141,13 +147,14 @@ function languageJobs() {
       return { layers: found.description.layers.length, heads: dot(found.description.layers.length, (n) => found.description.layers[n].heads) };
     },
     look: ({ text, how }) => {
-      const ids = read(text), shown = ids.length <= MOST_SHOWN, begun = performance.now();
-      if (!language || !ids.length) return null;
+      if (!language) return null;
+      const ids = read(text), { ids: all, unknown = [] } = language.tokenizer.encode(text), shown = ids.length <= MOST_SHOWN, begun = performance.now();
+      if (!ids.length) return null;
       const { rows, weights } = model.forward(ids, { weights: shown }), heads = language.description.layers.map((/** @type {any} */ layer) => layer.heads);
       logits = model.logits(last(rows));
       const tokens = ids.map((id) => seen(language?.tokenizer.spelled(id) ?? "")), ms = performance.now() - begun;
       const drawn = shown ? { ...storedTexts([{ tokens, weights }], heads), habits: habitsOf([{ tokens, weights }], heads) } : {};
-      return { ...drawn, heads, tokens: tokens.length, ms, next: likely(how).next };
+      return { ...drawn, heads, tokens: tokens.length, ms, unknown, cut: all.length > ids.length, next: likely(how).next };
     },
     next: ({ how }) => (logits.length ? likely(how).next : null),
     write: async ({ text, how, most }, job) => {

@@ -64,7 +64,7 @@ class LanguagePage extends ModelPage {
     if (!this.model && this.given.length) return this.load(this.given, name); // its worker has ended
     const found = await this.during(this.worker.ask("look", { text, how: this.how }));
     if (!found) return;
-    const { texts, tokens, ms, next } = found;
+    const { texts, tokens, ms, next, unknown, cut } = found;
     this.draw(next);
     this.shown.hidden = !texts;
     this.taken.hidden = true;
@@ -72,7 +72,9 @@ class LanguagePage extends ModelPage {
       for (const each of texts) each.chosen = each.queries.length - 1;
       this.explore(found, this.explorer);
     }
-    this.status.textContent = filled(captions[texts ? "computed" : "computed long"], { tokens, heads: this.model?.heads ?? 0, ms: fixed(ms, 1) });
+    const said = [filled(captions[texts ? "computed" : "computed long"], { tokens, heads: this.model?.heads ?? 0, ms: fixed(ms, 1) }),
+      ...(cut ? [filled(captions["read from"], { tokens })] : []), ...(unknown.length ? [filled(captions["no letters"], { letters: unknown.join(" ") })] : [])];
+    this.status.textContent = said.join(" ");
     this.root.dataset.looked = text;
   }
 

@@ -118,6 +118,7 @@ function trainingJobs() {
         }
         await job.pause();
       }
+      if (own !== trainer) return null; // its model is freed
       return { losses, step: own.step, steps: own.step, ms: performance.now() - begun, ...own.look(sample), written: own.write(own.tokenizer.encode(sample).ids, 60) };
     },
   };

@@ -65,8 +65,9 @@ class TrainingPage extends ModelPage {
     if (!this.model) await this.begin(); // its worker has ended
     this.running = true;
     this.go.textContent = captions.pause;
-    const before = this.losses.length, show = (/** @type {any} */ found) => {
-      this.losses.push(...found.losses);
+    const { losses } = this, before = losses.length, show = (/** @type {any} */ found) => {
+      if (losses !== this.losses) return; // begun anew
+      losses.push(...found.losses);
       this.curve();
       if (found.texts) this.heads(found);
       if (found.written) this.written.replaceChildren(element("b", {}, sample), found.written);
@@ -75,7 +76,7 @@ class TrainingPage extends ModelPage {
     const found = await this.during(this.worker.ask("train", { lr, steps, batch: BATCH, sample }, { progress: show }));
     this.running = false;
     this.go.textContent = captions.train;
-    if (!found) return;
+    if (!found || losses !== this.losses) return;
     show(found);
     this.status.textContent = filled(captions.trained, { n: found.step, rate: fixed((this.losses.length - before) / (found.ms / 1000), 0) });
   }

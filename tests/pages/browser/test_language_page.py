@@ -118,6 +118,8 @@ def test_the_page_says_what_comes_next_and_writes(visit, kernels, tmp_path):
     page.get_by_role("button", name="Write on").click()
     page.get_by_text("a second").wait_for()
     assert len(text.input_value()) > 60
+    text.fill("naïve")
+    page.get_by_text("does not know ï").wait_for()
     (tmp_path / "notes.gguf").write_bytes(b"no model")
     page.locator("input[type=file]").set_input_files(tmp_path / "notes.gguf")
     page.get_by_role("status").get_by_text("notes.gguf").wait_for()
@@ -204,3 +206,10 @@ def test_the_page_trains_until_it_is_paused(visit, kernels):
     first, last = map(float, re.findall(r"\d+\.\d+", page.locator(".sa-means").first.inner_text()))
     assert abs(first - math.log(23)) < 0.3 and last < first
     assert len(page.locator(".sa-written").inner_text()) > 60
+    for pause in (50, 150, 400):  # a text typed while steps run begins anew
+        page.get_by_role("button", name="Train").click()
+        page.wait_for_timeout(pause)
+        page.locator("textarea").fill(f"{pause} other letters, and the same letters again")
+        wait(page.get_by_role("button", name="Train")).to_be_visible()
+        wait(page.get_by_role("status").first).to_contain_text("drawn at random")
+        wait(page.locator(".sa-means").first).to_have_text("No step yet.")
