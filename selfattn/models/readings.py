@@ -392,7 +392,8 @@ def integrated_gradients(
     ----------
     baseline : ndarray, shape (L, d) or (d,), optional
         Inputs that say nothing; by default zeros. Norms of the root mean square do not change on the way to zeros until its very end, so
-        models with these need another one. A sum that is off by more than 5 % is a RuntimeWarning.
+        models with these need another one: the inputs of a similar text of as many tokens, which for a language model are
+        ``model.hidden_states(other)[0]``. A sum that is off by more than 5 % is a RuntimeWarning.
     n_steps : int, default 32
         The gradients are taken in the middle of as many steps of the way.
 
@@ -416,7 +417,7 @@ def integrated_gradients(
         far = (
             f"the shares add up to {found.sum():.3g}, and the target changes by {risen:.3g} from the baseline"
         )
-        warn(RuntimeWarning(f"{far}: take more n_steps, or a baseline such as the mean of the inputs"))
+        warn(RuntimeWarning(f"{far}: take more n_steps, or as baseline the inputs of a similar text"))
     return found
 
 

@@ -135,6 +135,10 @@ class Change:
         source_tokens : int or sequence of int, optional
             The tokens of the other text, as many as ``tokens``; by default the same ones. Texts of different lengths need one or both.
         """
+        if not hasattr(source, "layers"):
+            raise TypeError(
+                f"source must be what steps() of a model returns, not {type(source).__name__}: patch(layer, source, head)"
+            )
         edit, whole = cls._of(layer, [source], head, at)
         rows = edit.tokens if source_tokens is None else _numbers("source_tokens", source_tokens)
         if rows is not None and edit.tokens is not None and len(rows) != len(edit.tokens):
@@ -218,11 +222,6 @@ class Change:
     @classmethod
     def _of(cls, layer: int, sources: Any, head: Numbers, at: dict[str, Any]) -> tuple[Edit, Array]:
         """Return what is changed, and the rows of that step in other runs."""
-        for each in (sources := list(sources)):
-            if not hasattr(each, "layers"):
-                raise TypeError(
-                    f"a source must be what steps() of a model returns, not {type(each).__name__}"
-                )
         edit = cls._made(layer, head, at, lambda x, _: x).edits[0]
         found = [_step_of(each, edit) for each in sources]
         if not found:
@@ -289,6 +288,8 @@ def _check(name: str, given: Sequence[int], count: int, says: str) -> None:
 
 def _step_of(source: TransformerSteps, edit: Edit) -> Array:
     """Return a step of another run."""
+    if not hasattr(source, "layers"):
+        raise TypeError(f"a source must be what steps() of a model returns, not {type(source).__name__}")
     _check("layer", (edit.layer or 0,), len(source.layers), f"the other run has {len(source.layers)} layers")
     layer = source.layers[edit.layer or 0]
     missing([edit], edit.layer or 0, layer.to_dict(weighted_values=False))
