@@ -406,7 +406,7 @@ def test_a_run_of_an_encoder(dtype, tmp_path, capfd):
         ("gpt --rounds 0", "at least 1"), ("encoder . --cases x", "no case 'x'"), ("encoder . --peers x", "no peer 'x'"),
         ("encoder . --peers none", "has no config.json"),
         ("generation nothing --peers none", "there is no file nothing"),
-        ("generation . --cases x", "no case 'x'"), ("weights --kinds Q2_K", "no kind 'Q2_K'"),
+        ("generation . --cases x", "no case 'x'"), ("weights --kinds IQ1_S", "no kind 'IQ1_S'"),
         ("weights --columns 100", "multiple of 256"),
     ],
 )  # fmt: skip
