@@ -92,6 +92,7 @@ typedef struct {
     ptrdiff_t lead[SA_MAX_LEAD];
     ptrdiff_t gqa; /* query heads for each key head on the last leading axis */
     bool f64;
+    bool by_rows; /* a row's bits depend on the keys that it may see, and neither on other rows nor on L or S */
 
     sa_tensor query, key, value;
     sa_tensor mask;        /* boolean or float, (B…, L, S) */

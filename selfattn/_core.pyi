@@ -115,6 +115,7 @@ def _transformer_forward(
     model: tuple[Any, Any, Any],
     keep: bool,
     cache: tuple[Array, Array, NDArray[np.int64]] | None = None,
+    prompt: bool = False,
     /,
 ) -> Any: ...
 def _transformer_backward(

@@ -77,7 +77,7 @@ sa_status sa_attention_make_plan(const sa_attention *a, int max_threads, sa_atte
     plan->rows = plan->group * a->L;
     plan->blocks = plan->rows <= plan->block_rows ? 1 : sa_ceil_div(plan->rows, plan->block_rows);
     const ptrdiff_t whole = plan->groups * plan->blocks;
-    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK) {
+    if (whole < SA_MANY_TASKS && a->S >= 2 * SA_LEAST_CHUNK && !a->by_rows) {
         const ptrdiff_t enough = sa_smaller(a->S / SA_LEAST_CHUNK, sa_ceil_div(SA_ENOUGH_TASKS, whole));
         const ptrdiff_t many = sa_smaller(a->S / (2 * SA_LEAST_CHUNK), sa_ceil_div(SA_MANY_TASKS, whole));
         plan->chunk_keys = sa_ceil_div(sa_ceil_div(a->S, sa_larger(enough, many)), SA_KEYS_PER_TILE) * SA_KEYS_PER_TILE;
@@ -167,7 +167,10 @@ static void narrow(const sa_attention *a, const ptrdiff_t *offset, ptrdiff_t i, 
     }
 }
 
-ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) { return a->dropout_p > 0 ? key / 4 * 4 : key; }
+ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key) {
+    const ptrdiff_t step = a->by_rows ? SA_KEYS_PER_TILE : a->dropout_p > 0 ? 4 : 1;
+    return key / step * step;
+}
 
 /* True if the mask's elements, each counted once, come from memory. If not, fetching ahead does not pay. */
 static bool is_mask_far(const sa_attention *a) {

@@ -28,7 +28,8 @@ static inline char *sa_at_head(const sa_attention *a, const sa_tensor *t, ptrdif
 void sa_describe_block(const sa_attention *a, ptrdiff_t G, ptrdiff_t group, ptrdiff_t from, ptrdiff_t most, sa_rows *rows,
                        sa_block *b);
 
-/* The key at which tiles begin for keys from `key` on: dropout draws for four keys at a time. */
+/* The key at which tiles begin for keys from `key` on: dropout draws for four keys at a time, and
+ * with by_rows tiles are the same for all rows. */
 ptrdiff_t sa_tiles_from(const sa_attention *a, ptrdiff_t key);
 
 /* Stretches are rows, such as a document's, that have no key in common with the rows before. A block does not cross the end of

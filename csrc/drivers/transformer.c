@@ -47,6 +47,7 @@ static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t ro
         .lead = {l->key_heads, group},
         .gqa = 1,
         .f64 = e->f64,
+        .by_rows = !p->plan->decoding,
         .query = heads_tensor(e, p->f.array[SA_QUERIES], row * query_width, query_width, group * l->width, l->width),
         .out = heads_tensor(e, p->f.array[SA_ATTENDED], row * query_width, query_width, group * l->width, l->width),
         .key = heads_tensor(e, e->cache.keys, at, l->width, of_head, 0),
@@ -106,7 +107,7 @@ static ptrdiff_t most_heads(const sa_transformer *e) {
 }
 
 static bool all_decode(const sa_transformer *e) {
-    bool decoding = e->tokens == e->sequences;
+    bool decoding = e->tokens == e->sequences && !e->cache.prompt;
     for (ptrdiff_t s = 0; s < e->sequences; ++s) {
         decoding = decoding && sa_past_of(e, s) > 0;
     }

@@ -38,11 +38,14 @@ typedef struct {
 } sa_norm;
 
 /* The keys and values of earlier tokens. The forward call appends the keys and values of the new tokens, and attends to all.
+ * A call is decoding if each sequence has a past and one new token, and `prompt` is false. Any other call computes prompts:
+ * their rows have the same bits in one call as in several, one after the other.
  * All layers have the same number of key heads, of one width. */
 typedef struct {
     char *keys, *values; /* (layers, sequences, key heads, capacity, width) */
     const int64_t *past; /* (sequences,): tokens in the cache; NULL: there is no cache */
     ptrdiff_t capacity;  /* the most tokens of a sequence, new ones included */
+    bool prompt;         /* new tokens belong to prompts, even if each sequence has only one */
 } sa_cache;
 
 /* The output rows of a sequence: all, or one. */

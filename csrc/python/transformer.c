@@ -153,8 +153,9 @@ static int check_whole(const sa_transformer_call *c) {
 
 static PyObject *transformer_forward(PyObject *module, PyObject *args) {
     PyObject *inputs, *starts, *model, *cache = Py_None, *out = NULL, *result = NULL;
-    int keep;
-    if (!PyArg_ParseTuple(args, "OOO!p|O:_transformer_forward", &inputs, &starts, &PyTuple_Type, &model, &keep, &cache)) {
+    int keep, prompt = 0;
+    if (!PyArg_ParseTuple(args, "OOO!p|Op:_transformer_forward", &inputs, &starts, &PyTuple_Type, &model, &keep, &cache,
+                          &prompt)) {
         return NULL;
     }
     if (keep && cache != Py_None) {
@@ -164,6 +165,7 @@ static PyObject *transformer_forward(PyObject *module, PyObject *args) {
     if (c == NULL) {
         return PyErr_NoMemory();
     }
+    c->e.cache.prompt = prompt;
     if (sa_transformer_read(c, module, model, inputs, starts, cache) == 0 && (!keep || check_whole(c) == 0)) {
         out = run_forward(c, module, keep);
     }

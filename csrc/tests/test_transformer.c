@@ -407,20 +407,22 @@ static void try_model(const model_shape *shape) {
 
 /* ---- with a cache -------------------------------------------------------------------------------------------------------- */
 
-/* Runs the sequences `first` … first + count − 1 in pieces, with a cache: two thirds of the tokens, then all but the last, then
- * the last. out has the rows of all sequences. */
-static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int threads, bool by_shares, void *out) {
+/* Runs the sequences `first` … first + count − 1 with a cache, in three pieces: two thirds of the tokens, then all but the last,
+ * then the last; or in one. out has the rows of all sequences. */
+static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int pieces, bool prompt, int threads, bool by_shares,
+                       void *out) {
     model some = *m;
     const ptrdiff_t size = (ptrdiff_t)sa_element_size(m->e.f64), keys = m->layer[0].key_heads * m->layer[0].width;
     const ptrdiff_t capacity = m->e.longest + 2;
     const size_t bytes = (size_t)(m->e.layers * count * keys * capacity * size);
     int64_t past[8] = {0}, starts[9] = {0}, *ids = zero_memory((size_t)m->e.tokens * sizeof *ids);
-    some.e.cache = (sa_cache){dirty_memory(bytes), dirty_memory(bytes), past, capacity};
+    some.e.cache = (sa_cache){dirty_memory(bytes), dirty_memory(bytes), past, capacity, false};
     some.e.sequences = count;
     some.e.layer = some.layer;
     some.e.ids = ids;
     some.e.starts = starts;
-    for (int piece = 0; piece < 3; ++piece) {
+    for (int piece = 3 - pieces; piece < 3; ++piece) {
+        some.e.cache.prompt = prompt || piece < 2; /* a sequence alone may have one token in the second piece */
         some.e.longest = 0;
         for (ptrdiff_t s = 0; s < count; ++s) {
             const ptrdiff_t begin = (ptrdiff_t)m->starts[first + s], n = (ptrdiff_t)m->starts[first + s + 1] - begin;
@@ -442,7 +444,8 @@ static void run_pieces(const model *m, ptrdiff_t first, ptrdiff_t count, int thr
     }
 }
 
-/* Up to rounding, rows must be the same as without a cache. Bits must depend neither on other sequences nor on threads. */
+/* Up to rounding, rows must be the same as without a cache. Bits must depend neither on other sequences nor on threads, and in
+ * prompts not on how a prompt is cut. */
 static void try_cache(const model_shape *shape, bool f64) {
     FREES_AT_END;
     model m;
@@ -450,14 +453,15 @@ static void try_cache(const model_shape *shape, bool f64) {
     const ptrdiff_t n = transformer_outputs(&m.e);
     const size_t bytes = (size_t)n * sa_element_size(f64);
     void *expected = transformer_run(&m.e, 1, true, NULL);
-    void *got[4];
-    for (int way = 0; way < 4; ++way) { /* the last way runs each sequence alone */
+    void *got[6];
+    for (int way = 0; way < 6; ++way) { /* way 3 runs each sequence alone; ways 4 and 5 are prompts */
         got[way] = dirty_memory(bytes);
-        for (ptrdiff_t s = 0; s < (way < 3 ? 1 : shape->sequences); ++s) {
-            run_pieces(&m, s, way < 3 ? shape->sequences : 1, way == 0 || way == 3 ? 1 : 3, way < 2, got[way]);
+        for (ptrdiff_t s = 0; s < (way == 3 ? shape->sequences : 1); ++s) {
+            run_pieces(&m, s, way == 3 ? 1 : shape->sequences, way == 4 ? 1 : 3, way > 3, way == 1 || way == 2 ? 3 : 1, way < 2,
+                       got[way]);
         }
-        CHECK(memcmp(got[0], got[way], bytes) == 0, "a cache, width %td, float%d: the bits of way %d differ", shape->d,
-              f64 ? 64 : 32, way);
+        CHECK(memcmp(got[way < 4 ? 0 : 4], got[way], bytes) == 0, "a cache, width %td, float%d: the bits of way %d differ",
+              shape->d, f64 ? 64 : 32, way);
     }
     double most;
     const double worst = worst_of(got[0], expected, f64, f64, n, &most);

@@ -80,6 +80,9 @@ class Decoder:
 
     Ids are vectors of integers. A sequence that is empty, or with the tokens in the cache longer than ``max_seq_len``, is a
     ValueError that leaves the cache unchanged.
+
+    A call in which each sequence has a past and one new token is decoding, unless ``prompt`` is true. Other calls compute prompts: of
+    a prompt that enters in several calls, rows have the same bits as in one. In decoding, sums are added in another order.
     """
 
     def __init__(
@@ -111,16 +114,20 @@ class Decoder:
             width = layers[0].query.weight.shape[0] // rows
         return DecoderCache(len(layers), sequences, heads, width, self.max_seq_len, self.dtype)
 
-    def hidden(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None) -> list[Array]:
+    def hidden(
+        self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None, *, prompt: bool = False
+    ) -> list[Array]:
         """Compute the rows (L_i, d) that enter the head. With a cache, the tokens are appended to it."""
-        rows, cu_seqlens = self._run(self._core_model, ids, cache)
+        rows, cu_seqlens = self._run(self._core_model, ids, cache, prompt)
         return np.split(rows, cu_seqlens[1:-1])
 
-    def next_logits(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache) -> Array:
+    def next_logits(
+        self, ids: Sequence[npt.ArrayLike], cache: DecoderCache, *, prompt: bool = False
+    ) -> Array:
         """Append tokens, and compute the logits of the next token, (sequences, vocabulary)."""
         before = cache.lengths
         try:
-            return self.head(self._run(self._core_last, ids, cache)[0], decoding=True)
+            return self.head(self._run(self._core_last, ids, cache, prompt)[0], decoding=True)
         except BaseException:  # no memory for the logits: remove the tokens
             cache.lengths = before
             raise
@@ -135,15 +142,16 @@ class Decoder:
         return y
 
     def _run(
-        self, core: tuple[object, object, object], ids: Sequence[npt.ArrayLike], cache: DecoderCache | None
-    ) -> tuple[Array, Ids]:
+        self, core: tuple[object, object, object], ids: Sequence[npt.ArrayLike], cache: DecoderCache | None,
+        prompt: bool = False,
+    ) -> tuple[Array, Ids]:  # fmt: skip
         packed, cu_seqlens = self._packed(ids, cache)
         if cache is None:
             return _core._transformer_forward(packed, cu_seqlens, core, False), cu_seqlens
         lengths = cache.lengths + np.diff(cu_seqlens)
         cache.reserve(int(lengths.max(initial=0)))
         rows: Array = _core._transformer_forward(
-            packed, cu_seqlens, core, False, (cache.keys, cache.values, cache.lengths)
+            packed, cu_seqlens, core, False, (cache.keys, cache.values, cache.lengths), prompt
         )
         cache.lengths = lengths
         return rows, cu_seqlens

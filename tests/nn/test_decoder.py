@@ -43,14 +43,14 @@ def drawn_ids(*lengths):
     return [rng.integers(0, 11, n) for n in lengths]
 
 
-def in_pieces(model, ids, cuts):
+def in_pieces(model, ids, cuts, prompt=False):
     """Return the hidden rows of sequences that enter a cache piece by piece, all sequences at once."""
     cache = model.new_cache(len(ids))
     rows = [[] for _ in ids]
     for begin, end in zip([0, *cuts], [*cuts, None], strict=True):
         at = [[round(cut * len(own)) for cut in (begin, 1 if end is None else end)] for own in ids]
         pieces = [own[a:b] for own, (a, b) in zip(ids, at, strict=True)]
-        for own, new in zip(rows, model.hidden(pieces, cache), strict=True):
+        for own, new in zip(rows, model.hidden(pieces, cache, prompt=prompt), strict=True):
             own.append(new)
     assert cache.lengths.tolist() == [len(own) for own in ids]
     return [np.concatenate(own) for own in rows]
@@ -85,6 +85,23 @@ def test_bits_do_not_depend_on_company_or_threads(seed, kind, threads_restored):
     together = in_pieces(model, ids, [0.3, 0.75])
     _core.set_num_threads(1)
     np.testing.assert_equal([in_pieces(model, [own], [0.3, 0.75])[0] for own in ids], together)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 11), window=st.sampled_from([None, 5, 66]),
+    length=st.sampled_from([33, 64, 65, LONGEST]), cuts=st.lists(st.integers(1, LONGEST - 1), min_size=1, max_size=5),
+    kind=st.sampled_from([None, "float64", "int8", "one"]),
+)  # fmt: skip
+def test_bits_of_a_prompt_do_not_depend_on_how_it_is_cut(seed, window, length, cuts, kind):
+    model = decoder(seed, np.float64 if kind == "float64" else np.float32)
+    layer = model.model.layers[0]._replace(window=(window, None))
+    model = Decoder(model.model._replace(layers=(layer,) * 2), model.model.table, max_seq_len=LONGEST)
+    model = compact(model, "int8") if kind == "int8" else model
+    ids = drawn_ids(length)
+    cuts = range(1, length) if kind == "one" else sorted({n for n in cuts if n < length})
+    got = in_pieces(model, ids, [n / length for n in cuts], prompt=True)
+    np.testing.assert_equal(got, in_pieces(model, ids, []))
 
 
 def compact(model, kind):

@@ -536,8 +536,9 @@ SA_SHARED void FN(forward_block)(const sa_block *given, void *scratch, const FN(
     const sa_block *b = FN(on_cells)(given, &s.wide, &aligned);
     const int count = b->rows->count, decode_rows = unit ? unit->decode_rows : SA_DECODE_ROWS;
     /* Decoding sums across lanes, which pays from 32 keys on. The last rows of a longer call are not decoded, nor are calls
-     * with statistics, because the backward pass must sum scores in the same order. */
-    if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL) {
+     * with statistics, because the backward pass must sum scores in the same order, nor rows of which a longer call may be
+     * cut into two. */
+    if (count <= decode_rows && b->whole && b->a->S >= 32 && b->a->stats.m.data == NULL && !b->a->by_rows) {
         if (unit) {
             unit->start_decode(b, &s);
         }

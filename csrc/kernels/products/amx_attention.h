@@ -20,7 +20,7 @@ SA_INLINE int FN(terms_of_call)(const sa_attention *a) {
 /* With smaller sizes padding costs more than the unit saves. Few queries do not fill a wide block. Queries without the scale
  * need an ordinary scale. */
 SA_ONCE bool FN(amx_take)(const sa_attention *a) {
-    return a->S >= 32 && a->E >= 16 && a->Dv >= 16 && a->L > SA_LANES / a->gqa &&
+    return a->E >= 16 && a->Dv >= 16 && (a->by_rows || (a->S >= 32 && a->L > SA_LANES / a->gqa)) &&
            (!FN(is_of_16_bits)(a) || FN(factor_is_ordinary)(a));
 }
 
@@ -55,7 +55,7 @@ SA_ONCE void FN(amx_start)(const sa_block *b, FN(wide_state) * s) {
         FN(forget_cells)(&s->keys);
         FN(forget_cells)(&s->values);
     }
-    if (b->rows->count > SA_LANES && b->rows->gaps == 0) { /* with gaps, a tile may begin inside a cell */
+    if ((b->rows->count > SA_LANES || b->a->by_rows) && b->rows->gaps == 0) { /* with gaps, a tile may begin inside a cell */
         s->terms = FN(terms_of_call)(b->a);
         sa_start_tiles();
     }
