@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from selfattn.cli import streams
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError, add_dtype, checked_seed, count
 from selfattn.cli.search import add_selection, check_options, evaluate_index, is_index
@@ -23,6 +25,7 @@ examples:
   selfattn generate gpt2 "The sea was" --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
   selfattn train gpt book.txt --out mine && selfattn generate mine "It was"
   cat prompt.txt | selfattn generate model.gguf -
+  selfattn generate gpt2 "The sea was" --json --logprobs 3 --logit-bias "Ġcalm=-100"
 {EXIT_CODES}"""
 CHAT_EPILOG = f"""\
 Every line is a message; empty lines are ignored. Ctrl-C ends an answer; at the prompt, Ctrl-C or Ctrl-D ends the chat.
@@ -45,6 +48,17 @@ MODEL = (
     "a .gguf file, or the folder of a language model, from Transformers (GPT-2, Llama, Mistral, Qwen2) or from selfattn train gpt; "
     "needs selfattn[models]"
 )
+# Options by what the calls name them: type, what stands for it, help.
+SAMPLING: dict[str, tuple[Any, str, str]] = {
+    "max_new_tokens": (count, "N", "at most N new tokens (as the folder says, or {most})"),
+    "temperature": (float, "T", "0 takes the most probable token; 1 draws with the model's probabilities (0, or as --sampling says)"),
+    "top_k": (count, "K", "draw from the K most probable tokens"),
+    "top_p": (float, "P", "draw from the most probable tokens that together have probability P"),
+    "min_p": (float, "P", "draw from tokens with at least P times the probability of the most probable one"),
+    "repetition_penalty": (float, "X", "above 1, tokens that occur already are less probable (as the folder says, or 1)"),
+    "presence_penalty": (float, "X", "above 0, tokens that the answer has are less probable; from -2 to 2 (0)"),
+    "frequency_penalty": (float, "X", "the same, for each time that the answer has them (0)"),
+}  # fmt: skip
 
 
 def _add_generate(parser: Parser) -> None:
@@ -60,7 +74,7 @@ def _generate(options: argparse.Namespace) -> int:
         prompt = read_text(streams.source(prompt))
     out = streams.results()
     model = load(options.model, options.dtype)
-    _print(model.generate(prompt, **_how(options), stream=True), out)
+    _print(model.generate(prompt, **_how(options)), out)
     return 130 if _interrupted(options) else 0
 
 
@@ -83,7 +97,7 @@ def _chat(options: argparse.Namespace) -> int:
         messages.append({"role": "user", "content": line})
         try:
             rng = None if seed is None else seed + turn
-            answer = _print(model.chat(messages, **how, rng=rng, stream=True), out)
+            answer = _print(model.chat(messages, **how, rng=rng), out)
         except ValueError as error:
             if not streams.is_terminal(sys.stdin):
                 raise
@@ -165,13 +179,18 @@ def load(path: Path, dtype: str | None) -> Any:
     return model
 
 
-def _print(pieces: Iterator[str], out: Any) -> str:
-    """Print pieces of a text as they come; return it whole."""
-    from selfattn.models import AnswerInterrupted
+def _print(answer: Any, out: Any) -> str:
+    """Print an answer as a line of JSON, or pieces of a text as they come; return the text."""
+    from selfattn.models import Answer, AnswerInterrupted
 
+    if isinstance(answer, Answer):  # JSON has no infinity
+        null = np.array(None)
+        told = json.dumps(answer._asdict(), default=lambda x: np.where(np.isfinite(x), x, null).tolist())
+        print(told, flush=True, file=out)
+        return str(answer.text)
     found = []
     try:
-        for piece in pieces:
+        for piece in answer:
             found.append(piece)
             print(piece, end="", flush=True, file=out)
     except KeyboardInterrupt:  # during printing
@@ -194,23 +213,34 @@ def _add_model(parser: Parser, other: str = "") -> None:
 
 def _add_sampling(parser: Parser, most: int) -> None:
     add = parser.add_argument_group("sampling").add_argument
-    at_most = f"at most N new tokens (as the folder says, or {most})"
-    add("--max-new-tokens", type=count, metavar="N", help=at_most)
-    likeliest = "0 takes the most probable token; 1 draws with the model's probabilities"
-    add("--temperature", type=float, metavar="T", help=f"{likeliest} (0, or as --sampling says)")
-    add("--top-k", type=count, metavar="K", help="draw from the K most probable tokens")
-    together = "draw from the most probable tokens that together have probability P"
-    add("--top-p", type=float, metavar="P", help=together)
-    repeated = "above 1, tokens that occur already are less probable"
-    add("--repetition-penalty", type=float, metavar="X", help=f"{repeated} (as the folder says, or 1)")
+    for name, (take, metavar, what) in SAMPLING.items():
+        add(f"--{name.replace('_', '-')}", type=take, metavar=metavar, help=what.format(most=most))
+    what = "add X to the logit of a token, by id or as the tokenizer writes it; may be repeated"
+    add("--logit-bias", type=_bias, metavar="TOKEN=X", action="append", help=what)
     add("--sampling", choices=("folder",), help="draw as the folder's generation_config.json says")
     what = "end the answer before this text; may be repeated"
     add("--stop", metavar="TEXT", action="append", type=streams.sentence, help=what)
-    same = "draw the same tokens each time; message n of a chat has the seed N + n"
-    add("--seed", type=int, metavar="N", help=same)
+    what = "draw the same tokens each time; message n of a chat has the seed N + n"
+    add("--seed", type=int, metavar="N", help=what)
+    add("--json", action="store_true", help="print lines of JSON: answers, why they end, counts of tokens")
+    add("--logprobs", type=int, metavar="N", help="with --json: log p of new tokens, and of the N likeliest")
+
+
+def _bias(text: str) -> tuple[int | str, float]:
+    token, _, number = text.rpartition("=")
+    with contextlib.suppress(ValueError):
+        if token:
+            return int(token) if token.isdecimal() else token, float(number)
+    raise argparse.ArgumentTypeError(f"must be a token, = and a number, not {text!r:.80}")
 
 
 def _how(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "sampling", "stop")
-    seed = None if options.seed is None else checked_seed(options.seed)
-    return {name: getattr(options, name) for name in names} | {"rng": seed}
+    if options.logprobs is not None and not options.json:
+        raise UsageError("--logprobs needs --json")
+    how = {name: getattr(options, name) for name in (*SAMPLING, "sampling", "stop", "logprobs")}
+    how["rng"] = None if options.seed is None else checked_seed(options.seed)
+    return how | {
+        "logit_bias": dict(options.logit_bias or ()),
+        "details": options.json,
+        "stream": not options.json,
+    }

@@ -1,8 +1,8 @@
 """Generation: tokens one after the other, from the logits of a decoder.
 
 Settings have the names of Transformers' ``GenerationConfig`` and do what its logits processors do, in their order: penalties,
-forbidden and forced tokens (:class:`Sampler`), then what may be drawn (:func:`probabilities`). Each sequence has a seed of its
-own, so a sequence gets the same tokens alone as with others.
+forbidden and forced tokens (:class:`Sampler`), then what may be drawn (:func:`probabilities`). Three are OpenAI's. Each sequence has
+a seed of its own, so a sequence gets the same tokens alone as with others.
 
 `decoder.py` computes the logits and owns the cache; `selfattn.models` turns texts into ids, and reads a folder's settings.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from selfattn._check import Array, as_array, check_number, check_size, quoted, seed_from_rng
+from selfattn.functional import log_softmax
 
 Ids = tuple[int, ...]
 Words = tuple[tuple[Ids, float], ...]  # consecutive ids, and a number for the last id's logit
@@ -50,8 +51,12 @@ class Sampling(NamedTuple):
     forced_eos_token_id: Ids = ()
     suppress_tokens: Ids = ()
     begin_suppress_tokens: Ids = ()
+    logit_bias: tuple[Ids, tuple[float, ...]] = ((), ())  # ids, and what is added to their logits
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
+TRANSFORMERS = Sampling._fields[:-3]  # the others are OpenAI's
 DRAWING = Sampling._fields[:4]  # change nothing where the most probable token is taken
 COUNTS = {"top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id"}
 LISTS = {"forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"}
@@ -73,11 +78,20 @@ def _checked(name: str, value: Any) -> Any:
             )
         except (TypeError, ValueError):
             raise TypeError(f"{name} must be {FORMS[name]}, not {quoted(value)}") from None
+    if name == "logit_bias":
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{name} must be a dict of a number for each token, not {quoted(value)}")
+        biases = tuple(check_number(f"{name} of {n!r}", x) for n, x in value.items())
+        if not all(x < math.inf for x in biases):
+            raise ValueError(f"{name} must have numbers below inf, not {quoted(value)}")
+        return tuple(check_size(f"a token of {name}", n, 0) for n in value), biases
     number = check_number(name, value)
     if name == "temperature" and not 0 <= number < math.inf:
         raise ValueError(f"{name} must be at least 0 and finite, not {value}; 0 takes the likeliest token")
-    if "penalty" in name and not 0 < number < math.inf:
+    if name == "repetition_penalty" and not 0 < number < math.inf:
         raise ValueError(f"{name} must be positive and finite, not {value}")
+    if name in ("presence_penalty", "frequency_penalty") and not -2 <= number <= 2:
+        raise ValueError(f"{name} must be from -2 to 2, not {value}; 0 changes nothing")
     if name in ("top_p", "min_p") and not 0 <= number <= 1:
         raise ValueError(f"{name} must be from 0 to 1, not {value}")
     return number
@@ -137,6 +151,19 @@ def probabilities(logits: Array, how: Sampling) -> Array:
     return p
 
 
+def log_probabilities(logits: Array, new: int, most: int) -> tuple[float, Array, Array]:
+    """Return log p of a token, and ids and log p, float64, of the ``most`` likeliest, as raw logits (vocabulary,) say.
+
+    The likeliest is first; of equal ones the first id is. Few are sorted: the largest of each 256 bound what is among them.
+    """
+    largest = np.maximum.reduceat(logits, np.arange(0, len(logits), 256))
+    least = np.partition(largest, -most)[-most] if 0 < most <= len(largest) else -np.inf
+    ids = np.flatnonzero(logits >= least)
+    ids = ids[np.argsort(-logits[ids], kind="stable")[:most]]
+    log_p = log_softmax(logits.astype(np.float64))
+    return float(log_p[new]), ids, log_p[ids]
+
+
 class Sampler:
     """Draws the tokens of one sequence, of which at most ``most`` are new; one of ``ends`` may end it."""
 
@@ -173,13 +200,17 @@ class Sampler:
 
     @np.errstate(all="ignore")  # `draw` finds what is not finite
     def processed(self, x: Array) -> Array:
-        """Change logits (vocabulary,) as the settings say, in the order of Transformers."""
+        """Change logits (vocabulary,) as the settings say, in the order of Transformers, and OpenAI's penalties after its own."""
         how, ids, begin, count = self.how, self.ids, len(self.prompt), len(self.ids) - len(self.prompt)
         ends = self._known(self.ends, x)
+        x[list(how.logit_bias[0])] += how.logit_bias[1]
         _add(x, ids, how.sequence_bias)
         if how.repetition_penalty != 1:
             own = x[ids]
             x[ids] = np.where(own < 0, own * how.repetition_penalty, own / how.repetition_penalty)
+        if (how.presence_penalty or how.frequency_penalty) and count:
+            new, times = np.unique(ids[begin:], return_counts=True)
+            x[new] -= how.presence_penalty + how.frequency_penalty * times
         if 0 < (length := how.no_repeat_ngram_size) <= len(ids):
             runs = np.lib.stride_tricks.sliding_window_view(np.array(ids), length)
             same = (runs[:, :-1] == ids[len(ids) + 1 - length :]).all(axis=1)
@@ -212,14 +243,14 @@ def _add(x: Array, ids: list[int], words: Iterable[tuple[Ids, float]]) -> None:
 def generate(
     decoder: Generates, prompts: Sequence[Array], *, max_new_tokens: int = 100,
     max_length: int | None = None, stop_ids: Collection[int] = (), rng: Any = None,
-    context: int | None = None, ends: Callable[[int, int], bool] | None = None, **how: Any,
+    context: int | None = None, ends: Callable[[int, int, Array], bool] | None = None, **how: Any,
 ) -> Iterator[list[int | None]]:  # fmt: skip
     """Generate tokens after prompts, one for each at a time; arguments are checked at the call.
 
     Prompts are vectors of ids, none empty; the caller checks that the ids are in the vocabulary. :func:`sampling` takes ``how``, and
     :func:`seeds` takes ``rng``. A sequence ends after ``max_new_tokens`` or, if ``max_length`` is given, after that many tokens with
-    its prompt; after one of ``stop_ids`` or after a token for which ``ends(sequence, id)`` is true (these tokens are yielded too);
-    or, with a UserWarning, when the ``context``, the most tokens that the decoder takes, is full.
+    its prompt; after one of ``stop_ids`` or after a token for which ``ends(sequence, id, logits)``, with the decoder's logits, is
+    true (these tokens are yielded too); or, with a UserWarning, when the ``context``, the most tokens that the decoder takes, is full.
 
     Each item is a list of the new id of each prompt, None where a sequence has ended before; after the item in which the last
     sequence ends there are no more. Logits from which no token can be drawn are a ValueError with the number of the prompt.
@@ -255,7 +286,7 @@ def _prompt(number: int, prompt: Array, context: int | None) -> Array:
 
 def _steps(
     decoder: Generates, prompts: list[Array], samplers: list[Sampler], stop_ids: frozenset[int],
-    context: int | None, ends: Callable[[int, int], bool] | None,
+    context: int | None, ends: Callable[[int, int, Array], bool] | None,
 ) -> Iterator[list[int | None]]:  # fmt: skip
     cache = decoder.new_cache(len(prompts))
     running, entering = list(range(len(prompts))), prompts
@@ -268,7 +299,7 @@ def _steps(
                 new = step[i] = samplers[i].draw(logits[row])
             except ValueError as error:
                 raise ValueError(f"prompt {i}, new token {count}: {error}") from None
-            ended = ends is not None and ends(i, new)
+            ended = ends is not None and ends(i, new, logits[row])
             if ended or new in stop_ids or count == samplers[i].most:
                 continue
             if context is not None and len(prompts[i]) + count > context:

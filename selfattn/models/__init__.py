@@ -22,6 +22,7 @@ from selfattn import files
 from selfattn._disk import read_json, stand_in, to_safetensors, write_folder
 from selfattn.engine.weights import is_compact
 from selfattn.models import _causal, _text_encoder
+from selfattn.models._answers import Answer
 from selfattn.models._causal import AnswerInterrupted, CausalModel
 from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
@@ -46,7 +47,7 @@ from selfattn.models.modernbert import ModernBertModel
 from selfattn.models.vit import ViTModel
 
 __all__ = [
-    "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "DistilBertForSequenceClassification",
+    "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "DistilBertForSequenceClassification",
     "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "LlamaForCausalLM", "MPNetModel",
     "ModernBertModel", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
 ]  # fmt: skip

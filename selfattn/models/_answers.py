@@ -7,45 +7,106 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from selfattn._check import Array
+from selfattn.engine.sampling import log_probabilities
 from selfattn.text import TextStream
 
 
-class Answer:
-    """What is generated for one prompt: a text up to a stop, or ids.
+class Answer(NamedTuple):
+    """An answer, and what is told about it: what :meth:`LlamaForCausalLM.generate` returns with ``details=True``.
 
-    ``before`` are the ids that the text continues; ``marks`` are letters that the text has in place of special tokens, which are
-    in stops; they are not given out.
+    Fields have OpenAI's and vLLM's names.
+
+    Attributes
+    ----------
+    text : str or None
+        Without special tokens, up to the stop. None if the model has no tokenizer.
+    token_ids : ndarray of int64, shape (completion_tokens,)
+        All new ids, those that ended it included.
+    finish_reason : {"stop", "length", "abort"}
+        A stop or an id of ``stop_ids`` came; there were as many new tokens as asked for, or the context was full; Ctrl-C was pressed.
+    stop_reason : str, int or None
+    prompt_tokens : int
+        Of a chat, with what its template adds, without turns that were left out.
+    completion_tokens : int
+    logprobs : ndarray of float64, shape (completion_tokens,), or None
+        The logarithm of each new token's probability: log-softmax of the model's logits, before temperature, penalties and biases.
+    top_token_ids : ndarray of int64, shape (completion_tokens, n), or None
+        The n likeliest tokens at each place, the likeliest first, of which none need be the new one.
+    top_logprobs : ndarray of float64, shape (completion_tokens, n), or None
     """
 
-    def __init__(
-        self, tokenizer: Any, before: Any, is_text: bool, stops: tuple[str, ...], marks: Mapping[int, str]
-    ) -> None:
-        self.stream = TextStream(tokenizer, before) if is_text or stops else None
-        self.is_text, self.stops, self.marks = is_text, stops, marks
+    text: str | None
+    token_ids: Array
+    finish_reason: str
+    stop_reason: str | int | None
+    prompt_tokens: int
+    completion_tokens: int
+    logprobs: Array | None
+    top_token_ids: Array | None
+    top_logprobs: Array | None
+
+
+class Stops(NamedTuple):
+    """Texts that end an answer: as given, and as searched, with a letter that no text has in place of each special token."""
+
+    given: tuple[str, ...]
+    searched: tuple[str, ...]
+    letters: Mapping[int, str]  # by the ids of special tokens that are in stops
+
+    @classmethod
+    def of(cls, stop: Any, tokenizer: Any) -> Stops:
+        """Check ``stop=`` of a call; letters are halves of surrogate pairs."""
+        given = searched = stops_of(stop)
+        added = tokenizer.get_added_tokens_decoder() if given else {}
+        special = {n: each.content for n, each in added.items() if each.special}
+        used = {n: content for n, content in special.items() if any(content in stop for stop in given)}
+        letters = {n: chr(0xD800 + place) for place, n in enumerate(used)}
+        for n, content in sorted(used.items(), key=lambda item: -len(item[1])):
+            searched = tuple(stop.replace(content, letters[n]) for stop in searched)
+        return cls(given, searched, letters)
+
+
+class PartialAnswer:
+    """An answer to which tokens are added: a text up to a stop, or ids; at most ``most`` tokens.
+
+    ``stream`` turns ids into text, if text is wanted; ``top`` is for how many tokens at each place log p is wanted, or None.
+    """
+
+    def __init__(self, stream: TextStream | None, is_text: bool, stops: Stops, most: int, top: int | None):
+        self.stream, self.is_text, self.stops, self.most, self.top = stream, is_text, stops, most, top
         self.ids: list[int] = []
-        self.found = ""  # the text so far
+        self.log_p: list[tuple[float, Array, Array]] = []
+        self.found = ""  # the text so far, with letters
         self.given = 0  # how much of the text, or of the ids, has been taken
         self.stopped = False
+        self.stop_reason: str | int | None = None
 
-    def add(self, new: int, last: bool) -> bool:
-        """Append an id, which may be the last; return whether the answer ends."""
+    def add(self, new: int, last: bool, logits: Array) -> bool:
+        """Append an id, which may be the last, with the logits that it was chosen from; return whether the answer ends."""
         self.ids.append(new)
-        if last or self.stream is None:
-            return last
-        self._append(self.stream.finish() + self.marks[new] if new in self.marks else self.stream.add(new))
-        return self.stopped
+        if self.top is not None:
+            self.log_p.append(log_probabilities(logits, new, self.top))
+        if last:
+            self.stop_reason = new
+        elif self.stream is not None:
+            letter = self.stops.letters.get(new)
+            self._append(self.stream.add(new) if letter is None else self.stream.finish() + letter)
+        return last or self.stopped
 
     def _append(self, piece: str) -> None:
         before = len(self.found)
         self.found += piece
-        places = [self.found.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
-        places = [place for place in places if place >= 0]
+        stops = self.stops.searched
+        places = [(self.found.find(stop, max(0, before - len(stop) + 1)), n) for n, stop in enumerate(stops)]
+        places = [each for each in places if each[0] >= 0]
         if places:
-            self.found, self.stopped = self.found[: min(places)], True
+            place, n = min(places)
+            self.found, self.stopped, self.stop_reason = self.found[:place], True, self.stops.given[n]
 
     def finish(self) -> None:
         """Take the text that was held back: the answer ends."""
@@ -57,11 +118,23 @@ class Answer:
         """Return the text since the last call, without an end that may become a stop; or the ids."""
         safe = len(self.found if self.is_text else self.ids)
         if self.is_text and not self.stopped:
-            safe -= max((_overlap(self.found, stop) for stop in self.stops), default=0)
+            safe -= max((_overlap(self.found, stop) for stop in self.stops.searched), default=0)
         begin, self.given = self.given, max(self.given, safe)
-        if not self.is_text:
-            return self.ids[begin:safe]
-        return self.found[begin:safe].translate(dict.fromkeys(map(ord, self.marks.values())))
+        return self._shown(self.found[begin:safe]) if self.is_text else self.ids[begin:safe]
+
+    def _shown(self, text: str) -> str:
+        return text.translate(dict.fromkeys(map(ord, self.stops.letters.values())))
+
+    def whole(self, prompt_tokens: int) -> Answer:
+        """Return what is told about the answer, which has ended."""
+        full, text = len(self.ids) >= self.most, None if self.stream is None else self._shown(self.found)
+        reason = "stop" if self.stop_reason is not None else "length" if full else "abort"
+        told: list[Any] = [None] * 3
+        if self.top is not None:
+            rows = np.array(self.log_p, [("p", "f8"), ("ids", "i8", (self.top,)), ("top", "f8", (self.top,))])
+            told = [rows[name].copy() for name in ("p", "ids", "top")]
+        ids = np.array(self.ids, np.int64)
+        return Answer(text, ids, reason, self.stop_reason, prompt_tokens, len(ids), *told)
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -82,18 +155,20 @@ def stops_of(stop: Any) -> tuple[str, ...]:
 
 
 def collected(pieces: Iterator[list[Any]], alone: bool) -> Any:
-    """Return the whole answers: a text, or an array of ids."""
+    """Return the whole answers: a text, an array of ids, or an :class:`Answer`."""
     steps = list(pieces)  # CPython 3.11 leaks memory if an iterator raises while it is spread
-    results = [
-        "".join(parts) if isinstance(parts[0], str) else np.array([*chain(*parts)], np.int64)
-        for parts in zip(*steps, strict=True)
-    ]
+    results = steps[-1]
+    if not isinstance(results[0], Answer):
+        results = [
+            "".join(parts) if isinstance(parts[0], str) else np.array([*chain(*parts)], np.int64)
+            for parts in zip(*steps, strict=True)
+        ]
     return results[0] if alone else results
 
 
 def streamed(pieces: Iterator[list[Any]], alone: bool) -> Iterator[Any]:
     """Yield what is new, unless it is empty."""
-    for step in pieces:
+    for step in pieces:  # the last may have Answers
         if alone and isinstance(step[0], list):
             yield from step[0]
         elif any(step):

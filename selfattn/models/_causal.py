@@ -24,15 +24,16 @@ from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder, head_vjp
 from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
 from selfattn.engine.weights import Weight, no_gradients
+from selfattn.functional import log_softmax
 from selfattn.models import _tokenizer
-from selfattn.models._answers import Answer, collected, stops_of, streamed
+from selfattn.models._answers import PartialAnswer, Stops, collected, stops_of, streamed
 from selfattn.models._chat import rendered
 from selfattn.models._folder import Config, read_settings
 from selfattn.models._pretrained import Parameters, Pretrained, add
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
 from selfattn.models._tokenizer_class import SPECIAL_TOKENS, SPECIAL_TOKENS_MAP
 from selfattn.nn.module import Pullback, checked_pullback
-from selfattn.text import spelled, without_pads
+from selfattn.text import TextStream, spelled, without_pads
 
 LEAST = 256  # positions that are made ready
 ROWS = 256  # the most rows of logits at once, where they are only summed up
@@ -41,7 +42,8 @@ GENERATION_CONFIG, TEMPLATE = "generation_config.json", "chat_template.jinja"
 # What other programs call arguments of `generate`.
 OTHER_NAMES = {
     "max_tokens": "max_new_tokens", "n_predict": "max_new_tokens", "seed": "rng", "stop_strings": "stop",
-    "do_sample": 'temperature, or sampling="folder"', "eos_token_id": "stop",
+    "do_sample": 'temperature, or sampling="folder"', "eos_token_id": "stop", "top_logprobs": "logprobs", "n_probs": "logprobs",
+    "min_tokens": "min_new_tokens", "max_completion_tokens": "max_new_tokens", "repeat_penalty": "repetition_penalty",
 }  # fmt: skip
 
 
@@ -260,20 +262,12 @@ class CausalModel(Pretrained):
     # ------------------------------------------------------------------------------------------------- generation
 
     def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int | None = None,
-        *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        repetition_penalty: float | None = None,
-        stop: str | Sequence[str] | None = None,
-        rng: Any = None,
-        stream: bool = False,
-        sampling: str | None = None,
-        **more: Any,
-    ) -> Any:
+        self, prompt: Any, max_new_tokens: int | None = None, *, temperature: float | None = None, top_k: int | None = None,
+        top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+        presence_penalty: float | None = None, frequency_penalty: float | None = None,
+        logit_bias: Mapping[int | str, float] | None = None, stop: str | Sequence[str] | None = None, rng: Any = None,
+        stream: bool = False, details: bool = False, logprobs: int | None = None, sampling: str | None = None, **more: Any,
+    ) -> Any:  # fmt: skip
         """Continue a prompt, or each of many at once.
 
         Parameters
@@ -288,18 +282,29 @@ class CausalModel(Pretrained):
             Draw only from the k most probable tokens.
         top_p : float, optional
             Draw only from the most probable tokens that together have this probability.
+        min_p : float, optional
+            Draw only from tokens that have at least this share of the most probable token's probability.
         repetition_penalty : float, optional
             Above 1, tokens that occur already, also in the prompt, become less probable. By default what the folder says, or 1.
+        presence_penalty, frequency_penalty : float, default 0
+            From -2 to 2, as OpenAI defines them: taken from the logit of each token that is new already, once and as often as it came.
+        logit_bias : dict of int or str to float, optional
+            What is added to the logits of tokens, by id or as :meth:`tokens` writes them; -inf forbids a token. Also of sequences of
+            tokens, and by Transformers' name: ``sequence_bias``.
         stop : str or sequence of str, optional
             An answer ends before the first of these texts, which may have special tokens. By default what the folder says.
         rng : int, sequence of int, or Generator, optional
             The seed. Prompt i of several has rng + i, or element i of a sequence.
         stream : bool, default False
+        details : bool, default False
+            Also tell why an answer ended, and how many tokens it took.
+        logprobs : int, optional
+            With ``details``, tell log p of each new token, and of so many likeliest tokens at its place.
         sampling : {"folder"}, optional
             Draw as the folder says: its ``do_sample``, ``temperature``, ``top_k`` and so on, unless the call has others.
         **more
             Other settings of Transformers' ``GenerationConfig`` about lengths, penalties, and tokens that are forbidden, forced or
-            drawn, such as ``min_new_tokens``, ``bad_words_ids`` or ``min_p``. By default what the folder says.
+            drawn, such as ``min_new_tokens`` or ``bad_words_ids``, in its order. By default what the folder says.
 
         Returns
         -------
@@ -309,6 +314,8 @@ class CausalModel(Pretrained):
         iterator
             If ``stream``: of pieces of that text, whole characters; of ids for a prompt of ids. For a list of prompts, of lists
             with a piece for each, which may be empty: a str, or a list of ids.
+        Answer
+            If ``details``, in place of a str or an ndarray; after the last piece of an iterator, one, or a list with one for each.
 
         Raises
         ------
@@ -320,10 +327,6 @@ class CausalModel(Pretrained):
         UserWarning
             The context was full, or Ctrl-C was pressed: the answer ends there, between two tokens. The folder says that tokens
             are to be drawn, and the call does not say whether: once a model. A prompt begins with the bos token twice.
-
-        References
-        ----------
-        All settings are those of Transformers' ``generate``, in its order.
 
         Examples
         --------
@@ -343,22 +346,17 @@ class CausalModel(Pretrained):
         for n in compress(count(), texts):
             self._check_begin(ids[n], f"text {n}")
         more |= {
-            "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-            "repetition_penalty": repetition_penalty, "stop": stop, "rng": rng,
+            "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+            "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty,
+            "logit_bias": logit_bias, "stop": stop, "rng": rng, "details": details, "logprobs": logprobs,
         }  # fmt: skip
         how = self._how("generate", 100, sampling, more)
         pieces = self._answers(ids, texts, how, self.stop_ids, ids)
         return streamed(pieces, given.alone) if stream else collected(pieces, given.alone)
 
     def chat(
-        self,
-        messages: Any,
-        max_new_tokens: int | None = None,
-        *,
-        stream: bool = False,
-        sampling: str | None = None,
-        **how: Any,
-    ) -> Any:
+        self, messages: Any, max_new_tokens: int | None = None, *, stream: bool = False, sampling: str | None = None, **how: Any
+    ) -> Any:  # fmt: skip
         """Answer the last message of a chat.
 
         Parameters
@@ -371,12 +369,12 @@ class CausalModel(Pretrained):
         stream : bool, default False
         sampling : {"folder"}, optional
         **how
-            ``temperature``, ``top_k``, ``top_p``, ``repetition_penalty``, ``stop``, ``rng`` and more, as for :meth:`generate`.
+            ``temperature``, ``logit_bias``, ``stop``, ``rng``, ``details`` and more, as for :meth:`generate`.
 
         Returns
         -------
-        str, or iterator of str
-            The answer, which ends where the template ends a turn, too. To continue, append it as
+        str, Answer, or iterator
+            The answer, which ends where the template ends a turn, too. To continue, append its text as
             ``{"role": "assistant", "content": answer}``, and the next message.
 
         Raises
@@ -470,7 +468,7 @@ class CausalModel(Pretrained):
 
     def _how(self, call: str, most: int, sampling: str | None, given: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a call, and those of the folder where it has none."""
-        names = {*Sampling._fields, "max_new_tokens", "max_length", "stop", "rng"}
+        names = {*Sampling._fields, "max_new_tokens", "max_length", "stop", "rng", "details", "logprobs"}
         for name in set(given) - names:
             near = [OTHER_NAMES[name]] if name in OTHER_NAMES else get_close_matches(name, names, 1)
             hint = f"; its name here is {near[0]}" if near else ""
@@ -491,37 +489,42 @@ class CausalModel(Pretrained):
             how = 'sampling="folder" (--sampling folder) draws so'
             warn(f"the model's settings would draw tokens with {as_said}; {so}; {how}")
             self._warned = True
-        found = {"max_new_tokens": most, "stop": said.pop("stop_strings", None)} | said | given
+        own = {"stop": said.pop("stop_strings", None), "details": False, "logprobs": None}
+        found = {"max_new_tokens": most} | own | said | given
+        if not isinstance(found["details"], bool):
+            raise TypeError(f"details must be True or False, not {quoted(found['details'])}")
         if "max_new_tokens" in given or ("max_new_tokens" in said and "max_length" not in given):
             found.pop("max_length", None)
         return found
 
     def _answers(
-        self,
-        ids: list[Array],
-        texts: list[bool],
-        how: dict[str, Any],
-        ends: Iterable[int],
-        before: Sequence[Any],
-    ) -> Iterator[list[Any]]:
+        self, ids: list[Array], texts: list[bool], how: dict[str, Any], ends: Iterable[int], before: Sequence[Any]
+    ) -> Iterator[list[Any]]:  # fmt: skip
         """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call.
 
         ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues.
         """
-        stops = stops_of(how.pop("stop"))
-        if stops and self.tokenizer is None:
+        details, top, stop = (how.pop(name) for name in ("details", "logprobs", "stop"))
+        if top is not None and not (details and check_size("logprobs", top, 0) <= self.vocab_size):
+            raise ValueError(f"logprobs needs details=True, and at most {self.vocab_size} tokens, not {top}")
+        if stops_of(stop) and self.tokenizer is None:
             raise ValueError(f"stop needs text: {_tokenizer.missing(self._folder)}")
-        stops, marks = self._marked(stops)
-        given = zip(before, texts, strict=True)
-        answers = [Answer(self.tokenizer, own, text, stops, marks) for own, text in given]
-        stop_ids = frozenset(ends)
-
-        def ended(i: int, new: int) -> bool:
-            return answers[i].add(new, new in stop_ids)
-
+        if isinstance(biases := how.get("logit_bias"), Mapping):
+            how["logit_bias"] = self._by_id(biases)
         new, whole = (check_size(name, how.get(name, 1)) for name in ("max_new_tokens", "max_length"))
         longest = whole if "max_length" in how else max(map(len, ids)) + new
         decoder = self._decoder(min(longest, self.max_positions))
+        stops, stop_ids = Stops.of(stop, self.tokenizer), frozenset(ends)
+        answers = []
+        for own, text, given in zip(ids, texts, before, strict=True):
+            wants_text = text or stops.given or (details and self.tokenizer is not None)
+            stream = TextStream(self.tokenizer, given) if wants_text else None
+            most = min(whole - len(own) if "max_length" in how else new, self.max_positions - len(own) + 1)
+            answers.append(PartialAnswer(stream, text, stops, most, top))
+
+        def ended(i: int, new: int, logits: Array) -> bool:
+            return answers[i].add(new, new in stop_ids, logits)
+
         steps = generate(decoder, ids, **how, context=self.max_positions, ends=ended, stop_ids=stop_ids)
 
         def pieces() -> Iterator[list[Any]]:
@@ -530,29 +533,32 @@ class CausalModel(Pretrained):
                 for done, _ in enumerate(steps, 1):  # noqa: B007
                     yield [answer.new() for answer in answers]
             except KeyboardInterrupt:
-                told = AnswerInterrupted(f"interrupted after {done} new tokens; the answer ends there")
-                warn(told)
+                warn(AnswerInterrupted(f"interrupted after {done} new tokens; the answer ends there"))
             for answer in answers:
                 answer.finish()
             yield [answer.new() for answer in answers]
+            if details:
+                yield [answer.whole(len(own)) for answer, own in zip(answers, ids, strict=True)]
 
         return pieces()
 
-    def _marked(self, stops: tuple[str, ...]) -> tuple[tuple[str, ...], dict[int, str]]:
-        """Return stops with a half of a surrogate pair, which no text has, in place of each special token, and these by id."""
-        added = self.tokenizer.get_added_tokens_decoder() if stops else {}
-        special = {n: each.content for n, each in added.items() if each.special}
-        used = {n: content for n, content in special.items() if any(content in stop for stop in stops)}
-        marks = {n: chr(0xD800 + place) for place, n in enumerate(used)}
-        for n, content in sorted(used.items(), key=lambda item: -len(item[1])):
-            stops = tuple(stop.replace(content, marks[n]) for stop in stops)
-        return stops, marks
+    def _by_id(self, biases: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return ``logit_bias=`` of a call with ids in place of tokens."""
+        found: dict[Any, Any] = {}
+        for token, bias in biases.items():
+            n = (self.tokenizer and self.tokenizer.token_to_id(token)) if isinstance(token, str) else token
+            if n is None:
+                as_text = f"as a text it is {self.tokens(token)}"
+                raise ValueError(f"logit_bias has {quoted(token)}, which is no token; {as_text}")
+            if check_size("a token of logit_bias", n, 0) >= self.vocab_size or n in found:
+                of = "once" if n in found else f"below {self.vocab_size}"
+                raise ValueError(f"logit_bias must have each token {of}, not {n}")
+            found[n] = bias
+        return found
 
     # -------------------------------------------------------------------------------------------------- evaluation
 
-    def perplexity(
-        self, text: str | Sequence[int], *, window: int | None = None, stride: int | None = None
-    ) -> float:
+    def perplexity(self, text: str | Sequence[int], *, window: int | None = None, stride: int | None = None) -> float:  # fmt: skip
         """Compute the perplexity of a text: e to the mean of −log p over its tokens but the first.
 
         Parameters
@@ -574,24 +580,13 @@ class CausalModel(Pretrained):
         ------
         ValueError
             The text has fewer than two tokens, or window or stride do not fit.
-
-        Examples
-        --------
-        ::
-
-            math.log(model.perplexity(text))
         """
         return float(self.evaluate(text, window=window, stride=stride)["perplexity"])
 
     @repeats(perplexity)
     def evaluate(
-        self,
-        text: str | Sequence[int],
-        *,
-        window: int | None = None,
-        stride: int | None = None,
-        most_tokens: int | None = None,
-    ) -> dict[str, Any]:
+        self, text: str | Sequence[int], *, window: int | None = None, stride: int | None = None, most_tokens: int | None = None
+    ) -> dict[str, Any]:  # fmt: skip
         """Compute how well the model predicts a text.
 
         Parameters
@@ -633,10 +628,8 @@ class CausalModel(Pretrained):
         found = np.empty(len(rows))
         for begin in range(0, len(rows), ROWS):
             logits = decoder.head(np.ascontiguousarray(rows[begin : begin + ROWS])).astype(np.float64)
-            wanted = logits[np.arange(len(logits)), ids[first + begin : first + begin + len(logits)]]
-            largest = logits.max(axis=1)
-            logits -= largest[:, None]
-            found[begin : begin + ROWS] = np.log(np.exp(logits, out=logits).sum(axis=1)) + largest - wanted
+            places = np.arange(len(logits))
+            found[begin : begin + ROWS] = -log_softmax(logits)[places, ids[first + begin + places]]
         return found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from selfattn.engine.sampling import Sampling
+from selfattn.engine.sampling import TRANSFORMERS
 
 
 class FolderWarning(UserWarning):
@@ -45,7 +45,7 @@ SCORES = "predict returns logits; rank applies it"
 
 # Settings of generation: those that are obeyed, and those that are not done, with the value that switches them off: others are in a
 # warning. Then those of searches with beams, of an assistant, with which the same answers come faster, and about results.
-SETTINGS = (*Sampling._fields, "do_sample", "max_length", "max_new_tokens", "stop_strings")
+SETTINGS = (*TRANSFORMERS, "do_sample", "max_length", "max_new_tokens", "stop_strings")
 NOT_DONE = {
     "constraints": None, "dola_layers": None, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "epsilon_cutoff": 0,
     "eta_cutoff": 0, "exponential_decay_length_penalty": None, "force_words_ids": None, "guidance_scale": 1, "max_time": None,

@@ -51,15 +51,30 @@ def test_generate_from_standard_input_and_with_stops(folder, model):
     assert done.stdout == whole[:at] + "\n"
 
 
+def test_answers_as_lines_of_json(folder, model, run):
+    end = model.tokenizer.token_to_id("<|end|>")
+    how = {"min_p": 0.1, "presence_penalty": -0.5, "frequency_penalty": 0.25, "temperature": 2.0}
+    options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
+    options += f"--logit-bias {end}=-inf --logit-bias Ġthe=9 --seed 3 --max-new-tokens 6 --json".split()
+    how |= {"logit_bias": {end: -math.inf, "Ġthe": 9}, "max_new_tokens": 6, "details": True}
+    told = json.loads(run("generate", folder, "not", *options, "--logprobs", 2).out)
+    expected = model.generate("not", rng=3, logprobs=2, **how)
+    for name, value in expected._asdict().items():
+        np.testing.assert_array_equal(told[name], value)
+    done = run_command("chat", folder, *options, given="hi\nand?\n")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert first["text"] == model.chat("hi", rng=3, **how).text
+    assert second["prompt_tokens"] > first["prompt_tokens"] + first["completion_tokens"]  # which is before it
+
+
 def test_chat_lines(folder, model, monkeypatch, tmp_path):
     """Each line of a pipe is a message, and the chat contains the previous answers."""
     first = model.chat("hi", 6)
     said = ("user", "hi"), ("assistant", first), ("user", "and?")
     messages = [{"role": role, "content": content} for role, content in said]
     whole = model.chat("hi", 30)
-    done = run_command(
-        "chat", folder, "--max-new-tokens", "30", "--stop", whole[5], "--seed", "4", given="hi\n"
-    )
+    options = "--max-new-tokens", "30", "--stop", whole[5], "--seed", "4"
+    done = run_command("chat", folder, *options, given="hi\n")
     assert done.stdout == whole[: whole.index(whole[5])] + "\n"
     done = run_command("chat", folder, "--max-new-tokens", "6", given="hi\n\nand?\n")
     assert (done.returncode, done.stdout) == (0, first + "\n" + model.chat(messages, 6) + "\n")
@@ -177,6 +192,8 @@ def test_a_chat_without_readline(folder, monkeypatch, run):
         (("generate", "MODEL", ""), 1, "has no tokens"),
         (("generate", "MODEL", "a", "--stop", ""), 1, "stop must not be empty"),
         (("generate", "MODEL", "a", "--top-k", "0"), 2, "must be at least 1"),
+        (("generate", "MODEL", "a", "--logprobs", "1"), 2, "--logprobs needs --json"),
+        (("generate", "MODEL", "a", "--logit-bias", "5"), 2, "must be a token, = and a number, not '5'"),
         (("generate", "nothing", "a"), 1, "is not a folder"),
         (("evaluate", "MODEL", "nothing.txt"), 1, "there is no file nothing.txt"),
         (("evaluate", "MODEL", "MODEL/model.safetensors"), 1, "is not UTF-8"),
@@ -228,12 +245,10 @@ def test_it_writes_what_it_has_read(trained, run):
     assert {path.name for path in (trained / "model").iterdir()} == {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert (
-        run("generate", trained / "model", "the sea", "--max-new-tokens", "16").out == " was calm.\nthe s\n"
-    )
-    assert (
-        json.loads(run("evaluate", trained / "model", trained / "text.txt", "--json").out)["mean_nll"] < 0.5
-    )
+    written = run("generate", trained / "model", "the sea", "--max-new-tokens", "16").out
+    assert written == " was calm.\nthe s\n"
+    told = run("evaluate", trained / "model", trained / "text.txt", "--json").out
+    assert json.loads(told)["mean_nll"] < 0.5
     model = models.load(trained / "model")
     assert isinstance(model, models.GPT2LMHeadModel)
     assert model.tokens("sea\n") == ["s", "e", "a", "\n"]
