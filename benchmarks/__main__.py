@@ -13,6 +13,7 @@ COMMANDS = {
     "embedding": "a training step of the tutorial's embedding model, one sentence, many",
     "encoder": "a pretrained sentence encoder, texts in and embeddings out",
     "generation": "a language model of a GGUF file, prompts and answers",
+    "perplexity": "of GGUF files, compared with llama.cpp and with float32",
     "weights": "products of decoding with the quants of a GGUF file, compared with reading them",
     "ragged": "packed sequences of many lengths",
     "blocks": "block masks and a window",

@@ -69,11 +69,16 @@ def find_corpus() -> Path | None:
     return Path(found.origin).parent / "test" / "test_data" / "lee_background.cor"
 
 
+def add_corpus(parser: Parser) -> None:
+    """Add ``--corpus``."""
+    text = "plain text; default: gensim's, if installed"
+    parser.add_argument("--corpus", type=Path, default=find_corpus(), metavar="FILE", help=text)
+
+
 def add_texts(parser: Parser, cases: Iterable[str]) -> None:
     """Add ``--corpus`` and ``--cases``."""
+    add_corpus(parser)
     add, names = parser.add_argument, list(cases)
-    text = "plain text; default: gensim's, if installed"
-    add("--corpus", type=Path, default=find_corpus(), metavar="FILE", help=text)
     take, any_of = app.listed(app.one_of("case", names)), f"any of {', '.join(names)}; default: all"
     add("--cases", type=take, default=names, metavar="A,B", help=any_of)
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -436,19 +437,34 @@ def test_generation_of_a_tiny_file(tmp_path, capfd):
         "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 64,
     }  # fmt: skip
     file, corpus = tmp_path / "model.gguf", tmp_path / "corpus.txt"
-    write(file, config, models.LlamaForCausalLM(config, rng=0).state_dict(), "Q4_1", byte_level(SPECIAL))
+    state = {name: 4 * array for name, array in models.LlamaForCausalLM(config, rng=0).state_dict().items()}
+    write(file, config, state, "Q4_1", byte_level(SPECIAL))
     corpus.write_text("the sea was calm. " * 90)
-    rows = run(
-        tmp_path, f"generation {file} --corpus {corpus} --peers none --prompt 20 --answer 5 --threads 1"
-    )
-    assert [row["label"] for row in rows] == ["prompt, 20 tokens", "answer, 5 tokens"]
+    given = f"--corpus {corpus} --peers none --threads 1"
+    rows = run(tmp_path, f"generation {file} {given} --prompt 20 --answer 5")
+    labels = ["prompt, 20 tokens after 0", "answer, 5 tokens after 16", "later, 5 tokens after 20"]
+    assert [row["label"] for row in rows] == [*labels, "turn, 32 tokens after 25"]
+    out = 32 + 16 + 16 + 32 + 3 * 32  # rows of the matrices
+    assert rows[0]["contestants"][0]["flops"] == 2 * 20 * 32 * out
     shown = capfd.readouterr().out
     assert "tokens/s" in shown
     assert re.search(
-        r"to the first token [\d.]+ s\nreading the .* takes .* ms; a token takes [\d.]+ times that", shown
+        r"selfattn: loading [\d.]+ s; .* to the first token [\d.]+ s\nreading the .* takes .* ms; a", shown
     )
+    assert re.search("answer takes .* times that; a token of later takes", shown)
     saved = json.loads((tmp_path / "saved.json").read_text())
-    assert saved["bytes"] == generation.bytes_of_a_token(file) > 0
+    assert saved["bytes"] == generation.work_of_a_token(file)[0] > 0
+
+    peers = ["float32"] + ["llama.cpp"] * (find_spec("llama_cpp") is not None)
+    given = f"--peers {','.join(peers)} --threads 1 --tokens 70 --window 32"
+    assert main(f"perplexity {file} --corpus {corpus} {given} --json -".split()) == 0
+    (found,) = json.loads(capfd.readouterr().out).values()
+    model = models.load(file)
+    ids = model.tokenizer.encode(corpus.read_text()).ids[:70]
+    means = [model.evaluate(ids[at : at + 32])["mean_nll"] for at in (0, 32, 64)]
+    assert list(found) == ["selfattn", *peers]
+    expected = np.exp(np.average(means, weights=[31, 31, 5]))
+    assert list(found.values()) == pytest.approx([expected] * len(found), rel=5e-3)
 
 
 def test_long_sequences_and_their_figure(tmp_path, capsys, monkeypatch):
