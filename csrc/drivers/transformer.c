@@ -173,26 +173,23 @@ static ptrdiff_t task_rows(const sa_pass *p, ptrdiff_t t, ptrdiff_t *row) {
     return sa_smaller(rows_of(p) - t * SA_NORM_ROWS, SA_NORM_ROWS);
 }
 
-/* Computes y = norm(x + added), for rows from row `row` of the frame on. */
-static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, ptrdiff_t rows, const char *x, const char *added,
-                     char *scaled, char *scale, char *y) {
-    const sa_transformer *e = p->e;
-    const ptrdiff_t at = sa_bytes(e, row * e->d);
-    const sa_norm_rows n = {.rows = rows,
-                            .d = e->d,
-                            .rms = norm->rms,
-                            .eps = norm->eps,
-                            .weight = norm->weight,
-                            .bias = norm->bias,
-                            .x = x + at,
-                            .added = added == NULL ? NULL : added + at,
-                            .scaled = scaled + at,
-                            .scale = scale + sa_bytes(e, row),
-                            .y = y + at};
-    sa_kernels_for(e->f64)->add_norm(&n);
+/* Computes y = norm(x + added) + residual for rows from row `row` of n's arrays on, each of which begins with row 0. */
+static void add_norm(const sa_pass *p, const sa_norm *norm, ptrdiff_t row, sa_norm_rows n) {
+    const ptrdiff_t at = sa_bytes(p->e, row * n.d);
+    n.rms = norm->rms;
+    n.eps = norm->eps;
+    n.weight = norm->weight;
+    n.bias = norm->bias;
+    n.x = (const char *)n.x + at;
+    n.added = n.added == NULL ? NULL : (const char *)n.added + at;
+    n.residual = n.residual == NULL ? NULL : (const char *)n.residual + at;
+    n.scaled = (char *)n.scaled + at;
+    n.scale = (char *)n.scale + sa_bytes(p->e, row);
+    n.y = (char *)n.y + at;
+    sa_kernels_for(p->e->f64)->add_norm(&n);
 }
 
-/* Computes x = table[ids] + always + positions, or copies given rows; then the first norm. */
+/* Computes x = factor·table[ids], or table[ids] + always + positions, or copies given rows; then the first norm. */
 static void enter(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t start = sa_start_of(e, p->from + t), length = sa_length_of(e, p->from + t), row = start - p->origin;
@@ -211,8 +208,13 @@ static void enter(const sa_pass *p, ptrdiff_t t) {
     } else {
         sa_kernels_for(e->f64)->look_up(e->table, e->always, positions, e->ids + start, length, e->d, entered);
     }
+    if (e->table_factor != 0) {
+        sa_kernels_for(e->f64)->spread(entered, e->table_factor, 1, length * e->d, entered);
+    }
     if (e->first_norm.weight != NULL) {
-        add_norm(p, &e->first_norm, row, length, scaled, NULL, scaled, scale, p->f.array[SA_X]);
+        add_norm(
+            p, &e->first_norm, row,
+            (sa_norm_rows){.rows = length, .d = e->d, .x = scaled, .scaled = scaled, .scale = scale, .y = p->f.array[SA_X]});
     }
 }
 
@@ -224,47 +226,83 @@ static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 
-static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, const char *x, const char *added, int scaled, char *y) {
-    const sa_layer *l = sa_layer_of(p);
-    const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM;
-    const sa_norm norm = {l->weight[parameter], l->bias[parameter], l->eps[which], l->rms[which]};
+/* Computes a norm of the layer: x, added and residual, each or NULL, are arrays of the frame, and `scaled` is the number of one. */
+static void norm_rows(const sa_pass *p, ptrdiff_t t, int which, int scaled, sa_norm_rows n) {
+    const sa_norm norm = sa_norm_of(sa_layer_of(p), which);
     ptrdiff_t row;
-    const ptrdiff_t rows = task_rows(p, t, &row);
-    add_norm(p, &norm, row, rows, x, added, p->f.array[scaled], p->f.array[scaled + 1], y);
+    n.rows = task_rows(p, t, &row);
+    n.d = p->e->d;
+    n.scaled = p->f.array[scaled];
+    n.scale = p->f.array[scaled + 1];
+    add_norm(p, &norm, row, n);
 }
 
 static void norm_x(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, 0, p->f.array[SA_X], NULL, SA_SCALED, p->f.array[SA_NORMED]);
+    norm_rows(p, t, SA_ATTENTION_NORM, SA_SCALED, (sa_norm_rows){.x = p->f.array[SA_X], .y = p->f.array[SA_NORMED]});
 }
 
 static void norm_s(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, 1, p->f.array[SA_S], NULL, SA_LAST_SCALED, p->f.array[SA_NORMED_S]);
+    norm_rows(p, t, SA_LAST_NORM, SA_LAST_SCALED, (sa_norm_rows){.x = p->f.array[SA_S], .y = p->f.array[SA_NORMED_S]});
 }
+
+static char *result_of_attention(const sa_pass *p) { return sa_has_feed_forward(sa_layer_of(p)) ? p->f.array[SA_S] : p->f.y; }
 
 /* The product has written x + output(…) to SA_SCALED; without a product the heads are added here. */
 static void norm_attended(const sa_pass *p, ptrdiff_t t) {
-    const sa_layer *l = sa_layer_of(p);
-    char *s = sa_has_feed_forward(l) ? p->f.array[SA_S] : p->f.y;
-    if (l->weight[SA_OUTPUT] == NULL) {
-        norm_rows(p, t, 0, p->f.array[SA_X], p->f.array[SA_ATTENDED], SA_SCALED, s);
-    } else {
-        norm_rows(p, t, 0, p->f.array[SA_SCALED], NULL, SA_SCALED, s);
-    }
+    const bool product = sa_layer_of(p)->weight[SA_OUTPUT] != NULL;
+    norm_rows(p, t, SA_ATTENTION_NORM, SA_SCALED,
+              (sa_norm_rows){.x = p->f.array[product ? SA_SCALED : SA_X],
+                             .added = product ? NULL : p->f.array[SA_ATTENDED],
+                             .y = result_of_attention(p)});
 }
 
 static void norm_last(const sa_pass *p, ptrdiff_t t) {
-    norm_rows(p, t, 1, p->f.array[SA_LAST_SCALED], NULL, SA_LAST_SCALED, p->f.y);
+    norm_rows(p, t, SA_LAST_NORM, SA_LAST_SCALED, (sa_norm_rows){.x = p->f.array[SA_LAST_SCALED], .y = p->f.y});
 }
 
-static void rotate(const sa_pass *p, ptrdiff_t t) {
+/* The product has written output(…) to SA_POST_SCALED. */
+static void post_norm_attended(const sa_pass *p, ptrdiff_t t) {
+    norm_rows(p, t, SA_ATTENTION_POST_NORM, SA_POST_SCALED,
+              (sa_norm_rows){.x = p->f.array[SA_POST_SCALED], .residual = p->f.array[SA_X], .y = result_of_attention(p)});
+}
+
+static void post_norm_last(const sa_pass *p, ptrdiff_t t) {
+    norm_rows(p, t, SA_LAST_POST_NORM, SA_LAST_POST_SCALED,
+              (sa_norm_rows){.x = p->f.array[SA_LAST_POST_SCALED], .residual = p->f.array[SA_S], .y = p->f.y});
+}
+
+/* Normalises heads, of all queries or of all keys, from head `first` of the frame on, in place. */
+static void norm_heads(const sa_pass *p, bool keys, ptrdiff_t first, ptrdiff_t heads) {
+    const sa_norm norm = sa_norm_of(sa_layer_of(p), keys ? SA_KEY_NORM : SA_QUERY_NORM);
+    char *x = p->f.array[keys ? SA_KEYS : SA_QUERIES];
+    if (norm.weight != NULL) {
+        add_norm(p, &norm, first,
+                 (sa_norm_rows){.rows = heads,
+                                .d = sa_layer_of(p)->width,
+                                .x = x,
+                                .scaled = p->f.array[keys ? SA_KEY_SCALED : SA_QUERY_SCALED],
+                                .scale = p->f.array[keys ? SA_KEY_SCALE : SA_QUERY_SCALE],
+                                .y = x});
+    }
+}
+
+static bool changes_heads(const sa_layer *l) {
+    return l->rotary.rotated > 0 || l->weight[SA_QUERY_NORM] != NULL || l->weight[SA_KEY_NORM] != NULL;
+}
+
+static void norm_and_rotate(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const ptrdiff_t row = row_of(p, p->from + t), length = sa_length_of(e, p->from + t);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
-    kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_query_width(l)), length, l->heads, l->width,
-                          false);
-    kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * sa_key_width(l)), length, l->key_heads, l->width,
-                          false);
+    norm_heads(p, false, row * l->heads, length * l->heads);
+    norm_heads(p, true, row * l->key_heads, length * l->key_heads);
+    if (l->rotary.rotated > 0) {
+        kernels->rotate_heads(&l->rotary, p->f.array[SA_QUERIES] + sa_bytes(e, row * sa_query_width(l)), length, l->heads,
+                              l->width, false);
+        kernels->rotate_heads(&l->rotary, p->f.array[SA_KEYS] + sa_bytes(e, row * sa_key_width(l)), length, l->key_heads,
+                              l->width, false);
+    }
 }
 
 static ptrdiff_t pieces_of(const sa_pass *p) { return sa_ceil_div(p->e->longest, p->plan->attend_rows); }
@@ -286,13 +324,13 @@ static void attend(const sa_pass *p, ptrdiff_t t) {
 
 static void attend_to_own(const sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
-    if (l->rotary.rotated > 0) {
-        sa_run_phase(p, p->to - p->from, rotate, SA_BY_ROWS);
+    if (changes_heads(l)) {
+        sa_run_phase(p, p->to - p->from, norm_and_rotate, SA_BY_ROWS);
     }
     sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_ANY_THREAD);
 }
 
-/* Rotates the queries and the keys of a key head, and appends its keys and values. */
+/* Normalises and rotates the queries and the keys of a key head, and appends its keys and values. */
 static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
@@ -302,6 +340,8 @@ static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head
     const ptrdiff_t to = sa_bytes(e, cache_at(p, sequence)) + (key_head * e->cache.capacity + past) * bytes;
     for (ptrdiff_t r = 0; r < sa_length_of(e, sequence); ++r) {
         const ptrdiff_t key = sa_bytes(e, (row + r) * sa_key_width(l)) + key_head * bytes;
+        norm_heads(p, false, (row + r) * l->heads + key_head * group, group);
+        norm_heads(p, true, (row + r) * l->key_heads + key_head, 1);
         if (half > 0) {
             const ptrdiff_t angle = sa_bytes(e, (past + r) * half);
             const sa_rotary rotary = {(const char *)l->rotary.cos + angle, (const char *)l->rotary.sin + angle,
@@ -389,6 +429,9 @@ static void run_layer(sa_pass *p) {
     if (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL) {
         sa_run_phase(p, norms, norm_attended, SA_BY_ROWS);
     }
+    if (l->weight[SA_ATTENTION_POST_NORM] != NULL) {
+        sa_run_phase(p, norms, post_norm_attended, SA_BY_ROWS);
+    }
     if (!sa_has_feed_forward(l)) {
         return;
     }
@@ -404,6 +447,9 @@ static void run_layer(sa_pass *p) {
     if (!l->norm_first && l->weight[SA_LAST_NORM] != NULL) {
         sa_run_phase(p, norms, norm_last, SA_BY_ROWS);
     }
+    if (l->weight[SA_LAST_POST_NORM] != NULL) {
+        sa_run_phase(p, norms, post_norm_last, SA_BY_ROWS);
+    }
 }
 
 /* Computes the final norm, to the output if every row is output, else in place. */
@@ -413,7 +459,7 @@ static void norm_final(const sa_pass *p, ptrdiff_t t) {
     const ptrdiff_t rows = task_rows(p, t, &row);
     char *scale, *scaled = sa_outer_scaled(p, 1, &scale), *x = p->f.array[SA_X];
     char *y = e->pooling == SA_EACH_ROW ? p->out + sa_bytes(e, p->origin * e->d) : x;
-    add_norm(p, &e->final_norm, row, rows, x, NULL, scaled, scale, y);
+    add_norm(p, &e->final_norm, row, (sa_norm_rows){.rows = rows, .d = e->d, .x = x, .scaled = scaled, .scale = scale, .y = y});
 }
 
 /* Writes a sequence's output: its rows, or the row that represents it. */

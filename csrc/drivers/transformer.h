@@ -1,16 +1,21 @@
 /* The transformer: packed sequences through layers of attention and feed-forward networks, and the gradients of all parameters.
  * A layer computes
- *     s = x + output(attention(query(n), key(n), value(n)))     n = norm(x) if norm_first, else x
- *     y = s + down(activation(gate(m))·up(m))                   m = norm(s) if norm_first, else s
- * and without norm_first s = norm(x + …), y = norm(s + …). What has no weight is skipped. The caller checks sizes and ids. */
+ *     s = x + post(output(attention(query(n), key(n), value(n))))     n = norm(x) if norm_first, else x
+ *     y = s + post(down(activation(gate(m))·up(m)))                   m = norm(s) if norm_first, else s
+ * and without norm_first, which has no post norms, s = norm(x + …), y = norm(s + …). Each head of queries and of keys may have a
+ * norm before it is rotated. What has no weight is skipped. The caller checks sizes and ids. */
 #ifndef SA_TRANSFORMER_H
 #define SA_TRANSFORMER_H
 
 #include "drivers/attention.h"
 #include "drivers/linear.h"
 
-/* The parameters, each a weight and a bias or NULL. Weights of projections are (out, in), weights of norms (d,). */
-enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM, SA_LAYER_PARAMETERS };
+/* The parameters, each a weight and a bias or NULL. Weights of projections are (out, in), of norms (d,), of norms of heads
+ * (width,). */
+enum { SA_QUERY, SA_KEY, SA_VALUE, SA_OUTPUT, SA_ATTENTION_NORM, SA_UP, SA_GATE, SA_DOWN, SA_LAST_NORM };
+enum { SA_QUERY_NORM = SA_LAST_NORM + 1, SA_KEY_NORM, SA_ATTENTION_POST_NORM, SA_LAST_POST_NORM, SA_LAYER_PARAMETERS };
+
+static inline bool sa_is_norm(int which) { return which == SA_ATTENTION_NORM || which >= SA_LAST_NORM; }
 
 /* Dropout is applied to attention weights, to output's result, to down's input and to down's result. */
 enum { SA_DROP_WEIGHTS, SA_DROP_OUTPUT, SA_DROP_WIDE, SA_DROP_DOWN, SA_DROPOUTS };
@@ -20,8 +25,8 @@ typedef struct {
     sa_weights weights;                /* the form of all projections' weights: arrays or sa_compact */
     ptrdiff_t heads, key_heads, width; /* width of a head */
     ptrdiff_t hidden;                  /* width of the feed-forward network; 0: there is none */
-    double eps[2];                     /* eps of both norms */
-    bool rms[2];
+    double eps[SA_LAYER_PARAMETERS];   /* of norms */
+    bool rms[SA_LAYER_PARAMETERS];
     bool norm_first, causal;
     ptrdiff_t window_left, window_right; /* SA_UNBOUNDED: no bound */
     double scale, softcap;
@@ -57,6 +62,7 @@ typedef struct {
     const void *table; /* (vocabulary, d), for quants a sa_compact; or NULL: rows are the input */
     sa_weights table_kind;
     const float *table_scale; /* (vocabulary, groups), for a table of int8 */
+    double table_factor;      /* multiplies rows of the table, which then has neither always nor positions; 0: there is none */
     const void *always;       /* (d,), added to every row of the table; or NULL */
     const void *positions;    /* (longest or more, d), or NULL */
     const int64_t *ids;
@@ -93,6 +99,14 @@ enum {
     SA_ACTIVE,      /* hidden: the input of down */
     SA_LAST_SCALED, /* d, 1: the last norm, before weight and bias, and its scale */
     SA_LAST_SCALE,
+    SA_POST_SCALED, /* d, 1: the same of both post norms */
+    SA_POST_SCALE,
+    SA_LAST_POST_SCALED,
+    SA_LAST_POST_SCALE,
+    SA_QUERY_SCALED, /* heads × width, heads: the same of the norms of heads */
+    SA_QUERY_SCALE,
+    SA_KEY_SCALED,
+    SA_KEY_SCALE,
     SA_ARRAYS
 };
 
@@ -160,8 +174,9 @@ typedef struct {
     char *y; /* the output: the next layer's x */
 } sa_frame;
 
-/* A norm's backward pass: dy is the gradient of its output, ds the gradient of its input. */
+/* A norm's backward pass: dy (rows, d) is the gradient of its output, ds the gradient of its input. */
 typedef struct {
+    ptrdiff_t rows, d;
     const void *weight;
     bool rms;
     char *scaled, *scale;
@@ -189,7 +204,8 @@ typedef struct {
     sa_linear_gradients gradients;
     sa_norm_pullback norm;
     sa_dropout dropout;
-    bool norm_waits; /* the norm's parameters have no gradients yet */
+    const char *dropped; /* the gradient of a product after dropout */
+    bool norm_waits;     /* the norm's parameters have no gradients yet */
     char *dy, *other, *dn, *dprojected[SA_OUTPUT], *dattended, *dwide, *dgates;
     char *scratch;
     char *partial; /* partial results of all sequences, with a cache */
@@ -206,6 +222,11 @@ typedef enum { SA_BY_ANY_THREAD, SA_BY_ROWS, SA_BY_ROWS_AND_ON } sa_order;
 void sa_run_phase(const sa_pass *p, ptrdiff_t tasks, sa_pass_task *task, sa_order order);
 
 static inline const sa_layer *sa_layer_of(const sa_pass *p) { return &p->e->layer[p->layer]; }
+
+/* The norm that a parameter is; weight NULL: there is none. */
+static inline sa_norm sa_norm_of(const sa_layer *l, int which) {
+    return (sa_norm){l->weight[which], l->bias[which], l->eps[which], l->rms[which]};
+}
 
 /* The width of a row of queries, and of a row of keys or values. */
 static inline ptrdiff_t sa_query_width(const sa_layer *l) { return l->heads * l->width; }

@@ -33,9 +33,9 @@ static void spread(const sa_pass *p, ptrdiff_t t) {
 static void norm_rows(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const sa_norm_pullback *n = &p->norm;
-    const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d);
-    const sa_norm_rows rows = {.rows = sa_smaller(e->tokens - row, SA_NORM_ROWS),
-                               .d = e->d,
+    const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * n->d);
+    const sa_norm_rows rows = {.rows = sa_smaller(n->rows - row, SA_NORM_ROWS),
+                               .d = n->d,
                                .rms = n->rms,
                                .weight = n->weight,
                                .scaled = n->scaled + at,
@@ -49,24 +49,24 @@ static void norm_parameters(const sa_pass *p, ptrdiff_t t) {
     const sa_norm_pullback *n = &p->norm;
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t column = t * kernels->block_rows, at = sa_bytes(e, column);
-    const ptrdiff_t width = sa_smaller(e->d - column, kernels->block_rows);
-    kernels->column_sums(n->dy + at, n->scaled + at, e->tokens, e->d, width, 1, (char *)n->dweight + at);
+    const ptrdiff_t width = sa_smaller(n->d - column, kernels->block_rows);
+    kernels->column_sums(n->dy + at, n->scaled + at, n->rows, n->d, width, 1, (char *)n->dweight + at);
     if (n->dbias != NULL) {
-        kernels->column_sums(n->dy + at, NULL, e->tokens, e->d, width, 1, (char *)n->dbias + at);
+        kernels->column_sums(n->dy + at, NULL, n->rows, n->d, width, 1, (char *)n->dbias + at);
     }
 }
 
 static ptrdiff_t norm_panels(const sa_pass *p) {
-    return p->norm.dweight == NULL ? 0 : sa_ceil_div(p->e->d, sa_kernels_for(p->e->f64)->block_rows);
+    return p->norm.dweight == NULL ? 0 : sa_ceil_div(p->norm.d, sa_kernels_for(p->e->f64)->block_rows);
 }
 
-/* The norm of attention (which 0) or of the feed-forward network (1). */
-static sa_norm_pullback layer_norm(const sa_pass *p, int which, const char *dy, char *ds, bool adds) {
+/* A norm of the layer, whose arrays in the frame are `scaled` and the next. */
+static sa_norm_pullback layer_norm(const sa_pass *p, int which, int scaled, const char *dy, char *ds, bool adds) {
     const sa_layer *l = sa_layer_of(p);
     const sa_layer_gradients *g = &p->g->layer[p->layer];
-    const int parameter = which == 0 ? SA_ATTENTION_NORM : SA_LAST_NORM, scaled = which == 0 ? SA_SCALED : SA_LAST_SCALED;
-    return (sa_norm_pullback){l->weight[parameter], l->rms[which],     p->f.array[scaled], p->f.array[scaled + 1], dy, ds, adds,
-                              g->weight[parameter], g->bias[parameter]};
+    return (sa_norm_pullback){
+        p->e->tokens, p->e->d, l->weight[which], l->rms[which], p->f.array[scaled], p->f.array[scaled + 1], dy,
+        ds,           adds,    g->weight[which], g->bias[which]};
 }
 
 /* dy becomes the gradient of the norm's input. The norm's parameters get gradients with the next product, so no thread is
@@ -80,10 +80,33 @@ static void back_through_norm(sa_pass *p, sa_norm_pullback norm) {
 }
 
 /* For a norm before a sum: dy += the gradient of the norm's input; dn is the gradient of its output. */
-static void add_through_norm(sa_pass *p, int which) {
-    p->norm = layer_norm(p, which, p->dn, p->dy, true);
+static void add_through_norm(sa_pass *p, int which, int scaled) {
+    p->norm = layer_norm(p, which, scaled, p->dn, p->dy, true);
     sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
     sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_ANY_THREAD);
+}
+
+/* For a post norm, whose output is added to the residual: returns the gradient of its input, in dn, or dy without a norm. */
+static const char *back_through_post_norm(sa_pass *p, int which, int scaled) {
+    if (sa_layer_of(p)->weight[which] == NULL) {
+        return p->dy;
+    }
+    p->norm = layer_norm(p, which, scaled, p->dy, p->dn, false);
+    sa_run_phase(p, row_tasks(p), norm_rows, SA_BY_ROWS_AND_ON);
+    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_ANY_THREAD);
+    return p->dn;
+}
+
+/* q = norm(heads of the product): dq becomes the gradient of the product, in place, after the gradients of the parameters. */
+static void back_through_head_norm(sa_pass *p, int which, int scaled, char *dq, ptrdiff_t heads) {
+    if (sa_layer_of(p)->weight[which] == NULL) {
+        return;
+    }
+    p->norm = layer_norm(p, which, scaled, dq, dq, false);
+    p->norm.rows = p->e->tokens * heads;
+    p->norm.d = sa_layer_of(p)->width;
+    sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_ANY_THREAD);
+    sa_run_phase(p, sa_ceil_div(p->norm.rows, SA_NORM_ROWS), norm_rows, SA_BY_ROWS);
 }
 
 /* ---- y = x·weightᵀ + bias ------------------------------------------------------------------------------------------------ */
@@ -103,20 +126,23 @@ static void parameter_task(const sa_pass *p, ptrdiff_t t) {
     }
 }
 
-/* dn = the gradient of a product's result before dropout. */
+/* dn = the gradient of a product's result before dropout; it may hold the gradient after dropout. */
 static void drop_task(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
     const ptrdiff_t row = t * SA_NORM_ROWS, at = sa_bytes(e, row * e->d), rows = sa_smaller(e->tokens - row, SA_NORM_ROWS);
     sa_dropout own = p->dropout;
     own.first_row += row;
-    memcpy(p->dn + at, p->dy + at, (size_t)sa_bytes(e, rows * e->d));
+    if (p->dropped != p->dn) {
+        memcpy(p->dn + at, p->dropped + at, (size_t)sa_bytes(e, rows * e->d));
+    }
     sa_kernels_for(e->f64)->drop_rows(&own, p->dn + at, e->d, rows, e->d, NULL);
 }
 
-static const char *back_through_dropout(sa_pass *p, int kind) {
+static const char *back_through_dropout(sa_pass *p, int kind, const char *dy) {
     p->dropout = sa_dropout_of(p, kind, 0);
+    p->dropped = dy;
     if (p->dropout.p == 0) {
-        return p->dy;
+        return dy;
     }
     sa_run_phase(p, row_tasks(p), drop_task, SA_BY_ROWS);
     return p->dn;
@@ -226,9 +252,10 @@ static void back_through_feed_forward(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool normed = l->weight[SA_LAST_NORM] != NULL, before = normed && l->norm_first, gated = l->weight[SA_GATE] != NULL;
     if (normed && !before) {
-        back_through_norm(p, layer_norm(p, 1, p->dy, p->other, false));
+        back_through_norm(p, layer_norm(p, SA_LAST_NORM, SA_LAST_SCALED, p->dy, p->other, false));
     }
-    const char *dy = back_through_dropout(p, SA_DROP_DOWN);
+    const char *dy = back_through_post_norm(p, SA_LAST_POST_NORM, SA_LAST_POST_SCALED);
+    dy = back_through_dropout(p, SA_DROP_DOWN, dy);
     back_through_product(p, SA_PROJECT_DOWN, (const int[]){SA_DOWN},
                          &(sa_linear_gradients){.dy = {dy},
                                                 .dx = p->dwide,
@@ -240,7 +267,7 @@ static void back_through_feed_forward(sa_pass *p) {
     back_through_product(p, SA_PROJECT_BOTH, (const int[]){SA_UP, SA_GATE},
                          &(sa_linear_gradients){.dy = {p->dwide, p->dgates}, .dx = before ? p->dn : p->dy, .adds = !before});
     if (before) {
-        add_through_norm(p, 1);
+        add_through_norm(p, SA_LAST_NORM, SA_LAST_SCALED);
     }
 }
 
@@ -248,11 +275,12 @@ static void back_through_attention(sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
     const bool normed = l->weight[SA_ATTENTION_NORM] != NULL, before = normed && l->norm_first;
     if (normed && !before) {
-        back_through_norm(p, layer_norm(p, 0, p->dy, p->other, false));
+        back_through_norm(p, layer_norm(p, SA_ATTENTION_NORM, SA_SCALED, p->dy, p->other, false));
     }
     char *own = p->dattended;
     if (l->weight[SA_OUTPUT] != NULL) {
-        const char *dy = back_through_dropout(p, SA_DROP_OUTPUT);
+        const char *dy = back_through_post_norm(p, SA_ATTENTION_POST_NORM, SA_POST_SCALED);
+        dy = back_through_dropout(p, SA_DROP_OUTPUT, dy);
         back_through_product(p, SA_PROJECT_OUTPUT, (const int[]){SA_OUTPUT}, &(sa_linear_gradients){.dy = {dy}, .dx = own});
     } else {
         p->dattended = p->dy;
@@ -263,16 +291,18 @@ static void back_through_attention(sa_pass *p) {
     if (l->rotary.rotated > 0) {
         sa_run_phase(p, p->e->sequences, rotate_back, SA_BY_ROWS);
     }
+    back_through_head_norm(p, SA_QUERY_NORM, SA_QUERY_SCALED, p->dprojected[SA_QUERY], l->heads);
+    back_through_head_norm(p, SA_KEY_NORM, SA_KEY_SCALED, p->dprojected[SA_KEY], l->key_heads);
     back_through_product(p, SA_PROJECT, (const int[]){SA_QUERY, SA_KEY, SA_VALUE},
                          &(sa_linear_gradients){.dy = {p->dprojected[SA_QUERY], p->dprojected[SA_KEY], p->dprojected[SA_VALUE]},
                                                 .dx = before ? p->dn : p->dy,
                                                 .adds = !before});
     if (before) {
-        add_through_norm(p, 0);
+        add_through_norm(p, SA_ATTENTION_NORM, SA_SCALED);
     }
 }
 
-/* ---- x = table[ids] + positions:  a task adds up the rows of a range of ids ---------------------------------------------- */
+/* ---- x = factor·table[ids] + positions:  a task adds up the rows of a range of ids --------------------------------------- */
 
 static void table(const sa_pass *p, ptrdiff_t t) {
     const sa_transformer *e = p->e;
@@ -282,6 +312,10 @@ static void table(const sa_pass *p, ptrdiff_t t) {
         if (e->ids[i] >= from && e->ids[i] < to) {
             kernels->add_row(p->dy + i * row_bytes, e->d, (char *)p->g->table + e->ids[i] * row_bytes);
         }
+    }
+    if (e->table_factor != 0) {
+        char *own = (char *)p->g->table + from * row_bytes;
+        kernels->spread(own, e->table_factor, 1, (to - from) * e->d, own);
     }
 }
 
@@ -296,7 +330,8 @@ static void run_outer_norm(sa_pass *p, int which) {
     const sa_norm *norm = which == 0 ? &p->e->first_norm : &p->e->final_norm;
     void *const *g = which == 0 ? p->g->first_norm : p->g->final_norm;
     char *scale, *scaled = sa_outer_scaled(p, which, &scale);
-    const sa_norm_pullback n = {norm->weight, norm->rms, scaled, scale, p->dy, p->other, false, g[0], g[1]};
+    const sa_norm_pullback n = {p->e->tokens, p->e->d,  norm->weight, norm->rms, scaled, scale,
+                                p->dy,        p->other, false,        g[0],      g[1]};
     back_through_norm(p, n);
     sa_run_phase(p, norm_panels(p), norm_parameters, SA_BY_ANY_THREAD);
     p->norm_waits = false;

@@ -28,6 +28,12 @@ bool sa_transformer_fits(const sa_transformer *e, bool keep) {
            sa_multiply(bytes, frames, &bytes) && bytes <= PTRDIFF_MAX / SA_MOST_THREADS;
 }
 
+/* Makes room for a norm's scaled rows, if they are kept, and for its scales. */
+static void widen(ptrdiff_t width[2], const void *weight, bool keep, ptrdiff_t scaled, ptrdiff_t scales) {
+    width[0] = weight == NULL || !keep ? width[0] : sa_larger(width[0], scaled);
+    width[1] = weight == NULL ? width[1] : sa_larger(width[1], scales);
+}
+
 /* Sets the width of each array to the largest of any layer. */
 static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARRAYS]) {
     memset(width, 0, SA_ARRAYS * sizeof *width);
@@ -41,6 +47,10 @@ static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARR
         width[SA_ATTENDED] = width[SA_QUERIES];
         width[SA_STATS] = keep ? sa_larger(width[SA_STATS], 2 * l->heads) : 0;
         width[SA_NORMED] = l->norm_first ? e->d : width[SA_NORMED];
+        widen(&width[SA_QUERY_SCALED], l->weight[SA_QUERY_NORM], keep, sa_query_width(l), l->heads);
+        widen(&width[SA_KEY_SCALED], l->weight[SA_KEY_NORM], keep, sa_key_width(l), l->key_heads);
+        widen(&width[SA_POST_SCALED], l->weight[SA_ATTENTION_POST_NORM], keep, e->d, 1);
+        widen(&width[SA_LAST_POST_SCALED], l->weight[SA_LAST_POST_NORM], keep, e->d, 1);
         if (sa_has_feed_forward(l)) {
             width[SA_S] = e->d;
             width[SA_WIDE] = sa_larger(width[SA_WIDE], l->hidden);
@@ -68,6 +78,10 @@ sa_layout sa_layout_of(const sa_transformer *e, ptrdiff_t rows, bool keep) {
         layout.at[SA_ACTIVE] = layout.at[SA_WIDE];
         layout.at[SA_LAST_SCALED] = layout.at[SA_SCALED];
         layout.at[SA_LAST_SCALE] = layout.at[SA_SCALE];
+        layout.at[SA_POST_SCALED] = layout.at[SA_LAST_POST_SCALED] = layout.at[SA_SCALED];
+        layout.at[SA_POST_SCALE] = layout.at[SA_LAST_POST_SCALE] = layout.at[SA_SCALE];
+        layout.at[SA_QUERY_SCALED] = layout.at[SA_QUERIES];
+        layout.at[SA_KEY_SCALED] = layout.at[SA_KEYS];
     }
     return layout;
 }
@@ -137,7 +151,8 @@ sa_dropout sa_dropout_of(const sa_pass *p, int kind, ptrdiff_t row) {
 
 bool sa_needs_detour(const sa_pass *p) {
     const sa_layer *l = sa_layer_of(p);
-    const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
+    const bool norm_after =
+        (!l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL) || l->weight[SA_ATTENTION_POST_NORM] != NULL;
     return !p->plan->keep && !norm_after && !sa_has_feed_forward(l) && l->dropout[SA_DROP_OUTPUT] > 0;
 }
 
@@ -159,21 +174,24 @@ sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, p
         return product;
     case SA_PROJECT_OUTPUT: {
         const bool norm_after = !l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
+        const bool post = l->weight[SA_ATTENTION_POST_NORM] != NULL;
         char *s = sa_has_feed_forward(l) ? array[SA_S] : p->f.y;
         product.in = query_width;
         product.x = array[SA_ATTENDED] + at * query_width;
-        product.residual = array[SA_X] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_OUTPUT, row);
-        add_weight(&product, l, SA_OUTPUT, d, (norm_after || sa_needs_detour(p) ? array[SA_SCALED] : s) + at * d);
+        product.residual = post ? NULL : array[SA_X] + at * d;
+        s = post ? array[SA_POST_SCALED] : norm_after || sa_needs_detour(p) ? array[SA_SCALED] : s;
+        add_weight(&product, l, SA_OUTPUT, d, s + at * d);
         return product;
     }
     case SA_PROJECT_DOWN: {
-        const bool norm_after = !l->norm_first && l->weight[SA_LAST_NORM] != NULL;
+        const bool norm_after = !l->norm_first && l->weight[SA_LAST_NORM] != NULL, post = l->weight[SA_LAST_POST_NORM] != NULL;
         product.in = hidden;
         product.x = array[SA_ACTIVE] + at * hidden;
-        product.residual = array[SA_S] + at * d;
         product.dropout = sa_dropout_of(p, SA_DROP_DOWN, row);
-        add_weight(&product, l, SA_DOWN, d, (norm_after ? array[SA_LAST_SCALED] : p->f.y) + at * d);
+        product.residual = post ? NULL : array[SA_S] + at * d;
+        char *y = post ? array[SA_LAST_POST_SCALED] : norm_after ? array[SA_LAST_SCALED] : p->f.y;
+        add_weight(&product, l, SA_DOWN, d, y + at * d);
         return product;
     }
     default:

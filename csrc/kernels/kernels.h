@@ -125,12 +125,12 @@ typedef struct {
     bool far;  /* matmul_nt: B comes from memory, and the next product needs the rows after B */
 } sa_product;
 
-/* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias. RMSNorm has no mean. */
+/* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias + residual. RMSNorm has no mean. */
 typedef struct {
     ptrdiff_t rows, d;
     bool rms;
     double eps;
-    const void *weight, *bias, *x, *added; /* bias and added may be NULL */
+    const void *weight, *bias, *x, *added, *residual; /* bias, added and residual may be NULL */
     void *scaled, *scale, *y;
 } sa_norm_rows;
 

@@ -5,8 +5,12 @@
 #include "python/compact.h"
 #include "python/run.h"
 
-static const char *const parameter_names[SA_LAYER_PARAMETERS] = {"query", "key",  "value", "output",           "attention_norm",
-                                                                 "up",    "gate", "down",  "feed_forward_norm"};
+static const char *const parameter_names[] = {"query", "key",  "value", "output",           "attention_norm",
+                                              "up",    "gate", "down",  "feed_forward_norm"};
+
+static const char *name_of(int which) {
+    return which > SA_LAST_NORM ? "the weight of a norm of heads or a post norm" : parameter_names[which];
+}
 
 void sa_transformer_release(sa_transformer_call *c) {
     for (Py_ssize_t i = 0; c->array != NULL && i < c->arrays; ++i) {
@@ -62,7 +66,7 @@ static PyObject *item(PyObject *tuple, Py_ssize_t i) {
     return i < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, i) : Py_None;
 }
 
-static bool is_projection(int which) { return which != SA_ATTENTION_NORM && which != SA_LAST_NORM; }
+static bool is_projection(int which) { return !sa_is_norm(which); }
 
 /* Keeps panels or quants. All projections of a layer have one kind. */
 static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact *w, int which, npy_intp rows, npy_intp columns,
@@ -71,7 +75,7 @@ static int take_panels(sa_transformer_call *c, PyObject *value, const sa_compact
         w->in != columns) {
         const npy_intp wanted[2] = {rows, columns}, shape[2] = {w->out, w->in};
         return sa_error(PyExc_ValueError, "%s must have shape %s and the kind of all projections of its layer, not shape %s",
-                        parameter_names[which], sa_shape_text(2, wanted), sa_shape_text(2, shape));
+                        name_of(which), sa_shape_text(2, wanted), sa_shape_text(2, shape));
     }
     if (sa_compact_check(w) < 0) {
         return -1;
@@ -94,13 +98,13 @@ static int take_parameter(sa_transformer_call *c, Py_ssize_t first, PyObject *ar
                    : take_array(c, i + 1, bias, compact->out, 0, "a bias", &l->bias[which]);
     }
     if (l->weights != SA_WEIGHTS_WHOLE && is_projection(which) && weight != Py_None) {
-        return sa_error(PyExc_TypeError, "%s must have the kind of query", parameter_names[which]);
+        return sa_error(PyExc_TypeError, "%s must have the kind of query", name_of(which));
     }
-    if (take_array(c, i, weight, rows, columns, parameter_names[which], &l->weight[which]) < 0) {
+    if (take_array(c, i, weight, rows, columns, name_of(which), &l->weight[which]) < 0) {
         return -1;
     }
     if (weight == Py_None) {
-        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", parameter_names[which]);
+        return bias == Py_None ? 0 : sa_error(PyExc_ValueError, "%s has a bias, but no weight", name_of(which));
     }
     return take_array(c, i + 1, bias, rows_of(c, i), 0, "a bias", &l->bias[which]);
 }
@@ -113,7 +117,7 @@ static void parameter_from_query(const sa_transformer_call *c, sa_layer *l, int 
 }
 
 static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *arrays, sa_layer *l) {
-    const npy_intp d = c->e.d;
+    const npy_intp d = c->e.d, w = l->width;
     if (l->heads < 1 || l->key_heads < 1 || l->width < 1 || l->heads % l->key_heads != 0 ||
         l->width > PY_SSIZE_T_MAX / 4 / l->heads) {
         return sa_error(PyExc_ValueError,
@@ -124,8 +128,9 @@ static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *a
     const bool together = item(arrays, 2 * SA_KEY) == Py_None;
     for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
         const npy_intp h = l->hidden, up = which == SA_UP ? -1 : h; /* the rows of up determine h */
-        const npy_intp rows[] = {together ? query_width + 2 * key_width : query_width, key_width, key_width, d, d, up, h, d, d};
-        const npy_intp columns[] = {d, d, d, query_width, 0, d, d, h, 0};
+        const npy_intp queries = together ? query_width + 2 * key_width : query_width;
+        const npy_intp rows[] = {queries, key_width, key_width, d, d, up, h, d, d, w, w, d, d};
+        const npy_intp columns[] = {d, d, d, query_width, 0, d, d, h, 0, 0, 0, 0, 0};
         if (take_parameter(c, first, arrays, which, rows[which], columns[which], l) < 0) {
             return -1;
         }
@@ -135,6 +140,10 @@ static int take_parameters(sa_transformer_call *c, Py_ssize_t first, PyObject *a
         }
     }
     const bool own_value = l->weight[SA_VALUE] != NULL;
+    const bool post = l->weight[SA_ATTENTION_POST_NORM] != NULL || l->weight[SA_LAST_POST_NORM] != NULL;
+    if (post && (!l->norm_first || l->weight[SA_OUTPUT] == NULL || l->weight[SA_DOWN] == NULL)) {
+        return sa_error(PyExc_ValueError, "post norms need norm_first, an output and a feed-forward network");
+    }
     if (together && l->weights != SA_WEIGHTS_WHOLE) {
         return sa_error(PyExc_ValueError, "compact weights of query, key and value must be apart");
     }
@@ -185,14 +194,18 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
     PyObject *arrays = NULL, *numbers = NULL;
     sa_layer *l = &c->layer[number];
     const Py_ssize_t first = FIRST_OF_LAYERS + number * LAYER_ARRAYS;
-    int rms[2], norm_first, causal, activation, interleaved;
+    int rms[SA_LAYER_PARAMETERS] = {0}, norm_first, causal, activation, interleaved;
     unsigned long long seed = 0;
     if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers)) {
         return PyErr_Occurred() ? -1 : sa_error(PyExc_TypeError, "layer %zd must be a tuple (arrays, numbers)", number);
     }
-    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddK", &l->heads, &l->key_heads, &l->width, &l->eps[0], &l->eps[1],
-                          &rms[0], &rms[1], &norm_first, &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap,
-                          &activation, &interleaved, &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed)) {
+    double *eps = l->eps;
+    if (!PyArg_ParseTuple(numbers, "nnnddppppnnddip|ddddKddddpppp", &l->heads, &l->key_heads, &l->width,
+                          &eps[SA_ATTENTION_NORM], &eps[SA_LAST_NORM], &rms[SA_ATTENTION_NORM], &rms[SA_LAST_NORM], &norm_first,
+                          &causal, &l->window_left, &l->window_right, &l->scale, &l->softcap, &activation, &interleaved,
+                          &l->dropout[0], &l->dropout[1], &l->dropout[2], &l->dropout[3], &seed, &eps[SA_QUERY_NORM],
+                          &eps[SA_KEY_NORM], &eps[SA_ATTENTION_POST_NORM], &eps[SA_LAST_POST_NORM], &rms[SA_QUERY_NORM],
+                          &rms[SA_KEY_NORM], &rms[SA_ATTENTION_POST_NORM], &rms[SA_LAST_POST_NORM])) {
         return -1;
     }
     if (PyTuple_GET_SIZE(arrays) > LAYER_ARRAYS || activation < SA_ACT_NONE || activation > SA_ACT_SILU) {
@@ -205,8 +218,9 @@ static int take_layer(sa_transformer_call *c, Py_ssize_t number, PyObject *value
         }
     }
     l->seed = seed;
-    l->rms[0] = rms[0];
-    l->rms[1] = rms[1];
+    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+        l->rms[which] = rms[which];
+    }
     l->norm_first = norm_first;
     l->causal = causal;
     l->window_left = take_bound(l->window_left);
@@ -334,8 +348,8 @@ static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *m
     PyObject *arrays, *numbers, *layers;
     int first_rms, final_rms, pooling, f64;
     if (!PyArg_ParseTuple(model, "O!O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers, &PyTuple_Type, &layers) ||
-        !PyArg_ParseTuple(numbers, "npddppi", &c->e.d, &f64, &c->e.first_norm.eps, &c->e.final_norm.eps, &first_rms, &final_rms,
-                          &pooling)) {
+        !PyArg_ParseTuple(numbers, "npddppi|d", &c->e.d, &f64, &c->e.first_norm.eps, &c->e.final_norm.eps, &first_rms,
+                          &final_rms, &pooling, &c->e.table_factor)) {
         return -1;
     }
     if (PyTuple_GET_SIZE(arrays) != OWN_ARRAYS || c->e.d < 1 || pooling < SA_EACH_ROW || pooling > SA_LAST_ROW) {
@@ -366,6 +380,9 @@ static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *m
     }
     if (c->e.table == NULL && (c->e.always != NULL || c->e.positions != NULL)) {
         return sa_error(PyExc_ValueError, "what is always added and positions need a table");
+    }
+    if (c->e.table_factor != 0 && (c->e.table == NULL || c->e.always != NULL || c->e.positions != NULL)) {
+        return sa_error(PyExc_ValueError, "a factor needs a table, and nothing that is added to its rows");
     }
     c->e.vocabulary = c->e.table_kind == SA_WEIGHTS_QUANTS ? c->e.vocabulary : rows_of(c, TABLE);
     c->most = c->e.positions == NULL ? c->most : sa_smaller(c->most, rows_of(c, POSITIONS));

@@ -141,8 +141,8 @@ static void try_no_rows(ptrdiff_t in, ptrdiff_t out, bool f64) {
 
 #define MOST_LAYERS 3
 
-/* Kinds of layers: the tutorial's; BERT's; a layer with the norms first, gates, grouped heads, rotary positions and RMSNorm;
- * GPT's, with a window; one with dropout. */
+/* Kinds of layers: the tutorial's; BERT's; a layer with the norms first, gates, grouped heads, rotary positions and RMSNorm,
+ * also of heads and before the sums; GPT's, with a window; one with dropout. */
 enum { PLAIN, BERT, GATED, GPT, DROPS };
 
 typedef struct {
@@ -179,8 +179,6 @@ static void make_layer(sa_layer *l, const model_shape *shape, ptrdiff_t size[OF_
                     .key_heads = kind == GATED ? 1 : shape->heads,
                     .width = width,
                     .hidden = kind == PLAIN ? 0 : d + 3,
-                    .eps = {1e-5, 1e-6},
-                    .rms = {kind == GATED, kind == GATED},
                     .norm_first = kind >= GATED,
                     .causal = kind == GATED || kind == GPT,
                     .window_left = kind == BERT || kind == GPT ? 20 : SA_UNBOUNDED,
@@ -190,14 +188,19 @@ static void make_layer(sa_layer *l, const model_shape *shape, ptrdiff_t size[OF_
                                   : kind == GATED ? SA_ACT_SILU
                                                   : SA_ACT_RELU,
                     .seed = 7};
+    for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
+        l->eps[which] = which == SA_ATTENTION_NORM ? 1e-5 : 1e-6;
+        l->rms[which] = kind == GATED;
+    }
     for (int i = 0; i < SA_DROPOUTS; ++i) {
         l->dropout[i] = kind == DROPS ? 0.1 * (i + 1) : 0;
     }
     const ptrdiff_t keys = l->key_heads * width, h = l->hidden;
-    const ptrdiff_t rows[SA_LAYER_PARAMETERS] = {d, keys, keys, d, d, h, h, d, d};
-    const ptrdiff_t columns[SA_LAYER_PARAMETERS] = {d, d, d, d, 1, d, d, h, 1};
+    const ptrdiff_t rows[SA_LAYER_PARAMETERS] = {d, keys, keys, d, d, h, h, d, d, width, width, d, d};
+    const ptrdiff_t columns[SA_LAYER_PARAMETERS] = {d, d, d, d, 1, d, d, h, 1, 1, 1, 1, 1};
     for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
-        const bool absent = kind == PLAIN ? which == SA_OUTPUT || which >= SA_UP : which == SA_GATE && kind != GATED;
+        const bool gated = which == SA_GATE || which >= SA_QUERY_NORM;
+        const bool absent = kind == PLAIN ? which == SA_OUTPUT || which >= SA_UP : gated && kind != GATED;
         const bool bias = !absent && kind != GATED;
         size[2 * which] = absent ? 0 : rows[which] * columns[which];
         size[2 * which + 1] = bias ? rows[which] : 0;
@@ -536,7 +539,7 @@ static void compact_make(compact_model *c, model *m, sa_weights kind, bool alone
         c->layer[i] = m->layer[i];
         c->layer[i].weights = kind;
         for (int which = 0; which < SA_LAYER_PARAMETERS; ++which) {
-            if (m->layer[i].weight[which] == NULL || which == SA_ATTENTION_NORM || which == SA_LAST_NORM) {
+            if (m->layer[i].weight[which] == NULL || sa_is_norm(which)) {
                 continue;
             }
             const int at = (int)(3 + OF_LAYER * i) + 2 * which;

@@ -10,7 +10,9 @@ A layer computes, with d the width of the model::
     y = s + down(activation(gate(m)) * up(m))                      m = feed_forward_norm(s) if norm_first, else s
 
 Without ``norm_first`` the norms come after the sums instead: ``s = attention_norm(x + …)``, ``y =
-feed_forward_norm(s + …)``. Without ``gate`` the feed-forward network is ``down(activation(up(m)))``. Parts that are None are left out.
+feed_forward_norm(s + …)``. Post norms, with ``norm_first`` alone, come before the sums: ``s = x + attention_post_norm(output(…))``, ``y =
+s + feed_forward_post_norm(down(…))``. ``query_norm`` and ``key_norm`` normalise each head, before rotary positions. Without ``gate`` the
+feed-forward network is ``down(activation(up(m)))``. Parts that are None are left out.
 """
 
 from __future__ import annotations
@@ -70,6 +72,10 @@ class Layer(NamedTuple):
     gate: Projection | None = None
     down: Projection | None = None
     feed_forward_norm: Norm | None = None
+    query_norm: Norm | None = None  # its weight has the width of a head
+    key_norm: Norm | None = None
+    attention_post_norm: Norm | None = None
+    feed_forward_post_norm: Norm | None = None
     num_key_heads: int | None = None  # None: num_heads
     norm_first: bool = False
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
@@ -92,6 +98,9 @@ class Transformer(NamedTuple):
 
     layers: tuple[Layer, ...]
     table: Weight | None = None  # (vocabulary, d): inputs are ids; None: inputs are rows (tokens, d)
+    table_factor: float | None = (
+        None  # multiplies the rows of the table, which then has neither `always` nor positions
+    )
     always: Array | None = None  # (d,), added to every row of the table
     positions: Array | None = None  # (longest, d), added to the rows of the table
     embedding_norm: Norm | None = None
@@ -118,7 +127,7 @@ def _fields(layer: Layer) -> tuple[Projection | Norm | None, ...]:
     """Return the fields that have parameters, in the order of the core."""
     return (
         layer.query, layer.key, layer.value, layer.output, layer.attention_norm, layer.up, layer.gate, layer.down,
-        layer.feed_forward_norm,
+        layer.feed_forward_norm, layer.query_norm, layer.key_norm, layer.attention_post_norm, layer.feed_forward_post_norm,
     )  # fmt: skip
 
 
@@ -177,7 +186,7 @@ def _vjp_by_layer(model: Transformer, inputs: Array, cu_seqlens: Array) -> tuple
     The rows between layers are those of :func:`forward`. The gradient is that of the expanded weights there, as if nothing rounded
     the rows that enter a product.
     """
-    bare = model._replace(table=None, always=None, positions=None)
+    bare = without_table(model)
     entry = model._replace(layers=(), embedding_norm=None, final_norm=None, pooling=None)
     rows = inputs if model.table is None else forward(entry, inputs, cu_seqlens)
     last, given = len(model.layers) - 1, []
@@ -216,6 +225,11 @@ def expanded(model: Transformer) -> Transformer:
     return model._replace(table=table, layers=tuple(of_layer(layer) for layer in model.layers))
 
 
+def without_table(model: Transformer) -> Transformer:
+    """Return a model that takes the rows that enter its first norm or layer."""
+    return model._replace(table=None, table_factor=None, always=None, positions=None)
+
+
 def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     """Return the tuples that ``csrc/python/transformer_model.c`` takes."""
     first, final = model.embedding_norm, model.final_norm
@@ -231,6 +245,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     numbers = (
         d, some.dtype == np.float64, first.eps if first else 0.0, final.eps if final else 0.0,
         first is not None and first.kind == "rms", final is not None and final.kind == "rms", POOLINGS[model.pooling],
+        0.0 if model.table_factor is None else model.table_factor,
     )  # fmt: skip
     return own, numbers, tuple([_layer(layer) for layer in model.layers])
 
@@ -243,6 +258,7 @@ def _both(own: Projection | Norm | None) -> tuple[Any, Array | None]:
 
 def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     first, last, rotary = layer.attention_norm, layer.feed_forward_norm, layer.rotary
+    others = _fields(layer)[9:]  # the norms of heads and the post norms
     found: list[Any] = [array for field in _fields(layer) for array in _both(field)]
     found += NONE if rotary is None else (rotary.cos, rotary.sin)
     key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
@@ -254,7 +270,8 @@ def _layer(layer: Layer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         first is not None and first.kind == "rms", last is not None and last.kind == "rms", layer.norm_first, layer.causal,
         left, right, 1 / math.sqrt(width) if layer.scale is None else layer.scale, layer.softcap,
         0 if layer.up is None else ACTIVATIONS[layer.activation], rotary is not None and rotary.interleaved,
-        *layer.dropout, layer.seed,
+        *layer.dropout, layer.seed, *(norm.eps if isinstance(norm, Norm) else 0.0 for norm in others),
+        *(isinstance(norm, Norm) and norm.kind == "rms" for norm in others),
     )  # fmt: skip
     return tuple(found), numbers
 

@@ -6,8 +6,8 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral and Qwen2. A setting of a
-folder that is not supported and would change results is an error; one that is not known is in a warning. Needs
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2 and Qwen3. A
+setting of a folder that is not supported and would change results is an error; one that is not known is in a warning. Needs
 ``pip install 'selfattn[models]'``.
 """
 
@@ -44,18 +44,19 @@ from selfattn.models.bert import (
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.modernbert import ModernBertModel
+from selfattn.models.qwen3 import Qwen3ForCausalLM
 from selfattn.models.vit import ViTModel
 
 __all__ = [
     "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "DistilBertForSequenceClassification",
     "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "LlamaForCausalLM", "MPNetModel",
-    "ModernBertModel", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
+    "ModernBertModel", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
 ]  # fmt: skip
 
 
 CLASSES: tuple[type[Pretrained], ...] = (
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, GPT2LMHeadModel, LlamaForCausalLM,
-    BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification,
+    Qwen3ForCausalLM, BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification,
 )  # fmt: skip
 MODELS, CLASSIFIERS = (
     {kind: each for each in CLASSES for kind in each.kinds if (each.suffix == CLASSIFIER) is classifies}
@@ -78,7 +79,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     path : path
         A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
         folder of sentence-transformers, with ``modules.json``; or one of :func:`selfattn.files.save_model`, as ``selfattn train``
-        makes it; or a ``.gguf`` file of the architecture llama, qwen2 or gpt2.
+        makes it; or a ``.gguf`` file of the architecture llama, qwen2, qwen3 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
         The dtype to which the weights of layers and the table of words are rounded; see ``quantize`` of the model. None keeps
         them as they are stored, but 16-bit weights of a folder become float32; a GGUF file's quants of 4 to 16 bits are
@@ -86,7 +87,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
 
     Returns
     -------
-    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, GPT2LMHeadModel, LlamaForCausalLM or EmbeddingModel
+    BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, a language model or EmbeddingModel
         Its weights are mapped from the file, not copied: the file must not change.
 
     Raises

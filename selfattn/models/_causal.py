@@ -175,7 +175,7 @@ class CausalModel(Pretrained):
         inputs = self._checked_rows(cast(Array, text)) if given else self._ids(text)
         settings, parameters = self._built(len(inputs))
         if given:
-            settings = settings._replace(table=None, always=None, positions=None)
+            settings = transformer.without_table(settings)
         trains = self.dtype in ("float32", "float64", "bfloat16")
         if not trains and not given:
             raise no_gradients(self.dtype)

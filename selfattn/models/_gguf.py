@@ -27,6 +27,7 @@ from selfattn.models._table import GPT2_ALIASES, FolderWarning, rows
 from selfattn.models._tokenizer_class import QWEN2, sentencepiece_decoder
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
+from selfattn.models.qwen3 import Qwen3ForCausalLM
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -238,6 +239,7 @@ LLAMA_NAMES = {
     "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 GPT2_NAMES = {
     "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
     "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2",
@@ -246,6 +248,7 @@ GPT2_NAMES = {
 ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, where the layers are
     "llama": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
     "qwen2": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
+    "qwen3": (Qwen3ForCausalLM, LLAMA_NAMES | HEAD_NORMS, "model.layers."),
     "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
 }
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
@@ -406,8 +409,9 @@ def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
         rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         rope |= {"attention_factor": 1.0, "original_max_position_embeddings": longest}
     config["rope_parameters"] = rope
-    if entries.prefix == "llama":
+    if entries.prefix in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if entries.prefix == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     return config
 
@@ -433,7 +437,7 @@ PRE = {
 # The models of these normalise texts to NFC, but no key of a GGUF file says so.
 NFC = ("qwen2", "megrez", "mpt", "olmo", "command-r")
 # Old files do not name a pre-tokenizer; the first models of the architecture had these.
-UNNAMED = {"qwen2": "qwen2", "gpt2": "gpt-2", "llama": "gpt-2"}
+UNNAMED = {"qwen2": "qwen2", "qwen3": "qwen2", "gpt2": "gpt-2", "llama": "gpt-2"}
 # As in Llama 3, a word that is a token needs no merges, and a text begins with the bos token unless the file says no.
 WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
 BOS_FIRST = ("llama-bpe", "llama3", "llama-v3", "falcon3")

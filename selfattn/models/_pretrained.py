@@ -27,6 +27,7 @@ from selfattn.nn.module import Gradients, IncompatibleKeys, Module
 Shapes = dict[str, tuple[int, ...]]
 Pulled = Callable[[Array], Gradients]
 ALL = slice(None)
+HEAD_NORMS = ("query_norm", "key_norm")  # fields whose weights have the width of a head
 
 
 def linear(name: str, out: int, into: int) -> Shapes:
@@ -403,6 +404,7 @@ class Pretrained(Inspected, Module):
     hidden_size: int
     num_layers: int
     num_heads: int
+    head_width: int  # where it is read apart, or heads have norms
     wide: int  # the width of the feed-forward network
     activation: Any
     eps: float
@@ -435,7 +437,7 @@ class Pretrained(Inspected, Module):
         together = list(names.values())
         for place, (field, name) in enumerate(names.items()):
             if field not in shapes:
-                found[field] = self._norm(p, name)
+                found[field] = self._norm(p, name, self.head_width if field in HEAD_NORMS else d)
                 continue
             (out, into), count = shapes[field], together.count(name)
             begin = out * (place - together.index(name))
@@ -455,8 +457,8 @@ class Pretrained(Inspected, Module):
         """Return the settings of a layer that are no parameters."""
         return {}
 
-    def _norm(self, p: Parameters, name: str) -> Norm:
-        return p.norm(name, self.hidden_size, self.eps)
+    def _norm(self, p: Parameters, name: str, width: int) -> Norm:
+        return p.norm(name, width, self.eps)
 
     def _head(self, p: Parameters) -> Any:
         """Return what makes logits of the last hidden states, in a language model."""

@@ -19,7 +19,7 @@ from selfattn import _disk
 from selfattn._check import Array, check_size, quoted
 from selfattn._docs import repeats
 from selfattn.engine import transformer
-from selfattn.engine.transformer import Transformer, check_ids, pack
+from selfattn.engine.transformer import Transformer, check_ids, pack, without_table
 from selfattn.functional import softmax
 from selfattn.functional._products import linear as multiply
 from selfattn.functional._similarity import pairwise_similarities, similarities
@@ -622,7 +622,7 @@ class TextEncoder(Pretrained):
             rows = rows + self.arrays[self.type_table][0 if types is None else types]
         if self.position_table is not None:
             rows = rows + self.arrays[self.position_table][self._places(ids, cu_seqlens)]
-        return settings._replace(table=None, always=None, positions=None), rows
+        return without_table(settings), rows
 
     def _are_plain(self, ids: Array, types: Array | None) -> bool:
         """Tell whether the core looks up the right rows: all types are 0, and no position is left out."""

@@ -46,9 +46,9 @@ AS_IT_IS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend
 # Transformers' class of a model whose folder names none.
 BY_MODEL = {
     "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gpt2": "GPT2Tokenizer",
-    "mpnet": "MPNetTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+    "mpnet": "MPNetTokenizer", "qwen3": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
 }  # fmt: skip
-LANGUAGE = ("gpt2", "llama", "mistral", "qwen2")  # models whose tokens become text
+LANGUAGE = ("gpt2", "llama", "mistral", "qwen2", "qwen3")  # models whose tokens become text
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 

@@ -82,7 +82,7 @@ class BertModel(TextEncoder):
             table=p.weight(self.word_table, self.vocab_size, d),
             positions=p.array(self.position_table, self.positions, d)[self.first_position :],
             always=None if self.type_table is None else p.array(self.type_table, self.types, d)[0],
-            embedding_norm=self._norm(p, "embeddings.LayerNorm"),
+            embedding_norm=self._norm(p, "embeddings.LayerNorm", self.hidden_size),
             layers=self._layers(p, longest),
         )
 

@@ -58,7 +58,7 @@ class GPT2LMHeadModel(CausalModel):
             table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
             positions=p.array("transformer.wpe.weight", self.max_positions, self.hidden_size),
             layers=self._layers(p, longest),
-            final_norm=self._norm(p, "transformer.ln_f"),
+            final_norm=self._norm(p, "transformer.ln_f", self.hidden_size),
         )
 
     def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:

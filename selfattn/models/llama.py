@@ -21,6 +21,10 @@ class LlamaForCausalLM(CausalModel):
     """
 
     kinds: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
+    # What Transformers takes where config.json lacks a key: max_position_embeddings, num_key_value_heads, head_dim.
+    usual: ClassVar[dict[str, tuple[int, int | None, int | None]]] = {
+        "llama": (2048, None, None), "mistral": (131072, 8, None), "qwen2": (32768, None, None),
+    }  # fmt: skip
     suffix = "ForCausalLM"
     prefix = "model."
     buffers = (".rotary_emb.inv_freq",)
@@ -38,16 +42,15 @@ class LlamaForCausalLM(CausalModel):
         self.hidden_size = config.size("hidden_size")
         self.num_layers = config.size("num_hidden_layers", least=0, most=MOST_LAYERS)
         self.num_heads = config.size("num_attention_heads")
-        usual = 8 if kind == "mistral" else None
-        self.num_key_heads = config.size_or("num_key_value_heads", self.num_heads, usual)
-        self.head_width = config.size_or("head_dim", max(1, self.hidden_size // self.num_heads))
+        longest, key_heads, width = self.usual[kind]
+        self.num_key_heads = config.size_or("num_key_value_heads", self.num_heads, key_heads)
+        self.head_width = config.size_or("head_dim", max(1, self.hidden_size // self.num_heads), width)
         self.wide = config.size("intermediate_size")
         self.activation = config.activation("hidden_act", "silu")
-        longest = {"llama": 2048, "mistral": 131072, "qwen2": 32768}[kind]
         self.max_positions = config.size("max_position_embeddings", longest)
         self.eps = config.number("rms_norm_eps", 1e-6)
         self.tied = config.flag("tie_word_embeddings", False)
-        attention = kind == "llama" and config.flag("attention_bias", False)
+        attention = kind not in ("mistral", "qwen2") and config.flag("attention_bias", False)
         inner = kind == "llama" and config.flag("mlp_bias", False)
         biased = {"query", "key", "value"} if attention or kind == "qwen2" else set()
         biased |= ({"output"} if attention else set()) | ({"gate", "up", "down"} if inner else set())
@@ -56,21 +59,22 @@ class LlamaForCausalLM(CausalModel):
         self._read_windows(config, kind)
         self.rope = read_rope(config, self.head_width, self.max_positions)
         heads = ("num_attention_heads", self.num_heads)
-        if config.raw("head_dim") is None:
+        if config.raw("head_dim", width) is None:
             config.check_multiple("hidden_size", self.hidden_size, *heads)
         config.check_multiple(*heads, "num_key_value_heads", self.num_key_heads)
 
     def _read_windows(self, config: Config, kind: str) -> None:
         """Read how many tokens each layer attends to, the query's own included; None is all."""
         size, first = None, 0
+        qwen = kind.startswith("qwen")
         if kind != "llama":
             size = config.size_or("sliding_window", None, 4096)
-        if kind == "qwen2":
+        if qwen:
             size = size if config.flag("use_sliding_window", False) else None
             first = config.size("max_window_layers", 28, least=0)
         usual = [FULL if size is None or n < first else SLIDING for n in range(self.num_layers)]
         kinds = config.raw("layer_types") or usual
-        if kind != "qwen2" and kinds != usual:
+        if not qwen and kinds != usual:
             raise config.error(f"layer_types {kinds!r} is not supported for {kind}")
         good = isinstance(kinds, list) and len(kinds) == self.num_layers and not set(kinds) - {FULL, SLIDING}
         if not good or (SLIDING in kinds and size is None):
@@ -82,11 +86,11 @@ class LlamaForCausalLM(CausalModel):
         return Transformer(
             table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
             layers=self._layers(p, longest),
-            final_norm=self._norm(p, "model.norm"),
+            final_norm=self._norm(p, "model.norm", self.hidden_size),
         )
 
-    def _norm(self, p: Parameters, name: str) -> Norm:
-        return p.norm(name, self.hidden_size, self.eps, bias=False)._replace(kind="rms")
+    def _norm(self, p: Parameters, name: str, width: int) -> Norm:
+        return p.norm(name, width, self.eps, bias=False)._replace(kind="rms")
 
     def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
         window = self.windows[n]

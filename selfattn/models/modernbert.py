@@ -63,13 +63,13 @@ class ModernBertModel(TextEncoder):
     def _settings(self, p: Parameters, longest: int) -> Transformer:
         return Transformer(
             table=p.weight(self.word_table, self.vocab_size, self.hidden_size),
-            embedding_norm=self._norm(p, "embeddings.norm"),
+            embedding_norm=self._norm(p, "embeddings.norm", self.hidden_size),
             layers=self._layers(p, longest),
-            final_norm=self._norm(p, "final_norm"),
+            final_norm=self._norm(p, "final_norm", self.hidden_size),
         )
 
-    def _norm(self, p: Parameters, name: str) -> Norm:
-        return p.norm(name, self.hidden_size, self.eps, self.biases["norm"])
+    def _norm(self, p: Parameters, name: str, width: int) -> Norm:
+        return p.norm(name, width, self.eps, self.biases["norm"])
 
     def _fields(self, n: int) -> dict[str, str]:  # the embedding's norm takes the place of the first
         return {field: name for field, name in self.fields.items() if n > 0 or field != "attention_norm"}

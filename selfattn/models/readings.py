@@ -339,14 +339,16 @@ def contributions(model: Any, text: Any, target: Target) -> Contributions:
             if not layer.norm_first:
                 g, bias = _through(layer.feed_forward_norm, own.feed_forward_residual, g)
                 share += bias
-            fed[n] = _dot(g, own.down)
+            through, bias = _through(layer.feed_forward_post_norm, own.down, g)
+            fed[n] = _dot(through, own.down) + bias
         if not layer.norm_first:
             g, bias = _through(layer.attention_norm, own.residual, g)
             share += bias
         back = g
-        if layer.output is not None:
-            back = g @ np.asarray(layer.output.weight)
-            biases[n] = 0 if layer.output.bias is None else g.sum(axis=0) @ layer.output.bias
+        if layer.output is not None and own.projected_output is not None:
+            through, biases[n] = _through(layer.attention_post_norm, own.projected_output, g)
+            back = through @ np.asarray(layer.output.weight)
+            biases[n] += 0 if layer.output.bias is None else through.sum(axis=0) @ layer.output.bias
         back = back.reshape(len(g), layer.num_heads, -1)
         heads[n] = np.einsum("lhd,hld->h", back, own.output, dtype=np.float64)
     words = np.einsum("ld,ld->l", g, steps.inputs, dtype=np.float64)
@@ -447,7 +449,7 @@ def _rows(settings: Transformer, inputs: Array) -> tuple[Transformer, Array]:
         return settings, inputs
     alone = settings._replace(layers=(), embedding_norm=None, final_norm=None)
     rows = transformer.forward(alone, inputs, np.array([0, len(inputs)]))
-    return settings._replace(table=None, always=None, positions=None), rows
+    return transformer.without_table(settings), rows
 
 
 def _gradients(settings: Transformer, rows: Array, read: Reader) -> Array:

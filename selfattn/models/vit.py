@@ -88,7 +88,7 @@ class ViTModel(Pretrained):
         p.array(PLACES, 1, (self.image // self.patch) ** 2 + 1, d)
         p.array(f"{PATCHES}.weight", d, self.channels, self.patch, self.patch)
         p.array(f"{PATCHES}.bias", d)
-        return Transformer(self._layers(p, longest), final_norm=self._norm(p, "layernorm"))
+        return Transformer(self._layers(p, longest), final_norm=self._norm(p, "layernorm", self.hidden_size))
 
     def _fields(self, n: int) -> dict[str, str]:
         return self.fields | self.names_of_dino if self.dino else self.fields

@@ -22,7 +22,10 @@ from selfattn.reference.varlen import varlen_attention_vjp
 # The place of a parameter: its layer, its field in PARTS, 0 for a weight or 1 for a bias.
 Place: TypeAlias = tuple[int, ...]
 
-PARTS = ("query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm")
+PARTS = (
+    "query", "key", "value", "output", "attention_norm", "up", "gate", "down", "feed_forward_norm", "query_norm", "key_norm",
+    "attention_post_norm", "feed_forward_post_norm",
+)  # fmt: skip
 MASK = len(PARTS)  # the place of the mask's gradient
 WEIGHTS, OUTPUT, WIDE, DOWN = range(4)  # what may be dropped, in the order of a layer's ``dropout``
 GOLDEN = 0x9E3779B97F4A7C15  # the seeds of these four kinds of dropout are this far apart
@@ -111,7 +114,7 @@ def transformer_vjp(
         d_masks = [found[place] for place in places if place[1] == MASK]
         if model.table is not None:
             grads.insert(0, np.zeros(model.table.shape, compute))
-            np.add.at(grads[0], given, dx)
+            np.add.at(grads[0], given, dx if model.table_factor is None else dx * model.table_factor)
         alike = len({d_mask.shape for d_mask in d_masks}) == 1  # all layers have the same number of heads
         return dx, grads, np.sum(d_masks, axis=0) if alike else None
 
@@ -119,10 +122,12 @@ def transformer_vjp(
 
 
 def _enter(model: Any, given: Array, cu_seqlens: Array, compute: np.dtype[Any]) -> Array:
-    """Look ids up, and add ``always`` and the positions; without a table, return the rows as they are."""
+    """Look ids up, times the table's factor, and add ``always`` and the positions; without a table, return the rows as they are."""
     if model.table is None:
         return given.astype(compute)
     x: Array = model.table[given].astype(compute)
+    if model.table_factor is not None:
+        x = x * compute.type(model.table_factor)
     if model.always is not None:
         x = x + model.always.astype(compute)
     if model.positions is not None:
@@ -156,16 +161,16 @@ def one_layer(tape: Tape, model: Any, n: int, x: Array, cu_seqlens: Array, watch
 
     ::
 
-        norm first:   s = x + attend(norm(x))      y = s + feed_forward(norm(s))
+        norm first:   s = x + post(attend(norm(x)))      y = s + post(feed_forward(norm(s)))      post: a norm, or nothing
         norm after:   s = norm(x + attend(x))      y = norm(s + feed_forward(s))
     """
     x = watch.keep("inputs", x)
     layer = _Layer(tape, model, n, cu_seqlens, watch)
-    s = layer.residual(x, layer.attend, "attention_norm", ("attention_inputs", "residual", "norm"))
+    s = layer.residual(x, layer.attend, "attention", ("attention_inputs", "residual", "norm"))
     if model.layers[n].up is None:
         return s
     names = "feed_forward_inputs", "feed_forward_residual", "feed_forward_norm"
-    return layer.residual(s, layer.feed_forward, "feed_forward_norm", names)
+    return layer.residual(s, layer.feed_forward, "feed_forward", names)
 
 
 class _Layer:
@@ -176,15 +181,16 @@ class _Layer:
         self.layer = model.layers[n]
 
     def residual(
-        self, x: Array, part: Callable[[Array], Array], norm: str, names: tuple[str, str, str]
+        self, x: Array, part: Callable[[Array], Array], what: str, names: tuple[str, str, str]
     ) -> Array:
-        """Add to x the output of ``part``, attention or feed-forward network, with a norm before it or after the sum."""
-        tape, place, given = self.tape, (self.n, PARTS.index(norm)), getattr(self.layer, norm)
+        """Add to x the output of ``part``, attention or feed-forward network, with a norm before it or after the sum, and a post norm."""
+        tape, norm, post = self.tape, f"{what}_norm", f"{what}_post_norm"
+        place, given = (self.n, PARTS.index(norm)), getattr(self.layer, norm)
         first, last = (given, None) if self.layer.norm_first else (None, given)
         inside = normalised(tape, first, x, place)
         if first is not None:
             inside = self.watch.keep(names[0], inside)
-        added = part(inside)
+        added = self.own_norm(post, part(inside))
         s = tape.put(x + added, [x, added], lambda dy: [dy, dy])
         s = self.watch.keep(names[1], s)
         y = normalised(tape, last, s, place)
@@ -192,8 +198,14 @@ class _Layer:
             y = self.watch.keep(names[2], y)
         return y
 
+    def own_norm(self, name: str, x: Array) -> Array:
+        """Normalise rows, or heads, by a norm that is a step of its own, if the layer has it."""
+        norm = getattr(self.layer, name)
+        y = normalised(self.tape, norm, x, (self.n, PARTS.index(name)))
+        return y if norm is None else self.watch.keep(name, y)
+
     def attend(self, x: Array) -> Array:
-        """Project to queries, keys and values, rotate queries and keys, attend within sequences, project the output."""
+        """Project to queries, keys and values, normalise and rotate queries and keys, attend within sequences, project the output."""
         layer, cu_seqlens = self.layer, self.cu_seqlens
         heads = layer.num_heads
         key_heads = heads if layer.num_key_heads is None else layer.num_key_heads
@@ -207,7 +219,10 @@ class _Layer:
             parts = [_heads(self.tape, one, slice(None), flat[0].shape[1] // heads) for one in flat]
         names = ("query", "key", "value")
         parts = [self.watch.keep(name, part) for name, part in zip(names, parts, strict=True)]
-        query, key = (_rotate(self.tape, layer.rotary, part, _places(cu_seqlens)) for part in parts[:2])
+        normed = [
+            self.own_norm(f"{name}_norm", part) for name, part in zip(names[:2], parts[:2], strict=True)
+        ]
+        query, key = (_rotate(self.tape, layer.rotary, part, _places(cu_seqlens)) for part in normed)
         attended, pull = self.watch.attend(
             query, key, parts[2], cu_seqlens,
             scale=layer.scale,

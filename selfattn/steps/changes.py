@@ -25,10 +25,11 @@ Numbers = int | Sequence[int] | None
 Value = Callable[[Array, Array], Any]
 
 # Steps with an axis of heads. Those that are not among them have one row for each token.
-BY_HEAD = ("query", "key", "value", "weights", "output")
+BY_HEAD = ("query", "key", "value", "query_norm", "key_norm", "weights", "output")
 STEPS = (
-    "inputs", "attention_inputs", *BY_HEAD, "concatenated", "projected_output", "residual", "norm", "feed_forward_inputs",
-    "gate", "up", "activated", "down", "feed_forward_residual", "feed_forward_norm", "result",
+    "inputs", "attention_inputs", *BY_HEAD, "concatenated", "projected_output", "attention_post_norm", "residual", "norm",
+    "feed_forward_inputs", "gate", "up", "activated", "down", "feed_forward_post_norm", "feed_forward_residual", "feed_forward_norm",
+    "result",
 )  # fmt: skip
 SEEN = "which keys are seen"  # what `Change.hide` changes
 
@@ -273,7 +274,7 @@ def missing(edits: Sequence[Edit], n: int, has: Iterable[str]) -> None:
 
 def _heads(layer: Layer, step: str) -> int:
     key_heads = layer.num_heads if layer.num_key_heads is None else layer.num_key_heads
-    return key_heads if step in ("key", "value") else layer.num_heads
+    return key_heads if step in ("key", "value", "key_norm") else layer.num_heads
 
 
 def _numbers(name: str, given: Numbers) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from selfattn._check import Array, as_array
-from selfattn.engine.transformer import Transformer, forward
+from selfattn.engine.transformer import Transformer, forward, without_table
 from selfattn.reference.transformer import Tape, Watch, normalised, one_layer
 from selfattn.steps.attention import AttentionSteps, attention_steps
 from selfattn.steps.changes import BY_HEAD, Change, Edit, missing, seen
@@ -37,13 +37,17 @@ class TransformerLayerSteps:
     attention_inputs : ndarray or None, shape (L, d)
         Normalised, where the norm comes first.
     query, key, value : ndarray, shape (H, L, D)
-        The projections, split into heads, before rotary positions.
+        The projections, split into heads, before norms of heads and rotary positions.
+    query_norm, key_norm : ndarray or None, shape (H, L, D)
+        Each head normalised, where the layer has these norms.
     attention : AttentionSteps
         Of all heads; :attr:`scores`, :attr:`weights` and :attr:`output` are its own. Rotary positions have rotated its
         query and key.
     concatenated : ndarray, shape (L, H * D)
         The concatenated outputs of the heads.
     projected_output : ndarray or None, shape (L, d)
+    attention_post_norm : ndarray or None, shape (L, d)
+        Normalised before the sum, where the layer has this norm.
     residual : ndarray, shape (L, d)
         Plus ``inputs``.
     norm : ndarray or None, shape (L, d)
@@ -55,6 +59,8 @@ class TransformerLayerSteps:
     activated : ndarray or None, shape (L, f)
         ``activation(up)``, or ``activation(gate) * up``.
     down : ndarray or None, shape (L, d)
+    feed_forward_post_norm : ndarray or None, shape (L, d)
+        Normalised before the sum, where the layer has this norm.
     feed_forward_residual : ndarray or None, shape (L, d)
         Plus the residual or norm before the feed-forward network.
     feed_forward_norm : ndarray or None, shape (L, d)
@@ -65,9 +71,12 @@ class TransformerLayerSteps:
     query: Array
     key: Array
     value: Array
+    query_norm: Array | None = None
+    key_norm: Array | None = None
     attention: AttentionSteps
     concatenated: Array
     projected_output: Array | None = None
+    attention_post_norm: Array | None = None
     residual: Array
     norm: Array | None = None
     feed_forward_inputs: Array | None = None
@@ -75,6 +84,7 @@ class TransformerLayerSteps:
     up: Array | None = None
     activated: Array | None = None
     down: Array | None = None
+    feed_forward_post_norm: Array | None = None
     feed_forward_residual: Array | None = None
     feed_forward_norm: Array | None = None
 
@@ -123,7 +133,7 @@ class TransformerSteps(StackSteps):
     Attributes
     ----------
     embeddings : ndarray, shape (L, d)
-        Rows of the table, plus the row that is added to all of them.
+        Rows of the table, times its factor, plus the row that is added to all of them.
     positions : ndarray or None, shape (L, d)
         The encodings of positions that are added.
     inputs : ndarray, shape (L, d)
@@ -162,6 +172,8 @@ def transformer_steps(
     """
     given = as_array("inputs", inputs)
     embeddings = given if model.table is None else model.table[given]
+    if model.table_factor is not None:
+        embeddings = embeddings * embeddings.dtype.type(model.table_factor)
     if model.always is not None:
         embeddings = embeddings + model.always
     positions = None if model.positions is None else model.positions[: len(embeddings)].copy()
@@ -230,7 +242,7 @@ def above(model: Transformer, begin: int, end: int, x: Array, sequences: int = 1
     layers, norm = model.layers[begin:end], model.final_norm if end == len(model.layers) else None
     if not layers and norm is None:
         return x
-    bare = model._replace(table=None, always=None, positions=None, embedding_norm=None)
+    bare = without_table(model)._replace(embedding_norm=None)
     ends = np.arange(sequences + 1) * (len(x) // sequences)
     return forward(bare._replace(layers=layers, final_norm=norm), x, ends)
 

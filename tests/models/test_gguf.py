@@ -28,13 +28,14 @@ GPT2 = {
 }  # fmt: skip
 CONFIGS = {
     "llama": LLAMA, "tied": LLAMA | {"tie_word_embeddings": True},
-    "biases": LLAMA | {"attention_bias": True, "mlp_bias": True}, "qwen2": LLAMA | {"model_type": "qwen2"}, "gpt2": GPT2,
+    "biases": LLAMA | {"attention_bias": True, "mlp_bias": True}, "qwen2": LLAMA | {"model_type": "qwen2"},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True}, "gpt2": GPT2,
 }  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, SIZE, 20)
 
 
 def make(config, arrays=None):
-    kind = models.GPT2LMHeadModel if config["model_type"] == "gpt2" else models.LlamaForCausalLM
+    kind = models.MODELS[config["model_type"]]
     if arrays is not None:
         return kind(config, arrays)
     model, rng = kind(config, rng=0), np.random.default_rng(1)
@@ -58,7 +59,7 @@ def close(got, expected):
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 CASES = [(name, kind) for name in ("llama", "gpt2") for kind in KINDS]
-CASES += [(name, kind) for name in ("tied", "biases", "qwen2") for kind in ("F32", "Q4_1")]
+CASES += [(name, kind) for name in ("tied", "biases", "qwen2", "qwen3") for kind in ("F32", "Q4_1")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -32,7 +32,7 @@ def decoder(seed, dtype=np.float32, **sizes):
     model = model._replace(
         layers=(layer, layer), table=rng.standard_normal((11, d)).astype(dtype),
         positions=rng.standard_normal((LONGEST, d)).astype(dtype) if seed % 3 == 0 else None,
-        mask=None, key_bias=None, pooling=None,
+        always=None, table_factor=1.5 if seed % 3 == 1 else None, mask=None, key_bias=None, pooling=None,
     )  # fmt: skip
     bias = rng.standard_normal(11).astype(dtype) if seed % 2 else None
     return Decoder(model, model.table, bias, max_seq_len=LONGEST)

@@ -39,6 +39,11 @@ LANGUAGE = {
     "gpt2": ("GPT2", GPT2),
     "llama": ("Llama", LLAMA),
     "mistral": ("Mistral", LLAMA | {"sliding_window": 5}),
+    "qwen3": ("Qwen3", LLAMA | {"head_dim": 10, "tie_word_embeddings": True}),
+    "qwen3 with windows": (
+        "Qwen3",
+        LLAMA | {"head_dim": 8, "attention_bias": True, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    ),
     "qwen2 with windows": ("Qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ TEXTS = [
 ]  # fmt: skip
 PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert"]
-LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2"]
+LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3"]
 BRACKETS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}  # fmt: skip
 
@@ -134,7 +134,8 @@ class Draw:
     # ---------------------------------------------------------------------------------------------- what is written
 
     def make_tokenizer(self):
-        kind, make = self.family, getattr(transformers, f"{self.family}Tokenizer", None)
+        kind = self.family
+        make = getattr(transformers, f"{kind}Tokenizer", transformers.Qwen2Tokenizer)
         words = [*LETTERS, *WORDS, *".,:'"]
         if kind in ("Bert", "DistilBert", "MPNet"):
             special = MARKS | {"unk_token": "[UNK]"} if kind == "MPNet" else BRACKETS
@@ -383,7 +384,7 @@ class DrawGGUF(Draw):
     language, scores, pools = True, False, False
 
     def choose(self):
-        self.family = self.one(["GPT2", "Llama", "Qwen2"])
+        self.family = self.one(["GPT2", "Llama", "Qwen2", "Qwen3"])
 
     def write(self):
         config = json.loads((self.folder / "config.json").read_text())

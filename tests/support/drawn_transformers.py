@@ -19,9 +19,9 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
     def linear(out, into):
         return Projection(array(out, into, scale=into**-0.5), array(out) if flip() else None)
 
-    def norm(kind):
-        bias = array(d) if kind == "layer" and flip() else None
-        return Norm(array(d), bias, float(rng.choice([1e-12, 1e-5])), kind)
+    def norm(kind, width=None):
+        bias = array(width or d) if kind == "layer" and flip() else None
+        return Norm(array(width or d), bias, float(rng.choice([1e-12, 1e-5])), kind)
 
     d = int(rng.choice([4, 6, 12])) if d is None else d
     longest, vocabulary = max(lengths), 7
@@ -36,6 +36,8 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
             query, key, value = (linear(n * width, d) for n in (heads, key_heads, key_heads))
         angles = rng.standard_normal((longest, int(rng.integers(1, width // 2 + 1))))
         fed = bool(rng.integers(4))  # most have a feed-forward network
+        # LayerNorm of two elements is their order: its gradient is what rounding leaves of 0.
+        head_kind, post = str(rng.choice(["layer", "rms"])) if width > 2 else "rms", fed and flip()
         layers.append(
             Layer(
                 heads, query, key, value,
@@ -46,7 +48,11 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
                 down=linear(d, wide) if fed else None,
                 feed_forward_norm=norm(kind) if fed and flip() else None,
                 num_key_heads=key_heads,
-                norm_first=flip(),
+                norm_first=post or flip(),
+                query_norm=norm(head_kind, width) if flip() else None,
+                key_norm=norm(head_kind, width) if flip() else None,
+                attention_post_norm=norm(kind) if post else None,
+                feed_forward_post_norm=norm(kind) if post and flip() else None,
                 activation=str(rng.choice(["gelu", "gelu_tanh", "relu", "silu"])),
                 causal=flip(),
                 window=(int(rng.integers(3)), 1) if flip() else (None, None),
@@ -59,6 +65,8 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
         )  # fmt: skip
     ends = np.cumsum([0, *lengths])
     takes_ids = flip()
+    factor = takes_ids and flip()
+    adds = takes_ids and not factor
     most_heads = {layer.num_heads for layer in layers}
     masks = None, array(1, 1, longest, longest), array(len(lengths), 1, longest, longest) > -1
     mask = masks[rng.integers(3)]
@@ -67,8 +75,8 @@ def drawn(seed, dtype, *, d=None, lengths=(3, 1, 5), dropout=False):
     if mask is not None and mask.dtype == bool:
         mask |= np.eye(longest, dtype=bool)
     model = Transformer(
-        tuple(layers), table=array(vocabulary, d) if takes_ids else None,
-        always=array(d) if takes_ids and flip() else None, positions=array(longest, d) if takes_ids and flip() else None,
+        tuple(layers), table=array(vocabulary, d) if takes_ids else None, table_factor=2.5 if factor else None,
+        always=array(d) if adds and flip() else None, positions=array(longest, d) if adds and flip() else None,
         embedding_norm=norm("layer") if flip() else None, final_norm=norm("rms") if flip() else None, mask=mask,
         pooling=(None, "mean", "first", "last")[rng.integers(4)],
     )  # fmt: skip
@@ -112,7 +120,7 @@ def bad_calls():
         return ids, starts, (own, numbers, changed)
 
     def with_layer(changes, heads=of_layer[0], key_heads=of_layer[1], width=of_layer[2]):
-        arrays = [*parameters, *[None] * (20 - len(parameters))]
+        arrays = [*parameters, *[None] * (28 - len(parameters))]
         for n, array in changes.items():
             arrays[n] = array
         return with_layers(((tuple(arrays), (heads, key_heads, width, *of_layer[3:])),))
@@ -160,16 +168,18 @@ def bad_calls():
         "down without up": with_layer({14: ones((24, 40))}),
         "a feed-forward network without an activation": with_layer({10: ones((40, 24)), 14: ones((24, 40))}),
         "a last norm without a feed-forward network": with_layer({16: ones(24)}),
-        "angles wider than a head": with_layer({18: ones((30, 4)), 19: ones((30, 4))}),
-        "too few angles": with_layer({18: ones((11, 3)), 19: ones((11, 3))}),
-        "cosines without sines": with_layer({18: ones((30, 3))}),
+        "angles wider than a head": with_layer({26: ones((30, 4)), 27: ones((30, 4))}),
+        "too few angles": with_layer({26: ones((11, 3)), 27: ones((11, 3))}),
+        "cosines without sines": with_layer({26: ones((30, 3))}),
+        "a norm of heads as wide as the model": with_layer({18: ones(24)}), "a post norm after the sum": with_layer({22: ones(24)}),
+        "a factor of a table with positions": with_numbers(*numbers, 2.0),
         "packed weights with float64": with_layer({0: packed, 2: packed, 4: packed}),
         "a packed key alone": with_layer({2: packed}), "key heads that do not divide": with_layer({}, key_heads=3),
         "heads that do not fit": with_layer({}, heads=5, key_heads=5), "no heads": with_layer({}, heads=0),
         "heads of no width": with_layer({}, width=0),
         "heads that overflow": with_layer({}, heads=2**40, key_heads=2**40, width=2**40),
-        "21 arrays": with_layers((((*parameters, *[None] * 11), of_layer),)),
-        "21 arrays of no layer": with_layers((None,)),
+        "29 arrays": with_layers((((*parameters, *[None] * 19), of_layer),)),
+        "29 arrays of no layer": with_layers((None,)),
         "numbers that are missing": with_layers(((parameters, of_layer[:9]),)),
         "a layer of one": with_layers(((parameters,),)),
         "a dropout above 1": with_layers(((parameters, (*of_layer[:15], 0.0, 1.5, 0.0, 0.0)),)),

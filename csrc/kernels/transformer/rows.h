@@ -39,8 +39,8 @@ SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdif
     }
 }
 
-/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x; scaled may be x or
- * added. */
+/* LayerNorm and RMSNorm as in kernels/rowops/forward.h, scale = 1/√(variance(s) + eps). y may be x or residual; scaled may be
+ * x, added or y. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
     const real *weight = n->weight, *bias = n->bias;
@@ -65,7 +65,11 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
             if (bias != NULL) {
                 b = FN(load_up_to)(bias + i, k);
             }
-            FN(store_up_to)(y + i, V(fma)(t, FN(load_up_to)(weight + i, k), b), k);
+            b = V(fma)(t, FN(load_up_to)(weight + i, k), b);
+            if (n->residual != NULL) {
+                b = FN(load_up_to)((const real *)n->residual + r * d + i, k) + b;
+            }
+            FN(store_up_to)(y + i, b, k);
         }
     }
 }

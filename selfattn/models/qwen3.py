@@ -1,0 +1,18 @@
+"""Qwen3: a Llama whose heads of queries and keys are normalised before they are rotated. Qwen team, "Qwen3", 2025."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from selfattn.models.llama import LlamaForCausalLM
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    """A language model under the names of ``transformers.Qwen3ForCausalLM``. See :func:`selfattn.models.load`."""
+
+    kinds: ClassVar[dict[str, str]] = {"qwen3": "Qwen3"}
+    usual: ClassVar[dict[str, tuple[int, int | None, int | None]]] = {"qwen3": (32768, 32, 128)}
+    fields: ClassVar[dict[str, str]] = LlamaForCausalLM.fields | {
+        "query_norm": "self_attn.q_norm",
+        "key_norm": "self_attn.k_norm",
+    }
