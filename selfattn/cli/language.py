@@ -88,23 +88,20 @@ def _add_chat(parser: Parser) -> None:
 def _chat(options: argparse.Namespace) -> int:
     out = streams.results()
     model = load(options.model, options.dtype)
-    messages = [] if options.system is None else [{"role": "system", "content": options.system}]
+    conversation = model.conversation(options.system)
     how = _how(options)
     seed = how.pop("rng")
     if how["sampling"] is None and streams.is_terminal(sys.stdin):
         how["sampling"] = "folder"
     for turn, line in enumerate(_lines()):
-        messages.append({"role": "user", "content": line})
         try:
             rng = None if seed is None else seed + turn
-            answer = _print(model.chat(messages, **how, rng=rng), out)
+            _print(conversation.ask(line, **how, rng=rng), out)
         except ValueError as error:
             if not streams.is_terminal(sys.stdin):
                 raise
             streams.tell(f"selfattn chat: {error}")
-            messages.pop()
             continue
-        messages.append({"role": "assistant", "content": answer})
         if _interrupted(options) and not streams.is_terminal(sys.stdin):
             return 130
     return 0
@@ -179,24 +176,22 @@ def load(path: Path, dtype: str | None) -> Any:
     return model
 
 
-def _print(answer: Any, out: Any) -> str:
-    """Print an answer as a line of JSON, or pieces of a text as they come; return the text."""
+def _print(answer: Any, out: Any) -> None:
+    """Print an answer as a line of JSON, or pieces of a text as they come."""
     from selfattn.models import Answer, AnswerInterrupted
 
     if isinstance(answer, Answer):  # JSON has no infinity
         null = np.array(None)
         told = json.dumps(answer._asdict(), default=lambda x: np.where(np.isfinite(x), x, null).tolist())
         print(told, flush=True, file=out)
-        return str(answer.text)
-    found = []
+        return
     try:
         for piece in answer:
-            found.append(piece)
             print(piece, end="", flush=True, file=out)
     except KeyboardInterrupt:  # during printing
+        answer.close()
         warnings.warn(AnswerInterrupted("interrupted; the answer ends there"), stacklevel=2)
     print(flush=True, file=out)
-    return "".join(found)
 
 
 def _interrupted(options: argparse.Namespace) -> bool:

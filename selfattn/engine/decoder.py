@@ -6,7 +6,8 @@ bits of a token depend on the tokens before it and on nothing else: not on other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from selfattn.functional._products import linear_backward
 
 LEAST_CAPACITY = 64  # tokens
 EXPANDED = 4096  # rows of a rounded head that are expanded at once
+LEAST_SHARED = 32  # tokens with which several prompts begin, so that computing them once pays for another call of the core
 
 
 class DecoderCache:
@@ -58,6 +60,12 @@ class DecoderCache:
         if most > capacity:
             room = min(max(most, 2 * capacity, LEAST_CAPACITY), self.most)
             self._move(np.arange(len(self)), room)
+
+    def copy(self, to: int, other: DecoderCache, sequence: int, length: int) -> None:
+        """Make sequence ``to``, which has room, the first tokens of a sequence of another cache."""
+        self.keys[:, to, :, :length] = other.keys[:, sequence, :, :length]
+        self.values[:, to, :, :length] = other.values[:, sequence, :, :length]
+        self.lengths[to] = length
 
     def _move(self, chosen: Ids, capacity: int) -> None:
         """Copy the chosen sequences to arrays with room for `capacity` tokens per sequence."""
@@ -124,13 +132,34 @@ class Decoder:
     def next_logits(
         self, ids: Sequence[npt.ArrayLike], cache: DecoderCache, *, prompt: bool = False
     ) -> Array:
-        """Append tokens, and compute the logits of the next token, (sequences, vocabulary)."""
+        """Append tokens, and compute the logits of the next token, (sequences, vocabulary).
+
+        Where several prompts begin with the same LEAST_SHARED tokens or more, these are computed once.
+        """
         before = cache.lengths
         try:
+            if len(ids) > 1 and not before.any():
+                ids, prompt = self._begin(ids, cache), True
             return self.head(self._run(self._core_last, ids, cache, prompt)[0], decoding=True)
         except BaseException:  # no memory for the logits: remove the tokens
             cache.lengths = before
             raise
+
+    def _begin(self, ids: Sequence[npt.ArrayLike], cache: DecoderCache) -> Sequence[npt.ArrayLike]:
+        """Append to an empty cache what several prompts begin with; return the other tokens of each."""
+        self._packed(ids, cache)  # checks all of them
+        given = vectors("ids", ids)
+        runs = shared_beginnings(given)
+        if not runs:
+            return given
+        once = self.new_cache(len(runs))
+        self._run(self._core_last, [given[run[0]][:length] for run, length in runs], once, True)
+        cache.reserve(max(map(len, given)))
+        cache.lengths = cache.lengths.copy()
+        for n, (run, length) in enumerate(runs):
+            for sequence in run:
+                cache.copy(sequence, once, n, length)
+        return [own[length:] for own, length in zip(given, cache.lengths, strict=True)]
 
     def logits(self, ids: npt.ArrayLike) -> Array:
         """Compute the logits of the next id after each id of a sequence, (L, vocabulary)."""
@@ -172,6 +201,120 @@ class Decoder:
                 )
             check_ids(own, self.vocab_size, f"sequence {n} has")
         return pack(given)
+
+
+def common(a: Ids, b: Ids) -> int:
+    """Return with how many ids both begin."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if differ.size else n
+
+
+def shared_beginnings(ids: Sequence[Ids]) -> list[tuple[list[int], int]]:
+    """Return which sequences begin with the same ids, and with how many; of each sequence one id at least is left."""
+    order = sorted(range(len(ids)), key=lambda n: ids[n].tolist())
+    runs: list[tuple[list[int], int]] = []
+    for n in order:
+        run, length = runs[-1] if runs else ([], 0)
+        own = min(length, common(ids[run[-1]], ids[n]), len(ids[n]) - 1) if run else 0
+        if own >= LEAST_SHARED and len(run) * own >= (len(run) - 1) * length:  # another one saves tokens
+            runs[-1] = [*run, n], own
+        else:
+            runs.append(([n], len(ids[n]) - 1))
+    return [run for run in runs if len(run[0]) > 1]
+
+
+class Past:
+    """A sequence whose keys and values are kept from one call of generation to the next."""
+
+    def __init__(self) -> None:
+        self.ids: Ids = np.zeros(0, np.int64)  # of the tokens in the cache
+        self.cache: DecoderCache | None = None
+        self.angles: list[Array | None] = []  # by which the keys of each layer are rotated
+
+    def usable(self, ids: Ids, decoder: Decoder) -> int:
+        """Return how many tokens a prompt need not compute again; it computes one at least."""
+        n = min(common(self.ids, ids), len(ids) - 1)
+        pairs = zip(self.angles, angles_of(decoder), strict=True) if n > 0 else ()
+        same = all(
+            a is b or (a is not None and b is not None and np.array_equal(a[:n], b[:n])) for a, b in pairs
+        )
+        return n if same else 0
+
+
+def angles_of(decoder: Decoder) -> list[Array | None]:
+    """Return the cosines of the rotary embedding of each layer."""
+    return [None if layer.rotary is None else layer.rotary.cos for layer in decoder.model.layers]
+
+
+class Continued:
+    """A decoder and its cache, for one call of generation: of each prompt, it computes what follows its beginning in a past.
+
+    ``finish`` gives the tokens that have entered to the pasts.
+    """
+
+    def __init__(self, decoder: Decoder, pasts: Sequence[Past]) -> None:
+        self.decoder, self.running = decoder, list(pasts)
+        self.ids: list[Ids] = []  # of the sequences that are running
+        self.cache: DecoderCache | None = None
+
+    def new_cache(self, sequences: int) -> Continued:
+        """Return itself, whose ``keep`` generation calls."""
+        assert sequences == len(self.running)
+        return self
+
+    def next_logits(self, ids: Sequence[Ids], cache: Continued) -> Array:
+        """Append tokens, prompts first, and compute the logits of the next token."""
+        if self.cache is not None:
+            logits = self.decoder.next_logits(ids, self.cache)
+            self.ids = [np.append(own, new) for own, new in zip(self.ids, ids, strict=True)]
+            return logits
+        begun = self._begin(ids)
+        self.ids = [own[:n] for own, n in zip(ids, begun.lengths, strict=True)]
+        rest = [own[n:] for own, n in zip(ids, begun.lengths, strict=True)]
+        self.cache = begun
+        logits = self.decoder.next_logits(rest, self.cache, prompt=True)
+        self.ids = list(ids)
+        return logits
+
+    def _begin(self, ids: Sequence[Ids]) -> DecoderCache:
+        """Return a cache with the beginnings of prompts that are in pasts, from which they are taken."""
+        lengths = [past.usable(own, self.decoder) for past, own in zip(self.running, ids, strict=True)]
+        caches = [past.cache for past in self.running]
+        for past in self.running:
+            past.ids, past.cache = past.ids[:0], None
+        if len(caches) == 1 and caches[0] is not None and lengths[0]:
+            caches[0].most, caches[0].lengths = self.decoder.max_seq_len, np.array(lengths)
+            return caches[0]
+        cache = self.decoder.new_cache(len(ids))
+        if any(lengths):
+            cache.reserve(max(map(len, ids)))
+        for n, (own, length) in enumerate(zip(caches, lengths, strict=True)):
+            if own is not None and length:
+                cache.copy(n, own, 0, length)
+        return cache
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep only these sequences; give the others to their pasts."""
+        assert self.cache is not None
+        left = set(range(len(self.running))) - set(indices)
+        self._give(left)
+        self.cache.keep(indices)
+        self.running, self.ids = [self.running[n] for n in indices], [self.ids[n] for n in indices]
+
+    def finish(self) -> None:
+        """Give all sequences to their pasts: the call has ended."""
+        if self.cache is not None:
+            self._give(range(len(self.running)))
+        self.running = []
+
+    def _give(self, sequences: Iterable[int]) -> None:
+        assert self.cache is not None
+        for n in sequences:
+            past, cache = self.running[n], copy(self.cache)
+            cache.keep([n])
+            past.ids, past.cache = self.ids[n][: cache.lengths[0]], cache
+            past.angles = angles_of(self.decoder)
 
 
 def head_vjp(head: Weight, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Array | None]]]:

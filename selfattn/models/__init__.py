@@ -24,6 +24,7 @@ from selfattn.engine.weights import is_compact
 from selfattn.models import _causal, _text_encoder
 from selfattn.models._answers import Answer
 from selfattn.models._causal import AnswerInterrupted, CausalModel
+from selfattn.models._conversation import Conversation
 from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
 from selfattn.models._pipeline import MODULES, OLD_TRANSFORMER_CONFIGS, pools, transformer_folder
@@ -48,8 +49,8 @@ from selfattn.models.qwen3 import Qwen3ForCausalLM
 from selfattn.models.vit import ViTModel
 
 __all__ = [
-    "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "DistilBertForSequenceClassification",
-    "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "LlamaForCausalLM", "MPNetModel",
+    "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "Conversation",
+    "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "LlamaForCausalLM", "MPNetModel",
     "ModernBertModel", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
 ]  # fmt: skip
 

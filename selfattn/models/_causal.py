@@ -21,13 +21,14 @@ from selfattn import _disk
 from selfattn._check import Array, check_size, quoted, warn
 from selfattn._docs import repeats
 from selfattn.engine import transformer
-from selfattn.engine.decoder import Decoder, head_vjp
+from selfattn.engine.decoder import Continued, Decoder, Past, head_vjp
 from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
 from selfattn.engine.weights import Weight, no_gradients
 from selfattn.functional import log_softmax
 from selfattn.models import _tokenizer
 from selfattn.models._answers import PartialAnswer, Stops, collected, stops_of, streamed
 from selfattn.models._chat import rendered
+from selfattn.models._conversation import Conversation, answers
 from selfattn.models._folder import Config, read_settings
 from selfattn.models._pretrained import Parameters, Pretrained, add
 from selfattn.models._table import NOT_DONE, SETTINGS, FolderWarning
@@ -361,9 +362,10 @@ class CausalModel(Pretrained):
 
         Parameters
         ----------
-        messages : str, or list of dict
+        messages : str, or list of dict; or list of such lists
             ``{"role": "user", "content": "…"}`` and so on, as the model's template takes them; a str is a single message of the user.
-            A content may be a list of parts, ``{"type": "text", "text": "…"}``, which become lines.
+            A content may be a list of parts, ``{"type": "text", "text": "…"}``, which become lines. A list of lists is several chats,
+            which are answered together.
         max_new_tokens : int, optional
             By default as many as the folder says, or 512.
         stream : bool, default False
@@ -375,7 +377,8 @@ class CausalModel(Pretrained):
         -------
         str, Answer, or iterator
             The answer, which ends where the template ends a turn, too. To continue, append its text as
-            ``{"role": "assistant", "content": answer}``, and the next message.
+            ``{"role": "assistant", "content": answer}``, and the next message; :meth:`conversation` does so, and computes only what is
+            new. For several chats a list of answers, or an iterator of lists with a piece for each, which may be empty.
 
         Raises
         ------
@@ -401,12 +404,79 @@ class CausalModel(Pretrained):
 
             model.chat("What is the capital of France? Answer in one sentence.")
         """
+        several = (
+            isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+        )
+        pieces = self._chat_answers(messages if several else [messages], max_new_tokens, sampling, how)
+        return streamed(pieces, not several) if stream else collected(pieces, not several)
+
+    def _chat_answers(
+        self,
+        chats: Sequence[Any],
+        max_new_tokens: int | None,
+        sampling: str | None,
+        how: dict[str, Any],
+        pasts: Sequence[Past] | None = None,
+    ) -> Iterator[list[Any]]:
+        """Return an iterator of what is new of each chat's answer at each step."""
         how = self._how("chat", 512, sampling, how | {"max_new_tokens": max_new_tokens})
         room = min(check_size("max_new_tokens", how["max_new_tokens"]), self.max_positions // 4)
-        ids = self._fitting(messages, self.max_positions - max(room - 1, 0))  # the last token needs no place
-        self._check_begin(ids, "the chat")
-        pieces = self._answers([ids], [True], how, self.stop_ids | self._ends_of_turns(), [[]])
-        return streamed(pieces, True) if stream else collected(pieces, True)
+        most = self.max_positions - max(room - 1, 0)  # the last token needs no place
+        ids = [self._fitting(chat, most) for chat in chats]
+        for n, own in enumerate(ids):
+            self._check_begin(own, f"chat {n}" if len(ids) > 1 else "the chat")
+        ends = self.stop_ids | self._ends_of_turns()
+        return self._answers(ids, [True] * len(ids), how, ends, [[]] * len(ids), pasts)
+
+    def conversation(self, system: str | None = None) -> Conversation:
+        """Begin a conversation, which keeps the keys and values of its tokens from one answer to the next.
+
+        Parameters
+        ----------
+        system : str, optional
+            The system message, before all others.
+
+        Returns
+        -------
+        Conversation
+            ``conversation.ask("…")`` answers a message.
+        """
+        return Conversation(self, [] if system is None else [{"role": "system", "content": system}])
+
+    def ask(
+        self,
+        conversations: Sequence[Conversation],
+        messages: Sequence[str | Mapping[str, Any]],
+        max_new_tokens: int | None = None,
+        *,
+        stream: bool = False,
+        sampling: str | None = None,
+        **how: Any,
+    ) -> Any:
+        """Answer a message in each of several conversations, together.
+
+        Parameters
+        ----------
+        conversations : sequence of Conversation
+            Each is one of this model's, and none is there twice.
+        messages : sequence of str or dict
+            One for each, as of :meth:`Conversation.ask`.
+        max_new_tokens, stream, sampling, **how
+            As for :meth:`chat`. Conversation i has rng + i, or element i of a sequence.
+
+        Returns
+        -------
+        list of str, or iterator of lists
+            The answers, each as alone; or pieces of them.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            The numbers differ, a conversation is another model's, is given twice, or has an answer that has not ended; or as for
+            :meth:`chat`. All messages are then as before.
+        """
+        pieces = answers(self, conversations, messages, max_new_tokens, sampling, how)
+        return streamed(pieces, False) if stream else collected(pieces, False)
 
     def _fitting(self, messages: Any, most: int) -> Array:
         """Return the ids of a chat, without its oldest turns if there are more than ``most``."""
@@ -498,11 +568,13 @@ class CausalModel(Pretrained):
         return found
 
     def _answers(
-        self, ids: list[Array], texts: list[bool], how: dict[str, Any], ends: Iterable[int], before: Sequence[Any]
+        self, ids: list[Array], texts: list[bool], how: dict[str, Any], ends: Iterable[int], before: Sequence[Any],
+        pasts: Sequence[Past] | None = None,
     ) -> Iterator[list[Any]]:  # fmt: skip
         """Return an iterator of the new str or list of ids of each prompt at each step; arguments are checked at the call.
 
-        ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues.
+        ``ends`` are the ids that end an answer, ``before`` the ids that the text of an answer continues, ``pasts`` what is known of
+        each sequence.
         """
         details, top, stop = (how.pop(name) for name in ("details", "logprobs", "stop"))
         if top is not None and not (details and check_size("logprobs", top, 0) <= self.vocab_size):
@@ -525,7 +597,9 @@ class CausalModel(Pretrained):
         def ended(i: int, new: int, logits: Array) -> bool:
             return answers[i].add(new, new in stop_ids, logits)
 
-        steps = generate(decoder, ids, **how, context=self.max_positions, ends=ended, stop_ids=stop_ids)
+        continued = None if pasts is None else Continued(decoder, pasts)
+        how |= {"context": self.max_positions, "ends": ended, "stop_ids": stop_ids}
+        steps = generate(continued or decoder, ids, **how)
 
         def pieces() -> Iterator[list[Any]]:
             done = 0
@@ -534,6 +608,9 @@ class CausalModel(Pretrained):
                     yield [answer.new() for answer in answers]
             except KeyboardInterrupt:
                 warn(AnswerInterrupted(f"interrupted after {done} new tokens; the answer ends there"))
+            finally:
+                if continued is not None:
+                    continued.finish()
             for answer in answers:
                 answer.finish()
             yield [answer.new() for answer in answers]

@@ -16,7 +16,7 @@ from refusals import refusals
 
 from selfattn import _core, reference
 from selfattn.engine import transformer
-from selfattn.engine.decoder import Decoder
+from selfattn.engine.decoder import Decoder, shared_beginnings
 from selfattn.engine.sampling import Sampler, generate, log_probabilities, probabilities, sampling
 from selfattn.engine.weights import Compact, rounded
 
@@ -102,6 +102,32 @@ def test_bits_of_a_prompt_do_not_depend_on_how_it_is_cut(seed, window, length, c
     cuts = range(1, length) if kind == "one" else sorted({n for n in cuts if n < length})
     got = in_pieces(model, ids, [n / length for n in cuts], prompt=True)
     np.testing.assert_equal(got, in_pieces(model, ids, []))
+
+
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_a_common_beginning_is_computed_once(kind, monkeypatch):
+    model = decoder(6, d=12)
+    model = compact(model, kind) if kind else model
+    first, second, *rest = drawn_ids(50, 40, 20, 9, 30, 1)
+    prompts = [
+        np.append(first, rest[0]),
+        np.append(second, rest[1]),
+        first,
+        np.append(first, rest[2]),
+        second[:33],
+    ]
+    prompts += [rest[0], np.append(second, [1, 2]), first]
+    calls, real = [], model._run
+    monkeypatch.setattr(model, "_run", lambda *given: calls.append(list(map(len, given[1]))) or real(*given))
+    cache = model.new_cache(len(prompts))
+    got = [model.next_logits(prompts, cache), model.next_logits([[3]] * len(prompts), cache)]
+    assert sorted(calls[0]) == [32, 49]  # one token of the shortest is left
+    assert calls[1] == [21, 17, 1, 31, 1, 20, 10, 1]
+    assert shared_beginnings([np.zeros(0, int), *[second[:32]] * 3]) == []
+    for n, prompt in enumerate(prompts):
+        alone = model.new_cache(1)
+        expected = [model.next_logits([prompt], alone)[0], model.next_logits([[3]], alone)[0]]
+        np.testing.assert_array_equal([own[n] for own in got], expected)
 
 
 def compact(model, kind):

@@ -50,17 +50,22 @@ class Script:
     """A decoder that answers every prompt with given tokens."""
 
     def __init__(self, model, *texts):
+        self.model = model._built(1)[0]
         self.size = model.vocab_size
         self.lines = [model.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
     class Cache(list):
+        @property
+        def lengths(self):
+            return np.zeros(len(self), int)
+
         def keep(self, indices):
             self[:] = [self[i] for i in indices]
 
     def new_cache(self, sequences):
         return self.Cache(self.lines[n % len(self.lines)] for n in range(sequences))
 
-    def next_logits(self, ids, cache):
+    def next_logits(self, ids, cache, prompt=False):
         logits = np.zeros((len(ids), self.size), np.float32)
         for row, line in enumerate(cache):
             logits[row, line[0]] = 1

@@ -115,7 +115,8 @@ def test_chat_on_a_terminal(folder, monkeypatch, run):
     assert "the chat has 30" in err  # a message that is too long is reported and left out; the chat continues
     assert [message["content"] for message in seen[-1]] == ["be kind", "hello", "not the é", "again"]
     how = []
-    answering.chat = lambda _, **given: how.append(given["sampling"]) or iter(["a"])
+    ask = lambda self, _, **given: how.append(given["sampling"]) or iter(["a"])  # noqa: E731
+    monkeypatch.setattr(models.Conversation, "ask", ask)
     # A person gets what the folder says; programs get the same answer each time.
     for terminal in (True, False):
         monkeypatch.setattr(streams, "is_terminal", lambda stream, terminal=terminal: terminal)

@@ -1,0 +1,165 @@
+"""A conversation: messages, and the keys and values of their tokens, which stay from one answer to the next.
+
+`selfattn.engine.decoder` keeps and finds tokens; `_causal.py` turns messages into ids, and generates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from selfattn import _core
+from selfattn._check import quoted
+from selfattn.engine.decoder import Past
+from selfattn.models._answers import Answer, collected, streamed
+
+if TYPE_CHECKING:
+    from selfattn.models._causal import CausalModel
+
+
+class Conversation:
+    """A chat that goes on: :meth:`CausalModel.conversation` makes it, :meth:`ask` continues it.
+
+    The keys and values of its tokens stay in memory. An answer computes only the tokens after the longest beginning that the messages
+    have in common with those of the answer before: usually the new message. Where the template writes earlier messages in another way
+    than before, or the oldest ones are left out, what follows is computed anew. So it is after a change of the model's weights.
+
+    Attributes
+    ----------
+    messages : list of dict
+        All messages so far. They may be changed between two calls.
+
+    Notes
+    -----
+    Keys and values of earlier answers have been computed as these were generated. :meth:`CausalModel.chat` computes the same tokens
+    as a part of the prompt, where sums are added in another order: logits differ by a few eps of float32. So an answer may, rarely,
+    not be that of ``chat``. The same calls one after the other give the same answers, alone and with other conversations.
+
+    Examples
+    --------
+    ::
+
+        conversation = model.conversation("You answer in one sentence.")
+        conversation.ask("What is the capital of France?")
+        conversation.ask("And of Italy?")
+    """
+
+    def __init__(self, model: CausalModel, messages: list[dict[str, Any]]) -> None:
+        self.model, self.messages = model, messages
+        self._past = Past()
+        self._weights: tuple[object, int] | None = None  # those by which it has been computed
+        self._answers = False  # True while an answer is generated
+
+    @property
+    def cached_tokens(self) -> int:
+        """The number of tokens whose keys and values are in memory."""
+        return len(self._past.ids)
+
+    @property
+    def cached_bytes(self) -> int:
+        """The bytes of these keys and values, unused room included."""
+        return 0 if self._past.cache is None else self._past.cache.bytes
+
+    def _check_idle(self, messages: list[Any] | None = None) -> None:
+        """Refuse a call while another one is answered, or that began before another one changed the messages."""
+        if self._answers:
+            raise RuntimeError(
+                "an answer of this conversation has not ended: iterate to its end, or close() it"
+            )
+        if messages not in (None, self.messages):
+            raise RuntimeError(
+                "the messages of this conversation have changed since this answer was asked for"
+            )
+
+    def ask(
+        self,
+        message: str | Mapping[str, Any],
+        max_new_tokens: int | None = None,
+        *,
+        stream: bool = False,
+        sampling: str | None = None,
+        **how: Any,
+    ) -> Any:
+        """Answer a message; it and the answer become the last messages.
+
+        Parameters
+        ----------
+        message : str or dict
+            What the user says, or a message with another role, as of :meth:`CausalModel.chat`.
+        max_new_tokens, stream, sampling, **how
+            As for :meth:`CausalModel.chat`.
+
+        Returns
+        -------
+        str, Answer, or iterator
+            The answer. If ``stream``, the conversation goes on after the iterator's end; after ``close()`` with the pieces so far.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for :meth:`CausalModel.chat`. The messages are then as before.
+        RuntimeError
+            An answer is being generated, or its iterator has not ended.
+        """
+        pieces = answers(self.model, [self], [message], max_new_tokens, sampling, how)
+        return streamed(pieces, True) if stream else collected(pieces, True)
+
+
+def answers(
+    model: CausalModel,
+    conversations: Sequence[Conversation],
+    messages: Sequence[str | Mapping[str, Any]],
+    max_new_tokens: int | None,
+    sampling: str | None,
+    how: dict[str, Any],
+) -> Iterator[list[Any]]:
+    """Return an iterator of what is new of each answer at each step."""
+    if len(conversations) != len(messages) or not conversations:
+        what = f"{len(conversations)} conversations and {len(messages)} messages"
+        raise ValueError(f"each conversation needs one message; there are {what}")
+    for n, each in enumerate(conversations):
+        if not isinstance(each, Conversation):
+            raise TypeError(f"conversation {n} is {quoted(each)}; model.conversation() makes one")
+        if each.model is not model:
+            raise ValueError(f"conversation {n} is one of another model")
+        if each in conversations[:n]:
+            raise ValueError(f"conversation {n} is given twice")
+        each._check_idle()
+    asked = [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
+    chats = [[*each.messages, one] for each, one in zip(conversations, asked, strict=True)]
+    weights = state_of(model)
+    for each in conversations:
+        if each._weights != weights:
+            each._past, each._weights = Past(), weights
+    pieces = model._chat_answers(chats, max_new_tokens, sampling, how, [each._past for each in conversations])
+    return _kept(pieces, conversations, chats)
+
+
+def _kept(
+    pieces: Iterator[list[Any]], conversations: Sequence[Conversation], chats: list[list[Any]]
+) -> Iterator[list[Any]]:
+    """Pass on pieces of answers, and add messages and answers to conversations at the end, unless there is an error."""
+    for each, chat in zip(conversations, chats, strict=True):
+        each._check_idle(chat[:-1])
+    found = [""] * len(chats)
+    for each in conversations:
+        each._answers = True
+    try:
+        try:
+            for step in pieces:
+                if not isinstance(step[0], Answer):
+                    found = [text + piece for text, piece in zip(found, step, strict=True)]
+                yield step
+        except GeneratorExit:
+            pieces.close()  # type: ignore[attr-defined]
+        for each, chat, text in zip(conversations, chats, found, strict=True):
+            each.messages += [chat[-1], {"role": "assistant", "content": text}]
+    finally:
+        for each in conversations:
+            each._answers = False
+
+
+def state_of(model: CausalModel) -> tuple[object, int]:
+    """Return what differs after any change of a model's weights."""
+    mark = model._prepared.setdefault("weights", object())  # `_prepared` is emptied when an array is replaced
+    return mark, _core._checksum(tuple(x for x in model.arrays.values() if x.flags.writeable))
