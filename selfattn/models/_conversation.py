@@ -5,16 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selfattn import _core
-from selfattn._check import quoted
-from selfattn.engine.decoder import Past
+import numpy as np
+
+from selfattn import _core, _disk
+from selfattn._check import Array, quoted
+from selfattn.engine.decoder import Past, angles_of
+from selfattn.engine.transformer import check_ids
 from selfattn.models._answers import Answer, collected, streamed
+from selfattn.models._chat import checked_messages
 
 if TYPE_CHECKING:
     from selfattn.models._causal import CausalModel
+
+FORMAT = "a conversation of selfattn, 1"
 
 
 class Conversation:
@@ -103,6 +112,91 @@ class Conversation:
         """
         pieces = answers(self.model, [self], [message], max_new_tokens, sampling, how)
         return streamed(pieces, True) if stream else collected(pieces, True)
+
+    def save(self, path: _disk.PathLike) -> None:
+        """Save messages, keys and values as a safetensors file, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or path
+
+        Raises
+        ------
+        RuntimeError
+            An answer has not ended.
+        OSError, ImportError
+            The file cannot be written; ``safetensors`` is missing: ``pip install 'selfattn[models]'``.
+        """
+        self._check_idle()
+        past = self._past if self._weights == state_of(self.model) else Past()
+        cache = past.cache or self.model._decoder(1).new_cache(1)
+        kept = {name: getattr(cache, name)[:, 0, :, : len(past.ids)] for name in ("keys", "values")}
+        arrays = {"ids": past.ids, **kept}
+        said = {"format": FORMAT, "model": fingerprint(self.model), "messages": json.dumps(self.messages)}
+        said |= {"positions": str(cache.most), "sha256": digest(arrays.values(), said["messages"])}
+        _disk.write_file(Path(path), _disk.to_safetensors(arrays, said))
+
+    @classmethod
+    def load(cls, path: _disk.PathLike, model: CausalModel) -> Conversation:
+        """Load a conversation that :meth:`save` has written, to go on with it.
+
+        Parameters
+        ----------
+        path : str or path
+        model : CausalModel
+            The model that it was with: the same configuration, and weights of the same bits.
+
+        Returns
+        -------
+        Conversation
+
+        Raises
+        ------
+        ValueError
+            The file is damaged, no conversation, or one with another model.
+        OSError, ImportError
+            The file cannot be read; ``safetensors`` is missing.
+        """
+        arrays, said = _disk.read_safetensors(Path(path))
+        if said.get("format") != FORMAT or set(arrays) != {"ids", "keys", "values"}:
+            raise ValueError(f"{path} is no conversation, such as conversation.save() writes")
+        if said.get("model") != fingerprint(model):
+            raise ValueError(f"{path} is a conversation with another model, or with other weights")
+        found, (ids, keys, values) = cls(model, []), (arrays[name] for name in ("ids", "keys", "values"))
+        try:
+            if said["sha256"] != digest((ids, keys, values), said["messages"]):
+                raise ValueError("its checksum is another")
+            messages = _disk.parse_json(Path(path), said["messages"].encode())
+            found.messages = messages and checked_messages(messages, model.chat_template or "")
+            decoder = model._decoder(min(int(said["positions"]), model.max_positions))
+            past, cache = found._past, decoder.new_cache(1)
+            if ids.ndim != 1 or ids.dtype != np.int64 or len(ids) > decoder.max_seq_len:
+                raise ValueError(f"its ids are {ids.dtype} of shape {ids.shape}")
+            check_ids(ids, model.vocab_size, "it has")
+            past.ids = ids
+            cache.reserve(len(ids))
+            cache.keys[:, 0, :, : len(ids)], cache.values[:, 0, :, : len(ids)] = keys, values
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+        cache.lengths[:] = len(ids)
+        past.cache, past.angles, found._weights = cache, angles_of(decoder), state_of(model)
+        return found
+
+
+def digest(arrays: Iterable[Array], text: str) -> str:
+    """Return the SHA-256 of a text and of arrays' bytes."""
+    found = hashlib.sha256(text.encode())
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return found.hexdigest()
+
+
+def fingerprint(model: CausalModel) -> str:
+    """Return a checksum of a model's configuration and weights."""
+    weights = model.arrays | {name: quants.raw for name, quants in model.blocks.items()}
+    told = [(name, str(weights[name].dtype), weights[name].shape) for name in sorted(weights)]
+    text = json.dumps([model.config, told], sort_keys=True, default=str)
+    return digest((weights[name] for name in sorted(weights)), text)
 
 
 def answers(

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from language_folders import save_language_model
 
-from selfattn import _core, models
+from selfattn import _core, _disk, models
+from selfattn.models._conversation import digest
 
 QUESTIONS = ["the sea", "not the end?", "é 😀"]
 
@@ -153,3 +154,60 @@ def test_refusals_leave_messages_as_they_were(model):
         with pytest.raises(error, match=message):
             call()
     assert conversation.messages == before
+
+
+def test_a_saved_conversation_goes_on(model, folder, tmp_path, entered):
+    path, told = tmp_path / "chat.safetensors", []
+    conversation = model.conversation("a b")
+    conversation.save(path)
+    assert models.Conversation.load(path, model).messages == conversation.messages
+    conversation.ask("the sea", 9)
+    conversation.save(path)
+    again = models.Conversation.load(path, models.load(folder))
+    assert (again.messages, again.cached_tokens) == (conversation.messages, conversation.cached_tokens)
+    for one in (conversation, again):
+        entered.clear()
+        one.ask("not", 9)
+        told.append(
+            (list(entered), one.messages, one._past.cache.values[:, 0, :, : one.cached_tokens].tobytes())
+        )
+    assert told[0] == told[1]
+    model.arrays["model.norm.weight"][0] += 1
+    conversation.save(path)  # without keys and values of other weights
+    assert models.Conversation.load(path, model).cached_tokens == 0
+    with pytest.raises(ValueError, match="a conversation with another model, or with other weights"):
+        models.Conversation.load(path, models.load(folder))
+
+
+def test_damaged_and_foreign_files_are_refused_in_one_line(model, tmp_path):
+    path = tmp_path / "chat.safetensors"
+    conversation = model.conversation()
+    conversation.ask("the sea", 9)
+    conversation.save(path)
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for at in (3, header - 200, header + 9, len(content) - 1):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(ValueError, match=r"^[^\n]*chat\.safetensors[^\n]*$"):
+            models.Conversation.load(path, model)
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="cut off, damaged"):
+        models.Conversation.load(path, model)
+    arrays, said = _disk.read_safetensors(save(path, content))
+    ids, nested = arrays["ids"] + model.vocab_size, "[" * 10**5
+    for changed, message in [
+        ({"format": "2"}, "is no conversation"), ({}, "is damaged: ids must be in"), ({"messages": nested}, "JSON"),
+        ({"positions": "x"}, "is damaged: invalid literal"),
+    ]:  # fmt: skip
+        of = (ids, arrays["keys"], arrays["values"])
+        said |= {"sha256": digest(of, changed.get("messages", said["messages"]))}
+        save(path, _disk.to_safetensors(arrays | {"ids": ids}, said | changed))
+        with pytest.raises(ValueError, match=message):
+            models.Conversation.load(path, model)
+    path.write_bytes(content)
+    assert models.Conversation.load(path, model).messages == conversation.messages
+
+
+def save(path, content):
+    path.write_bytes(content)
+    return path
