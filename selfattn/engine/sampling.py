@@ -157,7 +157,7 @@ def log_probabilities(logits: Array, new: int, most: int) -> tuple[float, Array,
     The likeliest is first; of equal ones the first id is. Few are sorted: the largest of each 256 bound what is among them.
     """
     largest = np.maximum.reduceat(logits, np.arange(0, len(logits), 256))
-    least = np.partition(largest, -most)[-most] if 0 < most <= len(largest) else -np.inf
+    least = -np.inf if most > len(largest) else np.partition(largest, -most)[-most] if most else np.inf
     ids = np.flatnonzero(logits >= least)
     ids = ids[np.argsort(-logits[ids], kind="stable")[:most]]
     log_p = log_softmax(logits.astype(np.float64))
