@@ -17,9 +17,7 @@ from selfattn.text import TextStream
 
 
 class Answer(NamedTuple):
-    """An answer, and what is told about it: what :meth:`LlamaForCausalLM.generate` returns with ``details=True``.
-
-    Fields have OpenAI's and vLLM's names.
+    """An answer with details, by OpenAI's and vLLM's names: what :meth:`LlamaForCausalLM.generate` returns with ``details=True``.
 
     Attributes
     ----------

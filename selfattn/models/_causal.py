@@ -563,6 +563,11 @@ class CausalModel(Pretrained):
         found = {"max_new_tokens": most} | own | said | given
         if not isinstance(found["details"], bool):
             raise TypeError(f"details must be True or False, not {quoted(found['details'])}")
+        top, biases = found["logprobs"], found.get("logit_bias")
+        if top is not None and not (found["details"] and check_size("logprobs", top, 0) <= self.vocab_size):
+            raise ValueError(f"logprobs needs details=True, and at most {self.vocab_size} tokens, not {top}")
+        if isinstance(biases, Mapping):
+            found["logit_bias"] = self._by_id(biases)
         if "max_new_tokens" in given or ("max_new_tokens" in said and "max_length" not in given):
             found.pop("max_length", None)
         return found
@@ -577,12 +582,8 @@ class CausalModel(Pretrained):
         each sequence.
         """
         details, top, stop = (how.pop(name) for name in ("details", "logprobs", "stop"))
-        if top is not None and not (details and check_size("logprobs", top, 0) <= self.vocab_size):
-            raise ValueError(f"logprobs needs details=True, and at most {self.vocab_size} tokens, not {top}")
         if stops_of(stop) and self.tokenizer is None:
             raise ValueError(f"stop needs text: {_tokenizer.missing(self._folder)}")
-        if isinstance(biases := how.get("logit_bias"), Mapping):
-            how["logit_bias"] = self._by_id(biases)
         new, whole = (check_size(name, how.get(name, 1)) for name in ("max_new_tokens", "max_length"))
         longest = whole if "max_length" in how else max(map(len, ids)) + new
         decoder = self._decoder(min(longest, self.max_positions))
