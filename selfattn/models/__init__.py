@@ -6,7 +6,7 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2 and Qwen3. A
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma 3. A
 setting of a folder that is not supported and would change results is an error; one that is not known is in a warning. Needs
 ``pip install 'selfattn[models]'``.
 """
@@ -42,6 +42,7 @@ from selfattn.models.bert import (
     RobertaForSequenceClassification,
     RobertaModel,
 )
+from selfattn.models.gemma3 import Gemma3ForCausalLM
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.modernbert import ModernBertModel
@@ -50,14 +51,14 @@ from selfattn.models.vit import ViTModel
 
 __all__ = [
     "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "Conversation",
-    "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "LlamaForCausalLM", "MPNetModel",
-    "ModernBertModel", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
+    "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "Gemma3ForCausalLM", "LlamaForCausalLM",
+    "MPNetModel", "ModernBertModel", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel", "ViTModel", "load", "save",
 ]  # fmt: skip
 
 
 CLASSES: tuple[type[Pretrained], ...] = (
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, GPT2LMHeadModel, LlamaForCausalLM,
-    Qwen3ForCausalLM, BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification,
+    Qwen3ForCausalLM, Gemma3ForCausalLM, BertForSequenceClassification, RobertaForSequenceClassification, DistilBertForSequenceClassification,
 )  # fmt: skip
 MODELS, CLASSIFIERS = (
     {kind: each for each in CLASSES for kind in each.kinds if (each.suffix == CLASSIFIER) is classifies}
@@ -80,7 +81,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
     path : path
         A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
         folder of sentence-transformers, with ``modules.json``; or one of :func:`selfattn.files.save_model`, as ``selfattn train``
-        makes it; or a ``.gguf`` file of the architecture llama, qwen2, qwen3 or gpt2.
+        makes it; or a ``.gguf`` file of the architecture llama, qwen2, qwen3, gemma3 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
         The dtype to which the weights of layers and the table of words are rounded; see ``quantize`` of the model. None keeps
         them as they are stored, but 16-bit weights of a folder become float32; a GGUF file's quants of 4 to 16 bits are

@@ -22,9 +22,10 @@ from selfattn._check import Array, quoted, warn
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
 from selfattn.models._causal import checked_settings
-from selfattn.models._folder import Config
+from selfattn.models._folder import FULL, SLIDING, Config
 from selfattn.models._table import GPT2_ALIASES, FolderWarning, rows
 from selfattn.models._tokenizer_class import QWEN2, sentencepiece_decoder
+from selfattn.models.gemma3 import Gemma3ForCausalLM
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.qwen3 import Qwen3ForCausalLM
@@ -240,6 +241,10 @@ LLAMA_NAMES = {
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }  # fmt: skip
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GEMMA3_NAMES = LLAMA_NAMES | HEAD_NORMS | {
+    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
 GPT2_NAMES = {
     "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
     "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2",
@@ -249,8 +254,10 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, w
     "llama": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
     "qwen2": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
     "qwen3": (Qwen3ForCausalLM, LLAMA_NAMES | HEAD_NORMS, "model.layers."),
+    "gemma3": (Gemma3ForCausalLM, GEMMA3_NAMES, "model.layers."),
     "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
 }
+LAYERS_OF_27B = 62
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
 
 
@@ -294,6 +301,9 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     for name, array in arrays.items():
         if name.endswith(kind.transposed) and isinstance(array, np.ndarray):  # folders hold the transpose
             arrays[name] = array.T
+    if kind.norm_offset:  # which llama.cpp's converter has added
+        for name in [name for name in arrays if name.endswith("norm.weight")]:
+            arrays[name] = arrays[name] - np.float32(kind.norm_offset)
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
     attach_tokenizer(model, file)
@@ -383,7 +393,7 @@ def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
         raise entries.error("keys and values of different widths are not supported")
     if entries.size("rope.dimension_count", width) != width:
         raise entries.error("rotary positions of a part of each head are not supported")
-    if entries.size("attention.sliding_window", longest) < longest:
+    if entries.prefix != "gemma3" and entries.size("attention.sliding_window", longest) < longest:
         raise entries.error("sliding windows are not supported in GGUF files")
     eps = float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str))
     config |= {"num_key_value_heads": entries.size("attention.head_count_kv", heads), "head_dim": width}
@@ -409,11 +419,27 @@ def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
         rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         rope |= {"attention_factor": 1.0, "original_max_position_embeddings": longest}
     config["rope_parameters"] = rope
+    if entries.prefix == "gemma3":
+        config |= _gemma3(entries, config)
     if entries.prefix in ("llama", "qwen3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if entries.prefix == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     return config
+
+
+def _gemma3(entries: Entries, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the configuration of a Gemma 3 has beyond that of a Llama; without windows all layers see everything."""
+    layers, window = config["num_hidden_layers"], entries.size_or("attention.sliding_window", None)
+    near = {"rope_theta": entries.number("rope.freq_base_swa", 10000.0)}
+    scalar = config["head_dim"]
+    if layers == LAYERS_OF_27B:  # as llama.cpp tells this one, whose scale is another, from the others
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    every = entries.size("attention.sliding_window_pattern", 6)
+    return {
+        "model_type": "gemma3_text", "query_pre_attn_scalar": scalar, "sliding_window": window, "sliding_window_pattern": every,
+        "rope_parameters": {FULL: config["rope_parameters"], SLIDING: near}, "layer_types": None if window else [FULL] * layers,
+    }  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------- the tokenizer
@@ -536,7 +562,8 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
 def _byte_level(library: Any, entries: Vocabulary) -> Any:
     pre = entries.raw("pre", "default")
     if pre == "default":
-        pre = "llama-bpe" if "<|begin_of_text|>" in entries.ids else UNNAMED[entries.architecture]
+        usual = UNNAMED.get(entries.architecture, "gpt-2")
+        pre = "llama-bpe" if "<|begin_of_text|>" in entries.ids else usual
         older = "the file is older than their names"
         what = f"{entries.where}.pre names no pre-tokenizer: {older}, and texts are cut as by {pre}"
         warn(FolderWarning(what))

@@ -96,9 +96,12 @@ class Parameters:
         weight = self.weight(f"{name}.weight", out, into, rows=rows, factor=factor)
         return Projection(weight, self.array(f"{name}.bias", out, rows=rows, factor=factor) if bias else None)
 
-    def norm(self, name: str, width: int, eps: float, bias: bool = True) -> Norm:
-        """Return a LayerNorm, which may have a bias."""
+    def norm(self, name: str, width: int, eps: float, bias: bool = True, offset: float = 0.0) -> Norm:
+        """Return a LayerNorm, which may have a bias; a copy of its weight if there is an offset."""
         weight = self.array(f"{name}.weight", width)
+        if offset:
+            weight = weight + weight.dtype.type(offset)
+            self.origins[id(weight)] = weight, f"{name}.weight", ALL, None
         return Norm(weight, self.array(f"{name}.bias", width) if bias else None, eps)
 
     def gradients(self, of: Iterable[Weight], grads: Iterable[Array]) -> Gradients:
@@ -198,6 +201,7 @@ class Pretrained(Inspected, Module):
     layer_name: ClassVar[str]  # what the names of a layer's parameters begin with, before its number
     # A layer's fields, each with the middle of its parameters' names, in the order of files. Fields of one name are rows of one weight.
     fields: ClassVar[dict[str, str]]
+    norm_offset: ClassVar[float] = 0.0  # is added to the weights of norms
     arrays: dict[str, Array]
 
     def __init__(
@@ -234,7 +238,8 @@ class Pretrained(Inspected, Module):
             raise ValueError(f"{layers}; there are {len(arrays)} weights")
         shapes, optional = self._shapes()
         if arrays is None:
-            self.arrays = _drawn(shapes, init.as_generator(rng), float(config.get("initializer_range", 0.02)))
+            deviation, one = float(config.get("initializer_range", 0.02)), 1 - self.norm_offset
+            self.arrays = _drawn(shapes, init.as_generator(rng), deviation, one)
         else:
             ignored = tuple(head for head in self.heads if not any(name.startswith(head) for name in shapes))
             stored: dict[str, Any] = {n: x for n, x in arrays.items() if not n.endswith(self.buffers)}
@@ -484,12 +489,12 @@ class Pretrained(Inspected, Module):
         return self._settings(parameters, longest), parameters
 
 
-def _drawn(shapes: Mapping[str, tuple[int, ...]], rng: Any, deviation: float) -> dict[str, Array]:
-    """Draw parameters as Transformers does: weights from a normal distribution, norms 1, biases 0."""
+def _drawn(shapes: Shapes, rng: Any, deviation: float, one: float) -> dict[str, Array]:
+    """Draw parameters as Transformers does: weights from a normal distribution, norms ``one``, biases 0."""
     arrays = {}
     for name, shape in shapes.items():
         if len(shape) > 1:
             arrays[name] = (rng.standard_normal(shape) * deviation).astype(np.float32)
         else:
-            arrays[name] = np.full(shape, 0 if name.endswith("bias") else 1, np.float32)
+            arrays[name] = np.full(shape, 0 if name.endswith("bias") else one, np.float32)
     return arrays

@@ -119,6 +119,10 @@ TABLE: dict[str, Rows] = {
     "config.json of distilbert": Rows(
         aliases={"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     ),
+    "config.json of gemma3_text": Rows(
+        {OUTPUTS: "cache_implementation"},
+        {**CAUSAL, "attn_logit_softcapping": None, "final_logit_softcapping": None, "use_bidirectional_attention": False},
+    ),
     "config.json of gpt2": Rows({}, CAUSAL, GPT2_ALIASES),
     "config.json of llama": Rows({}, {**CAUSAL, "rope_interleaved": False}),
     "config.json of mistral": Rows({}, CAUSAL),

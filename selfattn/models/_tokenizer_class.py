@@ -30,6 +30,7 @@ ROBERTA = {
 CLASSES: dict[str, tuple[str, dict[str, str]]] = {
     "BertTokenizer": ("WordPiece", BERT),
     "CamembertTokenizer": ("Unigram", ROBERTA),
+    "GemmaTokenizer": ("BPE", {f"{n}_token": f"<{n}>" for n in ("bos", "eos", "unk", "pad", "mask")}),
     "GPT2Tokenizer": ("BPE", dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
     "LlamaTokenizer": ("BPE", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
     "MPNetTokenizer": ("WordPiece", ROBERTA | {"unk_token": "[UNK]"}),
@@ -45,10 +46,10 @@ AS_WRITTEN = "_selfattn_as_written"  # true: the file as it is, also where Trans
 AS_IT_IS = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 # Transformers' class of a model whose folder names none.
 BY_MODEL = {
-    "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gpt2": "GPT2Tokenizer",
-    "mpnet": "MPNetTokenizer", "qwen3": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
+    "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gemma3_text": "GemmaTokenizer",
+    "gpt2": "GPT2Tokenizer",    "mpnet": "MPNetTokenizer", "qwen3": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
 }  # fmt: skip
-LANGUAGE = ("gpt2", "llama", "mistral", "qwen2", "qwen3")  # models whose tokens become text
+LANGUAGE = ("gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")  # models whose tokens become text
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -264,16 +265,24 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
         tokenizer.decoder = after.Metaspace(replacement="▁", prepend_scheme=prefix)
         needed = ("bos_token", "eos_token")
     else:
-        llama = name == "LlamaTokenizer"
-        model.dropout, model.unk_token, model.ignore_merges = None, None, False
+        llama, gemma = name == "LlamaTokenizer", name == "GemmaTokenizer"
+        model.dropout, model.unk_token, model.ignore_merges = (
+            None,
+            named["unk_token"] if gemma else None,
+            False,
+        )
         model.continuing_subword_prefix = model.end_of_word_suffix = None
-        model.fuse_unk = model.byte_fallback = llama
+        model.fuse_unk = model.byte_fallback = llama or gemma
         prefix_space = _prefix_space(config, llama, llama)
         tokenizer.normalizer, tokenizer.decoder = None, after.ByteLevel()
         if llama:
             prefix = ("always" if config.raw("legacy") else "first") if prefix_space else "never"
             tokenizer.pre_tokenizer = before.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
             tokenizer.decoder = sentencepiece_decoder(library, prefix_space)
+        elif gemma:
+            tokenizer.normalizer = steps.Replace(" ", "▁")
+            tokenizer.pre_tokenizer = before.Split(" ", "merged_with_previous")
+            tokenizer.decoder = sentencepiece_decoder(library, False)
         elif name == "Qwen2Tokenizer":
             tokenizer.normalizer = steps.NFC()
             split = before.Split(library.Regex(QWEN2), behavior="isolated", invert=False)

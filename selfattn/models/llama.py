@@ -30,6 +30,8 @@ class LlamaForCausalLM(CausalModel):
     buffers = (".rotary_emb.inv_freq",)
     word_table = "model.embed_tokens.weight"
     layer_name = "model.layers."
+    usual_activation = "hidden_act", "silu"  # the key, and what it is by default
+    usually_tied = False
     fields: ClassVar[dict[str, str]] = {
         "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm", "query": "self_attn.q_proj",
         "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj", "gate": "mlp.gate_proj",
@@ -46,10 +48,10 @@ class LlamaForCausalLM(CausalModel):
         self.num_key_heads = config.size_or("num_key_value_heads", self.num_heads, key_heads)
         self.head_width = config.size_or("head_dim", max(1, self.hidden_size // self.num_heads), width)
         self.wide = config.size("intermediate_size")
-        self.activation = config.activation("hidden_act", "silu")
+        self.activation = config.activation(*self.usual_activation)
         self.max_positions = config.size("max_position_embeddings", longest)
         self.eps = config.number("rms_norm_eps", 1e-6)
-        self.tied = config.flag("tie_word_embeddings", False)
+        self.tied = config.flag("tie_word_embeddings", self.usually_tied)
         attention = kind not in ("mistral", "qwen2") and config.flag("attention_bias", False)
         inner = kind == "llama" and config.flag("mlp_bias", False)
         biased = {"query", "key", "value"} if attention or kind == "qwen2" else set()
@@ -57,11 +59,14 @@ class LlamaForCausalLM(CausalModel):
         self.unbiased = self.fields.keys() - biased
         self.attention_widths = self.num_heads * self.head_width, self.num_key_heads * self.head_width
         self._read_windows(config, kind)
-        self.rope = read_rope(config, self.head_width, self.max_positions)
+        self._read_rope(config)
         heads = ("num_attention_heads", self.num_heads)
         if config.raw("head_dim", width) is None:
             config.check_multiple("hidden_size", self.hidden_size, *heads)
         config.check_multiple(*heads, "num_key_value_heads", self.num_key_heads)
+
+    def _read_rope(self, config: Config) -> None:
+        self.rope = read_rope(config, self.head_width, self.max_positions)
 
     def _read_windows(self, config: Config, kind: str) -> None:
         """Read how many tokens each layer attends to, the query's own included; None is all."""
@@ -76,6 +81,9 @@ class LlamaForCausalLM(CausalModel):
         kinds = config.raw("layer_types") or usual
         if not qwen and kinds != usual:
             raise config.error(f"layer_types {kinds!r} is not supported for {kind}")
+        self._take_windows(config, kinds, size)
+
+    def _take_windows(self, config: Config, kinds: Any, size: int | None) -> None:
         good = isinstance(kinds, list) and len(kinds) == self.num_layers and not set(kinds) - {FULL, SLIDING}
         if not good or (SLIDING in kinds and size is None):
             what = f"{FULL} or {SLIDING}, with a sliding_window,"
@@ -90,7 +98,7 @@ class LlamaForCausalLM(CausalModel):
         )
 
     def _norm(self, p: Parameters, name: str, width: int) -> Norm:
-        return p.norm(name, width, self.eps, bias=False)._replace(kind="rms")
+        return p.norm(name, width, self.eps, bias=False, offset=self.norm_offset)._replace(kind="rms")
 
     def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
         window = self.windows[n]

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from architectures import CLASSIFIERS, CONFIGS, LANGUAGE, PICTURES, TEXTS, VOCABULARY
+from architectures import CLASSIFIERS, CONFIGS, LANGUAGE, PICTURES, TEXTS, VOCABULARY, their_name
 from text_folders import add_pipeline, old_pooling, with_drawn_parameters
 
 from selfattn import models
@@ -20,10 +20,12 @@ FAR = (2, 150)
 def other(name, kind="Model", **more):
     family, values = (CONFIGS | LANGUAGE)[name]
     tokens = dict.fromkeys((f"{each}_token_id" for each in ("bos", "eos", "cls", "sep")), 0)
-    config = getattr(transformers, f"{family}Config")(**((tokens if name in TEXTS else {}) | values | more))
+    config = getattr(transformers, their_name(family, "Config"))(
+        **((tokens if name in TEXTS else {}) | values | more)
+    )
     # The eager form gives NaN in ModernBERT, where all that a padded row sees is padding.
     config._attn_implementation = "sdpa" if name.startswith("modernbert") else "eager"
-    return with_drawn_parameters(getattr(transformers, family + kind)(config))
+    return with_drawn_parameters(getattr(transformers, their_name(family, kind))(config))
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from architectures import CONFIGS, LANGUAGE, PICTURES, TEXTS, VOCABULARY
+from architectures import CONFIGS, LANGUAGE, PICTURES, TEXTS, VOCABULARY, their_name
 
 from selfattn import models, nn
 from selfattn.steps import Change
@@ -16,7 +16,7 @@ PLACES = dict.fromkeys(("Bert", "Roberta", "XLMRoberta"), ("attention.output.den
     "ViT": ("attention.o_proj", "mlp.fc2"),
     "Dinov2": ("attention.o_proj", "mlp.fc2"),
     "GPT2": ("attn.c_proj", "mlp.c_proj"),
-    **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), ("self_attn.o_proj", "mlp.down_proj")),
+    **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"), ("self_attn.o_proj", "mlp.down_proj")),
 }
 
 
@@ -129,9 +129,11 @@ def test_changes_are_those_of_hooks(name, tmp_path):
 
     family, values = (CONFIGS | LANGUAGE)[name]
     tokens = dict.fromkeys((f"{each}_token_id" for each in ("bos", "eos", "cls", "sep")), 0)
-    config = getattr(transformers, f"{family}Config")(**((tokens if name in TEXTS else {}) | values))
+    config = getattr(transformers, their_name(family, "Config"))(
+        **((tokens if name in TEXTS else {}) | values)
+    )
     config._attn_implementation = "eager"
-    theirs = with_drawn_parameters(getattr(transformers, f"{family}Model")(config))
+    theirs = with_drawn_parameters(getattr(transformers, their_name(family, "Model"))(config))
     kind = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
     theirs.save_pretrained(tmp_path)
     if name in LANGUAGE:

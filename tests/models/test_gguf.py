@@ -30,6 +30,8 @@ CONFIGS = {
     "llama": LLAMA, "tied": LLAMA | {"tie_word_embeddings": True},
     "biases": LLAMA | {"attention_bias": True, "mlp_bias": True}, "qwen2": LLAMA | {"model_type": "qwen2"},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True}, "gpt2": GPT2,
+    "gemma3": LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5,
+                       "sliding_window_pattern": 2, "rope_theta": 1e4},
 }  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, SIZE, 20)
 
@@ -59,13 +61,18 @@ def close(got, expected):
 
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 CASES = [(name, kind) for name in ("llama", "gpt2") for kind in KINDS]
-CASES += [(name, kind) for name in ("tied", "biases", "qwen2", "qwen3") for kind in ("F32", "Q4_1")]
+CASES += [(name, kind) for name in ("tied", "biases", "qwen2", "qwen3", "gemma3") for kind in ("F32", "Q4_1")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
     config, path = CONFIGS[name], tmp_path / "model.gguf"
-    meant = write(path, config, make(config).state_dict(), kind)
+    more = (
+        {"attention.sliding_window": 5, "attention.sliding_window_pattern": 2, "attention.key_length": 16}
+        if name == "gemma3"
+        else {}
+    )
+    meant = write(path, config, make(config).state_dict(), kind, more=more)
     expected = truth(config, meant)
     stored = models.load(path)
     close(stored.logits(IDS), expected)
@@ -112,6 +119,36 @@ def test_mixed_kinds_and_those_of_256(tmp_path, run):
     assert found["Q6_K"] == {"tensors": 3, "bytes": (128 + 256 + SIZE) * 210, "how": "multiplied as stored"}
     path.write_bytes(b"GGUF")
     assert "no GGUF file" in run("info", path, code=1).err
+
+
+def test_gemma3_with_and_without_windows(tmp_path):
+    """The 27B alone, known by its 62 layers, scales scores by d / heads; 10,000 is the base of layers with windows unless a file says it."""
+    config, path, entries = (
+        CONFIGS["gemma3"],
+        tmp_path / "model.gguf",
+        {"attention.key_length": 16, "rope.freq_base": 1e6},
+    )
+    for layers in (7, 62):
+        config |= {
+            "num_hidden_layers": layers,
+            "sliding_window_pattern": 6,
+            "hidden_size": 32,
+            "rope_theta": 1e6,
+        }
+        config |= {"query_pre_attn_scalar": 8 if layers == 62 else 16}
+        meant = write(path, config, make(config).state_dict(), more=entries | {"attention.sliding_window": 5})
+        close(models.load(path).logits(IDS), truth(config, meant))
+    write(path, config, meant, more=entries)
+    close(models.load(path).logits(IDS), truth(config | {"layer_types": ["full_attention"] * 62}, meant))
+    scaled = {
+        "attention.sliding_window": 5,
+        "rope.freq_base_swa": 500.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    }
+    write(path, config, meant, more=entries | scaled)
+    rope = {"rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    close(models.load(path).logits(IDS), truth(config | rope, meant))
 
 
 def test_rotary_scaling(tmp_path):

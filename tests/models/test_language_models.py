@@ -14,6 +14,7 @@ from selfattn.engine.weights import to_float32
 from selfattn.models._folder import Config
 
 safetensors = pytest.importorskip("safetensors.numpy")
+GEMMA3 = {"model_type": "gemma3_text", "head_dim": 8}
 families = pytest.mark.parametrize("name", LANGUAGE)
 
 
@@ -163,9 +164,16 @@ test_configurations_that_would_change_results_are_errors = refusals(
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name"),
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "with a sliding_window"),
     ({"model_type": "gemma"}, "is of type 'gemma'"),
+    (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not supported; only a model without it is"),
+    (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
+    (GEMMA3 | {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters must have full_attention and sliding_attention alone"),
+    (GEMMA3 | {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "full_attention: rope_parameters lacks factor"),
+    (GEMMA3 | {"sliding_window": None}, "layer_types must name full_attention or sliding_attention, with a sliding_window"),
     (GPT2 | {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
     (GPT2 | {"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),
-    call=lambda more: models.GPT2LMHeadModel(more, rng=0) if "n_embd" in more else models.LlamaForCausalLM(LLAMA | more, rng=0),
+    call=lambda more: models.MODELS.get(more.get("model_type", "gpt2" if "n_embd" in more else ""), models.LlamaForCausalLM)(
+        more if "n_embd" in more else LLAMA | more, rng=0
+    ),
 )  # fmt: skip
 
 
@@ -181,6 +189,25 @@ def test_frequencies_that_are_no_numbers_are_errors(kind, factor):
     except ValueError:
         return
     assert np.isfinite(found.frequencies).all()
+
+
+def test_gemma3_obeys_its_changed_norms_and_the_dtype_of_its_folder():
+    """A decoder holds copies of the norms' weights, plus 1; rows of the table are times √24 in the folder's dtype."""
+    ours, ids = make("gemma3_text"), drawn(9)[0]
+    before = ours.logits(ids)
+    ours.parameters()["model.layers.1.self_attn.q_norm.weight"][...] += 0.5
+    after = ours.logits(ids)
+    assert not np.array_equal(after, before)
+    np.testing.assert_array_equal(after, type(ours)(ours.config, ours.state_dict()).logits(ids))
+    for dtype, root in {
+        "float32": np.sqrt(np.float32(24)),
+        "bfloat16": 4.90625,
+        "float16": 4.8984375,
+    }.items():
+        rounded = type(ours)(ours.config | {"dtype": dtype}, ours.state_dict())
+        expected = ours.parameters()[ours.word_table][ids] * np.float32(root)
+        np.testing.assert_array_equal(rounded.hidden_states(ids)[0], expected)
+        np.testing.assert_array_equal(rounded.steps(ids).embeddings, expected)
 
 
 def with_nan(model):

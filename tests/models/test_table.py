@@ -53,10 +53,17 @@ def test_a_model_that_is_made_warns_where_it_is_made():
     assert len(found) == 1 and found[0].filename == __file__
 
 
-# Keys of SmolLM2, Qwen2.5, a cross-encoder, GTE, DistilBERT, XLM-R and a model of 2020 that Transformers' classes lack.
+# Keys of SmolLM2, Qwen2.5, Qwen3, Gemma 3, a cross-encoder, GTE, DistilBERT, XLM-R and a model of 2020 that Transformers' classes lack.
 RELEASED = {
     "llama": {"is_llama_config": True, "pretraining_tp": 1, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
     "qwen2": {"max_window_layers": 21, "rope_theta": 1e6, "sliding_window": 32768, "torch_dtype": "bfloat16", "use_mrope": False},
+    "qwen3": {"max_window_layers": 28, "rope_theta": 1e6, "sliding_window": None, "torch_dtype": "bfloat16", "use_sliding_window": False,
+              "num_key_value_heads": 1},
+    "gemma3_text": {
+        "attn_logit_softcapping": None, "cache_implementation": "hybrid", "final_logit_softcapping": None, "query_pre_attn_scalar": 256,
+        "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1e6, "sliding_window": 512, "sliding_window_pattern": 6,
+        "num_key_value_heads": 1,
+    },
     "bert": {"gradient_checkpointing": False, "pruned_heads": {}, "sbert_ce_default_activation_function": "torch.nn.Identity", "top_k": 50},
     "modernbert": {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "reference_compile": False},
     "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "output_past": True, "tie_weights_": True},
@@ -118,7 +125,18 @@ def of_generation():
 def of_tokenizers():
     transformers = pytest.importorskip("transformers")
     base = [transformers.PreTrainedTokenizerBase, transformers.PreTrainedTokenizerFast]
-    names = ("Bert", "DistilBert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "GPT2", "Llama", "Qwen2")
+    names = (
+        "Bert",
+        "DistilBert",
+        "Roberta",
+        "XLMRoberta",
+        "Camembert",
+        "MPNet",
+        "GPT2",
+        "Llama",
+        "Qwen2",
+        "Gemma",
+    )
     classes = [*base, *(getattr(transformers, f"{name}Tokenizer") for name in names)]
     special = set(base[0].SPECIAL_TOKENS_ATTRIBUTES)
     named = parameters(*(each.__init__ for each in classes)) | special

@@ -44,8 +44,18 @@ LANGUAGE = {
         "Qwen3",
         LLAMA | {"head_dim": 8, "attention_bias": True, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
     ),
+    "gemma3_text": (
+        "Gemma3",
+        LLAMA | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 12, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                 "num_hidden_layers": 4},
+    ),
     "qwen2 with windows": ("Qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
 }  # fmt: skip
+
+
+def their_name(family, kind):
+    """The name of a class of Transformers; Gemma3Config and Gemma3Model are of images and text."""
+    return f"{family}Text{kind}" if family == "Gemma3" and kind in ("Config", "Model") else family + kind
 
 
 def class_of(name, kind="Model"):

@@ -19,6 +19,7 @@ import sentence_transformers
 import tokenizers
 import torch
 import transformers
+from architectures import their_name
 from safetensors.numpy import load_file
 from sentence_transformers import models as modules
 from text_folders import with_drawn_parameters
@@ -33,7 +34,7 @@ TEXTS = [
 ]  # fmt: skip
 PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert"]
-LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3"]
+LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"]
 BRACKETS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}  # fmt: skip
 
@@ -105,7 +106,7 @@ class Draw:
     heads = (4, 8, 10)  # widths
     shards = ("1GB", "20KB")
     often, scales = 0.12, 0.4  # how often a setting has another value, and how often angles are scaled
-    own: ClassVar = {"MPNet": {"max_position_embeddings": 70}, "ModernBert": {"layer_types": ["full_attention", "sliding_attention"]}}  # fmt: skip
+    own: ClassVar = {"Gemma3": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}, "MPNet": {"max_position_embeddings": 70}, "ModernBert": {"layer_types": ["full_attention", "sliding_attention"]}}  # fmt: skip
 
     def __init__(self, seed, folder):
         self.rng = np.random.default_rng([self.number, seed])
@@ -146,13 +147,18 @@ class Draw:
             pieces = ["▁", *words, *(f"▁{word}" for word in words)]
             scored = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
             made = make(vocab=[*scored, *((p, -1.0 - 9 / len(p)) for p in pieces), ("<mask>", 0.0)])
-        elif kind in ("Llama", "Mistral"):
+        elif kind in ("Llama", "Mistral", "Gemma3"):
             merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "a"), ("s", "ea"), ("▁", "sea")]
             pieces = [*(f"<0x{n:02X}>" for n in range(256)), "▁", *LETTERS, *map("".join, merges)]
             vocabulary = numbered(["<unk>", "<s>", "</s>", *pieces])
             names = ("add_prefix_space", "add_bos_token", "add_eos_token", "legacy")
             options = self.some(0.4, dict.fromkeys(names, YES_NO))
-            made = transformers.LlamaTokenizer(vocab=vocabulary, merges=merges, **options)
+            if kind == "Gemma3":
+                vocabulary = numbered(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *pieces])
+                options, make = self.some(0.4, {"add_bos_token": YES_NO}), transformers.GemmaTokenizer
+            else:
+                make = transformers.LlamaTokenizer
+            made = make(vocab=vocabulary, merges=merges, **options)
         else:
             merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("e", "a"), ("s", "ea"), ("Ã", "©")]
             letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -178,7 +184,7 @@ class Draw:
 
     def make_model(self):
         kind, tokens = self.family, len(self.tokenizer) + int(self.rng.integers(self.spare))
-        configuration = getattr(transformers, f"{kind}Config")
+        configuration = getattr(transformers, their_name(kind, "Config"))
         usual = configuration().to_dict()
         ids = {f"{n}_token_id": getattr(self.tokenizer, f"{n}_token_id") for n in ("pad", "bos", "eos", "cls", "sep")}  # fmt: skip
         sizes = SIZES | {
@@ -198,6 +204,11 @@ class Draw:
                 name: [1.0, *[x] * (half - 1)] for name, x in rope.items() if name.endswith("t_factor")
             }
             fields["rope_parameters"] = {"rope_theta": 10000.0} | rope | factors
+            if kind == "Gemma3":
+                fields["rope_parameters"] = {
+                    "full_attention": fields["rope_parameters"],
+                    "sliding_attention": {"rope_theta": 500.0},
+                }
         if self.scores:
             fields["num_labels"] = int(self.rng.integers(1, 4))
         suffix = "ForSequenceClassification" if self.scores else self.one(["Model", "ForMaskedLM"])

@@ -9,6 +9,10 @@ LLAMA_NAMES = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+GEMMA3_NAMES = LLAMA_NAMES | {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
 GPT2_NAMES = {
     "transformer.wte": "token_embd", "transformer.wpe": "position_embd", "transformer.ln_f": "output_norm", "lm_head": "output",
     "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up",
@@ -17,9 +21,9 @@ GPT2_NAMES = {
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
-def gguf_name(name):
+def gguf_name(name, gemma=False):
     stem, _, end = name.rpartition(".")
-    names = GPT2_NAMES if name.startswith("transformer.") else LLAMA_NAMES
+    names = GPT2_NAMES if name.startswith("transformer.") else GEMMA3_NAMES if gemma else LLAMA_NAMES
     if stem in names or stem == "lm_head":
         return f"{names.get(stem, 'output')}.{end}"
     _, _, number, part = stem.split(".", 3)
@@ -50,7 +54,7 @@ def write(path, config, state, kind="F32", entries=None, more=None, tensors=None
     ``tensors`` replaces or adds tensors.
     """
     gguf = pytest.importorskip("gguf")
-    arch = config["model_type"] if config["model_type"] != "mistral" else "llama"
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(path, arch)
     own = {"context_length": config.get("max_position_embeddings", config.get("n_positions"))}
     if arch == "gpt2":
@@ -75,6 +79,7 @@ def write(path, config, state, kind="F32", entries=None, more=None, tensors=None
     meant = {}
     for name, array in state.items():
         stored = np.ascontiguousarray(array.T) if name.endswith(CONV1D) and arch == "gpt2" else array
+        stored = stored + 1 if arch == "gemma3" and array.ndim == 1 else stored
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
         if arch == "llama" and heads:
             stored = permuted(stored, config[heads])
@@ -86,13 +91,14 @@ def write(path, config, state, kind="F32", entries=None, more=None, tensors=None
                 blocks = random_blocks(quant, *stored.shape)
             else:
                 blocks = gguf.quants.quantize(stored, quant)
-            writer.add_tensor(gguf_name(name), blocks, raw_dtype=quant)
+            writer.add_tensor(gguf_name(name, arch == "gemma3"), blocks, raw_dtype=quant)
             stored = gguf.quants.dequantize(blocks, quant)
         else:
-            writer.add_tensor(gguf_name(name), stored)
+            writer.add_tensor(gguf_name(name, arch == "gemma3"), stored)
         if arch == "llama" and heads:  # undo the converter's order
             pairs = stored.reshape(config[heads], -1, 2, *stored.shape[1:])
             stored = pairs.swapaxes(1, 2).reshape(stored.shape)
+        stored = stored - 1 if arch == "gemma3" and array.ndim == 1 else stored
         meant[name] = stored.T if name.endswith(CONV1D) and arch == "gpt2" else stored
     for name, array in (tensors or {}).items():
         stored, quant = array if isinstance(array, tuple) else (array, None)
