@@ -23,12 +23,13 @@ static ptrdiff_t cache_at(const sa_pass *p, ptrdiff_t sequence) {
     return (p->layer * p->e->sequences + sequence) * p->e->cache.capacity * sa_key_width(sa_layer_of(p));
 }
 
+static sa_dtype cache_dtype(const sa_transformer *e) { return e->f64 ? SA_F64 : e->cache.narrow ? e->cache.dtype : SA_F32; }
+
 /* data may be NULL while a call is planned. */
-static sa_tensor heads_tensor(const sa_transformer *e, char *data, ptrdiff_t at, ptrdiff_t row, ptrdiff_t group,
-                              ptrdiff_t head) {
-    return (sa_tensor){
-        .m = {data == NULL ? NULL : data + sa_bytes(e, at), sa_bytes(e, row), sa_bytes(e, 1), e->f64 ? SA_F64 : SA_F32, false},
-        .lead_stride = {sa_bytes(e, group), sa_bytes(e, head)}};
+static sa_tensor heads_tensor(sa_dtype dtype, char *data, ptrdiff_t at, ptrdiff_t row, ptrdiff_t group, ptrdiff_t head) {
+    const ptrdiff_t size = (ptrdiff_t)sa_itemsize(dtype);
+    return (sa_tensor){.m = {data == NULL ? NULL : data + at * size, row * size, size, dtype, false},
+                       .lead_stride = {group * size, head * size}};
 }
 
 /* Describes the attention of a sequence's new rows, from row `row` of the frame on: (key heads, query heads of each). */
@@ -38,6 +39,7 @@ static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t ro
     const ptrdiff_t group = l->heads / l->key_heads, query_width = sa_query_width(l), past = sa_past_of(e, sequence);
     const ptrdiff_t at = cache_at(p, sequence), of_head = e->cache.capacity * l->width;
     const ptrdiff_t length = sa_length_of(e, sequence), keys = past + length, pairs = length * keys;
+    const sa_dtype own = e->f64 ? SA_F64 : SA_F32, cached = cache_dtype(e);
     *a = (sa_attention){
         .L = length,
         .S = keys,
@@ -48,11 +50,11 @@ static void describe_sequence(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t ro
         .gqa = 1,
         .f64 = e->f64,
         .by_rows = !p->plan->decoding,
-        .query = heads_tensor(e, p->f.array[SA_QUERIES], row * query_width, query_width, group * l->width, l->width),
-        .out = heads_tensor(e, p->f.array[SA_ATTENDED], row * query_width, query_width, group * l->width, l->width),
-        .key = heads_tensor(e, e->cache.keys, at, l->width, of_head, 0),
-        .value = heads_tensor(e, e->cache.values, at, l->width, of_head, 0),
-        .weights = heads_tensor(e, e->weights, p->layer * l->heads * pairs, keys, group * pairs, pairs),
+        .query = heads_tensor(own, p->f.array[SA_QUERIES], row * query_width, query_width, group * l->width, l->width),
+        .out = heads_tensor(own, p->f.array[SA_ATTENDED], row * query_width, query_width, group * l->width, l->width),
+        .key = heads_tensor(cached, e->cache.keys, at, l->width, of_head, 0),
+        .value = heads_tensor(cached, e->cache.values, at, l->width, of_head, 0),
+        .weights = heads_tensor(own, e->weights, p->layer * l->heads * pairs, keys, group * pairs, pairs),
         .scale = l->scale,
         .softcap = l->softcap,
         .causal = true,
@@ -330,6 +332,16 @@ static void attend_to_own(const sa_pass *p) {
     sa_run_phase(p, (p->to - p->from) * l->heads * pieces_of(p), attend, SA_BY_ANY_THREAD);
 }
 
+/* Copies a row of a head to the cache, from element `at` of it on. */
+static void put(const sa_transformer *e, const char *row, ptrdiff_t width, char *cache, ptrdiff_t at) {
+    char *to = cache + at * (ptrdiff_t)sa_itemsize(cache_dtype(e));
+    if (e->cache.narrow && !e->f64) {
+        sa_kernels_active()->narrow((const float *)(const void *)row, width, e->cache.dtype, (uint16_t *)(void *)to);
+    } else {
+        memcpy(to, row, (size_t)sa_bytes(e, width));
+    }
+}
+
 /* Normalises and rotates the queries and the keys of a key head, and appends its keys and values. */
 static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
     const sa_transformer *e = p->e;
@@ -337,7 +349,7 @@ static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t group = l->heads / l->key_heads, row = row_of(p, sequence);
     const ptrdiff_t past = sa_past_of(e, sequence), half = l->rotary.rotated / 2, bytes = sa_bytes(e, l->width);
-    const ptrdiff_t to = sa_bytes(e, cache_at(p, sequence)) + (key_head * e->cache.capacity + past) * bytes;
+    const ptrdiff_t to = cache_at(p, sequence) + (key_head * e->cache.capacity + past) * l->width;
     for (ptrdiff_t r = 0; r < sa_length_of(e, sequence); ++r) {
         const ptrdiff_t key = sa_bytes(e, (row + r) * sa_key_width(l)) + key_head * bytes;
         norm_heads(p, false, (row + r) * l->heads + key_head * group, group);
@@ -350,8 +362,8 @@ static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head
             kernels->rotate_heads(&rotary, p->f.array[SA_QUERIES] + query, 1, group, l->width, false);
             kernels->rotate_heads(&rotary, p->f.array[SA_KEYS] + key, 1, 1, l->width, false);
         }
-        memcpy(e->cache.keys + to + r * bytes, p->f.array[SA_KEYS] + key, (size_t)bytes);
-        memcpy(e->cache.values + to + r * bytes, p->f.array[SA_VALUES] + key, (size_t)bytes);
+        put(e, p->f.array[SA_KEYS] + key, l->width, e->cache.keys, to + r * l->width);
+        put(e, p->f.array[SA_VALUES] + key, l->width, e->cache.values, to + r * l->width);
     }
 }
 

@@ -50,6 +50,8 @@ typedef struct {
     char *keys, *values; /* (layers, sequences, key heads, capacity, width) */
     const int64_t *past; /* (sequences,): tokens in the cache; NULL: there is no cache */
     ptrdiff_t capacity;  /* the most tokens of a sequence, new ones included */
+    bool narrow;         /* keys and values are rounded to the 16 bits of dtype, unless they are float64 */
+    sa_dtype dtype;      /* SA_F16 or SA_BF16 */
     bool prompt;         /* new tokens belong to prompts, even if each sequence has only one */
 } sa_cache;
 

@@ -424,7 +424,8 @@ static int check_starts(sa_transformer_call *c, const int64_t *starts, npy_intp 
     return 0;
 }
 
-/* Takes (keys, values, past): writable arrays (layers, sequences, key heads, capacity, width) without overlap, and int64. */
+/* Takes (keys, values, past): writable arrays (layers, sequences, key heads, capacity, width) without overlap, and int64. With a
+ * model of float32 keys and values may be float16, or uint16 that are the bits of bfloat16. */
 static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequences, PyObject **past) {
     if (!PyTuple_Check(cache) || PyTuple_GET_SIZE(cache) != 3) {
         return sa_error(PyExc_TypeError, "a cache must be a tuple (keys, values, past)");
@@ -445,9 +446,15 @@ static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequence
         }
     }
     char *data[2];
+    const PyObject *keys = PyTuple_GET_ITEM(cache, 0);
+    const int given = PyArray_Check(keys) && !c->e.f64 ? PyArray_TYPE((const PyArrayObject *)keys) : NPY_NOTYPE;
+    c->e.cache.narrow = given == NPY_HALF || given == NPY_UINT16;
+    c->e.cache.dtype = given == NPY_HALF ? SA_F16 : SA_BF16;
     for (int i = 0; i < 2; ++i) {
         PyObject *array = PyTuple_GET_ITEM(cache, i);
-        const npy_intp *shape = sa_is_plain(array, sa_transformer_type(c), 5) ? PyArray_SHAPE((PyArrayObject *)array) : NULL;
+        const npy_intp *shape = sa_is_plain(array, c->e.cache.narrow ? given : sa_transformer_type(c), 5)
+                                    ? PyArray_SHAPE((PyArrayObject *)array)
+                                    : NULL;
         if (shape == NULL || !PyArray_ISWRITEABLE((PyArrayObject *)array) || shape[0] != c->e.layers || shape[1] != sequences ||
             (c->e.layers > 0 && (shape[2] != first->key_heads || shape[4] != first->width)) ||
             (i == 1 && shape[3] != c->e.cache.capacity)) {

@@ -107,6 +107,7 @@ class Decoder:
         self.vocab_size: int = head.shape[0]
         self.d_model: int = head.shape[1]
         self.dtype = float_type(head)
+        self.cache_dtype = self.dtype  # or float16, or BITS for bfloat16: keys and values are rounded
         self._head = head.packed if isinstance(head, Rounded) else head
         self._head_bias = head_bias
         self._core_model = transformer.as_core(model)
@@ -120,7 +121,7 @@ class Decoder:
             heads = layers[0].num_key_heads or layers[0].num_heads
             rows = layers[0].num_heads + (2 * heads if layers[0].key is None else 0)
             width = layers[0].query.weight.shape[0] // rows
-        return DecoderCache(len(layers), sequences, heads, width, self.max_seq_len, self.dtype)
+        return DecoderCache(len(layers), sequences, heads, width, self.max_seq_len, self.cache_dtype)
 
     def hidden(
         self, ids: Sequence[npt.ArrayLike], cache: DecoderCache | None = None, *, prompt: bool = False
@@ -234,6 +235,8 @@ class Past:
 
     def usable(self, ids: Ids, decoder: Decoder) -> int:
         """Return how many tokens a prompt need not compute again; it computes one at least."""
+        if self.cache is None or self.cache.keys.dtype != decoder.cache_dtype:
+            return 0
         n = min(common(self.ids, ids), len(ids) - 1)
         pairs = zip(self.angles, angles_of(decoder), strict=True) if n > 0 else ()
         same = all(

@@ -17,6 +17,7 @@ from selfattn import _core, _disk
 from selfattn._check import Array, quoted
 from selfattn.engine.decoder import Past, angles_of
 from selfattn.engine.transformer import check_ids
+from selfattn.engine.weights import kind_of
 from selfattn.models._answers import Answer, collected, streamed
 from selfattn.models._chat import checked_messages
 
@@ -153,7 +154,7 @@ class Conversation:
         Raises
         ------
         ValueError
-            The file is damaged, no conversation, or one with another model.
+            The file is damaged, no conversation, or one with another model or ``cache_dtype``.
         OSError, ImportError
             The file cannot be read; ``safetensors`` is missing.
         """
@@ -162,6 +163,9 @@ class Conversation:
             raise ValueError(f"{path} is no conversation, such as conversation.save() writes")
         if said.get("model") != fingerprint(model):
             raise ValueError(f"{path} is a conversation with another model, or with other weights")
+        if arrays["keys"].dtype != model._decoder(1).cache_dtype:
+            own, kind = f"model.cache_dtype is {model.cache_dtype}", kind_of(arrays["keys"])
+            raise ValueError(f"{path} has keys and values of {kind}; {own}")
         found, (ids, keys, values) = cls(model, []), (arrays[name] for name in ("ids", "keys", "values"))
         try:
             if said["sha256"] != digest((ids, keys, values), said["messages"]):

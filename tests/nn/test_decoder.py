@@ -104,6 +104,36 @@ def test_bits_of_a_prompt_do_not_depend_on_how_it_is_cut(seed, window, length, c
     np.testing.assert_equal(got, in_pieces(model, ids, []))
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.uint16])
+def test_caches_of_16_bits(dtype, isa, threads_restored):
+    """Attention reads rounded keys and values: those of float32 in the first layer; all else is as with a cache of float32."""
+    model = decoder(6, d=12)
+    ids = drawn_ids(70, 4, LONGEST - 1, 33)
+    caches, rows = [], []
+    for model.cache_dtype in (np.dtype(np.float32), np.dtype(dtype)):
+        caches.append(model.new_cache(len(ids)))
+        rows.append(model.hidden(ids, caches[-1], prompt=True))
+    wide, narrow = caches
+    assert 2 * narrow.bytes == wide.bytes
+    for of in ("keys", "values"):
+        for n, length in enumerate(wide.lengths):
+            exact, got = (getattr(each, of)[0, n, :, :length] for each in caches)
+            if dtype == np.float16:
+                np.testing.assert_array_equal(got, exact.astype(np.float16))
+            else:  # to nearest even
+                bits = exact.view(np.uint32)
+                np.testing.assert_array_equal(got, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+    # Keys and values are off by eps / 2 of themselves, in each of two layers.
+    eps = 2**-11 if dtype == np.float16 else 2**-8
+    for exact, got in zip(*rows, strict=True):
+        assert 0 < np.abs(got - exact).max() < 64 * eps * np.abs(exact).max()
+    _core.set_num_threads(1)
+    for n, own in enumerate(ids):
+        np.testing.assert_array_equal(in_pieces(model, [own], [0.2, 0.6], prompt=True)[0], rows[1][n])
+    before = [model.next_logits([[5]] * len(ids), each) for each in (narrow, wide)]
+    assert np.abs(before[0] - before[1]).max() < 64 * eps * np.abs(before[1]).max()
+
+
 @pytest.mark.parametrize("kind", [None, "int8"])
 def test_a_common_beginning_is_computed_once(kind, monkeypatch):
     model = decoder(6, d=12)
@@ -249,6 +279,9 @@ def test_the_core_refuses_caches_that_do_not_fit():
     for bad in (*sizes, read_only(cache.keys.copy()), None):
         with pytest.raises(ValueError, match="keys and values must be writable"):
             run(keys=bad)
+    for dtype in (np.float16, np.uint16, np.int16):  # both have 16 bits, or neither has
+        with pytest.raises(ValueError, match="keys and values must be writable"):
+            run(keys=cache.keys.astype(dtype))
     with pytest.raises(ValueError, match="keys and values must be writable"):
         run(values=np.zeros((*cache.keys.shape[:3], 65, cache.keys.shape[4]), np.float32))
     for past in (np.array([-1]), np.array([64]), np.array([2**63 - 1])):
