@@ -548,7 +548,7 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     whole = [(token, own) for token, own in zip(tokens, types, strict=True) if token and own in WHOLE]
     added = [library.AddedToken(token, special=own != USER_DEFINED, normalized=False) for token, own in whole]
     tokenizer.add_tokens(added)
-    begins = kind == "llama" or entries.raw("pre") in BOS_FIRST
+    begins = entries.raw("pre") in BOS_FIRST or kind == "llama"  # converters name a pre-tokenizer, too
     wanted = {"bos": entries.flag("add_bos_token", begins), "eos": entries.flag("add_eos_token", False)}
     first, last = ([tokens[found[x]]] if wanted[x] and x in found else [] for x in wanted)
     if first or last:

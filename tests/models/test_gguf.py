@@ -263,7 +263,8 @@ def test_sentencepiece_tokenizers(tmp_path):
     scores = dict.fromkeys("▁tabc", -9.0) | {"ab": -3.0, "bc": -1.0, "▁t": -2.0, "▁tabc": -4.0}
     tokens = [*SPELLED, *scores]
     config = LLAMA | {"vocab_size": len(tokens)}
-    write(tmp_path / "model.gguf", config, make(config).state_dict(), entries=sentencepiece(scores))
+    entries = sentencepiece(scores, pre="default")
+    write(tmp_path / "model.gguf", config, make(config).state_dict(), entries=entries)
     found = models.load(tmp_path / "model.gguf")
     for text, pieces in (("tab", "▁t ab"), ("tabc", "▁t a bc"), ("a  é", "▁ a ▁ ▁ <0xC3> <0xA9>"), ("", "")):
         ids = found.tokenizer.encode(text).ids

@@ -46,6 +46,7 @@ CASES = {
     "vit": lambda: (drawn(models.ViTModel, IMAGES | {"intermediate_size": 24}), PIXELS[0], Similarity(PIXELS[1])),
     "gpt2": lambda: (drawn(models.GPT2LMHeadModel, GPT2), [3, 9, 4, 20], Logit(7)),
     "llama": lambda: (drawn(models.LlamaForCausalLM, LLAMA), [3, 9, 4, 20], Logit(7, than=8, place=2)),
+    "gemma3": lambda: (drawn(models.Gemma3ForCausalLM, LLAMA | {"head_dim": 8}), [3, 9, 4, 20], Logit(7, than=8, place=2)),
     "nn.GPT": lambda: (gpt(), [3, 9, 4, 2], Logit(7, than=8)),
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdif
  * x, added or y. */
 SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
     const ptrdiff_t d = n->d;
-    const real *weight = n->weight, *bias = n->bias;
+    const real *weight = n->weight, *bias = n->bias, *residual = n->residual;
     for (ptrdiff_t r = 0; r < n->rows; ++r) {
         const real *x = (const real *)n->x + r * d;
         real *u = (real *)n->scaled + r * d, *y = (real *)n->y + r * d;
@@ -66,8 +66,8 @@ SA_KERNEL void FN(add_norm)(const sa_norm_rows *n) {
                 b = FN(load_up_to)(bias + i, k);
             }
             b = V(fma)(t, FN(load_up_to)(weight + i, k), b);
-            if (n->residual != NULL) {
-                b = FN(load_up_to)((const real *)n->residual + r * d + i, k) + b;
+            if (residual != NULL) {
+                b = FN(load_up_to)(residual + r * d + i, k) + b;
             }
             FN(store_up_to)(y + i, b, k);
         }
