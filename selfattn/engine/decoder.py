@@ -235,10 +235,10 @@ class Past:
 
     def usable(self, ids: Ids, decoder: Decoder) -> int:
         """Return how many tokens a prompt need not compute again; it computes one at least."""
-        if self.cache is None or self.cache.keys.dtype != decoder.cache_dtype:
-            return 0
         n = min(common(self.ids, ids), len(ids) - 1)
-        pairs = zip(self.angles, angles_of(decoder), strict=True) if n > 0 else ()
+        if n <= 0 or self.cache is None or self.cache.keys.dtype != decoder.cache_dtype:
+            return 0
+        pairs = zip(self.angles, angles_of(decoder), strict=True)
         same = all(
             a is b or (a is not None and b is not None and np.array_equal(a[:n], b[:n])) for a, b in pairs
         )
