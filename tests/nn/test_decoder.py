@@ -158,6 +158,8 @@ def test_a_common_beginning_is_computed_once(kind, monkeypatch):
         alone = model.new_cache(1)
         expected = [model.next_logits([prompt], alone)[0], model.next_logits([[3]], alone)[0]]
         np.testing.assert_array_equal([own[n] for own in got], expected)
+    same = model.next_logits([first] * 3, model.new_cache(3))  # each has one token left, which is no decoding
+    np.testing.assert_array_equal(same, [got[0][2]] * 3)
 
 
 def compact(model, kind):
