@@ -84,7 +84,8 @@ class LlamaForCausalLM(CausalModel):
         self._take_windows(config, kinds, size)
 
     def _take_windows(self, config: Config, kinds: Any, size: int | None) -> None:
-        good = isinstance(kinds, list) and len(kinds) == self.num_layers and not set(kinds) - {FULL, SLIDING}
+        good = isinstance(kinds, list) and len(kinds) == self.num_layers
+        good = good and all(kind in (FULL, SLIDING) for kind in kinds)
         if not good or (SLIDING in kinds and size is None):
             what = f"{FULL} or {SLIDING}, with a sliding_window,"
             raise config.error(f"layer_types must name {what} for each layer, not {kinds!r}")

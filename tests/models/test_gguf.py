@@ -33,6 +33,7 @@ CONFIGS = {
     "gemma3": LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5,
                        "sliding_window_pattern": 2, "rope_theta": 1e4},
 }  # fmt: skip
+GEMMA3 = {"attention.sliding_window": 5, "attention.sliding_window_pattern": 2, "attention.key_length": 16}
 IDS = np.random.default_rng(0).integers(0, SIZE, 20)
 
 
@@ -67,12 +68,7 @@ CASES += [(name, kind) for name in ("tied", "biases", "qwen2", "qwen3", "gemma3"
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
     config, path = CONFIGS[name], tmp_path / "model.gguf"
-    more = (
-        {"attention.sliding_window": 5, "attention.sliding_window_pattern": 2, "attention.key_length": 16}
-        if name == "gemma3"
-        else {}
-    )
-    meant = write(path, config, make(config).state_dict(), kind, more=more)
+    meant = write(path, config, make(config).state_dict(), kind, more=GEMMA3 if name == "gemma3" else None)
     expected = truth(config, meant)
     stored = models.load(path)
     close(stored.logits(IDS), expected)
@@ -123,19 +119,10 @@ def test_mixed_kinds_and_those_of_256(tmp_path, run):
 
 def test_gemma3_with_and_without_windows(tmp_path):
     """The 27B alone, known by its 62 layers, scales scores by d / heads; 10,000 is the base of layers with windows unless a file says it."""
-    config, path, entries = (
-        CONFIGS["gemma3"],
-        tmp_path / "model.gguf",
-        {"attention.key_length": 16, "rope.freq_base": 1e6},
-    )
-    for layers in (7, 62):
-        config |= {
-            "num_hidden_layers": layers,
-            "sliding_window_pattern": 6,
-            "hidden_size": 32,
-            "rope_theta": 1e6,
-        }
-        config |= {"query_pre_attn_scalar": 8 if layers == 62 else 16}
+    path, entries = tmp_path / "model.gguf", {"attention.key_length": 16, "rope.freq_base": 1e6}
+    own = CONFIGS["gemma3"] | {"sliding_window_pattern": 6, "hidden_size": 32, "rope_theta": 1e6}
+    for layers, scalar in ((7, 16), (62, 8)):
+        config = own | {"num_hidden_layers": layers, "query_pre_attn_scalar": scalar}
         meant = write(path, config, make(config).state_dict(), more=entries | {"attention.sliding_window": 5})
         close(models.load(path).logits(IDS), truth(config, meant))
     write(path, config, meant, more=entries)

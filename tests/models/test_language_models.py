@@ -162,6 +162,7 @@ test_configurations_that_would_change_results_are_errors = refusals(
     ({"hidden_act": "tanh"}, "hidden_act must be one of"),
     ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be an int of at least 1"),
     ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types must name"),
+    ({"model_type": "qwen2", "layer_types": [{}] * 3}, "layer_types must name"),
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, "with a sliding_window"),
     ({"model_type": "gemma"}, "is of type 'gemma'"),
     (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not supported; only a model without it is"),
