@@ -30,10 +30,11 @@ static ptrdiff_t bytes_of(const sa_linear *l, ptrdiff_t elements) { return eleme
  * rows and a share of the columns, to split weights once; otherwise it has one panel of columns. */
 static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for(l->f64)->splits_from; }
 
-/* Compact weights are already in panels. A task has all columns, or with few rows a share of them, and rounds its rows. */
-static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share) {
+/* Compact weights are already in panels, and digits multiply quants in place. A task has all columns, or with few rows a share
+ * of them, and rounds or splits its rows. */
+static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share, ptrdiff_t panel) {
     const ptrdiff_t rows = sa_larger(l->rows, 1);
-    sa_cut cut = {.rows = sa_smaller(rows, SA_COMPACT_ROWS), .shares = 1, .panel = SA_PANEL_COLUMNS};
+    sa_cut cut = {.rows = sa_smaller(rows, SA_COMPACT_ROWS), .shares = 1, .panel = panel};
     if (!by_share && rows >= SA_FEW_ROWS * threads) {
         cut.rows = sa_ceil_div(rows, sa_ceil_div(sa_ceil_div(rows, SA_COMPACT_ROWS), threads) * threads);
     } else if (!by_share) {
@@ -49,20 +50,18 @@ static const sa_compact *compact_of(const sa_linear *l, int which) {
     return (const sa_compact *)(const void *)l->weight[which];
 }
 
-bool sa_linear_gemv(const sa_linear *l) {
-    bool gemv = l->decoding && l->weights == SA_WEIGHTS_QUANTS;
-    for (int which = 0; which < l->count && gemv; ++which) {
-        gemv = l->weight[which] != NULL && sa_quants_have_gemv(compact_of(l, which)); /* NULL while scratch is planned */
+int sa_linear_digits(const sa_linear *l) {
+    int digits = l->weights != SA_WEIGHTS_QUANTS ? 0 : l->decoding ? SA_DIGITS : l->digits;
+    for (int which = 0; which < l->count && digits > 0; ++which) { /* a weight is NULL while scratch is planned */
+        digits = l->weight[which] != NULL && sa_quants_have_gemv(compact_of(l, which)) ? digits : 0;
     }
-    return gemv;
+    return digits;
 }
 
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share) {
-    if (sa_linear_gemv(l)) { /* each task splits its rows into digits */
-        return (sa_cut){.rows = sa_larger(l->rows, 1), .shares = by_share ? 1 : threads, .panel = SA_GEMV_COLUMNS};
-    }
-    if (has_panels(l)) {
-        return cut_compact(l, threads, by_share);
+    const int digits = sa_linear_digits(l);
+    if (digits > 0 || has_panels(l)) {
+        return cut_compact(l, threads, by_share, digits > 0 ? SA_GEMV_COLUMNS : SA_PANEL_COLUMNS);
     }
     const bool split = splits(l, n);
     const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, rows = sa_larger(l->rows, 1);
@@ -90,11 +89,12 @@ static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t panels) {
     return cut->shares > 0 && cut->shares < panels ? cut->shares : panels;
 }
 
-/* Scratch for rows of decoding; the other scratch of quants follows it. */
+/* Scratch for rows as digits; the other scratch of quants follows it. */
 static size_t gemv_scratch(const sa_linear *l, ptrdiff_t rows) {
+    const int digits = sa_linear_digits(l);
     size_t most = 0;
-    for (int which = 0; which < l->count && sa_linear_gemv(l); ++which) {
-        most = sa_most(most, sa_gemv_scratch(rows, l->in, compact_of(l, which)->row_bytes));
+    for (int which = 0; which < l->count && digits > 0; ++which) {
+        most = sa_most(most, sa_gemv_scratch(rows, l->in, digits, compact_of(l, which)->row_bytes));
     }
     return most;
 }
@@ -163,10 +163,10 @@ static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, pt
     }
 }
 
-/* Like multiply_quants, for rows of decoding. Rows that cannot be split go through multiply_quants. */
+/* Like multiply_quants, for rows as digits. Rows that cannot be split go through multiply_quants. */
 static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const sa_product *all,
                           char *scratch) {
-    const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, all->again, scratch);
+    const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, sa_linear_digits(l), all->again, scratch);
     sa_gemv_multiply(compact_of(l, which), column, &rows, all);
     for (ptrdiff_t r = 0; r < all->m; ++r) {
         if (sa_gemv_is_unsplit(&rows, r, l->in)) {
@@ -202,7 +202,7 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
     const char *residual = l->residual == NULL ? NULL : l->residual + at;
     kernels->begin_rows(product.c, out, product.m, width, l->bias[which] == NULL ? NULL : l->bias[which] + bytes_of(l, column),
                         l->dropout.p > 0 ? NULL : residual);
-    if (sa_linear_gemv(l)) {
+    if (sa_linear_digits(l) > 0) {
         multiply_gemv(l, cut, which, column, &product, scratch);
     } else if (quants) {
         multiply_quants(l, cut, which, column, &product, scratch);

@@ -11,7 +11,8 @@ typedef struct {
     bool f64;
     sa_weights weights; /* the kind of all weights */
     bool far;           /* the weights come from memory, not from caches */
-    bool decoding;      /* rows are new tokens: quants are read in place, and sums are added in another order */
+    bool decoding;      /* rows are new tokens: they multiply quants as SA_DIGITS digits, and sums are added in another order */
+    int digits;         /* the digits as which other rows multiply quants; 0: quants are expanded to float32 */
     ptrdiff_t rows, in;
     int count;
     ptrdiff_t out[SA_MOST_WEIGHTS];
@@ -37,8 +38,8 @@ sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_shar
 /* The same for dx, whose sums have a term for each column of y. */
 sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share);
 
-/* True if the rows are multiplied as in decoding. */
-bool sa_linear_gemv(const sa_linear *l);
+/* The digits as which rows are multiplied by quants; 0: as float32. */
+int sa_linear_digits(const sa_linear *l);
 
 /* The most scratch that a task of a product needs, forward or backward. */
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool backward);

@@ -1,5 +1,5 @@
-/* Driver of weights in quants. For many rows it expands some numbers of a few columns to float32, in the thread's scratch, and
- * multiplies these. In decoding it multiplies quants as they are (kernels/products/gemv.h). */
+/* Driver of weights in quants. For rows of float32 it expands some numbers of a few columns to float32, in the thread's scratch,
+ * and multiplies these. Rows that are split into digits it multiplies by quants as they are (kernels/products/gemv.h). */
 #include "drivers/quants.h"
 
 #include <string.h>
@@ -59,35 +59,43 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
     }
 }
 
-/* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- rows as digits ------------------------------------------------------------------------------------------------------ */
 
 bool sa_quants_have_gemv(const sa_compact *w) {
     return sa_quant_kinds[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL;
 }
 
-static size_t digits_bytes(ptrdiff_t rows, ptrdiff_t in) {
-    return sa_whole_lines((size_t)(rows * (in / SA_PIECE)) * sizeof(sa_digits));
+static size_t rows_bytes(ptrdiff_t rows, ptrdiff_t in, int digits) {
+    return sa_whole_lines((size_t)(rows * (in / SA_PIECE) * sa_digits_bytes(digits)));
 }
 
 static size_t sums_bytes(ptrdiff_t rows) { return (size_t)(rows * SA_GEMV_COLUMNS) * sizeof(float); }
 
-size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, ptrdiff_t row_bytes) {
-    return digits_bytes(rows, in) + sums_bytes(rows) + sa_whole_lines((size_t)(SA_GEMV_COLUMNS * row_bytes));
+size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, int digits, ptrdiff_t row_bytes) {
+    return rows_bytes(rows, in, digits) + SA_PANEL_BYTES + sums_bytes(rows) +
+           sa_whole_lines((size_t)(SA_GEMV_COLUMNS * row_bytes));
 }
 
-sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool again, void *scratch) {
-    sa_gemv_rows r = {.rows = rows, .x = scratch};
-    r.sums = (float *)(void *)((char *)scratch + digits_bytes(rows, in));
+sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int digits, bool again, void *scratch) {
+    sa_gemv_rows r = {.rows = rows, .digits = digits, .x = scratch};
+    r.panel = (char *)scratch + rows_bytes(rows, in, digits);
+    r.sums = (float *)(void *)(r.panel + SA_PANEL_BYTES);
     r.weights = (char *)r.sums + sums_bytes(rows);
     if (!again) {
-        sa_kernels_active()->split_digits(x, rows, in, r.x);
+        sa_kernels_active()->split_digits(x, rows, in, digits, r.x);
     }
     return r;
 }
 
 void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p) {
-    sa_gemv_tile t = {
-        .type = w->type, .rows = r->rows, .pieces = w->in / SA_PIECE, .x = r->x, .row_bytes = w->row_bytes, .sums = r->sums};
+    sa_gemv_tile t = {.type = w->type,
+                      .digits = r->digits,
+                      .rows = r->rows,
+                      .pieces = w->in / SA_PIECE,
+                      .x = r->x,
+                      .row_bytes = w->row_bytes,
+                      .panel = r->panel,
+                      .sums = r->sums};
     for (ptrdiff_t c = 0; c < p->width; c += SA_GEMV_COLUMNS) {
         const ptrdiff_t columns = sa_smaller(p->width - c, SA_GEMV_COLUMNS);
         t.weights = w->panels + (column + c) * w->row_bytes;
@@ -101,7 +109,10 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
         for (ptrdiff_t row = 0; row < r->rows; ++row) {
             float *y = (float *)p->c + row * p->c_stride + c;
             const float *sums = r->sums + row * SA_GEMV_COLUMNS;
-            for (ptrdiff_t i = 0; i < columns && !sa_gemv_is_unsplit(r, row, w->in); ++i) {
+            if (sa_gemv_is_unsplit(r, row, w->in)) {
+                continue;
+            }
+            for (ptrdiff_t i = 0; i < columns; ++i) {
                 y[i] += sums[i];
             }
         }

@@ -20,30 +20,31 @@ size_t sa_quants_scratch(ptrdiff_t columns, ptrdiff_t in);
 /* p->c += A·Bᵀ, where B are the rows of w from `column` on; p->b is not set. The sums are the same as for float32 weights. */
 void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, void *matmul_scratch, float *scratch);
 
-/* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- rows as digits ------------------------------------------------------------------------------------------------------ */
 
-/* True if there is a leaf for these weights. If not, rows of decoding are multiplied like other rows. */
+/* True if there is a leaf for these weights. If not, they are expanded. */
 bool sa_quants_have_gemv(const sa_compact *w);
 
-/* A task's rows as digits, and memory for the last columns' quants and for sums. */
+/* A task's rows as digits, and memory for the last columns' quants, for a panel and for sums. */
 typedef struct {
     ptrdiff_t rows;
+    int digits;
     sa_digits *x;
-    char *weights;
+    char *weights, *panel;
     float *sums;
 } sa_gemv_rows;
 
-size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, ptrdiff_t row_bytes);
+size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, int digits, ptrdiff_t row_bytes);
 
 /* Splits rows into digits. `again`: the rows are already in scratch. */
-sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, bool again, void *scratch);
+sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int digits, bool again, void *scratch);
 
 /* p->c += A·Bᵀ like sa_quants_multiply, with sums in another order, for split rows. Skips rows with NaN or infinities, which
  * digits cannot represent. */
 void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p);
 
 static inline bool sa_gemv_is_unsplit(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {
-    const float scale = in > 0 ? r->x[row * (in / SA_PIECE)].scale : 0;
+    const float scale = in > 0 ? sa_digits_at(r->x, row * (in / SA_PIECE), r->digits)->scale : 0;
     return scale != scale;
 }
 

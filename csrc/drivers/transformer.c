@@ -452,7 +452,7 @@ static void run_layer(sa_pass *p) {
     }
     if (l->weight[SA_GATE] != NULL) { /* if the next product is cut in the same way, a thread needs only its own gates */
         const sa_linear gate = sa_product_of(p, SA_PROJECT_GATE, 0, 1), up = sa_product_of(p, SA_PROJECT_UP, 0, 1);
-        multiply(p, SA_PROJECT_GATE, sa_linear_gemv(&gate) == sa_linear_gemv(&up) ? SA_BY_ROWS_AND_ON : SA_BY_ROWS);
+        multiply(p, SA_PROJECT_GATE, sa_linear_digits(&gate) == sa_linear_digits(&up) ? SA_BY_ROWS_AND_ON : SA_BY_ROWS);
     }
     multiply(p, SA_PROJECT_UP, SA_BY_ROWS);
     multiply(p, SA_PROJECT_DOWN, SA_BY_ROWS);

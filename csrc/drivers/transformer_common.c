@@ -163,8 +163,13 @@ sa_linear sa_product_of(const sa_pass *p, sa_product_kind kind, ptrdiff_t row, p
     char *const *array = p->f.array;
     const bool first_normed = l->norm_first && l->weight[SA_ATTENTION_NORM] != NULL;
     const bool last_normed = l->norm_first && l->weight[SA_LAST_NORM] != NULL;
-    sa_linear product = {
-        .f64 = p->e->f64, .weights = l->weights, .far = p->plan->far, .decoding = p->plan->decoding, .rows = rows, .in = d};
+    sa_linear product = {.f64 = p->e->f64,
+                         .weights = l->weights,
+                         .far = p->plan->far,
+                         .decoding = p->plan->decoding,
+                         .digits = p->e->digits,
+                         .rows = rows,
+                         .in = d};
     switch (kind) {
     case SA_PROJECT:
         product.x = (first_normed ? array[SA_NORMED] : array[SA_X]) + at * d;

@@ -220,31 +220,46 @@ typedef struct {
     void (*start)(void), (*end)(void); /* called before and after the leaf; or NULL */
 } sa_compact_unit;
 
-/* 32 numbers of a row as integers of three digits in base 256, from −128 to 127: x[i] ≈ scale·(digit[2][i]·65536 +
- * digit[1][i]·256 + digit[0][i]). The error is at most float32's error for the largest of the 32. A row that is not finite has
- * NaN as its first scale, and is multiplied in float32. */
-#define SA_DIGITS 3
+/* 32 numbers of a row as integers of one to three digits in base 256, from −128 to 127: x[i] ≈ scale·Σ_n of[n].digit[i]·256ⁿ.
+ * The largest of the 32 is 127, 32639 or 8355000; with three digits the error is at most float32's error for the largest. Only
+ * as many digits are stored as there are. A row that is not finite has NaN as its first scale, and is multiplied in float32. */
+#define SA_DIGITS 3 /* the most */
 #define SA_PIECE 32
 typedef struct {
-    int8_t digit[SA_DIGITS][SA_PIECE];
-    int32_t minus[3][SA_DIGITS]; /* −Σ of a digit over the first half, the second half, and all */
-    float scale, total[3];       /* total: Σ x, in the same order */
+    float scale, total[3]; /* total: Σ x over the first half, the second half, and all */
+    struct {
+        int32_t minus[3]; /* −Σ of the digit, in the same order */
+        int8_t digit[SA_PIECE];
+    } of[SA_DIGITS];
 } sa_digits;
 
-/* sums[r][c] = Σ x_r[k]·w_c[k], for decoding. w_c is row c of the weights, in quants; the rows follow one another. */
+static inline __attribute__((always_inline)) ptrdiff_t sa_digits_bytes(int digits) {
+    return (ptrdiff_t)(offsetof(sa_digits, of) + (size_t)digits * sizeof(((sa_digits *)0)->of[0]));
+}
+
+/* Piece i of rows that follow one another. */
+static inline __attribute__((always_inline)) const sa_digits *sa_digits_at(const sa_digits *x, ptrdiff_t i, int digits) {
+    return (const sa_digits *)(const void *)((const char *)x + i * sa_digits_bytes(digits));
+}
+
+/* sums[r][c] = Σ x_r[k]·w_c[k]. w_c is row c of the weights, in quants; the rows follow one another. */
 #define SA_GEMV_COLUMNS 16
+#define SA_PANEL_PIECES 32
+#define SA_PANEL_BYTES (SA_PANEL_PIECES * SA_GEMV_COLUMNS * 12 * 4)
 typedef struct {
     sa_quant_type type;
+    int digits;
     ptrdiff_t rows, pieces; /* a piece has SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
     const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); the leaf also fetches the bytes after them */
     ptrdiff_t row_bytes;
-    float *sums; /* (rows, SA_GEMV_COLUMNS) */
+    void *panel; /* SA_PANEL_BYTES, aligned */
+    float *sums; /* (rows, SA_GEMV_COLUMNS), aligned */
 } sa_gemv_tile;
 
 typedef void sa_gemv_leaf(const sa_gemv_tile *t);
 
-/* How an instruction set multiplies quants in decoding. All leaves that fuse multiply-adds compute the same bits. */
+/* How an instruction set multiplies quants by digits. All leaves that fuse multiply-adds compute the same bits. */
 typedef struct {
     const char *name; /* the instructions that the CPU must have */
     sa_gemv_leaf *leaf;
@@ -323,7 +338,8 @@ typedef struct {
     void (*look_up_compact)(const void *table, const float *scale, const float *always, const float *positions,
                             const int64_t *ids, ptrdiff_t rows, ptrdiff_t d, float *x);
     void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, in whole quants */
-    void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to);    /* n is a multiple of SA_PIECE */
+    /* n is a multiple of SA_PIECE */
+    void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, int digits, sa_digits *to);
     /* For search: C += A·Bᵀ on vectors, never on a matrix unit; to[k][c] = b[c][k], whole vectors of c; sums[r] = Σ x[r]·y. */
     void (*matmul_nt)(const sa_product *p, void *scratch);
     void (*fill_panel_transposed)(const float *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, float *to,
@@ -349,7 +365,7 @@ const sa_kernels *sa_kernels_active(void);
 /* The unit by which the table in use multiplies compact weights on this CPU; NULL if there is none. */
 const sa_compact_unit *sa_compact_active(sa_weights kind);
 
-/* The unit by which it multiplies quants in decoding; NULL: they are multiplied as in other products. */
+/* The unit by which it multiplies quants by digits; NULL: they are expanded. */
 const sa_gemv_unit *sa_gemv_active(void);
 
 #endif

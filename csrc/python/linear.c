@@ -76,8 +76,8 @@ static sa_status forward(void *call, char *scratch, char *shared) {
 static PyObject *linear_forward(PyObject *module, PyObject *args) {
     PyObject *x, *weight, *bias;
     linear_call c = {.threads = 1};
-    int decoding = 0;
-    if (!PyArg_ParseTuple(args, "OOO|p:_linear_forward", &x, &weight, &bias, &decoding)) {
+    int decoding = 0, digits = 0;
+    if (!PyArg_ParseTuple(args, "OOO|pi:_linear_forward", &x, &weight, &bias, &decoding, &digits)) {
         return NULL;
     }
     const sa_compact *compact = sa_compact_of(weight);
@@ -85,6 +85,10 @@ static PyObject *linear_forward(PyObject *module, PyObject *args) {
         return NULL;
     }
     c.l.decoding = decoding;
+    c.l.digits = digits;
+    if (digits < 0 || digits > SA_DIGITS) {
+        return PyErr_Format(PyExc_ValueError, "digits must be 0 to %d, not %d", SA_DIGITS, digits);
+    }
     if (bias != Py_None) {
         if (!sa_is_plain(bias, type_of(&c), 1) || sa_dim(bias, 0) != c.l.out[0]) {
             return PyErr_Format(PyExc_TypeError, "bias must be a contiguous array of the type of weight, and as long");
@@ -139,7 +143,8 @@ static PyObject *linear_backward(PyObject *module, PyObject *args) {
 
 PyMethodDef sa_linear_methods[] = {
     {"_linear_forward", linear_forward, METH_VARARGS,
-     "x·weightᵀ + bias, or without a bias (None); of quants True says that these are rows of decoding."},
+     "x·weightᵀ + bias, or without a bias (None); of quants True says that these are rows of decoding; "
+     "others are split into digits, 0 to 3, of which 0 expands the quants."},
     {"_linear_backward", linear_backward, METH_VARARGS, "The gradients of x, weight and bias, from that of the product."},
     {NULL, NULL, 0, NULL},
 };

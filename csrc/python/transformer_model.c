@@ -348,13 +348,16 @@ static int take_model(sa_transformer_call *c, const sa_state *state, PyObject *m
     PyObject *arrays, *numbers, *layers;
     int first_rms, final_rms, pooling, f64;
     if (!PyArg_ParseTuple(model, "O!O!O!", &PyTuple_Type, &arrays, &PyTuple_Type, &numbers, &PyTuple_Type, &layers) ||
-        !PyArg_ParseTuple(numbers, "npddppi|d", &c->e.d, &f64, &c->e.first_norm.eps, &c->e.final_norm.eps, &first_rms,
-                          &final_rms, &pooling, &c->e.table_factor)) {
+        !PyArg_ParseTuple(numbers, "npddppi|di", &c->e.d, &f64, &c->e.first_norm.eps, &c->e.final_norm.eps, &first_rms,
+                          &final_rms, &pooling, &c->e.table_factor, &c->e.digits)) {
         return -1;
     }
     if (PyTuple_GET_SIZE(arrays) != OWN_ARRAYS || c->e.d < 1 || pooling < SA_EACH_ROW || pooling > SA_LAST_ROW) {
         return sa_error(PyExc_ValueError, "a model must have %d arrays of its own, a width, and a pooling from %d to %d",
                         OWN_ARRAYS, SA_EACH_ROW, SA_LAST_ROW);
+    }
+    if (c->e.digits < 0 || c->e.digits > SA_DIGITS) {
+        return sa_error(PyExc_ValueError, "digits must be 0 to %d, not %d", SA_DIGITS, c->e.digits);
     }
     c->e.f64 = f64;
     c->e.first_norm.rms = first_rms;

@@ -145,8 +145,9 @@ static float *multiply(const sa_linear *l, int threads) {
     return y;
 }
 
-/* In decoding, numbers have an error of up to 2·2^−22 of the largest of 32 (kernels/transformer/quants.h). */
-static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, bool decoding, bool hostile) {
+/* As digits, numbers have an error of up to half a unit of the last digit (kernels/transformer/quants.h), where the largest of 32
+ * is 127 or 32639 units; with three, rounding to float32 makes it up to 2·2^−22 of the largest. */
+static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdiff_t quants, int digits, bool hostile) {
     FREES_AT_END;
     random_source random = {(uint64_t)(rows * 1000 + out + type)};
     weights w;
@@ -155,13 +156,15 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
     float *x = draw_reals(rows * in, false, &random);
     x[0] = hostile ? NAN : 100;
     const sa_linear l = {.weights = SA_WEIGHTS_QUANTS,
-                         .decoding = decoding,
+                         .decoding = digits == 3,
+                         .digits = digits == 3 ? 0 : digits,
                          .rows = rows,
                          .in = in,
                          .count = 1,
                          .out = {out},
                          .weight = {(const char *)&w.w},
                          .x = (const char *)x};
+    const double unit = digits == 1 ? 0.501 / 127 : digits == 2 ? 0.501 / 32639 : 0x1p-21;
     float *y = multiply(&l, 1), *shared = multiply(&l, 3);
     ptrdiff_t bad = 0;
     double worst = 0;
@@ -173,10 +176,10 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         double *off = zero_memory((size_t)in * sizeof *off); /* the error of each number's factor */
         for (ptrdiff_t i = 0; i < in; ++i) {
             double largest = 0; /* the largest of 32 */
-            for (ptrdiff_t k = i / 32 * 32; decoding && k < in && k < i / 32 * 32 + 32; ++k) {
+            for (ptrdiff_t k = i / 32 * 32; digits > 0 && k < in && k < i / 32 * 32 + 32; ++k) {
                 largest = fmax(largest, fabs((double)x[r * in + k]));
             }
-            off[i] = (double)(in + 8) * U * fabs((double)x[r * in + i]) + 0x1p-21 * largest;
+            off[i] = (double)(in + 8) * U * fabs((double)x[r * in + i]) + unit * largest;
         }
         for (ptrdiff_t c = 0; c < out; ++c) {
             double sum = 0, error = 0;
@@ -192,8 +195,8 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
             }
         }
     }
-    CHECK(bad == 0 && worst <= 1, "%s, %td x %td x %td, decoding %d, hostile %d: %td wrong bits, off by %g bounds",
-          sa_quant_kinds[type].name, rows, out, in, decoding, hostile, bad, worst);
+    CHECK(bad == 0 && worst <= 1, "%s, %td x %td x %td, %d digits, hostile %d: %td wrong bits, off by %g bounds",
+          sa_quant_kinds[type].name, rows, out, in, digits, hostile, bad, worst);
 }
 
 void test_quants(void) {
@@ -203,8 +206,8 @@ void test_quants(void) {
         for (int hostile = 0; hostile < 2; ++hostile) {
             try_numbers(type, hostile);
             for (int i = 0; i < 5; ++i) {
-                for (int decoding = 0; decoding < 2 && (i < 4 || (!quick && !hostile)); ++decoding) {
-                    try_product(type, shapes[i][0], shapes[i][1], shapes[i][2] * times, decoding, hostile);
+                for (int digits = 0; digits <= SA_DIGITS && (i < 4 || (!quick && !hostile)); ++digits) {
+                    try_product(type, shapes[i][0], shapes[i][1], shapes[i][2] * times, digits, hostile);
                 }
             }
         }

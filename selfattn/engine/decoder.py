@@ -168,7 +168,7 @@ class Decoder:
 
     def head(self, rows: Array, *, decoding: bool = False) -> Array:
         """Multiply rows (n, d) by the head; ``decoding`` as in :func:`selfattn.engine.weights.multiply`."""
-        y: Array = _core._linear_forward(rows, self._head, self._head_bias, decoding)
+        y: Array = _core._linear_forward(rows, self._head, self._head_bias, decoding, self.model.digits)
         return y
 
     def _run(

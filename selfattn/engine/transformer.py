@@ -110,6 +110,7 @@ class Transformer(NamedTuple):
     # Added to all scores of a key, (1 or sequences, longest), contiguous.
     key_bias: Array | None = None
     pooling: Literal["mean", "first", "last"] | None = None  # None: a row for each token
+    digits: int = 0  # of rows of prompts that multiply quants, each of 8 bits; 0: rows are float32, and quants are expanded
 
 
 def arrays(model: Transformer) -> list[Weight]:
@@ -245,7 +246,7 @@ def as_core(model: Transformer) -> tuple[Any, Any, Any]:
     numbers = (
         d, some.dtype == np.float64, first.eps if first else 0.0, final.eps if final else 0.0,
         first is not None and first.kind == "rms", final is not None and final.kind == "rms", POOLINGS[model.pooling],
-        0.0 if model.table_factor is None else model.table_factor,
+        0.0 if model.table_factor is None else model.table_factor, model.digits,
     )  # fmt: skip
     return own, numbers, tuple([_layer(layer) for layer in model.layers])
 

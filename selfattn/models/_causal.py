@@ -37,6 +37,8 @@ from selfattn.nn.module import Pullback, checked_pullback
 from selfattn.text import TextStream, spelled, without_pads
 
 LEAST = 256  # positions that are made ready
+# The digits of 8 bits to which rows of prompts are rounded, where weights are quants.
+PRECISIONS = {"float32": 0, "int16": 2, "int8": 1}
 ROWS = 256  # the most rows of logits at once, where they are only summed up
 
 CACHES = {"float16": np.dtype(np.float16), "bfloat16": BITS}  # of 16 bits, as the core takes them
@@ -88,6 +90,7 @@ class CausalModel(Pretrained):
     stop_ids: frozenset[int] = frozenset()
     generation_config: Mapping[str, Any] = MappingProxyType({})
     kept: Mapping[str, bytes] = MappingProxyType({})  # small files of the folder
+    precision: str = "float32"
     _folder: Path | None = None
     # chat_template, stop_ids and generation_config, as the folder has them.
     _as_read: tuple[Any, ...] = (None, frozenset(), {})
@@ -106,6 +109,7 @@ class CausalModel(Pretrained):
         if ready is None or ready.max_seq_len < length:
             longest = min(max(LEAST, 1 << (length - 1).bit_length()), self.max_positions)
             settings, parameters = self._built(longest)
+            settings = settings._replace(digits=PRECISIONS[self.precision])
             ready = Decoder(settings, self._head(parameters), max_seq_len=longest)
             self._prepared["decoder"] = ready
         ready.cache_dtype = CACHES.get(self.cache_dtype, ready.dtype)

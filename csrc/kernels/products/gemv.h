@@ -1,7 +1,9 @@
-/* Quants (quant_kinds.h) times rows of decoding, which are split into digits. Sums of 32 numbers are exact integers,
- * scaled in a fixed order. Lanes are columns, that is rows of the weight; nothing is expanded to float32.
+/* Quants (quant_kinds.h) times rows that are split into one to three digits. Sums of 32 numbers are exact integers, scaled in a
+ * fixed order. Lanes are columns, that is rows of the weight; nothing is expanded to float32. Rows of three digits, those of
+ * decoding, are multiplied as the quants are read. For prompts the words of the quants are first written to a panel.
  *
- * Before including this, the ISA file defines SA_GEMV_LANES, the vectors sa_words, sa_ints and sa_floats, and these verbs:
+ * Before including this, the ISA file defines SA_GEMV_LANES, SA_GEMV_ROWS (the rows that a panel multiplies at once), the vectors
+ * sa_words, sa_ints and sa_floats, and these verbs:
  *     sa_gemv_join(p)            16 bytes from each of two or four pointers, in one vector
  *     sa_gemv_low(a, b), …_high  words of a and b in turn, from the lower or upper half of each 16 bytes; …_pairs: two at a time
  *     sa_gemv_half(x)            float32 of the float16 in the lower half of each word
@@ -11,6 +13,12 @@
 
 /* Up to this many bytes, the columns in use and the columns being fetched fit L1 together. */
 #define SA_GEMV_NEAR 16384
+
+/* Pieces of SA_GEMV_LANES columns. Without a second scale or offsets, these arrays are not touched. */
+typedef struct {
+    sa_words q[SA_PANEL_PIECES][8];
+    sa_floats scale[2][SA_PANEL_PIECES], offset[2][SA_PANEL_PIECES];
+} sa_gemv_panel;
 
 /* Pointers into every fourth column, and the distance to the next and to the third after it. */
 typedef struct {
@@ -58,43 +66,76 @@ SA_VERB void sa_gemv_gather(const sa_gemv_columns_at *at, ptrdiff_t from, sa_wor
 
 SA_VERB sa_floats sa_gemv_floats(sa_words x) { return __builtin_convertvector((sa_ints)x, sa_floats); }
 
+/* What differs in how kinds are multiplied; `zero` is as in sa_quant_kind. */
+typedef struct {
+    int zero, halves;
+    bool offsets, bytes;
+} sa_gemv_way;
+
+SA_VERB sa_gemv_way sa_gemv_way_of(const sa_quant_kind *k) {
+    return (sa_gemv_way){k->zero, sa_quant_by_halves(k) ? 2 : 1, k->m >= 0, k->zero == 7};
+}
+
 /* Returns sum plus the products of the words from … end − 1 of a piece, all or half of it. */
-SA_VERB sa_floats sa_gemv_add(sa_floats sum, const sa_digits *x, const sa_words *q, sa_floats scale, const sa_quant_kind *k,
-                              const int half, const int from, const int end) {
+SA_VERB sa_floats sa_gemv_add(sa_floats sum, const sa_digits *x, const sa_words *q, sa_floats scale, const sa_gemv_way way,
+                              const int digits, const int half, const int from, const int end) {
     sa_words s[SA_DIGITS];
     SA_UNROLL
-    for (int i = 0; i < SA_DIGITS; ++i) {
-        s[i] = k->zero < 0 ? sa_gemv_words(0) : sa_gemv_words((uint32_t)x->minus[half][i]) << k->zero;
+    for (int i = 0; i < digits; ++i) {
+        s[i] = way.offsets ? sa_gemv_words(0) : sa_gemv_words((uint32_t)x->of[i].minus[half]) << way.zero;
     }
     SA_UNROLL
     for (int n = from; n < end; ++n) {
         SA_UNROLL
-        for (int i = 0; i < SA_DIGITS; ++i) {
+        for (int i = 0; i < digits; ++i) {
             uint32_t four;
-            memcpy(&four, x->digit[i] + 4 * n, sizeof four);
-            s[i] = sa_gemv_dot(s[i], q[n], sa_gemv_words(four), k->zero == 7);
+            memcpy(&four, x->of[i].digit + 4 * n, sizeof four);
+            s[i] = sa_gemv_dot(s[i], q[n], sa_gemv_words(four), way.bytes);
         }
     }
-    const sa_floats one = sa_gemv_fma(sa_gemv_floats(s[1]), 256 - (sa_floats){0}, sa_gemv_floats(s[0]));
-    const sa_floats all = sa_gemv_fma(sa_gemv_floats(s[2]), 65536 - (sa_floats){0}, one);
+    sa_floats all;
+    if (digits < 3) { /* exact in 32 bits */
+        all = sa_gemv_floats(digits == 1 ? s[0] : s[0] + (s[1] << 8));
+    } else {
+        all = sa_gemv_fma(sa_gemv_floats(s[1]), 256 - (sa_floats){0}, sa_gemv_floats(s[0]));
+        all = sa_gemv_fma(sa_gemv_floats(s[2]), 65536 - (sa_floats){0}, all);
+    }
     return sa_gemv_fma(all, scale * x->scale, sum);
 }
 
-/* Multiplies SA_GEMV_LANES columns from column c on. */
-SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, const sa_quant_kind *k) {
-    const int groups = k->numbers / SA_PIECE, bytes = k->bytes, halves = sa_quant_by_halves(k) ? 2 : 1;
+/* Returns sum plus a piece's products. */
+SA_VERB sa_floats sa_gemv_add_piece(sa_floats sum, const sa_digits *x, const sa_words *q, const sa_floats *scale,
+                                    const sa_floats *offset, const sa_gemv_way way, const int digits) {
+    SA_UNROLL
+    for (int half = 0; half < way.halves; ++half) {
+        const int from = half * 4;
+        sum = sa_gemv_add(sum, x, q, scale[half], way, digits, way.halves == 1 ? 2 : half, from, from + 8 / way.halves);
+    }
+    if (way.offsets) {
+        SA_UNROLL
+        for (int half = 0; half < way.halves; ++half) {
+            sum = sa_gemv_fma(offset[half], x->total[way.halves == 1 ? 2 : half] - (sa_floats){0}, sum);
+        }
+    }
+    return sum;
+}
+
+/* Reads SA_GEMV_LANES columns from column c on, from piece `first` on: up to SA_PANEL_PIECES pieces to the panel; or all pieces,
+ * and multiplies them by rows of three digits. */
+SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first, const sa_quant_kind *k, const bool to_panel) {
+    sa_gemv_panel *panel = t->panel;
+    const sa_gemv_way way = sa_gemv_way_of(k);
+    const int groups = k->numbers / SA_PIECE, bytes = k->bytes, halves = way.halves;
     const ptrdiff_t stride = t->row_bytes, pieces = t->pieces, rows = t->rows;
+    const ptrdiff_t end = !to_panel || pieces - first < SA_PANEL_PIECES ? pieces : first + SA_PANEL_PIECES;
     const char *next = t->weights + (SA_GEMV_COLUMNS + c) * stride;
     sa_gemv_columns_at at = {.one = stride, .three = 3 * stride};
     SA_UNROLL
     for (int j = 0; j < SA_GEMV_LANES / 4; ++j) {
-        at.fourth[j] = t->weights + (c + 4 * j) * stride;
+        at.fourth[j] = t->weights + (c + 4 * j) * stride + first / groups * bytes;
     }
     const bool near = SA_GEMV_COLUMNS * stride <= SA_GEMV_NEAR;
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        memset(t->sums + r * SA_GEMV_COLUMNS + c, 0, sizeof(sa_floats));
-    }
-    for (ptrdiff_t piece = 0; piece < pieces; sa_gemv_advance(&at, bytes)) {
+    for (ptrdiff_t piece = first; piece < end; sa_gemv_advance(&at, bytes)) {
         sa_words head[5], q[8];
         sa_gemv_head(&at, k, head);
         const sa_floats d = sa_gemv_half(sa_gemv_half_word(head, k->d));
@@ -116,35 +157,112 @@ SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, const sa_quant_
                     __builtin_prefetch(next + piece * bytes * SA_GEMV_LANES / groups + 64 * line, 0, 2);
                 }
             }
+            if (to_panel) {
+                memcpy(panel->q[piece - first], q, sizeof q);
+                SA_UNROLL
+                for (int half = 0; half < halves; ++half) {
+                    panel->scale[half][piece - first] = scale[half];
+                    panel->offset[half][piece - first] = offset[half];
+                }
+                continue;
+            }
             const sa_digits *x = t->x + piece;
             float *sums = t->sums + c;
             for (ptrdiff_t r = 0; r < rows; ++r, x += pieces, sums += SA_GEMV_COLUMNS) {
                 sa_floats sum;
                 memcpy(&sum, sums, sizeof sum);
-                SA_UNROLL
-                for (int half = 0; half < halves; ++half) {
-                    sum = sa_gemv_add(sum, x, q, scale[half], k, halves == 1 ? 2 : half, half * 4, half * 4 + 8 / halves);
-                }
-                if (k->m >= 0) {
-                    SA_UNROLL
-                    for (int half = 0; half < halves; ++half) {
-                        sum = sa_gemv_fma(offset[half], x->total[halves == 1 ? 2 : half] - (sa_floats){0}, sum);
-                    }
-                }
+                sum = sa_gemv_add_piece(sum, x, q, scale, offset, way, SA_DIGITS);
                 memcpy(sums, &sum, sizeof sum);
             }
         }
     }
 }
 
+/* ---- rows times a panel --------------------------------------------------------------------------------------------------- */
+
+/* Adds the products of n pieces of some rows; x is the first row's first piece, sums the first row's. */
+SA_VERB void sa_gemv_multiply(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t n, const sa_digits *x, float *sums,
+                              const int rows, const sa_gemv_way way, const int digits) {
+    sa_floats sum[SA_GEMV_ROWS];
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        memcpy(&sum[r], sums + r * SA_GEMV_COLUMNS, sizeof sum[r]);
+    }
+    for (ptrdiff_t piece = 0; piece < n; ++piece) {
+        const sa_floats scale[2] = {panel->scale[0][piece], panel->scale[way.halves - 1][piece]};
+        const sa_floats offset[2] = {panel->offset[0][piece], panel->offset[way.halves - 1][piece]};
+        SA_UNROLL
+        for (int r = 0; r < rows; ++r) {
+            sum[r] = sa_gemv_add_piece(sum[r], sa_digits_at(x, r * t->pieces + piece, digits), panel->q[piece], scale, offset,
+                                       way, digits);
+        }
+    }
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        memcpy(sums + r * SA_GEMV_COLUMNS, &sum[r], sizeof sum[r]);
+    }
+}
+
+/* The same for all rows of a tile. */
+SA_VERB void sa_gemv_all_rows(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t first, ptrdiff_t c,
+                              const sa_gemv_way way, const int digits) {
+    const ptrdiff_t n = t->pieces - first < SA_PANEL_PIECES ? t->pieces - first : SA_PANEL_PIECES;
+    for (ptrdiff_t r = 0; r < t->rows;) {
+        const sa_digits *x = sa_digits_at(t->x, r * t->pieces + first, digits);
+        float *sums = t->sums + r * SA_GEMV_COLUMNS + c;
+        if (t->rows - r >= SA_GEMV_ROWS) {
+            sa_gemv_multiply(t, panel, n, x, sums, SA_GEMV_ROWS, way, digits);
+            r += SA_GEMV_ROWS;
+        } else {
+            sa_gemv_multiply(t, panel, n, x, sums, 1, way, digits);
+            ++r;
+        }
+    }
+}
+
+/* Compiled for each way and number of digits. */
+#define SA_GEMV_WAYS(X)                                                                                                        \
+    X(plain, 1, false, false)                                                                                                  \
+    X(bytes, 1, false, true) X(offsets, 1, true, false) X(halves, 2, false, false) X(halves_offsets, 2, true, false)
+#define SA_GEMV_ROWS_LEAF(name, halves, offsets, bytes)                                                                        \
+    SA_LEAF void sa_gemv_rows_##name(const sa_gemv_tile *t, const sa_gemv_panel *panel, ptrdiff_t first, ptrdiff_t c) {        \
+        const sa_gemv_way way = {sa_quant_kinds[t->type].zero, halves, offsets, bytes};                                        \
+        if (t->digits == 1) {                                                                                                  \
+            sa_gemv_all_rows(t, panel, first, c, way, 1);                                                                      \
+        } else {                                                                                                               \
+            sa_gemv_all_rows(t, panel, first, c, way, 2);                                                                      \
+        }                                                                                                                      \
+    }
+#define SA_GEMV_ROWS_CASE(name, halves_, offsets_, bytes_)                                                                     \
+    if (way.halves == halves_ && way.offsets == offsets_ && way.bytes == bytes_) {                                             \
+        sa_gemv_rows_##name(t, t->panel, first, c);                                                                            \
+    }
+SA_GEMV_WAYS(SA_GEMV_ROWS_LEAF)
+
 #define SA_GEMV_LEAF(kind)                                                                                                     \
-    SA_LEAF void sa_gemv_##kind(const sa_gemv_tile *t, ptrdiff_t c) { sa_gemv_columns(t, c, &sa_quant_kinds[SA_QUANT_##kind]); }
+    SA_LEAF void sa_gemv_##kind(const sa_gemv_tile *t, ptrdiff_t c) {                                                          \
+        sa_gemv_columns(t, c, 0, &sa_quant_kinds[SA_QUANT_##kind], false);                                                     \
+    }                                                                                                                          \
+    SA_LEAF void sa_gemv_panel_##kind(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first) {                                   \
+        sa_gemv_columns(t, c, first, &sa_quant_kinds[SA_QUANT_##kind], true);                                                  \
+    }
 #define SA_GEMV_CASE(kind)                                                                                                     \
     case SA_QUANT_##kind: sa_gemv_##kind(t, c); break;
+#define SA_GEMV_PANEL_CASE(kind)                                                                                               \
+    case SA_QUANT_##kind: sa_gemv_panel_##kind(t, c, first); break;
 SA_QUANTS(SA_GEMV_LEAF)
 
 static void sa_gemv(const sa_gemv_tile *t) {
+    const sa_gemv_way way = sa_gemv_way_of(&sa_quant_kinds[t->type]);
+    memset(t->sums, 0, (size_t)(t->rows * SA_GEMV_COLUMNS) * sizeof *t->sums);
     for (ptrdiff_t c = 0; c < SA_GEMV_COLUMNS; c += SA_GEMV_LANES) {
-        switch ((int)t->type) { SA_QUANTS(SA_GEMV_CASE) }
+        if (t->digits == SA_DIGITS) {
+            switch ((int)t->type) { SA_QUANTS(SA_GEMV_CASE) }
+            continue;
+        }
+        for (ptrdiff_t first = 0; first < t->pieces; first += SA_PANEL_PIECES) {
+            switch ((int)t->type) { SA_QUANTS(SA_GEMV_PANEL_CASE) }
+            SA_GEMV_WAYS(SA_GEMV_ROWS_CASE)
+        }
     }
 }

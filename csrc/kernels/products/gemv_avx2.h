@@ -1,5 +1,6 @@
 /* The verbs of gemv.h on 8 lanes: AVX2. */
 #define SA_GEMV_LANES 8
+#define SA_GEMV_ROWS 2
 typedef uint32_t sa_words __attribute__((vector_size(32)));
 typedef int32_t sa_ints __attribute__((vector_size(32)));
 typedef float sa_floats __attribute__((vector_size(32)));
@@ -26,7 +27,9 @@ SA_VERB sa_words sa_gemv_dot(sa_words sum, sa_words q, sa_words x, const bool by
         sum += (sa_words)sa_gemv_pairs(q >> 4 & 0x0f0f0f0f, x, 16);
         q = q & 0x0f0f0f0f;
     }
-    return sum + (sa_words)sa_gemv_pairs(q, x, 1);
+    sum += (sa_words)sa_gemv_pairs(q, x, 1);
+    __asm__("" : "+x"(sum)); /* keeps one register for each sum; GCC would keep all products, and add them in a tree */
+    return sum;
 }
 SA_VERB sa_floats sa_gemv_fma(sa_floats a, sa_floats b, sa_floats c) {
     return (sa_floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);

@@ -1,5 +1,6 @@
 /* The verbs of gemv.h on 4 lanes: vectors of 16 bytes (simd/vec128.h). */
 #define SA_GEMV_LANES 4
+#define SA_GEMV_ROWS 2
 typedef vu32 sa_words;
 typedef mf32 sa_ints;
 typedef vf32 sa_floats;

@@ -76,62 +76,76 @@ SA_KERNEL void FN(expand_quants)(sa_quant_type type, const void *from, ptrdiff_t
     }
 }
 
-/* ---- rows of decoding ---------------------------------------------------------------------------------------------------- */
+/* ---- rows as digits ------------------------------------------------------------------------------------------------------ */
 
-/* The most that three digits can represent, 127·65793, less a margin, as scales are rounded. Below the least maximum, scales
- * would be subnormal. */
-#define SA_MOST_DIGITS 8355000.0f
+/* Below the least maximum, scales would be subnormal. */
 #define SA_LEAST_MAXIMUM 1e-30f
 
-SA_ONCE void FN(split_piece)(const float *x, sa_digits *to) {
-    int32_t all[SA_PIECE];
-    float most = SA_LEAST_MAXIMUM;
-    for (int i = 0; i < SA_PIECE; ++i) {
-        const float size = fabsf(x[i]);
-        most = size > most ? size : most;
+/* The bits of the largest |x|: sizes of floats are ordered like their bits. */
+SA_INLINE int32_t FN(largest_bits)(const float *x, ptrdiff_t n) {
+    int32_t largest = 0;
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        int32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= INT32_MAX;
+        largest = bits > largest ? bits : largest;
     }
-    const float inverse = SA_MOST_DIGITS / most;
+    return largest;
+}
+
+/* `limit` is the most that the digits can represent; with three digits less a margin, as scales are rounded. */
+SA_INLINE void FN(split_piece)(const float *x, const int digits, const float limit, sa_digits *to) {
+    int32_t all[SA_PIECE];
+    const int32_t largest = FN(largest_bits)(x, SA_PIECE);
+    float most;
+    memcpy(&most, &largest, sizeof most);
+    most = most > SA_LEAST_MAXIMUM ? most : SA_LEAST_MAXIMUM;
+    const float inverse = limit / most;
     for (int i = 0; i < SA_PIECE; ++i) {
         const float t = x[i] * inverse;
         all[i] = (int32_t)(t + (t < 0 ? -0.5f : 0.5f));
     }
-    to->scale = most / SA_MOST_DIGITS;
-    for (int n = 0; n < SA_DIGITS; ++n) {
-        int32_t half[2] = {0, 0};
-        for (int i = 0; i < SA_PIECE; ++i) {
-            const int32_t digit = ((all[i] + 128) & 255) - 128;
-            to->digit[n][i] = (int8_t)digit;
-            all[i] = (all[i] - digit) >> 8;
+    to->scale = most / limit;
+    int32_t minus[3] = {0, 0, 0};
+    for (int n = 0; n < digits; ++n) {
+        int32_t half[2];
+        for (int h = 0; h < 2; ++h) {
+            int32_t sum = 0, *of = all + h * (SA_PIECE / 2);
+            for (int i = 0; i < SA_PIECE / 2; ++i) {
+                const int32_t digit = ((of[i] + 128) & 255) - 128;
+                to->of[n].digit[h * (SA_PIECE / 2) + i] = (int8_t)digit;
+                of[i] = (of[i] - digit) >> 8;
+                sum -= digit;
+            }
+            half[h] = sum;
         }
-        for (int i = 0; i < SA_PIECE / 2; ++i) {
-            half[0] -= to->digit[n][i];
-            half[1] -= to->digit[n][SA_PIECE / 2 + i];
+        const int32_t own[3] = {half[0], half[1], half[0] + half[1]};
+        for (int i = 0; i < 3; ++i) {
+            to->of[n].minus[i] = own[i];
+            minus[i] += own[i] * (1 << 8 * n);
         }
-        to->minus[0][n] = half[0];
-        to->minus[1][n] = half[1];
-        to->minus[2][n] = half[0] + half[1];
     }
     for (int i = 0; i < 3; ++i) {
-        const int32_t *minus = to->minus[i];
-        to->total[i] = (float)-(minus[0] + 256 * minus[1] + 65536 * minus[2]) * to->scale;
+        to->total[i] = (float)-minus[i] * to->scale;
     }
 }
 
-SA_KERNEL void FN(split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, sa_digits *to) {
-    for (ptrdiff_t r = 0; r < rows; ++r, x += n, to += n / SA_PIECE) {
-        float check = 0;
-        for (ptrdiff_t i = 0; i < n; ++i) {
-            check += x[i] * 0;
-        }
-        if (check != 0) { /* it is NaN */
-            memset(to, 0, (size_t)(n / SA_PIECE) * sizeof *to);
+SA_KERNEL void FN(split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, int digits, sa_digits *to) {
+    const ptrdiff_t bytes = sa_digits_bytes(digits);
+    for (ptrdiff_t r = 0; r < rows; ++r, x += n) {
+        const bool finite = FN(largest_bits)(x, n) < 0x7f800000;
+        if (!finite) {
+            memset(to, 0, (size_t)(n / SA_PIECE * bytes));
             to->scale = NAN;
-            continue;
         }
-        for (ptrdiff_t k = 0; k < n / SA_PIECE; ++k) {
-            FN(split_piece)(x + k * SA_PIECE, to + k);
+        for (ptrdiff_t k = 0; k < n; k += SA_PIECE, to = (sa_digits *)(void *)((char *)to + bytes)) {
+            switch (finite ? digits : 0) {
+            case 0: break;
+            case 1: FN(split_piece)(x + k, 1, 127, to); break;
+            case 2: FN(split_piece)(x + k, 2, 32639, to); break;
+            default: FN(split_piece)(x + k, 3, 8355000, to); break;
+            }
         }
     }
 }
-#undef SA_MOST_DIGITS
 #undef SA_LEAST_MAXIMUM
