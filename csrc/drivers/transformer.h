@@ -76,7 +76,7 @@ typedef struct {
     sa_tensor mask;     /* (sequences, heads, longest, longest), or data NULL; see selfattn.h */
     sa_tensor key_bias; /* (sequences, longest), or data NULL */
     sa_pooling pooling;
-    int digits; /* as which rows of prompts multiply quants; 0: quants are expanded */
+    int digits;     /* as which rows of prompts multiply quants; 0: quants are expanded */
     sa_cache cache; /* only without mask, dropout and a backward pass, and with causal layers */
     char *weights;  /* or NULL: of attention, (layers, sequences, heads, longest, longest), zeroed; with a cache (layers, heads,
                         tokens, keys), and one sequence */

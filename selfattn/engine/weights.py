@@ -4,7 +4,8 @@ int8 has a scale for each group of 128 numbers of a row: ``weight = scale * valu
 nearest. bfloat16 is held as its bits, in uint16, since NumPy has no such type. The core rounds activations.
 
 Quants are weights as a GGUF file stores them, and are not copied. To multiply many rows, such as a prompt's, the core expands some
-weights to float32 at a time; to multiply a decoding step's rows, it reads the quants (``csrc/kernels/products/gemv.h``).
+weights to float32 at a time, or rounds the rows to integers; to multiply a decoding step's rows, it reads the quants
+(``csrc/kernels/products/gemv.h``).
 """
 
 from __future__ import annotations
@@ -237,17 +238,23 @@ def good_scale(scale: Array) -> bool:
     return bool((np.isfinite(scale) & (scale >= 0)).all())
 
 
-def multiply(x: Array, weight: Weight, bias: Array | None, *, decoding: bool = False) -> Array:
+def multiply(
+    x: Array, weight: Weight, bias: Array | None, *, decoding: bool = False, digits: int = 0
+) -> Array:
     """Compute ``x @ weight.T + bias``, x (..., in); the weight may be Rounded if x is not float64.
 
-    With ``decoding`` each row belongs to a sequence's new token, and the core reads Quants without expanding them. The bits of a row depend
-    on ``decoding``, but not on the other rows.
+    With ``decoding`` each row belongs to a sequence's new token, and the core reads Quants without expanding them. Other rows
+    multiply Quants as integers of that many digits of 8 bits, or with 0 as float32. The bits of a row do not depend on the other rows.
     """
     if not isinstance(weight, Rounded):
         return linear(x, weight, bias)
     check_input(x, weight.kind)
     y: Array = _core._linear_forward(
-        plain(as_rows(x), FLOAT32), weight.packed, None if bias is None else plain(bias, FLOAT32), decoding
+        plain(as_rows(x), FLOAT32),
+        weight.packed,
+        None if bias is None else plain(bias, FLOAT32),
+        decoding,
+        digits,
     )
     return y.reshape(*x.shape[:-1], weight.shape[0]).astype(np.result_type(x, FLOAT32), copy=False)
 

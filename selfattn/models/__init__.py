@@ -23,7 +23,7 @@ from selfattn._disk import read_json, stand_in, to_safetensors, write_folder
 from selfattn.engine.weights import is_compact
 from selfattn.models import _causal, _text_encoder
 from selfattn.models._answers import Answer
-from selfattn.models._causal import AnswerInterrupted, CausalModel
+from selfattn.models._causal import AnswerInterrupted, CausalModel, check_precision
 from selfattn.models._conversation import Conversation
 from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
@@ -73,7 +73,7 @@ STALE = {
 }  # fmt: skip
 
 
-def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
+def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: str = "float32") -> Any:
     """Load a pretrained model from a folder, or a language model from a GGUF file.
 
     Parameters
@@ -86,6 +86,11 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         The dtype to which the weights of layers and the table of words are rounded; see ``quantize`` of the model. None keeps
         them as they are stored, but 16-bit weights of a folder become float32; a GGUF file's quants of 4 to 16 bits are
         multiplied as they are stored. With any dtype, stored int8 weights and quants become float32 before they are rounded.
+    precision : {"float32", "int16", "int8"}, default "float32"
+        The numbers to which rows of prompts are rounded where they multiply quants; a token of an answer is always computed to
+        float32's precision. ``"int8"`` is what llama.cpp does, and fastest: each 32 numbers of a row become integers from −127 to
+        127. With ``"int16"`` they are from −32639 to 32639. With all three a sequence has the same bits alone and in a batch. Weights of
+        16 or 32 bits multiply float32. ``model.set_precision`` changes it.
 
     Returns
     -------
@@ -98,7 +103,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         The folder or one of its files is missing, or its weights are a pickle.
     ValueError
         The files are damaged or do not fit each other, the configuration needs something that is not supported, or an
-        EmbeddingModel was to be rounded; the message names it.
+        EmbeddingModel was to be rounded, or ``precision`` is not "float32" and the weights are not quants; the message names it.
     RuntimeError
         ``dtype="bfloat16"`` on a CPU that cannot multiply it.
     ImportError
@@ -118,8 +123,14 @@ def load(path: str | os.PathLike[str], dtype: str | None = None) -> Any:
         raise FileNotFoundError(f"{folder} is not a folder; expected {expected}")
     if dtype not in (None, "float32", "bfloat16", "int8"):
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
+    check_precision(precision)
     with one_warning(str(folder)):
-        return load_gguf(folder, dtype) if is_gguf else _load(folder, dtype)
+        model = load_gguf(folder, dtype) if is_gguf else _load(folder, dtype)
+    if isinstance(model, CausalModel):
+        model.set_precision(precision)
+    elif precision != "float32":
+        raise ValueError(f"precision={precision!r} is for weights in quants; {folder} has none")
+    return model
 
 
 def _load(folder: Path, dtype: str | None) -> Any:

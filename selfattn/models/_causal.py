@@ -23,7 +23,7 @@ from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Continued, Decoder, Past, head_vjp
 from selfattn.engine.sampling import DRAWING, Sampling, generate, sampling
-from selfattn.engine.weights import BITS, Weight, no_gradients
+from selfattn.engine.weights import BITS, QUANTS, Weight, no_gradients
 from selfattn.functional import log_softmax
 from selfattn.models import _tokenizer
 from selfattn.models._answers import PartialAnswer, Stops, collected, stops_of, streamed
@@ -51,6 +51,14 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
+def check_precision(precision: str) -> None:
+    """Refuse a name that is not in PRECISIONS."""
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {quoted(precision)}"
+        )
+
+
 class AnswerInterrupted(UserWarning):
     """Ctrl-C has ended an answer between two tokens."""
 
@@ -72,6 +80,8 @@ class CausalModel(Pretrained):
         Variables of the template, such as ``bos_token``.
     stop_ids : frozenset of int
         Tokens that end an answer.
+    precision : {"float32", "int16", "int8"}
+        The numbers to which rows of prompts are rounded where they multiply quants; see :func:`selfattn.models.load`.
     generation_config : dict
         The folder's settings of generation, by Transformers' names: the defaults of :meth:`generate` and :meth:`chat`.
     """
@@ -98,6 +108,22 @@ class CausalModel(Pretrained):
     _warned = False  # True after the warning that the folder's settings would draw
 
     # --------------------------------------------------------------------------------------------------- the core
+
+    def set_precision(self, precision: str) -> None:
+        """Set the numbers to which rows of prompts are rounded; :func:`selfattn.models.load` says more.
+
+        Raises
+        ------
+        ValueError
+            The name is another one, or the model has no quants.
+        """
+        check_precision(precision)
+        if precision != "float32" and not any(QUANTS[weight.kind][0] > 1 for weight in self.blocks.values()):
+            raise ValueError(
+                f"precision={precision!r} is for weights in quants; the weights of this model are {self.dtype}"
+            )
+        self.precision = precision
+        self._prepared.pop("decoder", None)
 
     def _head(self, p: Parameters) -> Weight:
         name = self.word_table if self.tied else "lm_head.weight"

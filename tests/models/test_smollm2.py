@@ -59,6 +59,23 @@ def test_as_stored_and_dequantised_give_the_same(path, model, ids):
     assert len(whole.parameters()) == 272
 
 
+def test_prompts_in_integers(path, model, ids):
+    """int16 gives float32's answers; int8 adds 0.3 % to perplexities. A prompt has the same bits alone and with others."""
+    whole, texts = model.logits(ids[:64]), [ids[:40], ids[:64], ids[100:107]]
+    for precision, most, share in (("int16", 0.05, 2e-5), ("int8", 8, 0.01)):
+        rounded = models.load(path, precision=precision)
+        assert 0 < np.abs(rounded.logits(ids[:64]) - whole).max() < most
+        assert rounded.perplexity(ids[:256]) == pytest.approx(model.perplexity(ids[:256]), rel=share)
+        alone = [rounded.generate(text, 4) for text in texts]
+        assert all(map(np.array_equal, rounded.generate(texts, 4), alone))
+    rounded.set_precision("float32")
+    assert np.array_equal(rounded.logits(ids[:64]), whole)
+    with pytest.raises(ValueError, match=r"one of 'float32', 'int16', 'int8', not 'int4'"):
+        models.load(path, precision="int4")
+    with pytest.raises(ValueError, match="is for weights in quants; the weights of this model are float32"):
+        models.load(path, "float32", precision="int8")
+
+
 def test_gradients_expand_a_layer_at_a_time(model):
     rows = model.hidden_states("The capital of France is")[0]
     logits, pullback = model.vjp(rows)

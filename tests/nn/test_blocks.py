@@ -5,9 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+from instruction_sets import using
 from refusals import refusals
 
 import selfattn as sa
+from selfattn import _core
 from selfattn.engine import transformer as core
 from selfattn.engine.decoder import Decoder
 from selfattn.engine.weights import QUANTS, Quants, multiply
@@ -143,6 +145,57 @@ def test_scales_of_decoding_that_are_no_numbers(kind, isa):
         finite = np.isfinite(multiply(x, Quants(raw.reshape(40, -1), kind, (40, 512)), None, decoding=True))
     assert not finite[:, [5, 20]].any()
     assert np.delete(finite, [5, 20], axis=1).all()
+
+
+# ---- rows of one and two digits ------------------------------------------------------------------------------------------
+
+MOST = {1: 127, 2: 32639}
+
+
+def rounded_rows(x, digits):
+    """Round each 32 numbers to integers of that many digits, as the core does; return what they stand for."""
+    pieces = x.reshape(len(x), -1, 32)
+    most = np.abs(pieces).max(-1, keepdims=True)
+    scaled = pieces * (np.float32(MOST[digits]) / most)
+    whole = np.trunc(scaled + np.where(scaled < 0, np.float32(-0.5), np.float32(0.5)))
+    assert np.abs(whole).max() == MOST[digits]
+    return (whole * (most / np.float32(MOST[digits])).astype(np.float64)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_rows_of_digits(kind, isa, threads_restored):
+    """Sums of 32 are exact, so that only their scales and additions round; rows that are not finite multiply as float32."""
+    rng = np.random.default_rng(7)
+    for digits, rows, width, out in ((1, 101, 1280, 35), (2, 6, 1536, 49), (1, 1, 256, 16), (2, 130, 256, 1)):
+        blocks = drawn(rng, kind, out, width)
+        x = (rng.standard_normal((rows, width)) * 10.0 ** rng.integers(-3, 3, (rows, 1))).astype(np.float32)
+        want = rounded_rows(x, digits) @ expected(blocks).T.astype(np.float64)
+        # Products and sums of width / 32 pieces: each rounds a few times, as large as all terms together.
+        bound = (width // 32 + 8) * 2.0**-24 * LARGEST[kind] * 0.01 * np.abs(x.astype(np.float64)).sum(1)
+        y = multiply(x, blocks, None, digits=digits)
+        assert (np.abs(y - want) <= bound[:, None] + 1e-30).all()
+        x[-1, 5] = np.nan
+        with np.errstate(all="ignore"):
+            spoiled, other = multiply(x, blocks, None, digits=digits), multiply(x, blocks, None)
+        assert np.array_equal(spoiled[:-1], y[:-1])
+        assert np.array_equal(spoiled[-1], other[-1], equal_nan=True)
+        for threads in (1, 3):
+            sa.set_num_threads(threads)
+            assert np.array_equal(multiply(x[:-1], blocks, None, digits=digits), y[:-1])
+            assert np.array_equal(multiply(x[:1], blocks, None, digits=digits)[0], spoiled[0], equal_nan=True)
+
+
+@pytest.mark.skipif("avx2" not in _core.available_isas(), reason="one instruction set fuses multiply-adds")
+def test_digits_have_the_same_bits_on_all_that_fuse():
+    rng = np.random.default_rng(8)
+    for kind in QUANTIZED:
+        blocks, x = drawn(rng, kind, 40, 768), rng.standard_normal((9, 768)).astype(np.float32)
+        for digits in (1, 2):
+            want = multiply(x, blocks, None, digits=digits)
+            with using("avx2"):
+                assert np.array_equal(multiply(x, blocks, None, digits=digits), want)
+    with pytest.raises(ValueError, match="digits must be 0 to 3, not 4"):
+        multiply(x, blocks, None, digits=4)
 
 
 def layer_of(rng, kinds, d, heads, hidden, make):
