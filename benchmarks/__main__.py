@@ -15,6 +15,7 @@ COMMANDS = {
     "generation": "a language model of a GGUF file, prompts and answers",
     "perplexity": "of GGUF files, compared with llama.cpp and with float32",
     "weights": "products of decoding with the quants of a GGUF file, compared with reading them",
+    "shares": "each job beside the limit that binds it, by part of the work, one thread and all",
     "ragged": "packed sequences of many lengths",
     "blocks": "block masks and a window",
     "search": "the best of a million vectors, float32 and int8, against faiss and usearch",

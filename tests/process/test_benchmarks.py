@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import selfattn as sa
-from benchmarks import blocks, encoder, generation, layers, long, memory, ragged, weights
+from benchmarks import blocks, encoder, generation, layers, long, memory, ragged, shares, weights
 from benchmarks.__main__ import COMMANDS, main
 from selfattn import _core, models, reference
 from selfattn._timing import sample_times, wait_until_quiet
@@ -279,6 +279,32 @@ def test_work_of_a_model():
     assert case.facts()["flops"] == sum(10 * 2 * n * n * 4 / 2 for n in case.lengths)
 
 
+def test_shares_of_the_limit(tmp_path, monkeypatch):
+    rows = run(tmp_path, "shares --quick --threads 2")
+    assert [part for part in shares.PARTS if any(row["part"] == part for row in rows)] == [*shares.PARTS[:-1]]
+    found = {row["job"]: row["seconds_and_limit"] for row in rows}
+    assert all(
+        limit > 0 and list(counts) == ["1", "2"] for counts in found.values() for _, limit in counts.values()
+    )
+    monkeypatch.setattr(_core, "_fma_peak", lambda dtype, threads, milliseconds: 1e9 * threads)
+    monkeypatch.setattr(_core, "_read_bandwidth", lambda size, threads, milliseconds: size / threads)
+    monkeypatch.setattr(shares, "_least", lambda call, duration: call())
+    jobs = {job.label: job for job in shares.jobs_of(shares.PARTS, quick=True)}
+    step = jobs["training step d=64, 16 x 64"]
+    assert step.bound(2, 0) == layers.Case("train", 64, 64, 16).flops / 2e9
+    assert jobs["attention 8 x 64 x 32"].bound(1, 0) * 2.5 == jobs["attention backward, 8 x 64 x 32"].bound(
+        1, 0
+    )
+    assert jobs["gelu 1024 x 64"].bound(2, 0) == 2
+    assert jobs["gelu 1024 x 64"].work == 2 * 4 * 1024 * 64
+    assert (
+        jobs["packing, forward d=64"].work == 4 * 2 * (4 + 8) * 64 * 64
+    )  # q, k, v and out; the network's two of 4 d
+    assert (
+        shares.Job("packing", "", lambda: 5.0, 1, "bytes", lambda: 7.0).seconds(1, 0) == 3
+    )  # 3 + 2, 3 + 2 * 2
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -408,7 +434,7 @@ def test_a_run_of_an_encoder(dtype, tmp_path, capfd):
         ("encoder . --peers none", "has no config.json"),
         ("generation nothing --peers none", "there is no file nothing"),
         ("generation . --cases x", "no case 'x'"), ("weights --kinds IQ1_S", "no kind 'IQ1_S'"),
-        ("weights --columns 100", "multiple of 256"),
+        ("weights --columns 100", "multiple of 256"), ("shares --gguf nothing", "there is no file nothing"),
     ],
 )  # fmt: skip
 def test_wrong_usage_of_other_benchmarks(arguments, message, capsys):
