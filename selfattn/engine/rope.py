@@ -39,8 +39,8 @@ def _tables(rope: Rope, longest: int, dtype: str) -> tuple[Any, Any]:
     return cos.astype(dtype), sin.astype(dtype)
 
 
-def read_rope(config: Entries, width: int, longest: int) -> Rope:
-    """Read rotary positions for heads of a width; ``longest`` is the number max_position_embeddings.
+def read_rope(config: Entries, width: int, longest: int, usual: float = 10000.0) -> Rope:
+    """Read rotary positions for heads of a width; ``longest`` is the number max_position_embeddings, ``usual`` rope_theta by default.
 
     The types are default, linear, dynamic, yarn, llama3, and longrope with the same factors near and far; another type or key is a
     ValueError. dynamic differs from default only beyond max_position_embeddings, which is never used here.
@@ -52,7 +52,7 @@ def read_rope(config: Entries, width: int, longest: int) -> Rope:
     if not isinstance(found, dict):
         raise config.error(f"{name} must be an object, not {found!r}")
     own = config.inner(name, {key: value for key, value in found.items() if value is not None})
-    theta = own.number("rope_theta", config.number("rope_theta", 10000.0))
+    theta = own.number("rope_theta", config.number("rope_theta", usual))
     config.only("partial_rotary_factor", 1.0)
     own.only("partial_rotary_factor", 1.0)
     kind, spelled = own.raw("rope_type"), own.raw("type")

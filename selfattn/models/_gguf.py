@@ -29,6 +29,7 @@ from selfattn.models.gemma3 import Gemma3ForCausalLM
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.qwen3 import Qwen3ForCausalLM
+from selfattn.models.smollm3 import SmolLM3ForCausalLM
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -255,8 +256,10 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, w
     "qwen2": (LlamaForCausalLM, LLAMA_NAMES, "model.layers."),
     "qwen3": (Qwen3ForCausalLM, LLAMA_NAMES | HEAD_NORMS, "model.layers."),
     "gemma3": (Gemma3ForCausalLM, GEMMA3_NAMES, "model.layers."),
+    "smollm3": (SmolLM3ForCausalLM, LLAMA_NAMES, "model.layers."),
     "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
 }
+PERMUTED = ("llama", "smollm3")  # rows of q and k as llama.cpp rotates them: pairs are neighbours
 LAYERS_OF_27B = 62
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
 
@@ -295,7 +298,7 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     renamed = {name: _renamed(file, name, names, layers) for name in file.tensors if name != FACTORS}
     as_stored = dtype is None and any(file.quants(name) is not None for name in renamed)
     arrays = {new: _tensor(file, old, as_stored) for old, new in renamed.items()}
-    permuted = architecture == "llama"  # rows of q and k as llama.cpp rotates them: pairs are neighbours
+    permuted = architecture in PERMUTED
     if permuted and not as_stored:
         arrays = {name: _unpermuted(name, array, config) for name, array in arrays.items()}
     for name, array in arrays.items():
@@ -421,9 +424,9 @@ def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
     config["rope_parameters"] = rope
     if entries.prefix == "gemma3":
         config |= _gemma3(entries, config)
-    if entries.prefix in ("llama", "qwen3"):
+    if entries.prefix in ("llama", "qwen3", "smollm3"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if entries.prefix == "llama":
+    if entries.prefix in ("llama", "smollm3"):
         config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
     return config
 

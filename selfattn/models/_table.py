@@ -132,6 +132,7 @@ TABLE: dict[str, Rows] = {
     "config.json of mpnet": Rows({}, {"relative_attention_num_buckets": 32}),
     "config.json of qwen2": Rows({}, {**CAUSAL, "use_mrope": False}),
     "config.json of qwen3": Rows({}, CAUSAL),
+    "config.json of smollm3": Rows({}, CAUSAL),
     "generation_config.json": Rows(
         {
             NOTES: "_* transformers_version",

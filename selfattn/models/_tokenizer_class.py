@@ -49,7 +49,8 @@ BY_MODEL = {
     "bert": "BertTokenizer", "camembert": "CamembertTokenizer", "distilbert": "BertTokenizer", "gemma3_text": "GemmaTokenizer",
     "gpt2": "GPT2Tokenizer",    "mpnet": "MPNetTokenizer", "qwen3": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
 }  # fmt: skip
-LANGUAGE = ("gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3")  # models whose tokens become text
+# Models whose tokens become text.
+LANGUAGE = ("gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3")
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 

@@ -31,7 +31,7 @@ class LlamaForCausalLM(CausalModel):
     word_table = "model.embed_tokens.weight"
     layer_name = "model.layers."
     usual_activation = "hidden_act", "silu"  # the key, and what it is by default
-    usually_tied = False
+    usually_tied, usual_theta = False, 10000.0
     fields: ClassVar[dict[str, str]] = {
         "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm", "query": "self_attn.q_proj",
         "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj", "gate": "mlp.gate_proj",
@@ -53,7 +53,7 @@ class LlamaForCausalLM(CausalModel):
         self.eps = config.number("rms_norm_eps", 1e-6)
         self.tied = config.flag("tie_word_embeddings", self.usually_tied)
         attention = kind not in ("mistral", "qwen2") and config.flag("attention_bias", False)
-        inner = kind == "llama" and config.flag("mlp_bias", False)
+        inner = kind in ("llama", "smollm3") and config.flag("mlp_bias", False)
         biased = {"query", "key", "value"} if attention or kind == "qwen2" else set()
         biased |= ({"output"} if attention else set()) | ({"gate", "up", "down"} if inner else set())
         self.unbiased = self.fields.keys() - biased
@@ -66,7 +66,7 @@ class LlamaForCausalLM(CausalModel):
         config.check_multiple(*heads, "num_key_value_heads", self.num_key_heads)
 
     def _read_rope(self, config: Config) -> None:
-        self.rope = read_rope(config, self.head_width, self.max_positions)
+        self.rope = read_rope(config, self.head_width, self.max_positions, self.usual_theta)
 
     def _read_windows(self, config: Config, kind: str) -> None:
         """Read how many tokens each layer attends to, the query's own included; None is all."""

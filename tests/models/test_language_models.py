@@ -169,6 +169,7 @@ test_configurations_that_would_change_results_are_errors = refusals(
     (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
     (GEMMA3 | {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters must have full_attention and sliding_attention alone"),
     (GEMMA3 | {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "full_attention: rope_parameters lacks factor"),
+    ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers must have 1, or 0"),
     (GEMMA3 | {"sliding_window": None}, "layer_types must name full_attention or sliding_attention, with a sliding_window"),
     (GPT2 | {"add_cross_attention": True}, "add_cross_attention=True is not supported"),
     (GPT2 | {"n_head": 5}, "n_embd 24 must be a multiple of n_head 5"),

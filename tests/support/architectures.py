@@ -49,6 +49,12 @@ LANGUAGE = {
         LLAMA | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 12, "layer_types": ["sliding_attention", "full_attention"] * 2,
                  "num_hidden_layers": 4},
     ),
+    "smollm3": ("SmolLM3", LLAMA | {"no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "smollm3 with windows": (
+        "SmolLM3",
+        LLAMA | {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 4, "pad_token_id": 0}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
     "qwen2 with windows": ("Qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
 }  # fmt: skip
 

@@ -81,7 +81,7 @@ def write(path, config, state, kind="F32", entries=None, more=None, tensors=None
         stored = np.ascontiguousarray(array.T) if name.endswith(CONV1D) and arch == "gpt2" else array
         stored = stored + 1 if arch == "gemma3" and array.ndim == 1 else stored
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
-        if arch == "llama" and heads:
+        if arch in ("llama", "smollm3") and heads:
             stored = permuted(stored, config[heads])
         used = kind[name] if isinstance(kind, dict) else kind
         rows = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[used]][0]
@@ -95,7 +95,7 @@ def write(path, config, state, kind="F32", entries=None, more=None, tensors=None
             stored = gguf.quants.dequantize(blocks, quant)
         else:
             writer.add_tensor(gguf_name(name, arch == "gemma3"), stored)
-        if arch == "llama" and heads:  # undo the converter's order
+        if arch in ("llama", "smollm3") and heads:  # undo the converter's order
             pairs = stored.reshape(config[heads], -1, 2, *stored.shape[1:])
             stored = pairs.swapaxes(1, 2).reshape(stored.shape)
         stored = stored - 1 if arch == "gemma3" and array.ndim == 1 else stored
