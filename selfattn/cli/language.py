@@ -45,7 +45,7 @@ examples:
   selfattn evaluate tickets.index queries.csv   how well it finds the ids of queries
 {EXIT_CODES}"""
 MODEL = (
-    "a .gguf file, or the folder of a language model, from Transformers (GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3, SmolLM3) or from selfattn train gpt; "
+    "a .gguf file, or the folder of a language model, from Transformers (GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3, SmolLM3, Phi-3) or from selfattn train gpt; "
     "needs selfattn[models]"
 )
 # Options by what the calls name them: type, what stands for it, help.

@@ -6,8 +6,8 @@
 (2, 384)
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
-cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3 and
-SmolLM3. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
+cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3,
+SmolLM3 and Phi-3. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
 Needs ``pip install 'selfattn[models]'``.
 """
 
@@ -46,6 +46,7 @@ from selfattn.models.gemma3 import Gemma3ForCausalLM
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
 from selfattn.models.modernbert import ModernBertModel
+from selfattn.models.phi3 import Phi3ForCausalLM
 from selfattn.models.qwen3 import Qwen3ForCausalLM
 from selfattn.models.smollm3 import SmolLM3ForCausalLM
 from selfattn.models.vit import ViTModel
@@ -53,15 +54,15 @@ from selfattn.models.vit import ViTModel
 __all__ = [
     "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "Conversation",
     "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "Gemma3ForCausalLM", "LlamaForCausalLM",
-    "MPNetModel", "ModernBertModel", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel", "SmolLM3ForCausalLM", "ViTModel",
-    "load", "save",
+    "MPNetModel", "ModernBertModel", "Phi3ForCausalLM", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel",
+    "SmolLM3ForCausalLM", "ViTModel", "load", "save",
 ]  # fmt: skip
 
 
 CLASSES: tuple[type[Pretrained], ...] = (
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, GPT2LMHeadModel, LlamaForCausalLM,
-    Qwen3ForCausalLM, Gemma3ForCausalLM, SmolLM3ForCausalLM, BertForSequenceClassification, RobertaForSequenceClassification,
-    DistilBertForSequenceClassification,
+    Qwen3ForCausalLM, Gemma3ForCausalLM, SmolLM3ForCausalLM, Phi3ForCausalLM, BertForSequenceClassification,
+    RobertaForSequenceClassification, DistilBertForSequenceClassification,
 )  # fmt: skip
 MODELS, CLASSIFIERS = (
     {kind: each for each in CLASSES for kind in each.kinds if (each.suffix == CLASSIFIER) is classifies}
@@ -84,7 +85,7 @@ def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: s
     path : path
         A folder with ``config.json`` and ``model.safetensors`` (or its shards), and for texts ``tokenizer.json``; or a
         folder of sentence-transformers, with ``modules.json``; or one of :func:`selfattn.files.save_model`, as ``selfattn train``
-        makes it; or a ``.gguf`` file of the architecture llama, qwen2, qwen3, gemma3, smollm3 or gpt2.
+        makes it; or a ``.gguf`` file of the architecture llama, qwen2, qwen3, gemma3, smollm3, phi3 or gpt2.
     dtype : {"float32", "bfloat16", "int8"}, optional
         The dtype to which the weights of layers and the table of words are rounded; see ``quantize`` of the model. None keeps
         them as they are stored, but 16-bit weights of a folder become float32; a GGUF file's quants of 4 to 16 bits are

@@ -28,6 +28,7 @@ from selfattn.models._tokenizer_class import QWEN2, sentencepiece_decoder
 from selfattn.models.gemma3 import Gemma3ForCausalLM
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM
+from selfattn.models.phi3 import Phi3ForCausalLM
 from selfattn.models.qwen3 import Qwen3ForCausalLM
 from selfattn.models.smollm3 import SmolLM3ForCausalLM
 
@@ -246,6 +247,7 @@ GEMMA3_NAMES = LLAMA_NAMES | HEAD_NORMS | {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+PHI3_NAMES = LLAMA_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 GPT2_NAMES = {
     "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f",
     "output": "lm_head", "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2",
@@ -257,11 +259,13 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, w
     "qwen3": (Qwen3ForCausalLM, LLAMA_NAMES | HEAD_NORMS, "model.layers."),
     "gemma3": (Gemma3ForCausalLM, GEMMA3_NAMES, "model.layers."),
     "smollm3": (SmolLM3ForCausalLM, LLAMA_NAMES, "model.layers."),
+    "phi3": (Phi3ForCausalLM, PHI3_NAMES, "model.layers."),
     "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
 }
 PERMUTED = ("llama", "smollm3")  # rows of q and k as llama.cpp rotates them: pairs are neighbours
 LAYERS_OF_27B = 62
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
+LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
 class Entries(Config):
@@ -295,7 +299,8 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     entries = Entries(file, architecture)
     config = _config(entries, file)
     entries.finish()
-    renamed = {name: _renamed(file, name, names, layers) for name in file.tensors if name != FACTORS}
+    angles = {FACTORS, *_longrope(file).values()}
+    renamed = {name: _renamed(file, name, names, layers) for name in file.tensors if name not in angles}
     as_stored = dtype is None and any(file.quants(name) is not None for name in renamed)
     arrays = {new: _tensor(file, old, as_stored) for old, new in renamed.items()}
     permuted = architecture in PERMUTED
@@ -343,6 +348,11 @@ def _check_whole(file: GGUF) -> None:
         raise ValueError(f"{file.path} holds {held!r:.80}, as its general.type says, and no model{merge}")
     if not file.tensors:
         raise ValueError(f"{file.path} has no tensors: it is a vocabulary, or a part of another file")
+
+
+def _longrope(file: GGUF) -> dict[str, str]:
+    """Return the tensors of longrope's factors, of which a file has both or none."""
+    return LONGROPE if set(LONGROPE.values()) <= file.tensors.keys() else {}
 
 
 def _renamed(file: GGUF, name: str, names: Mapping[str, str], layers: str) -> str:
@@ -394,19 +404,42 @@ def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
     width = entries.size("attention.key_length", d // heads)
     if entries.size("attention.value_length", width) != width:
         raise entries.error("keys and values of different widths are not supported")
-    if entries.size("rope.dimension_count", width) != width:
+    rotated = entries.size("rope.dimension_count", width)
+    if rotated != width and entries.prefix != "phi3":
         raise entries.error("rotary positions of a part of each head are not supported")
-    if entries.prefix != "gemma3" and entries.size("attention.sliding_window", longest) < longest:
+    windows = entries.prefix in ("gemma3", "phi3")
+    if not windows and entries.size("attention.sliding_window", longest) < longest:
         raise entries.error("sliding windows are not supported in GGUF files")
     eps = float(np.float32(entries.number("attention.layer_norm_rms_epsilon")).astype(str))
     config |= {"num_key_value_heads": entries.size("attention.head_count_kv", heads), "head_dim": width}
     config |= {"intermediate_size": entries.size("feed_forward_length"), "rms_norm_eps": eps}
+    config["rope_parameters"] = rope = _rope(entries, file, longest)
+    if entries.prefix == "phi3":
+        config["original_max_position_embeddings"] = entries.size(
+            "rope.scaling.original_context_length", longest
+        )
+        config["sliding_window"] = entries.size("attention.sliding_window", 0, least=0) or None
+        if rotated != width:  # a factor whose product, as an int, is that number
+            rope["partial_rotary_factor"] = math.nextafter(rotated / width, 1)
+    if entries.prefix == "gemma3":
+        config |= _gemma3(entries, config)
+    if entries.prefix in ("llama", "qwen3", "smollm3"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if entries.prefix in ("llama", "smollm3"):
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    return config
+
+
+def _rope(entries: Entries, file: GGUF, longest: int) -> dict[str, Any]:
+    """Return how a file scales rotary positions."""
     rope: dict[str, Any] = {"rope_theta": entries.number("rope.freq_base", 10000.0)}
     scaling = entries.raw("rope.scaling.type", "none")
     factor = entries.raw("rope.scaling.factor")  # read_rope checks it
     before = entries.size("rope.scaling.original_context_length", longest)
     attention = entries.number("rope.scaling.attn_factor", 1.0)
-    if scaling not in ("none", "linear", "yarn") or attention != 1:
+    long = _longrope(file)
+    scaling = "none" if long and scaling == "longrope" else scaling
+    if scaling not in ("none", "linear", "yarn") or (attention != 1 and not long):
         raise entries.error(f"rope.scaling.type {scaling!r} with attn_factor {attention} is not supported")
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": factor}
@@ -421,14 +454,11 @@ def _config(entries: Entries, file: GGUF) -> dict[str, Any]:
         factors = file.array(FACTORS).reshape(-1).tolist()
         rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
         rope |= {"attention_factor": 1.0, "original_max_position_embeddings": longest}
-    config["rope_parameters"] = rope
-    if entries.prefix == "gemma3":
-        config |= _gemma3(entries, config)
-    if entries.prefix in ("llama", "qwen3", "smollm3"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if entries.prefix in ("llama", "smollm3"):
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-    return config
+    if long:
+        rope |= {name: file.array(tensor).reshape(-1).tolist() for name, tensor in long.items()}
+        rope |= {"rope_type": "longrope", "attention_factor": attention}
+        rope["original_max_position_embeddings"] = before
+    return rope
 
 
 def _gemma3(entries: Entries, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -439,16 +439,16 @@ class Pretrained(Inspected, Module):
         names = {field: f"{self.layer_name}{n}.{own}" for field, own in self._fields(n).items()}
         factors = {field: f"{self.layer_name}{n}.{own}" for field, own in self.factors.items()}
         found: dict[str, Any] = {}
-        together = list(names.values())
-        for place, (field, name) in enumerate(names.items()):
+        for field, name in names.items():
             if field not in shapes:
                 found[field] = self._norm(p, name, self.head_width if field in HEAD_NORMS else d)
                 continue
-            (out, into), count = shapes[field], together.count(name)
-            begin = out * (place - together.index(name))
-            rows = slice(begin, begin + out) if count > 1 else ALL
+            (out, into), together = shapes[field], [other for other in names if names[other] == name]
+            outs = [shapes[other][0] for other in together]
+            begin = sum(outs[: together.index(field)])
+            rows = slice(begin, begin + out) if len(outs) > 1 else ALL
             factor, bias = factors.get(field), field not in self.unbiased
-            found[field] = p.projection(name, out * count, into, bias, rows, factor)
+            found[field] = p.projection(name, sum(outs), into, bias, rows, factor)
         for factor in factors.values():
             p.array(factor, d)
         more = self._options(n, longest, found["feed_forward_norm"].weight.dtype)

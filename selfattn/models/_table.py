@@ -130,6 +130,9 @@ TABLE: dict[str, Rows] = {
         {UNREAD: "layer_norm_eps position_embedding_type"}, {"head_dim": None, "sliding_window": None}
     ),
     "config.json of mpnet": Rows({}, {"relative_attention_num_buckets": 32}),
+    "config.json of phi3": Rows(
+        {UNREAD: "attention_bias full_attn_mod interpolate_factor lm_head_bias mlp_bias"}, {**CAUSAL}
+    ),
     "config.json of qwen2": Rows({}, {**CAUSAL, "use_mrope": False}),
     "config.json of qwen3": Rows({}, CAUSAL),
     "config.json of smollm3": Rows({}, CAUSAL),

@@ -50,7 +50,7 @@ BY_MODEL = {
     "gpt2": "GPT2Tokenizer",    "mpnet": "MPNetTokenizer", "qwen3": "Qwen2Tokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer",
 }  # fmt: skip
 # Models whose tokens become text.
-LANGUAGE = ("gemma3_text", "gpt2", "llama", "mistral", "qwen2", "qwen3", "smollm3")
+LANGUAGE = ("gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
 NOT_USED = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")  # CamembertTokenizer's
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -71,7 +71,7 @@ def class_name(config: Mapping[str, Any], of_model: Mapping[str, Any], content: 
     name = OTHER_NAMES.get(name, name)
     steps = (json.dumps(content.get(step)) for step in ("pre_tokenizer", "decoder"))
     bytewise = name == "LlamaTokenizer" and any('"ByteLevel"' in step for step in steps)
-    return "" if bytewise or kind in ("mistral", "modernbert") else name
+    return "" if bytewise or kind in ("mistral", "modernbert", "phi3") else name
 
 
 def _names_a_token(key: str, value: Any) -> bool:

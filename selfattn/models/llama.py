@@ -31,7 +31,7 @@ class LlamaForCausalLM(CausalModel):
     word_table = "model.embed_tokens.weight"
     layer_name = "model.layers."
     usual_activation = "hidden_act", "silu"  # the key, and what it is by default
-    usually_tied, usual_theta = False, 10000.0
+    usually_tied, usual_theta, usual_eps = False, 10000.0, 1e-6
     fields: ClassVar[dict[str, str]] = {
         "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm", "query": "self_attn.q_proj",
         "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj", "gate": "mlp.gate_proj",
@@ -50,9 +50,9 @@ class LlamaForCausalLM(CausalModel):
         self.wide = config.size("intermediate_size")
         self.activation = config.activation(*self.usual_activation)
         self.max_positions = config.size("max_position_embeddings", longest)
-        self.eps = config.number("rms_norm_eps", 1e-6)
+        self.eps = config.number("rms_norm_eps", self.usual_eps)
         self.tied = config.flag("tie_word_embeddings", self.usually_tied)
-        attention = kind not in ("mistral", "qwen2") and config.flag("attention_bias", False)
+        attention = kind not in ("mistral", "phi3", "qwen2") and config.flag("attention_bias", False)
         inner = kind in ("llama", "smollm3") and config.flag("mlp_bias", False)
         biased = {"query", "key", "value"} if attention or kind == "qwen2" else set()
         biased |= ({"output"} if attention else set()) | ({"gate", "up", "down"} if inner else set())

@@ -176,6 +176,24 @@ def test_gradients_of_language_models(pair):
     assert_gradients(y, pullback, theirs(torch.tensor(ids)[None]).logits[0], theirs, ours)
 
 
+def test_phi3_with_longrope_has_its_original_context(tmp_path):
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0, 1.5, 2.0],
+        "long_factor": [2.0, 4.0, 8.0],
+    }
+    sizes = {"max_position_embeddings": 64, "original_max_position_embeddings": 32, "sliding_window": None}
+    theirs = other("phi3", "ForCausalLM", **sizes, rope_parameters=rope)
+    theirs.save_pretrained(tmp_path)
+    with pytest.warns(models.FolderWarning, match="the context is 32 and not 64: the long_factor"):
+        ours = models.load(tmp_path)
+    ids = drawn_ids([33])[1]
+    close(ours.logits(ids[:32]), theirs.double()(torch.tensor(ids[:32])[None]).logits[0])
+    with pytest.raises(ValueError, match="33 ids; the model has 32 positions"):
+        ours.logits(ids)
+
+
 SAVED = [(name, "Model") for name in CONFIGS] + [(name, "ForSequenceClassification") for name in CLASSIFIERS]
 SAVED += DECODERS
 

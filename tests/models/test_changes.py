@@ -17,7 +17,8 @@ PLACES = dict.fromkeys(("Bert", "Roberta", "XLMRoberta"), ("attention.output.den
     "Dinov2": ("attention.o_proj", "mlp.fc2"),
     "GPT2": ("attn.c_proj", "mlp.c_proj"),
     **dict.fromkeys(
-        ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3", "SmolLM3"), ("self_attn.o_proj", "mlp.down_proj")
+        ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3", "SmolLM3", "Phi3"),
+        ("self_attn.o_proj", "mlp.down_proj"),
     ),
 }
 

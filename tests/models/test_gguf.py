@@ -32,9 +32,12 @@ CONFIGS = {
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True}, "gpt2": GPT2,
     "gemma3": LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5,
                        "sliding_window_pattern": 2, "rope_theta": 1e4},
+    "phi3": LLAMA | {"model_type": "phi3", "sliding_window": 5, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6},
     "smollm3": LLAMA | {"model_type": "smollm3", "num_hidden_layers": 5, "rope_theta": 1e4},
 }  # fmt: skip
 GEMMA3 = {"attention.sliding_window": 5, "attention.sliding_window_pattern": 2, "attention.key_length": 16}
+PHI3 = {"attention.sliding_window": 5, "rope.dimension_count": 8}
+MORE = {"gemma3": GEMMA3, "phi3": PHI3}
 IDS = np.random.default_rng(0).integers(0, SIZE, 20)
 
 
@@ -69,7 +72,7 @@ CASES += [(name, kind) for name in CONFIGS if name not in ("llama", "gpt2") for 
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
     config, path = CONFIGS[name], tmp_path / "model.gguf"
-    meant = write(path, config, make(config).state_dict(), kind, more=GEMMA3 if name == "gemma3" else None)
+    meant = write(path, config, make(config).state_dict(), kind, more=MORE.get(name))
     expected = truth(config, meant)
     stored = models.load(path)
     close(stored.logits(IDS), expected)
@@ -137,6 +140,23 @@ def test_gemma3_with_and_without_windows(tmp_path):
     write(path, config, meant, more=entries | scaled)
     rope = {"rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     close(models.load(path).logits(IDS), truth(config | rope, meant))
+
+
+def test_longrope_has_its_factors_in_tensors(tmp_path):
+    path, short = tmp_path / "model.gguf", np.linspace(1, 2, 4, dtype=np.float32)
+    more = PHI3 | {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
+    both = {"rope_factors_short.weight": short, "rope_factors_long.weight": 3 * short}
+    state = make(CONFIGS["phi3"]).state_dict()
+    meant = write(path, CONFIGS["phi3"], state, more=more, tensors=both)
+    with pytest.warns(models.FolderWarning, match="the context is 32 and not 64"):
+        ours = models.load(path)
+    rope = {"rope_type": "longrope", "attention_factor": 1.25} | dict.fromkeys(
+        ("short_factor", "long_factor"), short.tolist()
+    )
+    close(ours.logits(IDS), truth(CONFIGS["phi3"] | {"rope_parameters": rope}, meant))
+    write(path, CONFIGS["phi3"], state, more=PHI3, tensors={"rope_factors_long.weight": short})
+    with pytest.raises(ValueError, match=r"rope_factors_long\.weight"):
+        models.load(path)
 
 
 def test_rotary_scaling(tmp_path):

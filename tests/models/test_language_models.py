@@ -14,6 +14,7 @@ from selfattn.engine.weights import to_float32
 from selfattn.models._folder import Config
 
 safetensors = pytest.importorskip("safetensors.numpy")
+PHI3 = {"model_type": "phi3"}
 GEMMA3 = {"model_type": "gemma3_text", "head_dim": 8}
 families = pytest.mark.parametrize("name", LANGUAGE)
 
@@ -169,6 +170,8 @@ test_configurations_that_would_change_results_are_errors = refusals(
     (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported"),
     (GEMMA3 | {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters must have full_attention and sliding_attention alone"),
     (GEMMA3 | {"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, "full_attention: rope_parameters lacks factor"),
+    (PHI3 | {"partial_rotary_factor": 0.2}, "rotates 1 elements of heads of a width of 6"),
+    (PHI3 | {"rope_scaling": {"type": "linear", "factor": 2}}, "Phi-3 has default and longrope"),
     ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers must have 1, or 0"),
     (GEMMA3 | {"sliding_window": None}, "layer_types must name full_attention or sliding_attention, with a sliding_window"),
     (GPT2 | {"add_cross_attention": True}, "add_cross_attention=True is not supported"),

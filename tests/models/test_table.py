@@ -53,7 +53,7 @@ def test_a_model_that_is_made_warns_where_it_is_made():
     assert len(found) == 1 and found[0].filename == __file__
 
 
-# Keys of SmolLM2, Qwen2.5, Qwen3, Gemma 3, a cross-encoder, GTE, DistilBERT, XLM-R and a model of 2020 that Transformers' classes lack.
+# Keys of SmolLM2, Qwen2.5, Qwen3, Gemma 3, Phi-4, a cross-encoder, GTE, DistilBERT, XLM-R and a model of 2020 that Transformers' classes lack.
 RELEASED = {
     "llama": {"is_llama_config": True, "pretraining_tp": 1, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
     "qwen2": {"max_window_layers": 21, "rope_theta": 1e6, "sliding_window": 32768, "torch_dtype": "bfloat16", "use_mrope": False},
@@ -64,6 +64,8 @@ RELEASED = {
         "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1e6, "sliding_window": 512, "sliding_window_pattern": 6,
         "num_key_value_heads": 1,
     },
+    "phi3": {"attention_bias": False, "embd_pdrop": 0.0, "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+             "num_key_value_heads": 1, "partial_rotary_factor": 0.5, "rope_theta": 1e4, "sliding_window": 262144},
     "bert": {"gradient_checkpointing": False, "pruned_heads": {}, "sbert_ce_default_activation_function": "torch.nn.Identity", "top_k": 50},
     "modernbert": {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "reference_compile": False},
     "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "output_past": True, "tie_weights_": True},

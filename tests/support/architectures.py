@@ -55,6 +55,10 @@ LANGUAGE = {
         LLAMA | {"no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 4, "pad_token_id": 0}
         | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     ),
+    "phi3": (
+        "Phi3",
+        LLAMA | {"pad_token_id": 0, "sliding_window": 5, "rope_parameters": {"rope_theta": 1e3, "partial_rotary_factor": 0.75}},
+    ),
     "qwen2 with windows": ("Qwen2", LLAMA | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
 }  # fmt: skip
 

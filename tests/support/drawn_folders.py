@@ -34,7 +34,7 @@ TEXTS = [
 ]  # fmt: skip
 PAIRS = [("the sea", "tea <x>"), ("a ship", "the sea was calm and the ship stops"), ("Café", "")]
 ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Camembert", "DistilBert", "MPNet", "ModernBert"]
-LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3", "SmolLM3"]
+LANGUAGE = ["GPT2", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3", "SmolLM3", "Phi3"]
 BRACKETS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 MARKS = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}  # fmt: skip
 
