@@ -33,7 +33,7 @@ CONFIGS = {
     "gemma3": LLAMA | {"model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 5,
                        "sliding_window_pattern": 2, "rope_theta": 1e4},
     "phi3": LLAMA | {"model_type": "phi3", "sliding_window": 5, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6},
-    "smollm3": LLAMA | {"model_type": "smollm3", "num_hidden_layers": 5, "rope_theta": 1e4},
+    "smollm3": LLAMA | {"model_type": "smollm3", "num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1], "rope_theta": 1e4},
 }  # fmt: skip
 GEMMA3 = {"attention.sliding_window": 5, "attention.sliding_window_pattern": 2, "attention.key_length": 16}
 PHI3 = {"attention.sliding_window": 5, "rope.dimension_count": 8}
