@@ -30,9 +30,10 @@ LANGUAGE_CONFIGS = [
     {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 4,
      "n_positions": 64, "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "scale_attn_weights": True,
      "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "bos_token_id": 0, "eos_token_id": 0},
-    LLAMA | {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 4, "query_pre_attn_scalar": 256,
-             "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {}},
-             "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "rope_scaling": None, "torch_dtype": "bfloat16"},
+    {name: value for name, value in LLAMA.items() if name != "hidden_act"}
+    | {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 4, "query_pre_attn_scalar": 256,
+       "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {}},
+       "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "rope_scaling": None, "torch_dtype": "bfloat16"},
 ]  # fmt: skip
 SPEAKS = {
     "eos_token": "<|end|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast",
