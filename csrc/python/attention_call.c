@@ -141,6 +141,7 @@ static int take_inputs(sa_call *c) {
     }
     c->result = sa_promote(sa_promote(a->query.m.dtype, a->key.m.dtype), a->value.m.dtype);
     a->f64 = c->result == SA_F64;
+    a->by_rows = false;
     c->computes = a->f64 ? SA_F64 : SA_F32;
     return 0;
 }

@@ -449,8 +449,8 @@ static int take_cache(sa_transformer_call *c, PyObject *cache, npy_intp sequence
         }
     }
     char *data[2];
-    const PyObject *keys = PyTuple_GET_ITEM(cache, 0);
-    const int given = PyArray_Check(keys) && !c->e.f64 ? PyArray_TYPE((const PyArrayObject *)keys) : NPY_NOTYPE;
+    PyObject *keys = PyTuple_GET_ITEM(cache, 0);
+    const int given = PyArray_Check(keys) && !c->e.f64 ? PyArray_TYPE((PyArrayObject *)keys) : NPY_NOTYPE;
     c->e.cache.narrow = given == NPY_HALF || given == NPY_UINT16;
     c->e.cache.dtype = given == NPY_HALF ? SA_F16 : SA_BF16;
     for (int i = 0; i < 2; ++i) {
