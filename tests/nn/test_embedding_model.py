@@ -84,6 +84,7 @@ def test_a_model_is_its_layers_and_has_their_gradients():
     check_gradients(model, vjp)
 
 
+@pytest.mark.usefixtures("openmp_restored")
 @pytest.mark.parametrize(("layers", "heads"), [(0, 1), (3, 4)])
 def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
     expected = torch_state(torch_model(layers, heads, seed=3))
@@ -97,6 +98,7 @@ def test_the_same_seed_gives_the_weights_of_pytorch(layers, heads):
             np.testing.assert_array_equal(array, expected[name])
 
 
+@pytest.mark.usefixtures("openmp_restored")
 @pytest.mark.parametrize(
     ("layers", "heads", "dtype", "close"), [(1, 1, np.float32, 3e-5), (3, 4, np.float64, 1e-10)]
 )
