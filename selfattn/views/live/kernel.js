@@ -28,7 +28,7 @@
  *   firstNorm?: NormOfModel | null, finalNorm?: NormOfModel | null, output?: Affine | "table" | null, layers: LayerOfModel[] }} ModelDescription
  */
 
-const PARAMETERS = ["query", "key", "value", "output", "attentionNorm", "up", "gate", "down", "lastNorm"]; // the order of SA_QUERY …
+const PARAMETERS = ["query", "key", "value", "output", "attentionNorm", "up", "gate", "down", "lastNorm"]; // the order of SA_QUERY …, of which later ones are not used here
 const ACTIVATION_NAMES = ["none", "relu", "gelu", "gelu_tanh", "silu"]; // the order of SA_ACT_NONE …
 const POOLINGS = [null, "mean", "first", "last"]; // the order of SA_EACH_ROW …
 const GROUP = 128; // numbers of a row that share a scale
@@ -365,9 +365,10 @@ class Model {
       this.most = Math.min(this.most, rows);
     }
     const bound = (/** @type {number | null | undefined} */ window) => window ?? kernel.layout.SA_UNBOUNDED.value;
+    const ofNorms = (/** @type {any[]} */ both) => PARAMETERS.map((name) => (name === "attentionNorm" ? both[0] : name === "lastNorm" ? both[1] : 0));
     kernel.put("sa_layer", {
       "weight[0]": addresses.map(([weight]) => weight), "bias[0]": addresses.map(([, bias]) => bias), weights: weights === "int8" ? kernel.layout.SA_WEIGHTS_INT8.value : 0,
-      heads, key_heads: keyHeads, width, hidden, "eps[0]": eps, "rms[0]": rms, norm_first: normFirst, causal, window_left: bound(windowLeft), window_right: bound(windowRight),
+      heads, key_heads: keyHeads, width, hidden, "eps[0]": ofNorms(eps), "rms[0]": ofNorms(rms), norm_first: normFirst, causal, window_left: bound(windowLeft), window_right: bound(windowRight),
       scale: scale ?? 1 / Math.sqrt(width), softcap: softcap ?? 0, activation: ACTIVATION_NAMES.indexOf(activation),
       ...(rotary && { "rotary.cos": kernel.copy(rotary.cos), "rotary.sin": kernel.copy(rotary.sin), "rotary.rotated": rotary.width, "rotary.interleaved": rotary.interleaved ?? false }),
     }, at);
@@ -452,7 +453,7 @@ class Model {
       const own = { table: field("table"), first_norm: field("first_norm[0]"), "first_norm.bias": field("first_norm[0]") + 4, final_norm: field("final_norm[0]"), "final_norm.bias": field("final_norm[0]") + 4 };
       const addresses = this.parameters.map(({ parameter, layer: n, length }) => {
         const bias = parameter.endsWith(".bias"), which = PARAMETERS.indexOf(bias ? parameter.slice(0, -5) : parameter);
-        const to = n >= 0 ? layer + n * each + 4 * (which + (bias ? PARAMETERS.length : 0)) : Object.hasOwn(own, parameter) && !(given && parameter === "table") ? g + own[parameter] : 0;
+        const to = n >= 0 ? layer + n * each + 4 * (which + (bias ? kernel.layout.SA_LAYER_PARAMETERS.value : 0)) : Object.hasOwn(own, parameter) && !(given && parameter === "table") ? g + own[parameter] : 0;
         const at = to ? kernel.take(length * 4) : 0;
         if (to) kernel.view.setUint32(to, at, true);
         return at;
