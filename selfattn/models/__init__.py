@@ -7,7 +7,7 @@
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
 cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3,
-SmolLM3 and Phi-3. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
+SmolLM3 and Phi-3, of which Llama, Mistral, Qwen2 and Qwen3 also make embeddings, as Qwen3-Embedding and E5-Mistral do. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
 Needs ``pip install 'selfattn[models]'``.
 """
 
@@ -44,18 +44,18 @@ from selfattn.models.bert import (
 )
 from selfattn.models.gemma3 import Gemma3ForCausalLM
 from selfattn.models.gpt2 import GPT2LMHeadModel
-from selfattn.models.llama import LlamaForCausalLM
+from selfattn.models.llama import LlamaForCausalLM, LlamaModel
 from selfattn.models.modernbert import ModernBertModel
 from selfattn.models.phi3 import Phi3ForCausalLM
-from selfattn.models.qwen3 import Qwen3ForCausalLM
+from selfattn.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from selfattn.models.smollm3 import SmolLM3ForCausalLM
 from selfattn.models.vit import ViTModel
 
 __all__ = [
     "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "Conversation",
     "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "Gemma3ForCausalLM", "LlamaForCausalLM",
-    "MPNetModel", "ModernBertModel", "Phi3ForCausalLM", "Qwen3ForCausalLM", "RobertaForSequenceClassification", "RobertaModel",
-    "SmolLM3ForCausalLM", "ViTModel", "load", "save",
+    "LlamaModel", "MPNetModel", "ModernBertModel", "Phi3ForCausalLM", "Qwen3ForCausalLM", "Qwen3Model",
+    "RobertaForSequenceClassification", "RobertaModel", "SmolLM3ForCausalLM", "ViTModel", "load", "save",
 ]  # fmt: skip
 
 
@@ -68,6 +68,8 @@ MODELS, CLASSIFIERS = (
     {kind: each for each in CLASSES for kind in each.kinds if (each.suffix == CLASSIFIER) is classifies}
     for classifies in (False, True)
 )
+# Decoders that make embeddings, where a folder says so.
+EMBEDDERS = {kind: each for each in (LlamaModel, Qwen3Model) for kind in each.kinds}
 
 # Files that another model may have left in a folder and that would change the model that is loaded from it.
 STALE = {
@@ -99,7 +101,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: s
     Returns
     -------
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, a language model or EmbeddingModel
-        Its weights are mapped from the file, not copied: the file must not change.
+        A decoder whose folder has ``modules.json``, or names a bare model such as ``Qwen3Model``, is an encoder: LlamaModel or
+        Qwen3Model. Its weights are mapped from the file, not copied: the file must not change.
 
     Raises
     ------
@@ -144,23 +147,31 @@ def _load(folder: Path, dtype: str | None) -> Any:
         return files.load_model(folder)
     transformer = transformer_folder(folder)
     config = read_config(transformer)
-    kind = config["model_type"]
-    architectures = config.get("architectures") or []
-    classifies = any(CLASSIFIER in name for name in architectures) and not pools(folder)
-    table = CLASSIFIERS if classifies else MODELS
-    if kind not in table:
-        what = f"{'a sequence classifier' if classifies else 'a model'} of type {kind!r}"
-        raise ValueError(f"{transformer / 'config.json'} describes {what}; supported are {', '.join(table)}")
-    if issubclass(table[kind], CausalModel) and (folder / MODULES).exists():
-        what = f"{folder / MODULES} makes embeddings or scores with a decoder, {kind}, which is not supported"
-        raise ValueError(f"{what}; sentence-transformers runs it, and models.load an encoder such as bert")
+    kind = _class(folder, config, str(transformer / "config.json"))
     arrays = read_weights(transformer, keep_bfloat16=dtype == "bfloat16")
-    model = table[kind](config, arrays, where=str(transformer), dtype=dtype)
+    model = kind(config, arrays, where=str(transformer), dtype=dtype)
     if isinstance(model, TextEncoder):
         _text_encoder.attach(model, folder)
     elif isinstance(model, CausalModel):
         _causal.attach(model, folder)
     return model
+
+
+def _class(folder: Path, config: dict[str, Any], where: str) -> type[Pretrained]:
+    """Return the class for a folder: sentence-transformers' files or the name of a bare model make an encoder of a decoder."""
+    kind, names = config["model_type"], config.get("architectures") or []
+    has_modules = (folder / MODULES).exists()
+    classifies = any(CLASSIFIER in name for name in names) and not pools(folder)
+    table = CLASSIFIERS if classifies else MODELS
+    if kind not in table:
+        what = f"{'a sequence classifier' if classifies else 'a model'} of type {kind!r}"
+        raise ValueError(f"{where} describes {what}; supported are {', '.join(table)}")
+    encoder = EMBEDDERS.get(kind)
+    if has_modules and issubclass(table[kind], CausalModel) and encoder is None:
+        what = f"{folder / MODULES} makes embeddings or scores with a decoder, {kind}, which is not supported"
+        raise ValueError(f"{what}; supported are {', '.join(EMBEDDERS)}, and encoders such as bert")
+    bare = encoder is not None and names[:1] == [encoder.kinds[kind] + encoder.suffix]
+    return encoder if encoder is not None and (has_modules or bare) else table[kind]
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:

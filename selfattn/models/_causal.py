@@ -93,7 +93,6 @@ class CausalModel(Pretrained):
     vocab_size: int
     max_positions: int
     tied: bool
-    interleaved = False  # True: a head's rotary pairs are neighbours, as in GGUF's llama
     tokenizer: Any = None
     chat_template: str | None = None
     special_tokens: Mapping[str, str] = MappingProxyType({})

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _disk
-from selfattn._check import Array, check_size, quoted
+from selfattn._check import Array, check_size, quoted, warn
 from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer, check_ids, pack, without_table
@@ -27,6 +27,7 @@ from selfattn.models import _names, _pipeline, _tokenizer
 from selfattn.models._folder import Config
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
 from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear
+from selfattn.models._table import FolderWarning
 from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, chunks, groups, is_pair, is_text_or_pair
 from selfattn.nn.module import Gradients, checked_pullback
 from selfattn.text import spelled, without_pads
@@ -745,6 +746,10 @@ def attach(model: TextEncoder, folder: Path) -> None:
         limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
         known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
         tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
+    chats = config.get("chat_template") is not None or (inner / "chat_template.jinja").exists()
+    if chats and _pipeline.MODULES not in pipeline.kept:
+        what = "sentence-transformers would put each text into the chat template of this folder, which has no"
+        warn(FolderWarning(f"{inner}: {what} {_pipeline.MODULES}; here a text is embedded as it is"))
     model.tokenizer, model.pipeline, model._folder = tokenizer, pipeline, inner
     model._knows_types = _tokenizer.gives_types(config, model.config)
 

@@ -11,27 +11,27 @@ from selfattn.engine.rope import read_rope
 from selfattn.engine.transformer import Norm, Transformer
 from selfattn.models._causal import CausalModel
 from selfattn.models._folder import FULL, MOST_LAYERS, SLIDING, Config
-from selfattn.models._pretrained import Parameters
+from selfattn.models._pretrained import Parameters, Pretrained
+from selfattn.models._text_encoder import TextEncoder
 
 
-class LlamaForCausalLM(CausalModel):
-    """A language model under the names of ``transformers.LlamaForCausalLM``. See :func:`selfattn.models.load`.
-
-    ``MistralForCausalLM`` and ``Qwen2ForCausalLM`` of Transformers have the same names: ``model_type`` tells them apart.
-    """
+class LlamaLayers(Pretrained):
+    """What the folder of a Llama says, and the core's settings made of it: the base of its language model and its encoder."""
 
     kinds: ClassVar[dict[str, str]] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2"}
     # What Transformers takes where config.json lacks a key: max_position_embeddings, num_key_value_heads, head_dim.
     usual: ClassVar[dict[str, tuple[int, int | None, int | None]]] = {
         "llama": (2048, None, None), "mistral": (131072, 8, None), "qwen2": (32768, None, None),
     }  # fmt: skip
-    suffix = "ForCausalLM"
     prefix = "model."
     buffers = (".rotary_emb.inv_freq",)
     word_table = "model.embed_tokens.weight"
     layer_name = "model.layers."
     usual_activation = "hidden_act", "silu"  # the key, and what it is by default
     usually_tied, usual_theta, usual_eps = False, 10000.0, 1e-6
+    interleaved = False  # True: a head's rotary pairs are neighbours, as in GGUF's llama
+    vocab_size: int
+    max_positions: int
     fields: ClassVar[dict[str, str]] = {
         "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm", "query": "self_attn.q_proj",
         "key": "self_attn.k_proj", "value": "self_attn.v_proj", "output": "self_attn.o_proj", "gate": "mlp.gate_proj",
@@ -110,3 +110,46 @@ class LlamaForCausalLM(CausalModel):
             "window": (None if window is None else window - 1, None),
             "rotary": self.rope.rotary(longest, dtype, self.interleaved),
         }
+
+
+class LlamaForCausalLM(LlamaLayers, CausalModel):
+    """A language model under the names of ``transformers.LlamaForCausalLM``. See :func:`selfattn.models.load`.
+
+    ``MistralForCausalLM`` and ``Qwen2ForCausalLM`` of Transformers have the same names: ``model_type`` tells them apart.
+    """
+
+    suffix = "ForCausalLM"
+
+
+class LlamaModel(LlamaLayers, TextEncoder):
+    """A decoder that makes embeddings, under the names of ``transformers.LlamaModel``. See :func:`selfattn.models.load`.
+
+    ``MistralModel`` and ``Qwen2Model`` of Transformers have the same names: ``model_type`` tells them apart. A token sees those
+    before it, and those after it too if ``is_causal`` is false.
+
+    Examples
+    --------
+    >>> from selfattn import models
+    >>> config = {
+    ...     "vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+    ... }
+    >>> models.LlamaModel(config, rng=0).encode([[1, 2, 3], [4, 5]]).shape
+    (2, 8)
+    """
+
+    heads = CausalModel.heads
+    has_fixed_settings = False  # tables of angles are as long as a call needs them
+
+    def _read(self, config: Config) -> None:
+        super()._read(config)
+        # How many keys after a query a layer with a window of w tokens sees, beside how many before it: Transformers counts
+        # w − 1 before a query that sees none after it, and w on both sides.
+        self.causal = bool(config.raw("is_causal", True))
+        self.sides = [None if w is None else w - self.causal for w in self.windows]
+
+    def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:
+        found, side = super()._options(n, longest, dtype), self.sides[n]
+        return found if self.causal else found | {"causal": False, "window": (side, side)}
+
+    def _name(self, name: str) -> str:
+        return name.removeprefix(self.prefix)

@@ -23,8 +23,8 @@ def other(name, kind="Model", **more):
     config = getattr(transformers, their_name(family, "Config"))(
         **((tokens if name in TEXTS else {}) | values | more)
     )
-    # The eager form gives NaN in ModernBERT, where all that a padded row sees is padding.
-    config._attn_implementation = "sdpa" if name.startswith("modernbert") else "eager"
+    # The eager form gives NaN where all that a padded row sees is padding.
+    config._attn_implementation = "sdpa" if "modernbert" in name or "both sides" in name else "eager"
     return with_drawn_parameters(getattr(transformers, their_name(family, kind))(config))
 
 

@@ -31,7 +31,7 @@ CASES = {
         | ({"model_type": family.lower()} if name in PICTURES else {}),
     )
     for name, (family, config) in CONFIGS.items()
-    if name != "roberta"
+    if name != "roberta" and "both sides" not in name  # windows change no product
 } | {
     f"{name}, a classifier": (class_of(name, "ForSequenceClassification"), CONFIGS[name][1])
     for name in ("bert", "roberta", "distilbert")
@@ -152,8 +152,8 @@ def test_models(name, kind, monkeypatch):
     by_polynomial = layer.gate is None and layer.activation == "gelu"
     assert best.max() < (0.25 if by_polynomial else 1e-3)
 
-    # The noise of a layer's four products adds up in quadrature; the factor 1.5 is there because the products' sizes vary.
-    bound = 1.5 * NOISE[kind] * (4 * model.num_layers) ** 0.5
+    # The noise of a layer's products adds up in quadrature; the factor 1.5 is there because the products' sizes vary.
+    bound = 1.5 * NOISE[kind] * ((4 + (layer.gate is not None)) * model.num_layers) ** 0.5
     got, before = rows_of(name, model), rows_of(name, drawn(name))
     assert distance(got, before) < bound
     cosines = (got * before).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(before, axis=1)
@@ -474,7 +474,7 @@ def test_weights_are_packed_once(name, monkeypatch):
     monkeypatch.setattr(_core, "_int8_panels", counted)
     first = result(name, model)
     once = len(calls)  # the table of words is not multiplied
-    assert once == model.num_layers * (7 if "modernbert" in name else 6)
+    assert once == model.num_layers * (7 if "gate" in model.fields else 6)
     np.testing.assert_array_equal(result(name, model), first)
     if name not in PICTURES:
         model.hidden_states([2, 3, 4])

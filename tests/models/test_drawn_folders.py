@@ -29,3 +29,7 @@ def test_folders(first, tmp_path):
 @pytest.mark.parametrize("first", range(0, 120, 30))
 def test_gguf_files(first, tmp_path):
     check(drawn_folders.DrawGGUF, first, 30, tmp_path)
+
+
+def test_decoders_that_make_embeddings(tmp_path):
+    check(drawn_folders.DrawEmbedder, 0, 40, tmp_path)

@@ -182,15 +182,6 @@ def test_a_file_or_folder_that_holds_no_model_says_what_it_is(tmp_path):
         models.load(tmp_path)
 
 
-def test_a_decoder_of_sentence_transformers_is_no_language_model(tmp_path):
-    config = BERT | {"model_type": "llama", "num_key_value_heads": 2, "tie_word_embeddings": True}
-    models.save(models.LlamaForCausalLM(config, rng=0), tmp_path)
-    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match="makes embeddings or scores with a decoder, llama"):
-        models.load(tmp_path)
-
-
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_head_that_was_trained_apart_from_the_table_is_kept(bare, tmp_path):
     """As Transformers does, whatever the configuration says; equal ones are one."""

@@ -25,8 +25,6 @@ CONFIGS = {
     "vit without biases": ("ViT", IMAGES | {"intermediate_size": 24, "qkv_bias": False}),
     "dinov2": ("Dinov2", IMAGES | {"mlp_ratio": 3}),
 }  # fmt: skip
-TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
-PICTURES = [name for name in CONFIGS if name not in TEXTS]
 CLASSIFIERS = ["bert", "roberta", "xlm-roberta", "distilbert"]
 CONTEXT = 64
 SPECIAL = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
@@ -35,6 +33,15 @@ LLAMA = SPECIAL | {
     "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
     "max_position_embeddings": CONTEXT,
 }  # fmt: skip
+CONFIGS |= {  # decoders that make embeddings
+    "llama as an encoder": ("Llama", LLAMA | {"is_causal": False}),
+    "qwen3 as an encoder": ("Qwen3", LLAMA | {"head_dim": 10}),
+    "qwen3 with windows on both sides": (
+        "Qwen3", LLAMA | {"head_dim": 8, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "is_causal": False},
+    ),
+}  # fmt: skip
+TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
+PICTURES = [name for name in CONFIGS if name not in TEXTS]
 LANGUAGE = {
     "gpt2": ("GPT2", GPT2),
     "llama": ("Llama", LLAMA),
@@ -71,4 +78,4 @@ def their_name(family, kind):
 def class_of(name, kind="Model"):
     """The class that an encoder has here."""
     family = CONFIGS[name][0]
-    return getattr(models, {"XLMRoberta": "Roberta", "Dinov2": "ViT"}.get(family, family) + kind)
+    return getattr(models, their_name({"XLMRoberta": "Roberta", "Dinov2": "ViT"}.get(family, family), kind))

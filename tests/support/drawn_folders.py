@@ -104,7 +104,7 @@ class Draw:
     number = 47
     spare = 3  # the table has fewer rows than this without a token
     heads = (4, 8, 10)  # widths
-    shards = ("1GB", "20KB")
+    shards, ends = ("1GB", "20KB"), ("ForCausalLM",)
     often, scales = 0.12, 0.4  # how often a setting has another value, and how often angles are scaled
     own: ClassVar = {"Gemma3": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}, "MPNet": {"max_position_embeddings": 70}, "ModernBert": {"layer_types": ["full_attention", "sliding_attention"]}}  # fmt: skip
 
@@ -212,9 +212,10 @@ class Draw:
         if self.scores:
             fields["num_labels"] = int(self.rng.integers(1, 4))
         suffix = "ForSequenceClassification" if self.scores else self.one(["Model", "ForMaskedLM"])
-        suffix = ("LMHeadModel" if kind == "GPT2" else "ForCausalLM") if self.language else suffix
+        suffix = ("LMHeadModel" if kind == "GPT2" else self.one(self.ends)) if self.language else suffix
         try:
-            model = with_drawn_parameters(getattr(transformers, kind + suffix)(configuration(**fields)))
+            made = getattr(transformers, their_name(kind, suffix))(configuration(**fields))
+            model = with_drawn_parameters(made)
             model.save_pretrained(self.folder, max_shard_size=self.one(self.shards))
         except Exception as error:
             raise NotWrittenError(f"{kind} {fields}: {error!r:.200}") from None
@@ -355,6 +356,24 @@ class Draw:
         if self.language:
             return self.of_language_here(model, found["ids"])
         return found | {f"states {n}": np.stack(model.hidden_states(text)) for n, text in enumerate(TEXTS)}
+
+
+class DrawEmbedder(Draw):
+    """A folder of sentence-transformers with a decoder; its tokenizer may put an end after each text."""
+
+    number, ends = 49, ("ForCausalLM", "Model")
+    language, scores, pools = True, False, True
+
+    def choose(self):
+        self.family = self.one(["Llama", "Mistral", "Qwen2", "Qwen3"])
+
+    def make_tokenizer(self):
+        made = super().make_tokenizer()
+        made.pad_token = made.pad_token or made.eos_token  # sentence-transformers needs one
+        if self.chance(0.7):
+            ends = tokenizers.processors.TemplateProcessing("$A </s>", None, [("</s>", made.eos_token_id)])
+            made.backend_tokenizer.post_processor = ends
+        return made
 
 
 def numbered(words):

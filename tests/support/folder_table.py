@@ -35,7 +35,8 @@ The library `tokenizers` reads all of `tokenizer.json`; its padding and truncati
 the limit. `special_tokens_map.json` and `added_tokens.json`, whose keys are tokens, count only if `tokenizer_config.json` has no
 `added_tokens_decoder`; `chat_template.jinja` counts before `chat_template`, and of several templates the default one. A folder with
 `adapter_config.json` (PEFT) is refused: merge the adapter into its model. Code in a folder is never run, and pickles are not read. If the head of a
-language model differs from its embedding table, the head is kept for any `tie_word_embeddings`, as in Transformers.
+language model differs from its embedding table, the head is kept for any `tie_word_embeddings`, as in Transformers. A key that is both obeyed and
+refused is obeyed where the folder makes embeddings, and refused in a language model.
 
 """
 
@@ -63,7 +64,7 @@ def obeyed():
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", models.FolderWarning)
-        for table in (models.MODELS, models.CLASSIFIERS):
+        for table in (models.MODELS, models.CLASSIFIERS, models.EMBEDDERS):
             for kind, model in table.items():
                 own = {}
                 with reading(own):
