@@ -34,6 +34,9 @@ LANGUAGE_CONFIGS = [
     | {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 4, "query_pre_attn_scalar": 256,
        "rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {}},
        "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "rope_scaling": None, "torch_dtype": "bfloat16"},
+    LLAMA | {"model_type": "smollm3", "no_rope_layer_interval": 2, "no_rope_layers": [1, 0], "use_sliding_window": False, "attention_bias": True},
+    LLAMA | {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 8, "original_max_position_embeddings": 64,
+             "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "tie_word_embeddings": False},
 ]  # fmt: skip
 SPEAKS = {
     "eos_token": "<|end|>", "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast",
@@ -182,7 +185,7 @@ def read_template(folder, content):
 
 @functools.cache
 def some_gguf():
-    """Llama in Q8_0 with SentencePiece's tokens, Qwen2 in float32 and 16-bit floats, GPT-2 in Q4_0, both with bytes' tokens."""
+    """Small files of several architectures and kinds, with SentencePiece's or bytes' tokens."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
     scores = {piece: -float(n) for n, piece in enumerate(["▁", "t", "h", "e", "he", "the", "▁the", "sea"])}
     ids = {"unknown_token_id": 0, "eos_token_id": 2}
@@ -195,7 +198,9 @@ def some_gguf():
         (LLAMA | sizes, ["Q8_0"], pieces, common),
         (LANGUAGE_CONFIGS[6] | sizes, ["F32", "F16", "BF16"], letters, yarn),
         (LANGUAGE_CONFIGS[7] | {"n_embd": 32, "n_layer": 1}, ["Q4_0"], letters, {}),
-    ):
+        (LANGUAGE_CONFIGS[9] | sizes, ["Q5_1"], pieces, common),
+        (LANGUAGE_CONFIGS[10] | sizes | {"rope_scaling": None}, ["Q5_0", "Q8_0"], letters, common | {"rope.dimension_count": 4}),
+    ):  # fmt: skip
         state = models.MODELS[config["model_type"]](config, rng=0).state_dict()
         kind = {name: kinds[n % len(kinds)] for n, name in enumerate(state)}
         with tempfile.TemporaryDirectory() as folder:
