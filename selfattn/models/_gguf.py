@@ -634,9 +634,9 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
             continue
         if len(token) > MOST_LETTERS:
             raise entries.error(f"there is a token of {len(token)} characters, more than {MOST_LETTERS}")
-        cuts = [(token[:at], token[at:]) for at in range(1, len(token))]
-        cuts = [cut for cut in cuts if cut[0] in ids and cut[1] in ids]
-        merges += sorted(cuts, key=lambda cut: (ids[cut[0]], ids[cut[1]]))
+        at = range(1, len(token))
+        cuts = [(a, b) for n in at if (a := token[:n]) in ids and (b := token[n:]) in ids]
+        merges += sorted(cuts, key=lambda cut: (ids[cut[0]], ids[cut[1]])) if len(cuts) > 1 else cuts
     place = entries.special("unknown")
     unknown = None if place is None else tokens[place]
     model = library.models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
