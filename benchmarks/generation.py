@@ -2,8 +2,9 @@
 
 Cases: "prompt", 512 tokens to the logits after them; "answer", 128 tokens after 16, each the most probable; "later", as many after
 the prompt; "turn", 32 tokens to the logits after them, when the prompt and the answer are in the cache. selfattn and llama.cpp compute
-with the file as it is; Transformers with its weights dequantised to float32, in a folder that is written first. Prompts are compared
-with the machine's multiply-adds of int8, a token of an answer with reading the weights' bytes from memory.
+with the file as it is; Transformers with its weights dequantised to float32, in a folder that is written first. ``--precision`` adds
+selfattn with prompts in integers. Prompts are compared with the machine's multiply-adds of int8, a token of an answer with reading the
+weights' bytes from memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn import _core
+from selfattn.benchmarks import app
 from selfattn.benchmarks.app import new_parser
 from selfattn.benchmarks.report import best_time, title_of
 from selfattn.benchmarks.turns import Array, Prepare, Result, Row, Spelling
@@ -77,11 +80,11 @@ class Model(NamedTuple):
         return written
 
 
-def _load_selfattn(source: Source, threads: int) -> Model:
+def _load_selfattn(source: Source, threads: int, precision: str = "float32") -> Model:
     import selfattn as sa
 
     sa.set_num_threads(threads)
-    model = import_module("selfattn.models").load(source.file)
+    model = import_module("selfattn.models").load(source.file, precision=precision)
     decoder = model._decoder(min(CONTEXT, model.max_positions))
     cache = decoder.new_cache(1)
 
@@ -141,8 +144,14 @@ class Library(NamedTuple):
     package: str
 
 
+SELFATTN = Library(_load_selfattn, ("selfattn.models", "tokenizers"), "selfattn")
+INTEGERS = ("int16", "int8")
 LIBRARIES = {
-    "selfattn": Library(_load_selfattn, ("selfattn.models", "tokenizers"), "selfattn"),
+    "selfattn": SELFATTN,
+    **{
+        f"selfattn {name}": SELFATTN._replace(load=partial(_load_selfattn, precision=name))
+        for name in INTEGERS
+    },
     "transformers": Library(_load_transformers, ("torch", "transformers"), "transformers"),
     "llama.cpp": Library(_load_llama_cpp, ("llama_cpp",), "llama-cpp-python"),
 }
@@ -210,14 +219,17 @@ def seconds_to_read(size: int, threads: int) -> float:
 
 def main(arguments: Sequence[str], prog: str) -> int:
     """Run the benchmark and return its exit code."""
-    peers = {name: library.modules for name, library in LIBRARIES.items() if name != "selfattn"}
+    peers = {name: library.modules for name, library in LIBRARIES.items() if library.package != "selfattn"}
     parser = new_parser(prog, __doc__ or "", peers)
     add = parser.add_argument
     add("file", type=Path, help="a GGUF file, such as SmolLM2-135M-Instruct.Q4_1.gguf")
     shared.add_texts(parser, CASES)
     add("--prompt", type=count, default=512, metavar="N", help="tokens of the prompt (512)")
+    take = app.listed(app.one_of("precision", INTEGERS))
+    add("--precision", type=take, default=[], metavar="A,B", help="int16 or int8: selfattn with it, too")
     add("--answer", type=count, default=128, metavar="N", help="tokens of the answer (128)")
     options = parser.parse_args(arguments)
+    options.peers = [*(f"selfattn {name}" for name in options.precision), *options.peers]
     if not options.file.is_file():
         parser.error(f"there is no file {options.file}")
     shared.check_corpus(parser, options.corpus)
@@ -271,7 +283,7 @@ def _run(prog: str, cases: Sequence[Case], source: Source, size: int, options: A
                 print(f"; a token of {case.name} takes {best / case.new / reading:.2f} times that", end="")
         print()
 
-    packages = {peer: LIBRARIES[peer].package for peer in options.peers}
+    packages = {peer: package for peer in options.peers if (package := LIBRARIES[peer].package) != "selfattn"}
     about = f"{options.file.name}; each token is the most probable"
     return shared.run(
         prog,

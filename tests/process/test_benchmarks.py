@@ -466,16 +466,18 @@ def test_generation_of_a_tiny_file(tmp_path, capfd):
     state = {name: 4 * array for name, array in models.LlamaForCausalLM(config, rng=0).state_dict().items()}
     write(file, config, state, "Q4_1", byte_level(SPECIAL))
     corpus.write_text("the sea was calm. " * 90)
-    given = f"--corpus {corpus} --peers none --threads 1"
+    given = f"--corpus {corpus} --peers none --precision int8 --threads 1"
     rows = run(tmp_path, f"generation {file} {given} --prompt 20 --answer 5")
     labels = ["prompt, 20 tokens after 0", "answer, 5 tokens after 16", "later, 5 tokens after 20"]
     assert [row["label"] for row in rows] == [*labels, "turn, 32 tokens after 25"]
+    assert [each["name"] for each in rows[0]["contestants"]] == ["selfattn", "selfattn int8"]
     out = 32 + 16 + 16 + 32 + 3 * 32  # rows of the matrices
     assert rows[0]["contestants"][0]["flops"] == 2 * 20 * 32 * out
     shown = capfd.readouterr().out
     assert "tokens/s" in shown
     assert re.search(
-        r"selfattn: loading [\d.]+ s; .* to the first token [\d.]+ s\nreading the .* takes .* ms; a", shown
+        r"selfattn int8: loading [\d.]+ s; .* to the first token [\d.]+ s\nreading the .* takes .* ms; a",
+        shown,
     )
     assert re.search("answer takes .* times that; a token of later takes", shown)
     saved = json.loads((tmp_path / "saved.json").read_text())
