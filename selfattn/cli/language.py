@@ -48,6 +48,7 @@ MODEL = (
     "a .gguf file, or the folder of a language model, from Transformers (GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3, SmolLM3, Phi-3) or from selfattn train gpt; "
     "needs selfattn[models]"
 )
+LOADING = ("dtype", "precision", "cache_dtype")  # options of models.load
 # Options by what the calls name them: type, what stands for it, help.
 SAMPLING: dict[str, tuple[Any, str, str]] = {
     "max_new_tokens": (count, "N", "at most N new tokens (as the folder says, or {most})"),
@@ -73,7 +74,7 @@ def _generate(options: argparse.Namespace) -> int:
     if prompt == streams.DASH:
         prompt = read_text(streams.source(prompt))
     out = streams.results()
-    model = load(options.model, options.dtype)
+    model = load(options)
     _print(model.generate(prompt, **_how(options)), out)
     return 130 if _interrupted(options) else 0
 
@@ -87,7 +88,7 @@ def _add_chat(parser: Parser) -> None:
 
 def _chat(options: argparse.Namespace) -> int:
     out = streams.results()
-    model = load(options.model, options.dtype)
+    model = load(options)
     conversation = model.conversation(options.system)
     how = _how(options)
     seed = how.pop("rng")
@@ -143,13 +144,13 @@ def _add_evaluate(parser: Parser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> int:
     out = streams.results()
-    check_options(options, "dtype", "window", "stride", "tokens")
+    check_options(options, "dtype", "precision", "window", "stride", "tokens")
     if is_index(options.model):
         return evaluate_index(options)
     if options.text is None:
         raise UsageError(f"{options.model} is no index, and a language model needs a TEXT")
     text = read_text(streams.source(options.text))
-    model = load(options.model, options.dtype)
+    model = load(options)
     found = model.evaluate(text, window=options.window, stride=options.stride, most_tokens=options.tokens)
     line = json.dumps({k: v if math.isfinite(v) else None for k, v in found.items()})  # JSON has no infinity
     if not options.json:
@@ -166,13 +167,14 @@ COMMANDS = {
 }
 
 
-def load(path: Path, dtype: str | None) -> Any:
+def load(options: argparse.Namespace) -> Any:
     """Load a language model; another model is a ValueError."""
     from selfattn import models  # needs the extra's packages
 
-    model = models.load(path, dtype=dtype)
+    how = {name: value for name in LOADING if (value := getattr(options, name, None)) is not None}
+    model = models.load(options.model, **how)
     if not hasattr(model, "generate"):
-        raise ValueError(f"{path} holds a {type(model).__name__}, which is not a language model")
+        raise ValueError(f"{options.model} holds a {type(model).__name__}, which is not a language model")
     return model
 
 
@@ -204,9 +206,13 @@ def _interrupted(options: argparse.Namespace) -> bool:
 def _add_model(parser: Parser, other: str = "") -> None:
     parser.add_argument("model", metavar="MODEL", type=Path, help=MODEL + other)
     add_dtype(parser)
+    what = "compute prompts with rows rounded to these numbers, where weights are quants of a .gguf file (float32)"
+    parser.add_argument("--precision", choices=("float32", "int16", "int8"), help=what)
 
 
 def _add_sampling(parser: Parser, most: int) -> None:
+    what = "keep keys and values so while tokens are generated (float32)"
+    parser.add_argument("--cache-dtype", choices=("float32", "float16", "bfloat16"), help=what)
     add = parser.add_argument_group("sampling").add_argument
     for name, (take, metavar, what) in SAMPLING.items():
         add(f"--{name.replace('_', '-')}", type=take, metavar=metavar, help=what.format(most=most))

@@ -79,7 +79,9 @@ STALE = {
 }  # fmt: skip
 
 
-def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: str = "float32") -> Any:
+def load(
+    path: str | os.PathLike[str], dtype: str | None = None, *, precision: str = "float32", cache_dtype: str | None = None
+) -> Any:  # fmt: skip
     """Load a pretrained model from a folder, or a language model from a GGUF file.
 
     Parameters
@@ -97,6 +99,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: s
         float32's precision. ``"int8"`` is what llama.cpp does, and fastest: each 32 numbers of a row become integers from −127 to
         127. With ``"int16"`` they are from −32639 to 32639. With all three a sequence has the same bits alone and in a batch. Weights of
         16 or 32 bits multiply float32. ``model.set_precision`` changes it.
+    cache_dtype : {"float32", "float16", "bfloat16"}, optional
+        How a language model keeps keys and values while it generates tokens: its attribute of the same name. None is "float32".
 
     Returns
     -------
@@ -110,7 +114,8 @@ def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: s
         The folder or one of its files is missing, or its weights are a pickle.
     ValueError
         The files are damaged or do not fit each other, the configuration needs something that is not supported, or an
-        EmbeddingModel was to be rounded, or ``precision`` is not "float32" and the weights are not quants; the message names it.
+        EmbeddingModel was to be rounded, ``precision`` is not "float32" and the weights are not quants, or ``cache_dtype`` is of no
+        language model or is not one of its names; the message names it.
     RuntimeError
         ``dtype="bfloat16"`` on a CPU that cannot multiply it.
     ImportError
@@ -135,6 +140,10 @@ def load(path: str | os.PathLike[str], dtype: str | None = None, *, precision: s
         model = load_gguf(folder, dtype) if is_gguf else _load(folder, dtype)
     if isinstance(model, CausalModel):
         model.set_precision(precision)
+        if cache_dtype is not None:
+            model.cache_dtype = cache_dtype
+    elif cache_dtype is not None:
+        raise ValueError(f"cache_dtype={cache_dtype!r} is for language models; {folder} holds another model")
     elif precision != "float32":
         raise ValueError(f"precision={precision!r} is for weights in quants; {folder} has none")
     return model

@@ -180,7 +180,7 @@ def test_a_saved_conversation_goes_on(model, folder, tmp_path, entered):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_caches_of_16_bits(model, tmp_path, dtype, entered):
+def test_caches_of_16_bits(folder, model, tmp_path, dtype, entered):
     conversation, path = model.conversation(), tmp_path / "chat.safetensors"
     conversation.ask("the sea", 9)
     size = conversation.cached_bytes
@@ -191,11 +191,13 @@ def test_caches_of_16_bits(model, tmp_path, dtype, entered):
     assert 2 * conversation.cached_bytes == size
     conversation.save(path)
     assert models.Conversation.load(path, model).ask("a", 9) == conversation.ask("a", 9)
+    again = models.load(folder, cache_dtype=dtype)
+    assert models.Conversation.load(path, again).cached_bytes == conversation.cached_bytes
     model.cache_dtype = "float32"
     with pytest.raises(ValueError, match=f"has keys and values of {dtype}; model.cache_dtype is float32"):
         models.Conversation.load(path, model)
     with pytest.raises(ValueError, match="cache_dtype must be float32 or float16 or bfloat16, not 'int8'"):
-        model.cache_dtype = "int8"
+        models.load(folder, cache_dtype="int8")
 
 
 def test_damaged_and_foreign_files_are_refused_in_one_line(model, tmp_path):

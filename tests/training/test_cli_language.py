@@ -32,13 +32,17 @@ def model(folder):
     return models.load(folder)
 
 
-def test_generate(folder, model, run):
+def test_generate(folder, model, monkeypatch, run):
     command = ["generate", folder, "not the", "--max-new-tokens", "9"]
     assert run(*command) == (model.generate("not the", 9) + "\n", "")
     how = {"temperature": 0.9, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2}
     options = [text for name, value in how.items() for text in (f"--{name.replace('_', '-')}", value)]
     expected = model.generate("not the", 9, rng=5, **how)
     assert run(*command, "--seed", "5", *options) == (expected + "\n", "")
+    seen, real = [], models.load
+    monkeypatch.setattr(models, "load", lambda *given, **how: seen.append(real(*given, **how)) or seen[0])
+    run(*command, "--cache-dtype", "bfloat16")
+    assert seen[0].cache_dtype == "bfloat16"
 
 
 def test_generate_from_standard_input_and_with_stops(folder, model):
@@ -200,6 +204,7 @@ def test_a_chat_without_readline(folder, monkeypatch, run):
         (("evaluate", "MODEL", "MODEL/model.safetensors"), 1, "is not UTF-8"),
         (("evaluate", "MODEL", "MODEL/config.json", "--window", "99999"), 1, "window must be at most"),
         (("generate", "MODEL", "a", "--dtype", "int4"), 2, "invalid choice"),
+        (("generate", "MODEL", "a", "--precision", "int8"), 1, "precision='int8' is for weights in quants"),
     ],
 )  # fmt: skip
 def test_errors_are_one_line(folder, arguments, code, message, monkeypatch, tmp_path, run):
