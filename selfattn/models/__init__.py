@@ -7,7 +7,7 @@
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
 cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3,
-SmolLM3 and Phi-3, of which Llama, Mistral, Qwen2 and Qwen3 also make embeddings, as Qwen3-Embedding and E5-Mistral do. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
+SmolLM3 and Phi-3. Llama, Mistral, Qwen2, Qwen3 and Gemma 3 also make embeddings, as E5-Mistral, Qwen3-Embedding and EmbeddingGemma do. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
 Needs ``pip install 'selfattn[models]'``.
 """
 
@@ -42,7 +42,7 @@ from selfattn.models.bert import (
     RobertaForSequenceClassification,
     RobertaModel,
 )
-from selfattn.models.gemma3 import Gemma3ForCausalLM
+from selfattn.models.gemma3 import Gemma3ForCausalLM, Gemma3TextModel
 from selfattn.models.gpt2 import GPT2LMHeadModel
 from selfattn.models.llama import LlamaForCausalLM, LlamaModel
 from selfattn.models.modernbert import ModernBertModel
@@ -53,8 +53,8 @@ from selfattn.models.vit import ViTModel
 
 __all__ = [
     "Answer", "AnswerInterrupted", "BertForSequenceClassification", "BertModel", "Conversation",
-    "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "Gemma3ForCausalLM", "LlamaForCausalLM",
-    "LlamaModel", "MPNetModel", "ModernBertModel", "Phi3ForCausalLM", "Qwen3ForCausalLM", "Qwen3Model",
+    "DistilBertForSequenceClassification", "DistilBertModel", "FolderWarning", "GPT2LMHeadModel", "Gemma3ForCausalLM",
+    "Gemma3TextModel", "LlamaForCausalLM", "LlamaModel", "MPNetModel", "ModernBertModel", "Phi3ForCausalLM", "Qwen3ForCausalLM", "Qwen3Model",
     "RobertaForSequenceClassification", "RobertaModel", "SmolLM3ForCausalLM", "ViTModel", "load", "save",
 ]  # fmt: skip
 
@@ -69,7 +69,7 @@ MODELS, CLASSIFIERS = (
     for classifies in (False, True)
 )
 # Decoders that make embeddings, where a folder says so.
-EMBEDDERS = {kind: each for each in (LlamaModel, Qwen3Model) for kind in each.kinds}
+EMBEDDERS = {kind: each for each in (LlamaModel, Qwen3Model, Gemma3TextModel) for kind in each.kinds}
 
 # Files that another model may have left in a folder and that would change the model that is loaded from it.
 STALE = {
@@ -105,8 +105,8 @@ def load(
     Returns
     -------
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, a language model or EmbeddingModel
-        A decoder whose folder has ``modules.json``, or names a bare model such as ``Qwen3Model``, is an encoder: LlamaModel or
-        Qwen3Model. Its weights are mapped from the file, not copied: the file must not change.
+        A decoder whose folder has ``modules.json``, or names a bare model such as ``Qwen3Model``, is an encoder: LlamaModel,
+        Qwen3Model or Gemma3TextModel. Its weights are mapped from the file, not copied: the file must not change.
 
     Raises
     ------

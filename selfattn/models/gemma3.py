@@ -16,18 +16,18 @@ from selfattn.engine.transformer import Transformer
 from selfattn.engine.weights import rounded, to_float32
 from selfattn.models._folder import FULL, SLIDING, Config
 from selfattn.models._pretrained import Parameters
-from selfattn.models.llama import LlamaForCausalLM
+from selfattn.models.llama import LlamaForCausalLM, LlamaLayers, LlamaModel
 
 
-class Gemma3ForCausalLM(LlamaForCausalLM):
-    """A language model under the names of ``transformers.Gemma3ForCausalLM``. See :func:`selfattn.models.load`."""
+class Gemma3Layers(LlamaLayers):
+    """What the folder of a Gemma 3 says beyond a Llama's."""
 
     kinds: ClassVar[dict[str, str]] = {"gemma3_text": "Gemma3"}
     usual: ClassVar[dict[str, tuple[int, int | None, int | None]]] = {"gemma3_text": (131072, 4, 256)}
     usual_activation = "hidden_activation", "gelu_pytorch_tanh"
     usually_tied = True
     norm_offset = 1.0
-    fields: ClassVar[dict[str, str]] = LlamaForCausalLM.fields | {
+    fields: ClassVar[dict[str, str]] = LlamaLayers.fields | {
         "attention_post_norm": "post_attention_layernorm", "feed_forward_norm": "pre_feedforward_layernorm",
         "feed_forward_post_norm": "post_feedforward_layernorm", "query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm",
     }  # fmt: skip
@@ -68,12 +68,33 @@ class Gemma3ForCausalLM(LlamaForCausalLM):
         self.rope = self.ropes[FULL if self.windows[n] is None else SLIDING]
         return super()._options(n, longest, dtype) | {"scale": self.scale}
 
+
+class Gemma3ForCausalLM(Gemma3Layers, LlamaForCausalLM):
+    """A language model under the names of ``transformers.Gemma3ForCausalLM``. See :func:`selfattn.models.load`."""
+
     def _decoder(self, length: int) -> Decoder:
         """Return a decoder, a new one after norms have changed: it holds copies of them, plus 1."""
         norms = b"".join(array.tobytes() for array in self.arrays.values() if array.ndim == 1)
         if self._prepared.get("norms") != norms:
             self._prepared = {"norms": norms}
         return super()._decoder(length)
+
+
+class Gemma3TextModel(Gemma3Layers, LlamaModel):
+    """A decoder that makes embeddings, as EmbeddingGemma does, under the names of ``transformers.Gemma3TextModel``.
+
+    With ``use_bidirectional_attention`` a token sees those after it too, and a layer with a window half of it on each side.
+    """
+
+    suffix = "TextModel"
+
+    def _read(self, config: Config) -> None:
+        super()._read(config)
+        if config.raw(
+            "use_bidirectional_attention"
+        ):  # the window becomes w // 2 + 1 before LlamaModel's sides
+            self.sides = [None if w is None else w // 2 + 1 - self.causal for w in self.windows]
+            self.causal = False
 
 
 def _root(d: int, dtype: Any) -> float:

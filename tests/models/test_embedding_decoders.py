@@ -8,7 +8,7 @@ import pytest
 from architectures import LLAMA
 from language_folders import make_tokenizer
 from refusals import refusals
-from text_folders import add_pipeline, old_pooling, write_json
+from text_folders import add_pipeline, old_pooling, random_dense, write_json
 
 from selfattn import models
 
@@ -21,7 +21,9 @@ CONFIG = LLAMA | {"vocab_size": 266, "initializer_range": 0.3, "head_dim": 8, "e
 PROMPTS = {"query": "Instruct: find the sea\nQuery:", "document": ""}
 
 
-def save(folder, kind="Qwen3Model", begin="", named=(), prompts=PROMPTS, mode="lasttoken", **more):
+def save(
+    folder, kind="Qwen3Model", begin="", named=(), prompts=PROMPTS, mode="lasttoken", dense=None, **more
+):
     """Write a folder whose tokenizer puts an end after each text, and which has Transformers' names without a prefix."""
     models.save(getattr(models, kind)(CONFIG | more, rng=0), folder)
     change(folder, "config.json", **dict(named))
@@ -34,7 +36,8 @@ def save(folder, kind="Qwen3Model", begin="", named=(), prompts=PROMPTS, mode="l
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | own)
     pooling = old_pooling(mode, width=24, include_prompt=True)
     lengths = {"max_seq_length": 30, "do_lower_case": False}
-    return add_pipeline(folder, pooling, normalize=True, sentence={"prompts": prompts}, transformer=lengths)
+    sentence = {"prompts": prompts}
+    return add_pipeline(folder, pooling, dense=dense, normalize=True, sentence=sentence, transformer=lengths)
 
 
 def change(folder, name, **more):
@@ -44,6 +47,10 @@ def change(folder, name, **more):
 FOLDERS = {
     "Qwen3-Embedding": {"named": {"architectures": ["Qwen3ForCausalLM"]}, "tie_word_embeddings": True},
     "E5-Mistral": {"kind": "LlamaModel", "model_type": "mistral", "begin": f"{END} ", "sliding_window": 6, "prompts": {}},
+    "EmbeddingGemma": {
+        "kind": "Gemma3TextModel", "begin": f"{END} ", "mode": "mean", "use_bidirectional_attention": True, "sliding_window": 8,
+        "dense": [random_dense(40, 24, "Identity", bias=False), random_dense(24, 40, "Identity", bias=False)],
+    },
 }  # fmt: skip
 
 
@@ -88,7 +95,7 @@ def folder(tmp_path):
 
 CHATS = {"message": {"method": "forward", "method_output_name": "last_hidden_state", "format": "flat"}}
 test_what_is_not_supported_is_refused_by_name = refusals(
-    (lambda f: change(f, "config.json", model_type="gpt2"), "makes embeddings or scores with a decoder, gpt2.*supported are llama, mistral"),
+    (lambda f: change(f, "config.json", model_type="gpt2"), "makes embeddings or scores with a decoder, gpt2.*supported are llama, .*gemma3"),
     (lambda f: change(f, "config.json", model_type="gemma2"), "a model of type 'gemma2'; supported are bert, .*qwen3"),
     (lambda f: change(f, "sentence_bert_config.json", modality_config=CHATS), "modality_config of message"),
     (modules("Transformer"), "has no Pooling"), (modules("Transformer", "LogitScore"), "LogitScore is not supported"),

@@ -39,6 +39,10 @@ CONFIGS |= {  # decoders that make embeddings
     "qwen3 with windows on both sides": (
         "Qwen3", LLAMA | {"head_dim": 8, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "is_causal": False},
     ),
+    "gemma3 that sees both ways": (
+        "Gemma3", LLAMA | {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2,
+                           "use_bidirectional_attention": True},
+    ),
 }  # fmt: skip
 TEXTS = [name for name in CONFIGS if "vit" not in name and "dino" not in name]
 PICTURES = [name for name in CONFIGS if name not in TEXTS]

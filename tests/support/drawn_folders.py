@@ -361,18 +361,18 @@ class Draw:
 class DrawEmbedder(Draw):
     """A folder of sentence-transformers with a decoder; its tokenizer may put an end after each text."""
 
-    number, ends = 49, ("ForCausalLM", "Model")
+    number, ends, often, spare = 49, ("ForCausalLM", "Model"), 0.06, 6
     language, scores, pools = True, False, True
 
     def choose(self):
-        self.family = self.one(["Llama", "Mistral", "Qwen2", "Qwen3"])
+        self.family = self.one(["Llama", "Mistral", "Qwen2", "Qwen3", "Gemma3"])
 
     def make_tokenizer(self):
         made = super().make_tokenizer()
         made.pad_token = made.pad_token or made.eos_token  # sentence-transformers needs one
         if self.chance(0.7):
-            ends = tokenizers.processors.TemplateProcessing("$A </s>", None, [("</s>", made.eos_token_id)])
-            made.backend_tokenizer.post_processor = ends
+            end, steps = made.eos_token, tokenizers.processors.TemplateProcessing
+            made.backend_tokenizer.post_processor = steps(f"$A {end}", None, [(end, made.eos_token_id)])
         return made
 
 

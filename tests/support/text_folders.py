@@ -50,14 +50,15 @@ def write_json(path, value):
 def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None, transformer=None, new=False):
     """The files of sentence-transformers, as its versions 2 to 4 write them, or (``new``) 6.
 
-    ``dense`` is (activation, weight, bias); ``sentence`` and ``transformer`` are the contents of their JSON files.
+    ``dense`` is (activation, weight, bias), or a list of such; ``sentence`` and ``transformer`` are the contents of their JSON files.
     """
     safetensors = pytest.importorskip("safetensors.numpy")
     at = {
         "Transformer": "base.modules.transformer.Transformer", "Pooling": "sentence_transformer.modules.pooling.Pooling",
         "Dense": "base.modules.dense.Dense", "Normalize": "base.modules.normalize.Normalize",
     }  # fmt: skip
-    kinds = ["Transformer", "Pooling", *(["Dense"] if dense else []), *(["Normalize"] if normalize else [])]
+    dense = dense if isinstance(dense, list) else [dense] if dense else []
+    kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if normalize else [])]
     modules = [
         {
             "idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
@@ -71,12 +72,11 @@ def add_pipeline(folder, pooling, *, dense=None, normalize=False, sentence=None,
     versions = sentence or {"__version__": {"sentence_transformers": "2.0.0"}}
     write_json(folder / "config_sentence_transformers.json", versions)
     write_json(folder / "1_Pooling" / "config.json", pooling)
-    if dense:
-        activation, weight, bias = dense
+    for n, (activation, weight, bias) in enumerate(dense, 2):
         arrays = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})
         config = {"in_features": weight.shape[1], "out_features": weight.shape[0], "bias": bias is not None}
-        write_json(folder / "2_Dense" / "config.json", config | {"activation_function": activation})
-        safetensors.save_file(arrays, folder / "2_Dense" / "model.safetensors")
+        write_json(folder / f"{n}_Dense" / "config.json", config | {"activation_function": activation})
+        safetensors.save_file(arrays, folder / f"{n}_Dense" / "model.safetensors")
     if normalize:
         (folder / f"{len(kinds) - 1}_Normalize").mkdir(exist_ok=True)
     return folder
