@@ -21,12 +21,13 @@ from typing import Any
 from selfattn import files
 from selfattn._disk import read_json, stand_in, to_safetensors, write_folder
 from selfattn.engine.weights import is_compact
-from selfattn.models import _causal, _text_encoder
-from selfattn.models._answers import Answer
-from selfattn.models._causal import AnswerInterrupted, CausalModel, check_precision
+from selfattn.models import _text_encoder, _text_files
+from selfattn.models._answers import Answer, AnswerInterrupted
+from selfattn.models._causal import CausalModel
 from selfattn.models._conversation import Conversation
 from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
+from selfattn.models._language_model import check_precision
 from selfattn.models._pipeline import MODULES, OLD_TRANSFORMER_CONFIGS, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
 from selfattn.models._table import FolderWarning
@@ -162,7 +163,7 @@ def _load(folder: Path, dtype: str | None) -> Any:
     if isinstance(model, TextEncoder):
         _text_encoder.attach(model, folder)
     elif isinstance(model, CausalModel):
-        _causal.attach(model, folder)
+        _text_files.attach(model, folder)
     return model
 
 
@@ -226,7 +227,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     if isinstance(model, TextEncoder):
         content |= _text_encoder.text_files(model)
     elif isinstance(model, CausalModel):
-        content |= _causal.text_files(model)
+        content |= _text_files.text_files(model)
     content["config.json"] = (json.dumps(config, indent=2) + "\n").encode()
     if "tokenizer.json" in content:
         more = (model.pipeline.lowercase, model._knows_types) if isinstance(model, TextEncoder) else ()

@@ -16,6 +16,10 @@ from selfattn.engine.sampling import log_probabilities
 from selfattn.text import TextStream
 
 
+class AnswerInterrupted(UserWarning):
+    """Ctrl-C has ended an answer between two tokens."""
+
+
 class Answer(NamedTuple):
     """An answer with details, by OpenAI's and vLLM's names: what :meth:`LlamaForCausalLM.generate` returns with ``details=True``.
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from selfattn.engine.transformer import check_ids
 from selfattn.engine.weights import kind_of
 from selfattn.models._answers import Answer, collected, streamed
 from selfattn.models._chat import checked_messages
+from selfattn.models._generation import GenerationSettings, takes_settings
 
 if TYPE_CHECKING:
     from selfattn.models._causal import CausalModel
@@ -81,23 +82,20 @@ class Conversation:
                 "the messages of this conversation have changed since this answer was asked for"
             )
 
+    @takes_settings
     def ask(
-        self,
-        message: str | Mapping[str, Any],
-        max_new_tokens: int | None = None,
-        *,
-        stream: bool = False,
-        sampling: str | None = None,
-        **how: Any,
-    ) -> Any:
+        self, message: str | Mapping[str, Any], max_new_tokens: int | None = None, *, stream: bool = False,
+        **how: Unpack[GenerationSettings],
+    ) -> Any:  # fmt: skip
         """Answer a message; it and the answer become the last messages.
 
         Parameters
         ----------
         message : str or dict
             What the user says, or a message with another role, as of :meth:`CausalModel.chat`.
-        max_new_tokens, stream, sampling, **how
-            As for :meth:`CausalModel.chat`.
+        max_new_tokens : int, optional
+            By default as many as the folder says, or 512.
+        stream : bool, default False
 
         Returns
         -------
@@ -111,7 +109,7 @@ class Conversation:
         RuntimeError
             An answer is being generated, or its iterator has not ended.
         """
-        pieces = answers(self.model, [self], [message], max_new_tokens, sampling, how)
+        pieces = answers(self.model, [self], [message], {**how, "max_new_tokens": max_new_tokens})
         return streamed(pieces, True) if stream else collected(pieces, True)
 
     def save(self, path: _disk.PathLike) -> None:
@@ -207,8 +205,6 @@ def answers(
     model: CausalModel,
     conversations: Sequence[Conversation],
     messages: Sequence[str | Mapping[str, Any]],
-    max_new_tokens: int | None,
-    sampling: str | None,
     how: dict[str, Any],
 ) -> Iterator[list[Any]]:
     """Return an iterator of what is new of each answer at each step."""
@@ -229,7 +225,7 @@ def answers(
     for each in conversations:
         if each._weights != weights:
             each._past, each._weights = Past(), weights
-    pieces = model._chat_answers(chats, max_new_tokens, sampling, how, [each._past for each in conversations])
+    pieces = model._chat_answers(chats, how, [each._past for each in conversations])
     return _kept(pieces, conversations, chats)
 
 

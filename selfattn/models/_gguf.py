@@ -21,8 +21,8 @@ from selfattn import _disk
 from selfattn._check import Array, quoted, warn
 from selfattn._extras import import_extra
 from selfattn.engine.weights import QUANTS, Quants, to_float32
-from selfattn.models._causal import checked_settings
 from selfattn.models._folder import FULL, SLIDING, Config
+from selfattn.models._generation import checked_settings
 from selfattn.models._table import GPT2_ALIASES, FolderWarning, rows
 from selfattn.models._tokenizer_class import QWEN2, sentencepiece_decoder
 from selfattn.models.gemma3 import Gemma3ForCausalLM

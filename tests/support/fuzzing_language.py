@@ -172,7 +172,7 @@ def read_template(folder, content):
     model = speaker()
     (folder / "chat_template.jinja").write_bytes(content)
     try:
-        model.chat_template = models._causal._template(folder, {})
+        model.chat_template = models._text_files._template(folder, {})
     except ValueError as error:
         assert folder.name in str(error)
         return
