@@ -13,8 +13,15 @@ from selfattn._core import (
     scaled_dot_product_attention,
     softmax,
 )
-from selfattn.functional._gradients import AttentionGradients
-from selfattn.functional.additive import AdditiveGradients, additive_attention, additive_attention_vjp
+from selfattn._gradients import (
+    AdditiveGradients,
+    AttentionGradients,
+    LayerNormGradients,
+    MergeGradients,
+    RMSNormGradients,
+    RotaryGradients,
+)
+from selfattn.functional.additive import additive_attention, additive_attention_vjp
 from selfattn.functional.attention import (
     scaled_dot_product_attention_backward,
     scaled_dot_product_attention_forward,
@@ -23,11 +30,8 @@ from selfattn.functional.attention import (
 from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.checks import check_vjp
 from selfattn.functional.kv_cache import KVCache
-from selfattn.functional.merge import MergeGradients, merge_attention, merge_attention_vjp
+from selfattn.functional.merge import merge_attention, merge_attention_vjp
 from selfattn.functional.rowops import (
-    LayerNormGradients,
-    RMSNormGradients,
-    RotaryGradients,
     apply_rotary_emb_vjp,
     gelu_vjp,
     layer_norm_vjp,

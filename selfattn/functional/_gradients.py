@@ -6,33 +6,17 @@ and merging use some of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, float_dtype, seed_from_rng
+from selfattn._gradients import AttentionGradients
 
 WRT = ("query", "key", "value")
-
-
-class AttentionGradients(NamedTuple):
-    """The gradients that a pullback of attention returns; a gradient that ``wrt`` does not name is None.
-
-    Attributes
-    ----------
-    query, key, value, attn_mask, alibi_slopes, sinks : ndarray or None
-        Each has the shape and the dtype of the argument of that name (float64 for integers).
-    """
-
-    query: Array | None
-    key: Array | None
-    value: Array | None
-    attn_mask: Any = None  # packed sequences have a list
-    alibi_slopes: Array | None = None
-    sinks: Array | None = None
 
 
 Pullback: TypeAlias = Callable[..., AttentionGradients]
@@ -145,17 +129,6 @@ def sum_to_shape(gradient: Array, shape: tuple[int, ...]) -> Array:
 
 
 # -------------------------------------------------------------------------------------------------- arguments
-
-
-def check_wrt(wrt: str | Iterable[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return ``wrt`` as a tuple of names that have gradients."""
-    if not isinstance(wrt, Iterable):
-        raise TypeError(f"wrt must be a name or a sequence of names, got {type(wrt).__name__}")
-    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"wrt may name {', '.join(known)}; it has {name!r}")
-    return names
 
 
 def check_float_mask(name: str, mask: npt.ArrayLike | None) -> None:

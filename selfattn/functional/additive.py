@@ -7,13 +7,14 @@ compute the tangents of each tile again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
+from selfattn._gradients import AdditiveGradients
 from selfattn.functional._gradients import as_fitting_gradient, gradient_dtype, sum_to_shape
 from selfattn.functional._options import AdditiveOptions, takes
 from selfattn.functional._products import linear, linear_backward
@@ -21,23 +22,6 @@ from selfattn.functional.attention import scaled_dot_product_attention_vjp
 
 # Elements in a tile of tangents and in a tile of scores; rows per tile.
 TILE, SCORES, ROWS = 2**18, 2**21, 64
-
-
-class AdditiveGradients(NamedTuple):
-    """What a pullback of additive attention returns.
-
-    Attributes
-    ----------
-    query, key, value, w_query, w_key, v : ndarray
-        Each has the shape and the dtype of the argument of that name (float64 for integers).
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    w_query: Array
-    w_key: Array
-    v: Array
 
 
 @takes(AdditiveOptions)

@@ -13,15 +13,14 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array
+from selfattn._gradients import AttentionGradients, check_wrt
 from selfattn.functional._gradients import (
     WRT,
-    AttentionGradients,
     Pullback,
     apart,
     as_gradient,
     attention_vjp,
     check_float_mask,
-    check_wrt,
     gradient_dtype,
     take_gradients,
 )

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import Array, as_array, compute_dtype, float_dtype, promoted
 from selfattn._docs import repeats
+from selfattn._gradients import MergeGradients
 from selfattn.functional._gradients import as_fitting_gradient, like
-
-
-class MergeGradients(NamedTuple):
-    """What the pullback of `merge_attention_vjp` returns.
-
-    Attributes
-    ----------
-    outs, lses : list of ndarray
-        The gradients with respect to the outputs and the log-sum-exps, one array for each part.
-    """
-
-    outs: list[Array]
-    lses: list[Array]
 
 
 @np.errstate(all="ignore")

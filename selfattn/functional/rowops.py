@@ -8,7 +8,7 @@ and gelu are in C. The forward function of rotary embeddings also rotates gradie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,54 +16,10 @@ import numpy.typing as npt
 from selfattn import _core
 from selfattn._check import Array, as_array, compute_dtype
 from selfattn._docs import repeats
-from selfattn.functional._gradients import as_fitting_gradient, check_wrt, like, sum_to_shape
+from selfattn._gradients import LayerNormGradients, RMSNormGradients, RotaryGradients, check_wrt
+from selfattn.functional._gradients import as_fitting_gradient, like, sum_to_shape
 
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
-
-
-class LayerNormGradients(NamedTuple):
-    """What the pullback of `layer_norm_vjp` returns.
-
-    Attributes
-    ----------
-    x : ndarray
-        The gradient with respect to ``x``.
-    weight, bias : ndarray or None
-        The gradient of each parameter; None if it was not given.
-    """
-
-    x: Array
-    weight: Array | None
-    bias: Array | None
-
-
-class RMSNormGradients(NamedTuple):
-    """What the pullback of `rms_norm_vjp` returns.
-
-    Attributes
-    ----------
-    x : ndarray
-        The gradient with respect to ``x``.
-    weight : ndarray or None
-        The weight's gradient; None if there is no weight.
-    """
-
-    x: Array
-    weight: Array | None
-
-
-class RotaryGradients(NamedTuple):
-    """What the pullback of `apply_rotary_emb_vjp` returns.
-
-    Attributes
-    ----------
-    x, cos, sin : ndarray or None
-        The gradients with respect to each; None for those that ``wrt`` does not name.
-    """
-
-    x: Array | None
-    cos: Array | None
-    sin: Array | None
 
 
 @repeats(_core.softmax)

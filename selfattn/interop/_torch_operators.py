@@ -14,7 +14,8 @@ import numpy as np
 from selfattn import _core
 from selfattn._check import Array, as_array
 from selfattn._extras import import_extra
-from selfattn.functional._gradients import WRT, AttentionGradients, apart, round_into
+from selfattn._gradients import AttentionGradients
+from selfattn.functional._gradients import WRT, apart, round_into
 from selfattn.functional.attention import HEADS, attention_backward
 from selfattn.functional.block_mask import BlockMask
 from selfattn.functional.varlen import varlen_backward

@@ -29,16 +29,20 @@ first, and the result stays float64, for comparison with results in fewer bits.
 **NaN and infinities** in attended values follow arithmetic, without warnings. Masked values have no effect.
 """
 
-from selfattn.reference.additive import AdditiveGradients, additive_attention, additive_attention_vjp
-from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
-from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
-from selfattn.reference.dropout import dropout_keep_mask, philox4x32
-from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
-from selfattn.reference.rows_vjp import (
+from selfattn._gradients import (
+    AdditiveGradients,
+    AttentionGradients,
     LayerNormGradients,
     MergeGradients,
     RMSNormGradients,
     RotaryGradients,
+)
+from selfattn.reference.additive import additive_attention, additive_attention_vjp
+from selfattn.reference.attention import merge_attention, scaled_dot_product_attention
+from selfattn.reference.attention_vjp import scaled_dot_product_attention_vjp
+from selfattn.reference.dropout import dropout_keep_mask, philox4x32
+from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, rms_norm, softmax
+from selfattn.reference.rows_vjp import (
     apply_rotary_emb_vjp,
     gelu_vjp,
     layer_norm_vjp,

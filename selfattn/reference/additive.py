@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import as_array
+from selfattn._gradients import AdditiveGradients
 from selfattn.reference.arguments import dtypes, like, prepare
 from selfattn.reference.attention import Attended, attend, weighted_sum
 from selfattn.reference.dropout import Array
-
-
-class AdditiveGradients(NamedTuple):
-    """The gradient of each argument, under its name, in its shape and dtype."""
-
-    query: Array
-    key: Array
-    value: Array
-    w_query: Array
-    w_key: Array
-    v: Array
 
 
 def additive_attention(

@@ -6,26 +6,16 @@ Shape letters, precision, NaN: see :mod:`selfattn.reference`. The derivation is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import as_array
+from selfattn._gradients import AttentionGradients
 from selfattn.reference.arguments import like, prepare
 from selfattn.reference.attention import attend, dot_products, drop_weights, weighted_sum
 from selfattn.reference.dropout import Array
-
-
-class AttentionGradients(NamedTuple):
-    """The gradients of the arguments of these names, in their shapes and dtypes; None for an argument that was not given."""
-
-    query: Array | None
-    key: Array | None
-    value: Array | None
-    attn_mask: Array | None = None
-    alibi_slopes: Array | None = None
-    sinks: Array | None = None
 
 
 @np.errstate(all="ignore")

@@ -8,16 +8,22 @@ integers count as float64. With ``compute_dtype`` they have that dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array
+from selfattn._check import as_array, float_dtype
+from selfattn._gradients import (
+    LayerNormGradients,
+    MergeGradients,
+    RMSNormGradients,
+    RotaryGradients,
+    check_wrt,
+)
 from selfattn.reference.arguments import (
     dtypes,
-    float_dtype,
     like,
     norm_arguments,
     rotary_table,
@@ -28,36 +34,6 @@ from selfattn.reference.dropout import Array
 from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, pairs, rms_norm, softmax
 
 Pullback: TypeAlias = Callable[[npt.ArrayLike], Array]
-
-
-class LayerNormGradients(NamedTuple):
-    """What the pullback of `layer_norm_vjp` returns."""
-
-    x: Array
-    weight: Array | None
-    bias: Array | None
-
-
-class RMSNormGradients(NamedTuple):
-    """What the pullback of `rms_norm_vjp` returns."""
-
-    x: Array
-    weight: Array | None
-
-
-class RotaryGradients(NamedTuple):
-    """What the pullback of `apply_rotary_emb_vjp` returns."""
-
-    x: Array | None
-    cos: Array | None
-    sin: Array | None
-
-
-class MergeGradients(NamedTuple):
-    """What the pullback of `merge_attention_vjp` returns."""
-
-    outs: list[Array]
-    lses: list[Array]
 
 
 def softmax_vjp(
@@ -287,17 +263,6 @@ def merge_attention_vjp(
         return MergeGradients(douts, dlses)
 
     return result, pullback
-
-
-def check_wrt(wrt: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the inputs whose gradients are wanted."""
-    if not isinstance(wrt, Iterable):
-        raise TypeError(f"wrt must be a name or a sequence of names, got {type(wrt).__name__}")
-    names = (wrt,) if isinstance(wrt, str) else tuple(wrt)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"wrt may name {', '.join(known)}; it has {name!r}")
-    return names
 
 
 def pullback_of(

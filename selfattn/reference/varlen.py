@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn._check import as_array, seed_from_rng
+from selfattn._gradients import AttentionGradients
 from selfattn.reference.arguments import dtypes, sum_to_shape
 from selfattn.reference.attention import scaled_dot_product_attention
-from selfattn.reference.attention_vjp import AttentionGradients, scaled_dot_product_attention_vjp
+from selfattn.reference.attention_vjp import scaled_dot_product_attention_vjp
 from selfattn.reference.dropout import Array
 
 PER_HEAD = AttentionGradients._fields[4:]

@@ -13,11 +13,10 @@ import numpy as np
 from selfattn import _core
 from selfattn._check import Array, seed_from_rng
 from selfattn._extras import import_extra
+from selfattn._gradients import AttentionGradients, check_wrt
 from selfattn.functional._gradients import (
     WRT,
-    AttentionGradients,
     apart,
-    check_wrt,
     gradient_dtype,
     sum_to_shape,
 )
