@@ -62,19 +62,12 @@ def fine_tune(
     trained.pipeline = replace(
         model.pipeline, default_prompt_name=None if not scored else model.pipeline.default_prompt_name
     )
-    try:
+    with streams.saved_at_the_end(lambda: models.save(model, options.out), options.out):
         training.fit(
             trained, kept, loss, epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, rng=for_orders,
             warmup_steps=max(1, steps // 10), max_norm=1.0, log_every=None if options.quiet else options.log_every,
             checkpoint=checkpoint, resume=options.resume, progress=False if options.quiet else None,
         )  # fmt: skip
-    except training.Interrupted:
-        models.save(model, options.out)
-        streams.tell(
-            f"\nstopped; the model as it is now is in {options.out}, and --resume continues the training"
-        )
-        raise
-    models.save(model, options.out)
     say(f"after: {measure(model, rows, tested)}; before: {before}")
 
 

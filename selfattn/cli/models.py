@@ -203,23 +203,16 @@ def _train_new(options: argparse.Namespace, unfinished: Path, say: Callable[[str
     say(f"{len(triplets)} {what}, {model.vocab_size} tokens, {parameters} parameters")
     # A distant sentence that was asked for is one more negative of each example.
     examples: Any = triplets if proxy or options.far else [triplet[:2] for triplet in triplets]
-    try:
-        with warnings.catch_warnings():
-            # A sentence and both its neighbours may meet there.
-            warnings.filterwarnings("ignore", "a batch holds")
-            training.fit(
-                nn.ProxyTask(model) if proxy else model, examples, None if proxy else nn.MultipleNegativesRankingLoss(),
-                epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, rng=for_orders,
-                log_every=None if options.quiet else options.log_every, checkpoint=unfinished / CHECKPOINT,
-                resume=options.resume, progress=False if options.quiet else None,
-            )  # fmt: skip
-    except training.Interrupted:
-        files.save_model(model, options.out)
-        streams.tell(
-            f"\nstopped; the model as it is now is in {options.out}, and --resume continues the training"
-        )
-        raise
-    files.save_model(model, options.out)
+    saved = streams.saved_at_the_end(lambda: files.save_model(model, options.out), options.out)
+    with saved, warnings.catch_warnings():
+        # A sentence and both its neighbours may meet there.
+        warnings.filterwarnings("ignore", "a batch holds")
+        training.fit(
+            nn.ProxyTask(model) if proxy else model, examples, None if proxy else nn.MultipleNegativesRankingLoss(),
+            epochs=options.epochs, lr=options.lr, batch_size=options.batch_size, rng=for_orders,
+            log_every=None if options.quiet else options.log_every, checkpoint=unfinished / CHECKPOINT,
+            resume=options.resume, progress=False if options.quiet else None,
+        )  # fmt: skip
 
 
 def _check_place(options: argparse.Namespace, unfinished: Path) -> None:

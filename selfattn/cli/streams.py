@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,20 @@ def fail(program: str, error: BaseException) -> int:
     """Write an error to standard error; return the exit code."""
     tell(f"{program}: error: {str(error) or type(error).__name__}")  # a MemoryError may have no message
     return 1
+
+
+@contextlib.contextmanager
+def saved_at_the_end(save: Callable[[], None], out: Path) -> Iterator[None]:
+    """Save what a training has made when it ends, or when Ctrl-C has ended it, which is then told."""
+    from selfattn.training import Interrupted  # imports the models
+
+    try:
+        yield
+    except Interrupted:
+        save()
+        tell(f"\nstopped; the model as it is now is in {out}, and --resume continues the training")
+        raise
+    save()
 
 
 def is_terminal(stream: Any) -> bool:

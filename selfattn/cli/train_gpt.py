@@ -114,24 +114,21 @@ def _train(options: argparse.Namespace) -> int:
         return min(1, (step + 1) / warm) * (0.55 + 0.45 * cosine)
 
     try:
-        history = training.fit(
-            model, batches, None, lr=options.lr, rng=for_batches, steps=options.steps,
-            scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, warmed), max_norm=1.0,
-            log_every=None if options.quiet else options.log_every, checkpoint=unfinished,
-            checkpoint_every=max(100, options.steps // 10), resume=options.resume,
-            validation=validation or None, progress=False if options.quiet else None,
-        )  # fmt: skip
-    except training.Interrupted:
-        models.save(as_gpt2(model, tokenizer), options.out)
-        kept_in = f"the model as it is now is in {options.out}, and --resume continues the training"
-        streams.tell(f"\nstopped; {kept_in}")
-        raise
+        with streams.saved_at_the_end(
+            lambda: models.save(as_gpt2(model, tokenizer), options.out), options.out
+        ):
+            history = training.fit(
+                model, batches, None, lr=options.lr, rng=for_batches, steps=options.steps,
+                scheduler=lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, warmed), max_norm=1.0,
+                log_every=None if options.quiet else options.log_every, checkpoint=unfinished,
+                checkpoint_every=max(100, options.steps // 10), resume=options.resume,
+                validation=validation or None, progress=False if options.quiet else None,
+            )  # fmt: skip
     except BaseException:
         if made:
             with contextlib.suppress(OSError):  # a checkpoint is in it
                 options.out.rmdir()
         raise
-    models.save(as_gpt2(model, tokenizer), options.out)
     unfinished.unlink(missing_ok=True)
     if not options.quiet:
         done = f"saved in {options.out} after {time.monotonic() - started:.0f} s"

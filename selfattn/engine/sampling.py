@@ -35,7 +35,23 @@ class Generates(Protocol):
 
 
 class Sampling(NamedTuple):
-    """How a token is chosen from logits, checked by :func:`sampling`."""
+    """How a token is chosen from logits, checked by :func:`sampling`.
+
+    Parameters
+    ----------
+    temperature : float, optional
+        0, the default, takes the most probable token each time. Else logits are divided by it, and a token is drawn.
+    top_k : int, optional
+        Draw only from the k most probable tokens.
+    top_p : float, optional
+        Draw only from the most probable tokens that together have this probability.
+    min_p : float, optional
+        Draw only from tokens that have at least this share of the most probable token's probability.
+    repetition_penalty : float, optional
+        Above 1, tokens that occur already, also in the prompt, become less probable. By default 1, or what a folder says.
+    presence_penalty, frequency_penalty : float, default 0
+        From -2 to 2, as OpenAI defines them: taken from the logit of each token that is new already, once and as often as it came.
+    """
 
     temperature: float = 0.0
     top_k: int | None = None

@@ -26,26 +26,14 @@ OTHER_NAMES = {
 
 
 class GenerationSettings(TypedDict, total=False):
-    """The settings of generation. Those that a call does not have, or has as None, are as the folder says.
+    """The settings of generation, with those of :class:`Sampling`. Those that are not given, or are None, are as the folder says.
 
     Parameters
     ----------
-    temperature : float, optional
-        0, the default, takes the most probable token each time. Else logits are divided by it, and a token is drawn.
-    top_k : int, optional
-        Draw only from the k most probable tokens.
-    top_p : float, optional
-        Draw only from the most probable tokens that together have this probability.
-    min_p : float, optional
-        Draw only from tokens that have at least this share of the most probable token's probability.
     sampling : {"folder"}, optional
         Draw as the folder says: its ``do_sample``, ``temperature``, ``top_k`` and so on, unless the call has others.
     rng : int, sequence of int, or Generator, optional
         The seed. Prompt, chat or conversation i of several has rng + i, or element i of a sequence.
-    repetition_penalty : float, optional
-        Above 1, tokens that occur already, also in the prompt, become less probable. By default what the folder says, or 1.
-    presence_penalty, frequency_penalty : float, default 0
-        From -2 to 2, as OpenAI defines them: taken from the logit of each token that is new already, once and as often as it came.
     logit_bias : dict of int or str to float, optional
         What is added to the logits of tokens, by id or as ``model.tokens`` writes them; -inf forbids a token. Also of sequences of
         tokens, and by Transformers' name: ``sequence_bias``.
@@ -95,7 +83,7 @@ def takes_settings(function: Function) -> Function:
         for name, kind in types
     ]
     function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
-    return repeats(GenerationSettings)(function)
+    return repeats(GenerationSettings)(repeats(Sampling)(function))
 
 
 def settings_of(model: CausalModel, call: str, most: int, given: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from selfattn._check import Array, as_gradient, as_integers, check_divisor, chec
 from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder
-from selfattn.engine.sampling import generate
+from selfattn.engine.sampling import Sampling, generate
 from selfattn.engine.transformer import Ids, check_ids, pack, vectors
 from selfattn.engine.weights import multiply, refuse_gradients
 from selfattn.functional._products import linear, linear_backward, plain, widest
@@ -288,6 +288,7 @@ class GPT(Inspected, Module):
 
     # --------------------------------------------------------------------------------------------- generation
 
+    @repeats(Sampling)
     def generate(
         self,
         prompt: npt.ArrayLike | Sequence[npt.ArrayLike],
@@ -307,12 +308,6 @@ class GPT(Inspected, Module):
         prompt : array_like of int, shape (L,) or (N, L), or a list of N of different lengths
         max_new_tokens : int, default 100
             A sequence also ends, with a UserWarning, when the context of ``max_seq_len`` tokens is full.
-        temperature : float, default 0.0
-            0 takes the likeliest token. Otherwise logits are divided by the temperature, and a token is drawn.
-        top_k : int, optional
-            Draw from the k likeliest tokens only.
-        top_p : float, optional
-            Draw from the likeliest tokens that together have this probability.
         stop : int or collection of int, optional
             A sequence ends after one of these ids.
         rng : int, sequence of int, Generator or None

@@ -2,20 +2,6 @@
 
 A scheduler sets the optimiser's learning rate when it is made, and again at each :meth:`LRScheduler.step`, which is called
 after each step of the optimiser, or after each epoch if its numbers count epochs.
-
->>> import numpy as np
->>> from selfattn import optim
->>> optimizer = optim.SGD({"w": np.zeros(1)}, lr=0.1)
->>> warmup = optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=2)
->>> decay = optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
->>> scheduler = optim.lr_scheduler.SequentialLR(optimizer, [warmup, decay], milestones=[2])
->>> rates = []
->>> for _ in range(6):
-...     rates.append(round(optimizer.lr, 4))
-...     optimizer.step({"w": np.ones(1)})
-...     scheduler.step()
->>> rates
-[0.01, 0.055, 0.1, 0.0854, 0.05, 0.0146]
 """
 
 from __future__ import annotations

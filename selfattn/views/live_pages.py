@@ -6,11 +6,11 @@ import base64
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,22 @@ class LivePage(Document):
     live: ClassVar[tuple[str, ...]] = (*KIT, "kit/heat.js", "live/kernel.js", "live/worker.js")
 
 
+def _live_page(
+    kind: type[LivePage],
+    name: str,
+    texts: Mapping[str, str],
+    kernels: Kernels,
+    lang: str,
+    data: Mapping[str, Any],
+) -> Document:
+    """Return the page ``sa-name``, whose script gets its captions, the kernels and ``data``."""
+    captions = in_language(texts, lang)
+    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
+    given = {"captions": captions, "commit": kernels.commit, **data}
+    body = drawn_by_script(f"sa-{name}", lang, captions["title"], without, given, kernels.wasm)
+    return kind(captions["title"], body, "", lang)
+
+
 @dataclass(frozen=True, repr=False)
 class _Playground(LivePage):
     styles: ClassVar[tuple[str, ...]] = ("live/playground.css",)
@@ -66,15 +82,7 @@ class _Playground(LivePage):
 
 
 def _playground(kernels: Kernels, lang: str) -> Document:
-    captions = in_language(PLAYGROUND, lang)
-    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
-    data = {"captions": captions, "commit": kernels.commit}
-    return _Playground(
-        captions["title"],
-        drawn_by_script("sa-playground", lang, captions["title"], without, data, kernels.wasm),
-        "",
-        lang,
-    )
+    return _live_page(_Playground, "playground", PLAYGROUND, kernels, lang, {})
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,19 +95,14 @@ class _Encoder(LivePage):
 
 
 def _encoder(kernels: Kernels, lang: str) -> Document:
-    captions = in_language(ENCODER, lang)
     data = {
-        "captions": captions,
-        "commit": kernels.commit,
         "toy": {name: base64.b64encode(content).decode() for name, content in _toy().items()},
         "sentences": load("sentence_embeddings")["sentences"],
         "ribbons": MOST_RIBBONS,
         "site": "encoder.zip",
         "code": 'models.save(models.load("all-MiniLM-L6-v2", dtype="int8"), "minilm-int8")',
     }
-    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
-    body = drawn_by_script("sa-encoder", lang, captions["title"], without, data, kernels.wasm)
-    return _Encoder(captions["title"], body, "", lang)
+    return _live_page(_Encoder, "encoder", ENCODER, kernels, lang, data)
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,19 +116,16 @@ class _LanguageModel(LivePage):
 
 
 def _language_model(kernels: Kernels, lang: str) -> Document:
-    captions, (model, alphabet) = in_language(LANGUAGE_MODEL, lang), page_gpt()
+    model, alphabet = page_gpt()
     letters = resources.files("selfattn.views").joinpath("data", "gpt.npz").read_bytes()
     settings = {
         "alphabet": list(alphabet), "heads": model.num_heads, "layers": model.num_layers, "context": model.max_seq_len,
         "eps": getattr(model.norm, "eps", 1e-5), "activation": "gelu",
     }  # fmt: skip
     data = {
-        "captions": captions, "commit": kernels.commit, "letters": base64.b64encode(letters).decode(), "settings": settings,
-        "prompt": PROMPT, "ribbons": MOST_RIBBONS,
+        "letters": base64.b64encode(letters).decode(), "settings": settings, "prompt": PROMPT, "ribbons": MOST_RIBBONS,
     }  # fmt: skip
-    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
-    body = drawn_by_script("sa-language", lang, captions["title"], without, data, kernels.wasm)
-    return _LanguageModel(captions["title"], body, "", lang)
+    return _live_page(_LanguageModel, "language", LANGUAGE_MODEL, kernels, lang, data)
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,12 +139,9 @@ class _Training(LivePage):
 
 
 def _training(kernels: Kernels, lang: str) -> Document:
-    captions = in_language(TRAINING, lang)
     settings = {"heads": 4, "layers": 2, "width": 64, "context": 64, "eps": 1e-5, "activation": "gelu"}
-    data = {"captions": captions, "commit": kernels.commit, "settings": settings, "ribbons": MOST_RIBBONS}
-    without = f"<noscript><p>{text(captions['no script'])}</p></noscript>"
-    body = drawn_by_script("sa-training", lang, captions["title"], without, data, kernels.wasm)
-    return _Training(captions["title"], body, "", lang)
+    data = {"settings": settings, "ribbons": MOST_RIBBONS}
+    return _live_page(_Training, "training", TRAINING, kernels, lang, data)
 
 
 def _toy() -> dict[str, bytes]:
