@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from selfattn.functional import softmax
 from selfattn.views.document import KIT, Document, drawn_by_script, weights_svg
 from selfattn.views.language import fill, in_language
 from selfattn.views.texts import CAPTIONS, GPT_TEXTS
@@ -217,9 +218,7 @@ def _ids(prompt: str, alphabet: list[str]) -> list[int]:
 
 def _picture(model: GPT, ids: list[int], alphabet: list[str], title: str, caption: str) -> str:
     """Return a picture of the probability of each letter after the prompt."""
-    logits = np.float64(model(np.array(ids))[-1])
-    shares = np.exp(logits - logits.max())
-    shares /= shares.sum()
+    shares = softmax(np.float64(model(np.array(ids))[-1]))
     best = np.argsort(-shares, kind="stable")[:12]
     name = fill(caption, prompt="".join(alphabet[n] for n in ids))
     return weights_svg([(name, shares[None, best], [""], [visible(alphabet[n]) for n in best], set())], title)

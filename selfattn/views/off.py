@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from selfattn._check import Array
+from selfattn.functional import softmax
 from selfattn.models import readings
 from selfattn.models._causal import CausalModel
 from selfattn.models._text_encoder import TextEncoder
@@ -51,9 +52,9 @@ def without_heads(model: Any, texts: Sequence[Any], place: int, spell: Spell, st
 def _next(model: CausalModel, text: Any, pairs: Pairs, place: int, spell: Spell, store: Store) -> Found:
     """Return what a language model expects after a place, for each head off, and the lens there."""
     rows = (np.stack([pair[n][place] for pair in pairs]) for n in (0, 1))
-    plain, off = (_softmax(readings.logits(model, each)) for each in rows)
+    plain, off = (softmax(np.float64(readings.logits(model, each))) for each in rows)
     token, order = int(plain[0].argmax()), np.argsort(-off, axis=1)[:, :SHOWN]
-    lens = _softmax(readings.logit_lens(model, text, place)[1:])
+    lens = softmax(np.float64(readings.logit_lens(model, text, place)[1:]))
     best = lens.argmax(axis=1)
     names = {n: k for k, n in enumerate(dict.fromkeys([token, *order.ravel().tolist(), *best.tolist()]))}
     return _stored("next", spell([token])[0], plain[:, token], off[:, token], store) | {
@@ -79,13 +80,7 @@ def _bars(model: Any, text: Any, target: Any) -> list[float]:
 
 def _chances(model: TextEncoder, rows: list[Array]) -> Array:
     logits = model._head_vjp(np.stack([each[0] for each in rows]))[0].astype(np.float64)
-    return _softmax(logits) if logits.shape[1] > 1 else 1 / (1 + np.exp(-logits))
-
-
-def _softmax(logits: Array) -> Array:
-    found = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
-    chances: Array = found / found.sum(axis=1, keepdims=True)
-    return chances
+    return softmax(logits) if logits.shape[1] > 1 else 1 / (1 + np.exp(-logits))
 
 
 def _cosine(a: Array, b: Array) -> float:
