@@ -46,6 +46,7 @@ TOKENS = ("tokens", "key_tokens")
 MOST_BYTES = 2**28
 MOST_SCORES = 2**24
 POINTS = 20_000  # of a map
+PAGE = b'<body class="sa-page">', "a page of selfattn's"
 MOST_UNICODE = 0x10FFFF
 
 STEPS_EPILOG = f"""\
@@ -229,8 +230,7 @@ def _run_steps(options: argparse.Namespace) -> int:
         if options.out != streams.DASH:
             while len(os.fsencode(name)) + len(".html") > LONGEST_NAME:
                 name = name[:-1]
-            foreign = "not a page of selfattn's; --out chooses another file"
-            path = page.save(options.out or _default_file(f"{name}.html", b'<body class="sa-page">', foreign))
+            path = page.save(options.out or _default_file(f"{name}.html", *PAGE))
     except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         streams.tell(f"selfattn steps: {at}: {reason}")
@@ -256,12 +256,9 @@ def _add_explore(parser: Parser) -> None:
 
 def _run_explore(options: argparse.Namespace) -> int:
     _check_out(options)
-    page, path = _explorer(options), None
-    if options.out != streams.DASH:
-        foreign = "not an explorer page; --out chooses another file"
-        path = page.save(options.out or _default_file("explorer.html", b"sa-explorer", foreign))
-    _show("explore", page, path, options.open)
-    return 0
+    return _written(
+        "explore", _explorer(options), options, "explorer.html", b"sa-explorer", "an explorer page"
+    )
 
 
 def _explorer(options: argparse.Namespace) -> views.Explorer:
@@ -309,7 +306,7 @@ def _run_map(options: argparse.Namespace) -> int:
 
     _check_out(options)
     streams.check(options.out)
-    index, path = Index.open(options.index), None
+    index = Index.open(options.index)
     part = slice(None, None, max(1, -(-len(index) // options.most)))
     texts, metadata = index.texts[part], index.metadata[part]
     if len(texts) < len(index):
@@ -322,11 +319,7 @@ def _run_map(options: argparse.Namespace) -> int:
             del fields[name]  # each value occurs once, so colours would say nothing
     named = {"colour": options.colour, "name": options.index.resolve().name, "lang": options.lang}
     page = views.corpus_map(index.vectors[part], texts, fields, progress=len(texts) > 2000, **named)
-    if options.out != streams.DASH:
-        foreign = "not a map of selfattn's; --out chooses another file"
-        path = page.save(options.out or _default_file("map.html", b"sa-corpus-map", foreign))
-    _show("map", page, path, options.open)
-    return 0
+    return _written("map", page, options, "map.html", b"sa-corpus-map", "a map of selfattn's")
 
 
 def _add_out(parser: Parser, default: str) -> None:
@@ -343,12 +336,21 @@ def _check_out(options: argparse.Namespace) -> None:
         raise UsageError("--open needs a file; --out - writes none")
 
 
-def _default_file(name: str, mark: bytes, complaint: str) -> Path:
-    """Return the path of a name; refuse an existing file without the mark of a page."""
+def _default_file(name: str, mark: bytes, kind: str) -> Path:
+    """Return the path of a name; refuse an existing file without the mark of a page of that kind."""
     path = Path(name)
     if os.path.lexists(path) and not (path.is_file() and mark in path.read_bytes()):
-        raise FileExistsError(f"{path} exists and is {complaint}")
+        raise FileExistsError(f"{path} exists and is not {kind}; --out chooses another file")
     return path
+
+
+def _written(command: str, page: Document, options: argparse.Namespace, *default: Any) -> int:
+    """Save a page where ``--out`` says, or as the ``default`` that :func:`_default_file` takes; show it, and return the exit code."""
+    path = None
+    if options.out != streams.DASH:
+        path = page.save(options.out or _default_file(*default))
+    _show(command, page, path, options.open)
+    return 0
 
 
 def _show(command: str, page: Document, path: Path | None, in_browser: bool) -> None:

@@ -93,14 +93,7 @@ class Decoder:
     a prompt that enters in several calls, rows have the same bits as in one. In decoding, sums are added in another order.
     """
 
-    def __init__(
-        self,
-        model: transformer.Transformer,
-        head: Weight,
-        head_bias: Array | None = None,
-        *,
-        max_seq_len: int,
-    ) -> None:
+    def __init__(self, model: transformer.Transformer, head: Weight, *, max_seq_len: int) -> None:
         assert model.pooling is None
         assert model.table is not None
         self.model, self.max_seq_len = model, max_seq_len
@@ -109,7 +102,6 @@ class Decoder:
         self.dtype = float_type(head)
         self.cache_dtype = self.dtype  # or float16, or BITS for bfloat16: keys and values are rounded
         self._head = head.packed if isinstance(head, Rounded) else head
-        self._head_bias = head_bias
         self._core_model = transformer.as_core(model)
         self._core_last = transformer.as_core(model._replace(pooling="last"))
 
@@ -168,7 +160,7 @@ class Decoder:
 
     def head(self, rows: Array, *, decoding: bool = False) -> Array:
         """Multiply rows (n, d) by the head; ``decoding`` as in :func:`selfattn.engine.weights.multiply`."""
-        y: Array = _core._linear_forward(rows, self._head, self._head_bias, decoding, self.model.digits)
+        y: Array = _core._linear_forward(rows, self._head, None, decoding, self.model.digits)
         return y
 
     def _run(

@@ -34,8 +34,7 @@ def decoder(seed, dtype=np.float32, **sizes):
         positions=rng.standard_normal((LONGEST, d)).astype(dtype) if seed % 3 == 0 else None,
         always=None, table_factor=1.5 if seed % 3 == 1 else None, mask=None, key_bias=None, pooling=None,
     )  # fmt: skip
-    bias = rng.standard_normal(11).astype(dtype) if seed % 2 else None
-    return Decoder(model, model.table, bias, max_seq_len=LONGEST)
+    return Decoder(model, model.table, max_seq_len=LONGEST)
 
 
 def drawn_ids(*lengths):
@@ -195,9 +194,9 @@ def test_logits_of_the_next_token():
         logits = model.logits(own)
         assert (logits.shape, logits.dtype) == ((len(own), 11), np.float32)
         rows = model.hidden([own])[0]
-        expected = rows.astype(np.float64) @ model.model.table.T.astype(np.float64) + model._head_bias
+        expected = rows.astype(np.float64) @ model.model.table.T.astype(np.float64)
         # Sums of up to 12 terms.
-        size = np.abs(rows) @ np.abs(model.model.table).T + np.abs(model._head_bias)
+        size = np.abs(rows) @ np.abs(model.model.table).T
         assert (np.abs(logits - expected) <= 8 * np.finfo(np.float32).eps * size).all()
         atol = 256 * np.finfo(np.float32).eps * size.max()
         np.testing.assert_allclose([first[n], last[n]], logits[-2:], rtol=0, atol=atol)
