@@ -11,7 +11,7 @@ import selfattn
 # From the lowest up.
 
 FLOORS = (
-    ("_check", "_disk", "_docs", "_extras", "_interrupt", "_timing", "config", "reference", "_core"),
+    ("_check", "_gradients", "_disk", "_docs", "_extras", "_interrupt", "_timing", "config", "reference", "_core"),
     ("functional", "text", "random"), ("engine",), ("steps",), ("nn", "optim", "files"),
     ("models", "training", "tutorials"), ("views", "interop", "search"), ("cli", "benchmarks", "__main__"),
 )  # fmt: skip

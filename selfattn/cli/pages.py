@@ -67,23 +67,14 @@ examples:
   selfattn steps illustrated --out illustrated.html
   selfattn steps mine.npz --tokens "sky is blue" --exercise
   selfattn steps mine.npz --out - | wc -c
-
-exit codes:
-  0  written      1  the file or its arrays are wrong      2  wrong usage
-"""
-EXPLORE_EPILOG = """\
+{EXIT_CODES}"""
+EXPLORE_EPILOG = f"""\
 examples:
   selfattn explore all-MiniLM-L6-v2 "He sat on the bank of the river." --open
   selfattn explore all-MiniLM-L6-v2 "He sat on the bank of the river." --compare "She went to the bank for a loan."
   selfattn explore cross-encoder "how tall is it" --second "it is 300 m high"    a pair of sentences
   selfattn explore SmolLM2-135M "The capital of France is" --new-tokens 12       what it expects, step by step
-
-exit codes:
-  0  written      1  an error in the model or the text; the message says which      2  wrong usage
-"""
-PAGES_EPILOG = (
-    "exit codes:\n  0  written      1  a file cannot be written; the message says why      2  wrong usage"
-)
+{EXIT_CODES}"""
 MAP_EPILOG = f"""\
 examples:
   selfattn map tickets.index --colour status --open
@@ -377,7 +368,7 @@ COMMANDS = {
     ),
     "pages": Command(
         "Write all pages and a start page, index.html, for a web server or a\nUSB stick: every link is relative.",
-        PAGES_EPILOG,
+        EXIT_CODES,
         _add_pages,
         _run_pages,
     ),

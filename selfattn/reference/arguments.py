@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, float_dtype, is_float, promoted, seed_from_rng
+from selfattn._check import as_array, seed_from_rng
 from selfattn.reference.dropout import Array, dropout_keep_mask
 
 
@@ -184,6 +184,23 @@ def repeat_heads(query: Array, key: Array, value: Array) -> tuple[Array, Array]:
     return np.repeat(key, times, axis=-3), np.repeat(value, times, axis=-3)
 
 
+def float_dtype(name: str, array: Array) -> np.dtype[Any]:
+    """Return the dtype of an array of floats; integers count as float64."""
+    if array.dtype.kind in "iu":
+        return np.dtype(np.float64)
+    if array.dtype.char in "efd" or array.dtype.name == "bfloat16":
+        return array.dtype.newbyteorder("=")
+    raise TypeError(f"{name} has dtype {array.dtype}; float16, bfloat16, float32, float64 or integers work")
+
+
+def promoted(found: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
+    """Return NumPy's common dtype; float16 with bfloat16, which NumPy refuses, gives float32."""
+    kinds = set(found)
+    if {dtype.name for dtype in kinds} >= {"float16", "bfloat16"}:
+        kinds = {dtype for dtype in kinds if dtype.itemsize > 2} | {np.dtype(np.float32)}
+    return np.result_type(*kinds)
+
+
 def dtypes(
     compute_dtype: npt.DTypeLike | None, arrays: dict[str, Array]
 ) -> tuple[np.dtype[Any], np.dtype[Any]]:
@@ -205,7 +222,7 @@ def check_mask(attn_mask: npt.ArrayLike, pairs: tuple[int, ...]) -> Array:
             f"attn_mask has dtype {mask.dtype}, which could mean two things: use .astype(bool) "
             "if nonzero means attend, or a float dtype if it is to be added to the scores"
         )
-    if mask.dtype != np.bool_ and not is_float(mask.dtype):
+    if mask.dtype != np.bool_ and not (mask.dtype.char in "efd" or mask.dtype.name == "bfloat16"):
         raise TypeError(f"attn_mask has dtype {mask.dtype}; bool or a float dtype is needed")
     return broadcast("attn_mask", mask, "(..., L, S) =", pairs)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import as_array, float_dtype
+from selfattn._check import as_array
 from selfattn._gradients import (
     LayerNormGradients,
     MergeGradients,
@@ -24,6 +24,7 @@ from selfattn._gradients import (
 )
 from selfattn.reference.arguments import (
     dtypes,
+    float_dtype,
     like,
     norm_arguments,
     rotary_table,

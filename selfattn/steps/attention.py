@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import selfattn
 from selfattn import reference
-from selfattn._check import Array, as_array, float_dtype
+from selfattn._check import Array, as_array
 from selfattn.functional._options import StepsOptions, takes
 
 __all__ = ["AttentionSteps", "attention_steps"]
@@ -151,7 +151,7 @@ class AttentionSteps(Shown):
         """
         given = as_array("weights", weights)
         if given.dtype != np.bool_:
-            float_dtype("weights", given)
+            reference.arguments.float_dtype("weights", given)
         call, dtype = self._call, self.output.dtype
         try:
             given = np.broadcast_to(given, self.weights.shape).astype(call.value.dtype)
