@@ -33,6 +33,7 @@ MODULES = [
 ]
 PUBLIC = {name: getattr(sa, name) for name in sorted({*sa.__all__, *functional.__all__, "AttentionSteps"})}
 CALLABLES = {name: thing for name, thing in PUBLIC.items() if callable(thing)}
+ARCHITECTURE = ROOT / "docs/guide/adding_an_architecture.md"
 SECTIONS = [
     "Parameters", "Returns", "Attributes", "Raises", "See Also", "Notes", "References", "Examples",
 ]  # fmt: skip
@@ -147,12 +148,16 @@ def test_files_that_contributing_names_exist():
     tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     if not tracked:
         pytest.skip("this is no checkout")
-    text = without_code(ROOT / "CONTRIBUTING.md")
+    text = without_code(ROOT / "CONTRIBUTING.md") + without_code(ARCHITECTURE)
     named = {name.rstrip("/") for name in re.findall(r"`([\w./]+/[\w./]*|\w+\.(?:py|c|h|md))`", text)}
     lacking = [
         name for name in named if not re.search(rf"(^|/){re.escape(name)}($|/)", tracked, re.MULTILINE)
     ]
     assert sorted(lacking) == ["csrc/isa/NAME.c", "csrc/simd/NAME.h"]
+
+
+def test_the_page_of_an_architecture_shows_its_file():
+    assert f"```py\n{(ROOT / 'selfattn/models/qwen3.py').read_text()}```\n" in ARCHITECTURE.read_text()
 
 
 def stub_functions():
