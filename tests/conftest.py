@@ -76,14 +76,3 @@ def one_thread():
     _core.set_num_threads(1)
     yield
     _core.set_num_threads(None)
-
-
-@pytest.fixture
-def on_the_matrix_unit():
-    """Run the test on AMX, or skip it on a CPU without AMX."""
-    if "amx" not in _core.available_isas():
-        pytest.skip("this CPU, its operating system or this build has no AMX")
-    before = _core.get_isa()
-    _core._set_isa("amx")
-    yield
-    _core._set_isa(before)

@@ -346,25 +346,6 @@ def test_documents_whose_heads_share_a_mask(isa, of_each_head):
     assert_gradients(arrays, options)
 
 
-def test_packed_sequences_whose_heads_share_masks():
-    """Rows of packed sequences are far apart in memory: dK and dV are gathered while heads take turns."""
-    heads, lengths = 11, (130, 40, 300)
-    rng = np.random.default_rng(3)
-    packed = [rng.standard_normal((sum(lengths), heads, 32), dtype=np.float32) for _ in range(4)]
-    ends = np.cumsum([0, *lengths])
-    masks = [mask_of(n, n, seed=n) for n in lengths]
-    _, pullback = sa.varlen_attention_vjp(*packed[:3], ends, ends, attn_mask=masks, wrt=ALL)
-    found = pullback(packed[3])
-    for s, (n, mask) in enumerate(zip(lengths, masks, strict=True)):
-        own = [x[ends[s] : ends[s + 1]].swapaxes(0, 1) for x in packed]
-        _, pullback = sa.scaled_dot_product_attention_vjp(*(x.copy() for x in own[:3]), mask, wrt=ALL)
-        expected = pullback(own[3].copy())
-        assert_array_equal(found.attn_mask[s], expected.attn_mask, err_msg=str(n))
-        for name in ("query", "key", "value"):
-            rows = getattr(found, name)[ends[s] : ends[s + 1]].swapaxes(0, 1)
-            assert_array_equal(rows, getattr(expected, name), err_msg=f"{name} {n}")
-
-
 # With this many keys and heads per mask, heads follow one another through the rows of their mask: attention_backward.c.
 DOCUMENTS = sa.BlockMask.from_documents(np.arange(640) // 150, np.arange(900) // 210)
 LARGE = {

@@ -64,9 +64,10 @@ def scaled(x, factor):
     return (x.astype(np.float64) * factor).astype(x.dtype)
 
 
-@floats
-def test_sizes_at_which_kernels_change_their_way(dtype):
+def test_sizes_at_which_kernels_change_their_way():
+    """All pairs; csrc/tests/test_attention.c has all sizes with each dtype."""
     cases = covering(
+        dtype=FLOATS,
         length=[1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 49, 63, 64, 65, 129],
         keys=[1, 16, 31, 32, 33, 47, 63, 64, 65, 72, 97, 129, 191],
         width=[1, 8, 15, 16, 17, 31, 32, 33, 64, 80, 128, 130],
@@ -77,22 +78,20 @@ def test_sizes_at_which_kernels_change_their_way(dtype):
     for case in cases:
         heads, key_heads = case.pop("heads")
         options = case.pop("options") | {"enable_gqa": key_heads is not None}
-        arrays = inputs(dtype, **case, heads=heads, key_heads=key_heads)
-        check(arrays, options, what=f"{options}")
+        check(inputs(**case, heads=heads, key_heads=key_heads), options, what=f"{options}")
 
 
-@floats
-def test_few_queries_of_many_keys(dtype):
+def test_few_queries_of_many_keys():
     """Keys are split into chunks; on the matrix unit, bfloat16 also in steps of 16, 32 and 256."""
     cases = covering(
-        heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)], keys=[255, 256, 257, 320, 575, 2055, 4100],
+        dtype=FLOATS, heads=[(1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (9, 1)], keys=[255, 256, 257, 320, 575, 2055, 4100],
         widths=[(32, 160), (64, 64), (96, 128), (128, 32), (40, 24), (288, 288)],
         options=[{}, {}, {"dropout_p": 0.5, "rng": 7}, {"dropout_p": 0.1, "rng": 2**64 + 5, "window": (3000, 2)}],
     )  # fmt: skip
     for case in cases:
         heads, key_heads = case["heads"]
         width, value_width = case["widths"]
-        arrays = inputs(dtype, 1, case["keys"], width, value_width, heads, key_heads=key_heads)
+        arrays = inputs(case["dtype"], 1, case["keys"], width, value_width, heads, key_heads=key_heads)
         check(arrays, case["options"] | {"enable_gqa": True}, backward=False)
 
 

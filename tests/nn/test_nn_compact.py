@@ -1,4 +1,4 @@
-"""quantize of layers: which weights it rounds, what rounded layers compute, and what it refuses; the products of the C core."""
+"""quantize of layers: which weights it rounds, what rounded layers compute, and what it refuses."""
 
 import copy
 import pickle
@@ -6,9 +6,8 @@ import pickle
 import numpy as np
 import pytest
 from refusals import refusals
-from rounded import GROUP, bits, from_bits, from_int8, groups_of, rounded_rows
+from rounded import GROUP, from_bits, from_int8, groups_of
 
-import selfattn as sa
 from selfattn import _core, nn
 
 KINDS = ["int8"] + (["bfloat16"] if _core._compact_unit(False) else [])
@@ -126,66 +125,6 @@ test_what_is_refused = refusals(
     (lambda: ENCODER.vjp(np.ones((3, 8), np.float32)), ValueError, "no gradients"),
     (lambda: ENCODER(np.ones((3, 8))), TypeError, "float64"),
 )
-
-
-# ---- products of the core ------------------------------------------------------------------------------------------------
-
-
-def packed_weights(rng, out, width):
-    """Draw int8 and its scales, packed; and their products, the weights."""
-    q = rng.integers(-128, 128, (out, width), dtype=np.int8)
-    scale = rng.uniform(0.5e-3, 2e-3, (out, -(-width // GROUP))).astype(np.float32)
-    return _core._int8_panels(q, scale), from_int8(q, scale.astype(np.float64))
-
-
-@pytest.mark.parametrize(("rows", "width", "out"), [(1, 1, 1), (3, 129, 33), (70, 384, 100), (200, 700, 31)])
-def test_int8(rows, width, out, isa, threads_restored):
-    rng = np.random.default_rng(width)
-    packed, w = packed_weights(rng, out, width)
-    x = rng.standard_normal((rows, width)).astype(np.float32) + np.float32(0.3)
-    bias = rng.standard_normal(out).astype(np.float32)
-    y = _core._linear_forward(x, packed, bias)
-    # Two roundings for each group, and the rounding of the factors.
-    groups = -(-width // GROUP)
-    size = np.abs(groups_of(x)).max() * 2 * np.abs(w).sum(1) + np.abs(bias)
-    atol = (4 * groups + 6) * np.finfo(np.float32).eps * size.max()
-    np.testing.assert_allclose(y, rounded_rows(x, "int8") @ w.T + bias, rtol=0, atol=atol)
-    for threads in (1, 2, 3):
-        sa.set_num_threads(threads)
-        np.testing.assert_array_equal(_core._linear_forward(x, packed, bias), y)
-    alone = [_core._linear_forward(row[None], packed, bias)[0] for row in x]
-    np.testing.assert_array_equal(alone, y)
-
-
-def test_what_cannot_be_rounded_is_multiplied_as_it_is(isa):
-    rng = np.random.default_rng(0)
-    packed, w = packed_weights(rng, 40, 200)
-    x = rng.standard_normal((9, 200)).astype(np.float32)
-    before = _core._linear_forward(x, packed, None)
-    x[2, 7], x[4, 0], x[6, 3:5] = np.nan, np.inf, (3e38, -3e38)
-    y = _core._linear_forward(x, packed, None)
-    np.testing.assert_array_equal(np.delete(y, (2, 4, 6), 0), np.delete(before, (2, 4, 6), 0))
-    assert np.isnan(y[2]).all()
-    assert (np.isnan(y[4]) == (w[:, 0] == 0)).all()
-    assert np.isposinf(y[4][w[:, 0] > 0]).all() and np.isneginf(y[4][w[:, 0] < 0]).all()
-    expected = x[6].astype(np.float64) @ w.T
-    np.testing.assert_allclose(y[6], expected, rtol=0, atol=1e-4 * 3e38 * np.abs(w).max())
-
-
-def test_bfloat16(isa):
-    rng = np.random.default_rng(1)
-    w = from_bits(stored := bits(rng.standard_normal((33, 130))))
-    packed = _core._bfloat16_panels(stored)
-    x = rng.standard_normal((20, 130)).astype(np.float32)
-    x[3, 5] = np.nan  # it spoils its row alone
-    if _core._compact_unit(False) is None:
-        with pytest.raises(RuntimeError, match="does not multiply bfloat16"):
-            _core._linear_forward(x, packed, None)
-        return
-    y = _core._linear_forward(x, packed, None)
-    own = rounded_rows(x, "bfloat16")
-    atol = 132 * np.finfo(np.float32).eps * np.nanmax(np.abs(own)) * np.abs(w).sum(1).max()
-    np.testing.assert_allclose(y, own @ w.astype(np.float64).T, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(("rows", "width", "out"), [(0, 5, 4), (2, 0, 4), (2, 5, 0), (0, 0, 0)])

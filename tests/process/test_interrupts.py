@@ -192,7 +192,7 @@ def call_with_a_shared_mask(threads):
 
 
 KINDS = ("forward", "backward", "varlen", "varlen backward", "additive", "cache", "shared mask")
-TIMES, FIRST = 30, 6
+TIMES, FIRST = 20, 6
 
 
 def interrupt_many_times(kind):

@@ -137,14 +137,14 @@ def test_gradients_are_those_of_the_model(example):
 
 
 def test_it_learns_as_well_as_the_model_and_writes(example, capsys, monkeypatch):
-    """Both reach the lowest possible loss: only letters where several verses could continue stay uncertain."""
-    monkeypatch.setattr(example, "STEPS", 300)  # by then it knows the verses
+    """Both come near the lowest possible loss: letters where several verses could continue stay uncertain."""
+    monkeypatch.setattr(example, "STEPS", 220)  # by then it knows the verses
     rng = np.random.default_rng(0)
     p = example.new_parameters(rng)
     model, batches = same_model(example, p), np.random.default_rng()
     batches.bit_generator.state = rng.bit_generator.state
     example.train(p, rng)
-    assert capsys.readouterr().out.count("loss") == 4
+    assert capsys.readouterr().out.count("loss") == 3
     optimizer = optim.Adam(model.parameters())
     for step in range(1, example.STEPS + 1):
         starts = batches.integers(0, len(example.IDS) - example.CONTEXT, example.N)
@@ -154,7 +154,7 @@ def test_it_learns_as_well_as_the_model_and_writes(example, capsys, monkeypatch)
     starts = np.arange(0, len(example.IDS) - example.CONTEXT, 3)
     whole = example.IDS[starts[:, None] + np.arange(example.CONTEXT + 1)]
     expected = model.loss(whole)
-    assert expected < 0.1
+    assert expected < 0.15
     assert abs(example.loss_vjp(p, whole)[0] - expected) < 0.02 * expected
     written = example.write(p, "This is the rat", 120, rng)
     assert written.startswith("This is the rat that ate the malt that lay in the house that Jack built.\n")

@@ -63,15 +63,6 @@ def test_the_order_of_a_seed():
     assert task.seen == [2, 0, 5, 3, 1, 4, 7, 6, 0, 3, 7, 1, 6, 2, 5, 4]
 
 
-@pytest.mark.parametrize("rng", [3, np.random.Generator(np.random.MT19937(3)), sa.torch_rng(3)])
-def test_each_epoch_has_an_order_of_its_own(rng):
-    task = Recorder()
-    fit(task, numbered(20), 2, rng=rng)
-    first, second = task.seen[:20], task.seen[20:]
-    assert sorted(first) == sorted(second) == list(range(20))
-    assert first != second
-
-
 def test_without_shuffling_nothing_is_drawn():
     task, rng = Recorder(), np.random.default_rng(0)
     fit(task, numbered(5), 2, shuffle=False, rng=rng)
@@ -129,21 +120,6 @@ def test_without_tqdm(monkeypatch, capsys):
     assert "Epoch 1 completed" in capsys.readouterr().out
     with pytest.raises(ImportError, match=r"pip install 'selfattn\[text\]'"):
         training.fit(make_task(), TRIPLETS, epochs=1, progress=True)
-
-
-def test_callbacks_are_told_every_step_and_may_stop():
-    told = []
-
-    def stop(step):
-        return step.epoch == 2 and step.step == 3
-
-    history = fit(make_task(), epochs=5, rng=0, batch_size=4, callbacks=[told.append, stop])
-    steps = [*((1, n) for n in range(1, 8)), *((2, n) for n in range(1, 4))]
-    assert [(step.epoch, step.step) for step in told] == steps
-    assert {(step.epochs, step.steps) for step in told} == {(5, 7)}
-    assert [step.loss for step in told] == history.step_losses
-    assert [step.average_loss for step in told if step.average_loss is not None] == history.epoch_losses
-    assert told[6].average_loss is not None
 
 
 @pytest.mark.parametrize("answer", [1, 1.0, "yes", np.ones(3), np.ones(1), False, np.False_], ids=repr)
