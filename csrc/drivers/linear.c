@@ -21,6 +21,10 @@
 /* With fewer rows for each thread, threads share columns instead. */
 #define SA_FEW_ROWS 48
 
+/* Tasks of each thread for the gradients of weights, and the fewest rows of a task. */
+#define SA_WEIGHT_TASKS 2
+#define SA_LEAST_WEIGHT_ROWS 16
+
 #define SA_LINEAR_WORK_PER_THREAD 1000000.0
 #define SA_ROWS_OF_PANELS 6
 
@@ -280,32 +284,56 @@ void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdi
     }
 }
 
-static ptrdiff_t strips_of(const sa_linear *l) {
+/* How the gradients of weights are cut: into strips of rows, and these into pieces of columns. */
+typedef struct {
+    ptrdiff_t rows, pieces, strips;
+} weight_cut;
+
+static ptrdiff_t strips_of(const sa_linear *l, ptrdiff_t rows) {
     ptrdiff_t strips = 0;
     for (int which = 0; which < l->count; ++which) {
-        strips += sa_ceil_div(l->out[which], SA_WEIGHT_ROWS);
+        strips += sa_ceil_div(l->out[which], rows);
     }
     return strips;
 }
 
-static ptrdiff_t weight_tasks(const sa_linear *l, int threads) {
-    return splits(l, l->in) ? sa_smaller(threads, strips_of(l)) : strips_of(l);
+/* Narrow weights have few strips; these are cut until each thread has SA_WEIGHT_TASKS tasks. Split operands are kept for all
+ * strips of a task. */
+static weight_cut cut_weights(const sa_linear *l, int threads) {
+    weight_cut cut = {.rows = SA_WEIGHT_ROWS, .pieces = 1};
+    cut.strips = strips_of(l, cut.rows);
+    if (threads == 1 || splits(l, l->in)) {
+        return cut;
+    }
+    const ptrdiff_t enough = SA_WEIGHT_TASKS * threads, panels = sa_ceil_div(l->in, sa_kernels_for(l->f64)->block_rows);
+    cut.pieces = sa_larger(1, sa_smaller(panels, sa_ceil_div(enough, cut.strips)));
+    while (cut.rows > SA_LEAST_WEIGHT_ROWS && cut.strips * cut.pieces < enough) {
+        cut.rows /= 2;
+        cut.strips = strips_of(l, cut.rows);
+    }
+    return cut;
 }
 
-/* The gradient of SA_WEIGHT_ROWS rows of a weight, summed from row `from` of x on. */
-static void weight_gradient(const sa_linear_gradients *g, ptrdiff_t strip, ptrdiff_t from, bool again, void *scratch) {
+static ptrdiff_t weight_tasks(const sa_linear *l, const weight_cut *cut, int threads) {
+    return splits(l, l->in) ? sa_smaller(threads, cut->strips) : cut->strips * cut->pieces;
+}
+
+/* The gradient of a piece of a strip, summed from row `from` of x on. */
+static void weight_gradient(const sa_linear_gradients *g, const weight_cut *cut, ptrdiff_t strip, ptrdiff_t piece,
+                            ptrdiff_t from, bool again, void *scratch) {
     const sa_linear *l = g->l;
     int which = 0;
-    for (ptrdiff_t strips; strip >= (strips = sa_ceil_div(l->out[which], SA_WEIGHT_ROWS)); ++which) {
+    for (ptrdiff_t strips; strip >= (strips = sa_ceil_div(l->out[which], cut->rows)); ++which) {
         strip -= strips;
     }
-    const ptrdiff_t out = l->out[which], row = strip * SA_WEIGHT_ROWS;
-    const sa_product product = {.m = sa_smaller(out - row, SA_WEIGHT_ROWS),
+    const ptrdiff_t out = l->out[which], row = strip * cut->rows, panel = sa_kernels_for(l->f64)->block_rows;
+    const ptrdiff_t panels = sa_ceil_div(l->in, panel), column = panels * piece / cut->pieces * panel;
+    const sa_product product = {.m = sa_smaller(out - row, cut->rows),
                                 .n = sa_smaller(l->rows - from, SA_SUM_ROWS),
-                                .width = l->in,
+                                .width = sa_smaller(panels * (piece + 1) / cut->pieces * panel, l->in) - column,
                                 .a = g->dy[which] + bytes_of(l, from * out + row),
-                                .b = l->x + bytes_of(l, from * l->in),
-                                .c = g->dweight[which] + bytes_of(l, row * l->in),
+                                .b = l->x + bytes_of(l, from * l->in + column),
+                                .c = g->dweight[which] + bytes_of(l, row * l->in + column),
                                 .a_stride = out,
                                 .b_stride = l->in,
                                 .c_stride = l->in,
@@ -319,7 +347,8 @@ static ptrdiff_t bias_panels(const sa_linear *l, int which) {
 }
 
 ptrdiff_t sa_linear_parameter_tasks(const sa_linear_gradients *g, int threads) {
-    ptrdiff_t tasks = weight_tasks(g->l, threads);
+    const weight_cut cut = cut_weights(g->l, threads);
+    ptrdiff_t tasks = weight_tasks(g->l, &cut, threads);
     for (int which = 0; which < g->l->count; ++which) {
         tasks += bias_panels(g->l, which);
     }
@@ -328,13 +357,14 @@ ptrdiff_t sa_linear_parameter_tasks(const sa_linear_gradients *g, int threads) {
 
 void sa_linear_parameter_task(const sa_linear_gradients *g, int threads, ptrdiff_t t, void *scratch) {
     const sa_linear *l = g->l;
-    const ptrdiff_t strips = strips_of(l), tasks = weight_tasks(l, threads);
+    const weight_cut cut = cut_weights(l, threads);
+    const ptrdiff_t all = cut.strips * cut.pieces, tasks = weight_tasks(l, &cut, threads);
     if (t < tasks) {
-        const ptrdiff_t first = strips * t / tasks, end = strips * (t + 1) / tasks;
+        const ptrdiff_t first = all * t / tasks, end = all * (t + 1) / tasks;
         ptrdiff_t from = 0;
         do {
-            for (ptrdiff_t strip = first; strip < end; ++strip) {
-                weight_gradient(g, strip, from, strip > first, scratch);
+            for (ptrdiff_t n = first; n < end; ++n) {
+                weight_gradient(g, &cut, n / cut.pieces, n % cut.pieces, from, n > first, scratch);
             }
             from += SA_SUM_ROWS;
         } while (from < l->rows);

@@ -244,29 +244,52 @@ SA_KERNEL void FN(rotate_heads)(const sa_rotary *t, void *x, ptrdiff_t rows, ptr
 }
 
 /* to[c] = factor·Σ_r x[r][c]·times[r][c]; NULL times stands for ones. Sums of 128 rows are added in float64. */
+SA_INLINE void FN(sum_columns)(const real *x, const real *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
+                               double factor, real *to, const int nv) {
+    double total[4 * SA_LANES] = {0};
+    for (ptrdiff_t first = 0; first < rows; first += 128) {
+        const ptrdiff_t end = rows - first < 128 ? rows : first + 128;
+        vec sum[4];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            sum[v] = V(set1)(0);
+        }
+        for (ptrdiff_t r = first; r < end; ++r) {
+            SA_UNROLL
+            for (int v = 0; v < nv; ++v) {
+                const ptrdiff_t at = r * stride + v * SA_LANES, left = width - v * SA_LANES;
+                vec t = FN(load_up_to)(x + at, left);
+                if (times != NULL) {
+                    t = t * FN(load_up_to)(times + at, left);
+                }
+                sum[v] = sum[v] + t;
+            }
+        }
+        real lanes[4 * SA_LANES];
+        SA_UNROLL
+        for (int v = 0; v < nv; ++v) {
+            V(store)(lanes + v * SA_LANES, sum[v]);
+        }
+        for (int i = 0; i < nv * SA_LANES; ++i) {
+            total[i] += (double)lanes[i];
+        }
+    }
+    for (int i = 0; i < nv * SA_LANES && i < width; ++i) {
+        to[i] = (real)(factor * total[i]);
+    }
+}
+
 SA_KERNEL void FN(column_sums)(const void *x, const void *times, ptrdiff_t rows, ptrdiff_t stride, ptrdiff_t width,
                                double factor, void *to) {
-    for (ptrdiff_t c = 0; c < width; c += SA_LANES) {
-        double total[SA_LANES] = {0};
-        for (ptrdiff_t first = 0; first < rows; first += 128) {
-            const ptrdiff_t end = rows - first < 128 ? rows : first + 128;
-            vec sum = V(set1)(0);
-            for (ptrdiff_t r = first; r < end; ++r) {
-                vec t = FN(load_up_to)((const real *)x + r * stride + c, width - c);
-                if (times != NULL) {
-                    t = t * FN(load_up_to)((const real *)times + r * stride + c, width - c);
-                }
-                sum = sum + t;
-            }
-            real lanes[SA_LANES];
-            V(store)(lanes, sum);
-            for (int i = 0; i < SA_LANES; ++i) {
-                total[i] += (double)lanes[i];
-            }
-        }
-        for (int i = 0; i < SA_LANES && c + i < width; ++i) {
-            ((real *)to)[c + i] = (real)(factor * total[i]);
-        }
+    const real *from = x, *by = times;
+    real *sums = to;
+    for (; width >= 4 * SA_LANES; width -= 4 * SA_LANES, from += 4 * SA_LANES, sums += 4 * SA_LANES) { /* whole cache lines */
+        FN(sum_columns)(from, by, rows, stride, 4 * SA_LANES, factor, sums, 4);
+        by = by == NULL ? NULL : by + 4 * SA_LANES;
+    }
+    for (; width > 0; width -= SA_LANES, from += SA_LANES, sums += SA_LANES) {
+        FN(sum_columns)(from, by, rows, stride, width, factor, sums, 1);
+        by = by == NULL ? NULL : by + SA_LANES;
     }
 }
 
