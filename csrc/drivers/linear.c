@@ -190,6 +190,8 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     const ptrdiff_t out = l->out[which], at = bytes_of(l, row * out + column);
     const bool quants = l->weights == SA_WEIGHTS_QUANTS;
+    const char *residual = l->residual == NULL || l->dropout.p > 0 ? NULL : l->residual + at;
+    const char *bias = l->bias[which] == NULL ? NULL : l->bias[which] + bytes_of(l, column);
     const sa_product product = {
         .m = sa_smaller(l->rows - row, cut->rows),
         .n = l->in,
@@ -201,11 +203,13 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
         .b_stride = l->in,
         .c_stride = out,
         .again = again,
+        .adds = quants || residual != NULL,
         .far = l->far && !quants,
+        .bias = bias,
     };
-    const char *residual = l->residual == NULL ? NULL : l->residual + at;
-    kernels->begin_rows(product.c, out, product.m, width, l->bias[which] == NULL ? NULL : l->bias[which] + bytes_of(l, column),
-                        l->dropout.p > 0 ? NULL : residual);
+    if (product.adds) {
+        kernels->begin_rows(product.c, out, product.m, width, bias, residual);
+    }
     if (sa_linear_digits(l) > 0) {
         multiply_gemv(l, cut, which, column, &product, scratch);
     } else if (quants) {
@@ -265,10 +269,8 @@ void sa_linear_input_task(const sa_linear_gradients *g, const sa_cut *cut, ptrdi
                           .c = g->dx + at,
                           .b_stride = l->in,
                           .c_stride = l->in};
-    if (!g->adds) {
-        kernels->begin_rows(product.c, l->in, product.m, product.width, NULL, NULL);
-    }
     for (int which = 0; which < l->count; ++which) {
+        product.adds = g->adds || which > 0;
         product.n = product.a_stride = l->out[which];
         product.a = g->dy[which] + bytes_of(l, row * l->out[which]);
         product.b = l->weight[which] + bytes_of(l, column);

@@ -156,7 +156,6 @@ static void score_rows(const search_call *c, const ptrdiff_t *position, ptrdiff_
     }
     x = in_place ? x : c->own.gathered;
     if (s->scales == NULL) {
-        memset(c->own.scores, 0, (size_t)c->count * SA_TILE * sizeof(float));
         const float *query = s->query + c->first * s->d;
         sa_kernels_active()->matmul_nt(
             &(sa_product){c->count, s->d, n, query, x, c->own.scores, s->d, s->d, SA_TILE, .far = in_place}, c->own.work);

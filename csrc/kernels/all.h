@@ -14,8 +14,8 @@ SA_ATTENTION_KERNELS(SA_ISA, NULL)
 #include "kernels/rowops/forward.h"
 #include "kernels/rowops/backward.h"
 #include "kernels/optimizer/update.h"
-#include "kernels/transformer/matmul.h"
 #include "kernels/transformer/rows.h"
+#include "kernels/transformer/matmul.h"
 #if !SA_REAL_IS_F64
 #include "kernels/transformer/checksum.h"
 #include "kernels/transformer/compact_rows.h"

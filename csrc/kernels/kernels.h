@@ -121,8 +121,9 @@ typedef struct {
     void *c;
     ptrdiff_t a_stride, b_stride, c_stride;
     bool again;
-    bool adds; /* matmul_tn: adds to C */
-    bool far;  /* matmul_nt: B comes from memory, and the next product needs the rows after B */
+    bool adds;        /* adds to C; else C begins with `bias`, or with zeros */
+    bool far;         /* matmul_nt: B comes from memory, and the next product needs the rows after B */
+    const void *bias; /* (width,), for matmul_nt; or NULL */
 } sa_product;
 
 /* The norm of s = x, or x + added: scaled = (s − mean(s))·scale, y = scaled·weight + bias + residual. RMSNorm has no mean. */
@@ -299,9 +300,9 @@ typedef struct {
                    ptrdiff_t n);
     ptrdiff_t splits_from;
     size_t (*matmul_scratch)(ptrdiff_t rows, ptrdiff_t d);
-    void (*matmul_nt)(const sa_product *p, void *scratch); /* C += A·Bᵀ */
-    void (*matmul_nn)(const sa_product *p, void *scratch); /* C += A·B */
-    void (*matmul_tn)(const sa_product *p, void *scratch); /* C = Aᵀ·B, or += that */
+    void (*matmul_nt)(const sa_product *p, void *scratch); /* C = bias + A·Bᵀ, or C += A·Bᵀ */
+    void (*matmul_nn)(const sa_product *p, void *scratch); /* the same with A·B */
+    void (*matmul_tn)(const sa_product *p, void *scratch); /* the same with Aᵀ·B */
     void (*look_up)(const void *table, const void *always, const void *positions, const int64_t *ids, ptrdiff_t rows,
                     ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
@@ -340,7 +341,7 @@ typedef struct {
     void (*expand_quants)(sa_quant_type type, const void *from, ptrdiff_t n, float *to); /* n numbers, in whole quants */
     /* n is a multiple of SA_PIECE */
     void (*split_digits)(const float *x, ptrdiff_t rows, ptrdiff_t n, int digits, sa_digits *to);
-    /* For search: C += A·Bᵀ on vectors, never on a matrix unit; to[k][c] = b[c][k], whole vectors of c; sums[r] = Σ x[r]·y. */
+    /* For search: C = A·Bᵀ on vectors, never on a matrix unit; to[k][c] = b[c][k], whole vectors of c; sums[r] = Σ x[r]·y. */
     void (*matmul_nt)(const sa_product *p, void *scratch);
     void (*fill_panel_transposed)(const float *b, ptrdiff_t b_stride, ptrdiff_t n, ptrdiff_t width, float *to,
                                   ptrdiff_t stride);

@@ -45,15 +45,16 @@ static void try_product(int kind, ptrdiff_t m, ptrdiff_t n, ptrdiff_t width, boo
     void *c = draw_reals(m * c_stride, f64, &random), *before = zero_memory((size_t)(m * c_stride) * sa_element_size(f64));
     void *scratch = dirty_memory(kernels->matmul_scratch(m, d));
     memcpy(before, c, (size_t)(m * c_stride) * sa_element_size(f64));
-    const bool adds = kind != TN || m % 2 == 1;
-    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, .adds = adds, .far = m % 3 == 1};
+    const bool adds = m % 2 == 1;
+    void *bias = kind == NT && m % 4 == 0 ? draw_reals(width, f64, &random) : NULL;
+    const sa_product p = {m, n, width, a, b, c, a_columns, b_columns, c_stride, .adds = adds, .far = m % 3 == 1, .bias = bias};
     multiply(kind, kernels, &p, scratch);
     double worst = 0;
     for (ptrdiff_t i = 0; i < m; ++i) {
         for (ptrdiff_t j = 0; j < c_stride; ++j) {
             double sum = real_get(before, f64, i * c_stride + j), size;
             if (j < width) {
-                sum = product_at(kind, &p, f64, i, j, adds ? sum : 0, &size);
+                sum = product_at(kind, &p, f64, i, j, adds ? sum : bias != NULL ? real_get(bias, f64, j) : 0, &size);
             }
             const double error = fabs(real_get(c, f64, i * c_stride + j) - sum);
             worst = error <= worst ? worst : error; /* true for NaN */

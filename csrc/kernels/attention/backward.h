@@ -305,11 +305,13 @@ SA_ONCE void FN(products_plain)(const sa_backward_block *b, FN(gradient_scratch)
             continue;
         }
         if (dvalue) {
-            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, keys,
-                      dvalue + (at_key + j) * b->dvalue_stride, b->dvalue_stride, Dv);
+            real *to = dvalue + (at_key + j) * b->dvalue_stride;
+            FN(outer)(P + at, lanes, s->do_rows + row * do_stride, do_stride, rows, keys, to, b->dvalue_stride, to,
+                      b->dvalue_stride, Dv);
         }
         if (dkey) {
-            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, keys, dkey + (at_key + j) * b->dkey_stride,
+            real *to = dkey + (at_key + j) * b->dkey_stride;
+            FN(outer)(s->dS + at, lanes, s->q_rows + row * q_stride, q_stride, rows, keys, to, b->dkey_stride, to,
                       b->dkey_stride, E);
         }
         from = end[u];

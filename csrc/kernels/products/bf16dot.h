@@ -104,7 +104,7 @@ SA_INLINE void FN(pair_weights_any)(real *P, ptrdiff_t from, ptrdiff_t n, ptrdif
     }                                                                                                                          \
     SA_LEAF void FN(outer_pairs##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n,        \
                                      ptrdiff_t m, real *C, ptrdiff_t c_stride, int tail) {                                     \
-        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv, true);                                            \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, C, c_stride, tail, nv, true);                               \
     }                                                                                                                          \
     SA_LEAF void FN(pair_weights##nv)(real * P, ptrdiff_t from, ptrdiff_t n, ptrdiff_t lanes, const real *maximum,             \
                                       real *tile_sum, bool scores) {                                                           \

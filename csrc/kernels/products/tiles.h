@@ -3,7 +3,8 @@
  *
  *     rows_times_lanes      P[n][lanes] = k[n][E]·qT[E][lanes]             scores from K and Q; dP from V and dO
  *     columns_times_lanes   O[Dv][lanes] = alpha·O + v[n][Dv]ᵀ·P[n][lanes]   the output from V and weights; dQ from K and dS
- *     outer                 C[m][width] += p[m][n]·x[n][width]             dK from dS and Q; dV from weights and dO */
+ *     outer                 C[m][width] += p[m][n]·x[n][width]             dK from dS and Q; dV from weights and dO
+ *                           or C = from[m][width] + that */
 
 /* Swaps lane j of a[i] and lane i of a[j]. */
 SA_INLINE void FN(transpose)(vec *a) {
@@ -195,11 +196,11 @@ SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *r
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 
-/* C[rows][nv·lanes] += Σ_i p[r][i]·x[i][nv·lanes], summed from zero. C's last vector has `tail` columns; x is padded. With
- * `pairs`, i counts pairs of rows of x. */
+/* C[rows][nv·lanes] = from + Σ_i p[r][i]·x[i][nv·lanes], summed from zero; `from` may be C. C's last vector has `tail` columns;
+ * x is padded. With `pairs`, i counts pairs of rows of x. */
 SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                              ptrdiff_t n, real *restrict C, ptrdiff_t c_stride, int tail, const int rows, const int nv,
-                              const bool pairs) {
+                              ptrdiff_t n, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail,
+                              const int rows, const int nv, const bool pairs) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, nv);
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -209,21 +210,23 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
     for (int r = 0; r < rows; ++r) {
         SA_UNROLL
         for (int v = 0; v < nv; ++v) {
+            const real *first = from + r * from_stride + v * SA_LANES;
             real *c = C + r * c_stride + v * SA_LANES;
             if (v < nv - 1 || tail == SA_LANES) {
-                V(store)(c, V(load)(c) + sum[r][v]);
+                V(store)(c, V(load)(first) + sum[r][v]);
             } else {
-                V(store_n)(c, V(load_n)(c, tail) + sum[r][v], tail);
+                V(store_n)(c, V(load_n)(first, tail) + sum[r][v], tail);
             }
         }
     }
 }
 
 SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                             ptrdiff_t n, ptrdiff_t m, real *restrict C, ptrdiff_t c_stride, int tail, const int nv,
-                             const bool pairs){
+                             ptrdiff_t n, ptrdiff_t m, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride,
+                             int tail, const int nv, const bool pairs){
 #define SA_TILE(r, rows)                                                                                                       \
-    FN(outer_tile)(p + (r) * p_stride, p_stride, x, x_stride, n, C + (r) * c_stride, c_stride, tail, rows, nv, pairs)
+    FN(outer_tile)(p + (r) * p_stride, p_stride, x, x_stride, n, from + (r) * from_stride, from_stride, C + (r) * c_stride,    \
+                   c_stride, tail, rows, nv, pairs)
     SA_EACH_TILE(m, nv, SA_TILE, )
 #undef SA_TILE
 }
@@ -249,8 +252,8 @@ SA_INLINE int FN(vectors_at_once)(ptrdiff_t width, int *tail) {
         FN(columns_times_lanes_any)(P, v, v_stride, end, Dv, O, lanes, alpha, ahead, nv, false);                               \
     }                                                                                                                          \
     SA_LEAF void FN(outer##nv)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m, \
-                               real *C, ptrdiff_t c_stride, int tail) {                                                        \
-        FN(outer_any)(p, p_stride, x, x_stride, n, m, C, c_stride, tail, nv, false);                                           \
+                               const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail) {               \
+        FN(outer_any)(p, p_stride, x, x_stride, n, m, from, from_stride, C, c_stride, tail, nv, false);                        \
     }
 SA_LEAVES(SA_FMA_LEAVES)
 #undef SA_FMA_LEAVES
@@ -279,13 +282,13 @@ SA_INLINE void FN(columns_times_lanes)(const real *P, const real *v, ptrdiff_t v
     }
 }
 
-/* C[m][width] += p[m][n]·x[n][width]; x is padded to whole vectors. */
+/* C[m][width] = from + p[m][n]·x[n][width]; x is padded to whole vectors. `from` is C, or a row for all rows, with stride 0. */
 SA_SHARED void FN(outer)(const real *p, ptrdiff_t p_stride, const real *x, ptrdiff_t x_stride, ptrdiff_t n, ptrdiff_t m,
-                         real *C, ptrdiff_t c_stride, ptrdiff_t width) {
+                         const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, ptrdiff_t width) {
     for (ptrdiff_t d = 0; d < width;) {
         int tail;
         const int nv = FN(vectors_at_once)(width - d, &tail);
-        SA_CALL_LEAF(outer, nv, p, p_stride, x + d, x_stride, n, m, C + d, c_stride, tail)
+        SA_CALL_LEAF(outer, nv, p, p_stride, x + d, x_stride, n, m, from + d, from_stride, C + d, c_stride, tail)
         d += nv * SA_LANES;
     }
 }

@@ -165,8 +165,32 @@ SA_LEAF void FN(few_rows2)(const sa_product *p) { FN(few_rows)(p, 2); }
 SA_LEAF void FN(few_rows3)(const sa_product *p) { FN(few_rows)(p, 3); }
 SA_LEAF void FN(few_rows4)(const sa_product *p) { FN(few_rows)(p, 4); }
 
+/* ---- the products: the first piece of a sum is added to what C begins with ------------------------------------------------ */
+
+static const real FN(zeros)[SA_PANEL];
+
+/* Returns the row that C begins with, or NULL if it is in C. `before`: it must be in C before the product. */
+SA_INLINE const real *FN(first_row)(const sa_product *p, bool before) {
+    if (!p->adds && (before || p->n == 0)) {
+        FN(begin_rows)(p->c, p->c_stride, p->m, p->width, p->bias, NULL);
+        return NULL;
+    }
+    return p->adds ? NULL : p->bias != NULL ? p->bias : FN(zeros);
+}
+
+/* C[m][width] = row + a·panel, or += that. */
+SA_INLINE void FN(multiply_panel)(const sa_product *p, const real *a, ptrdiff_t a_stride, const real *panel, ptrdiff_t stride,
+                                  ptrdiff_t depth, const real *row, real *c, ptrdiff_t width) {
+    FN(outer)(a, a_stride, panel, stride, depth, p->m, row == NULL ? c : row, row == NULL ? p->c_stride : 0, c, p->c_stride,
+              width);
+}
+
+/* True if rows of B are a panel as they are. */
+SA_INLINE bool FN(is_panel)(const sa_product *p) { return p->b_stride == SA_PANEL && p->width == SA_PANEL; }
+
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
-    const real *a = p->a, *b = p->b;
+    const bool fetches = p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL && SA_LEAF_VECS == SA_VECS;
+    const real *a = p->a, *b = p->b, *row = FN(first_row)(p, fetches || p->m <= 4);
     real *panel = scratch;
     switch (p->m) {
     case 0: return;
@@ -179,39 +203,43 @@ SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         FN(fill_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
-        if (p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL && SA_LEAF_VECS == SA_VECS) {
+        if (fetches) {
             FN(multiply_fetching)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
         } else {
-            FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
+            FN(multiply_panel)(p, a + k, p->a_stride, panel, SA_PANEL, depth, k > 0 ? NULL : row, p->c, p->width);
         }
     }
 }
 
 SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
-    const real *a = p->a, *b = p->b;
-    real *panel = scratch;
+    const real *a = p->a, *row = FN(first_row)(p, false);
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
-        FN(fill_panel)(b + k * p->b_stride, p->b_stride, depth, p->width, panel);
-        FN(outer)(a + k, p->a_stride, panel, SA_PANEL, depth, p->m, p->c, p->c_stride, p->width);
+        const real *b = (const real *)p->b + k * p->b_stride;
+        if (!FN(is_panel)(p)) {
+            FN(fill_panel)(b, p->b_stride, depth, p->width, scratch);
+            b = scratch;
+        }
+        FN(multiply_panel)(p, a + k, p->a_stride, b, SA_PANEL, depth, k > 0 ? NULL : row, p->c, p->width);
     }
 }
 
-/* C[m][width] = A[n][m]ᵀ·B[n][width], or += that. A is transposed once for all columns. */
+/* A is transposed once for all columns. */
 SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
-    const real *a = p->a, *b = p->b;
+    const real *a = p->a, *row = FN(first_row)(p, false);
     real *c = p->c, *panel = scratch, *aT = panel + SA_PANEL_DEPTH * SA_PANEL;
     const ptrdiff_t pieces = (p->n + SA_SUMMED - 1) / SA_SUMMED;
-    for (ptrdiff_t r = 0; r < p->m && !p->adds; ++r) {
-        memset(c + r * p->c_stride, 0, (size_t)p->width * sizeof(real));
-    }
     for (ptrdiff_t piece = 0; piece < pieces; ++piece) {
         const ptrdiff_t k = p->n * piece / pieces, depth = p->n * (piece + 1) / pieces - k;
         FN(fill_panel_transposed)(a + k * p->a_stride, p->a_stride, p->m, depth, aT, SA_SUMMED);
         for (ptrdiff_t at = 0; at < p->width; at += SA_PANEL) {
             const ptrdiff_t width = p->width - at < SA_PANEL ? p->width - at : SA_PANEL;
-            FN(fill_panel)(b + k * p->b_stride + at, p->b_stride, depth, width, panel);
-            FN(outer)(aT, SA_SUMMED, panel, SA_PANEL, depth, p->m, c + at, p->c_stride, width);
+            const real *b = (const real *)p->b + k * p->b_stride + at;
+            if (!FN(is_panel)(p)) {
+                FN(fill_panel)(b, p->b_stride, depth, width, panel);
+                b = panel;
+            }
+            FN(multiply_panel)(p, aT, SA_SUMMED, b, SA_PANEL, depth, piece > 0 ? NULL : row, c + at, width);
         }
     }
 }

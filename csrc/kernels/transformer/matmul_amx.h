@@ -181,6 +181,7 @@ SA_LEAF void FN(take_sums)(const real *sums, ptrdiff_t rows, ptrdiff_t width, bo
 static void FN(multiply_plainly)(const sa_product *p, ptrdiff_t r, ptrdiff_t rows, ptrdiff_t c, ptrdiff_t width, bool by_rows,
                                  void *scratch) {
     sa_product some = *p;
+    some.adds = true;
     some.m = rows;
     some.width = width;
     some.a = (const real *)p->a + r * p->a_stride;
@@ -197,6 +198,9 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
     const real *a = p->a, *b = p->b;
     FN(product_scratch) *s = NULL;
     FN(lay_out_product)(scratch, p->m, p->n, &s);
+    if (!p->adds) {
+        FN(begin_rows)(p->c, p->c_stride, p->m, p->width, p->bias, NULL);
+    }
     sa_start_tiles();
     const unsigned before = sa_flush_subnormals();
     if (!p->again) {
