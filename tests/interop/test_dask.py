@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 from operations import HEADS, Draw, block_mask_of, mask_of, of_heads, positions
+from refusals import refusals
 from text_folders import WORDS, save_bert
 
 import selfattn as sa
@@ -90,10 +91,11 @@ REFUSALS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arrays", "options", "error", "said"), REFUSALS)
-def test_refusals_come_before_the_work(arrays, options, error, said):
-    with pytest.raises(error, match=said):
-        interop.scaled_dot_product_attention(*arrays(da.ones((6, 2), chunks=(4, 2))), **options)
+test_refusals_come_before_the_work = refusals(
+    *(((arrays, options), error, said) for arrays, options, error, said in REFUSALS),
+    given=lambda: da.ones((6, 2), chunks=(4, 2)),
+    call=lambda x, what: interop.scaled_dot_product_attention(*what[0](x), **what[1]),
+)
 
 
 # ------------------------------------------------------------------------------------------------------ workers

@@ -127,6 +127,28 @@ test_what_is_refused = refusals(
 )
 
 
+def packed_weights(rng, out, width):
+    """Draw int8 and its scales, packed; and their products, the weights."""
+    q = rng.integers(-128, 128, (out, width), dtype=np.int8)
+    scale = rng.uniform(0.5e-3, 2e-3, (out, -(-width // GROUP))).astype(np.float32)
+    return _core._int8_panels(q, scale), from_int8(q, scale.astype(np.float64))
+
+
+def test_what_cannot_be_rounded_is_multiplied_as_it_is(isa):
+    rng = np.random.default_rng(0)
+    packed, w = packed_weights(rng, 40, 200)
+    x = rng.standard_normal((9, 200)).astype(np.float32)
+    before = _core._linear_forward(x, packed, None)
+    x[2, 7], x[4, 0], x[6, 3:5] = np.nan, np.inf, (3e38, -3e38)
+    y = _core._linear_forward(x, packed, None)
+    np.testing.assert_array_equal(np.delete(y, (2, 4, 6), 0), np.delete(before, (2, 4, 6), 0))
+    assert np.isnan(y[2]).all()
+    assert (np.isnan(y[4]) == (w[:, 0] == 0)).all()
+    assert np.isposinf(y[4][w[:, 0] > 0]).all() and np.isneginf(y[4][w[:, 0] < 0]).all()
+    expected = x[6].astype(np.float64) @ w.T
+    np.testing.assert_allclose(y[6], expected, rtol=0, atol=1e-4 * 3e38 * np.abs(w).max())
+
+
 @pytest.mark.parametrize(("rows", "width", "out"), [(0, 5, 4), (2, 0, 4), (2, 5, 0), (0, 0, 0)])
 def test_empty_products(rows, width, out, isa):
     packed = _core._int8_panels(

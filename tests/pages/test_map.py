@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 from pages import data_of
+from refusals import refusals
 
 from selfattn import views
 
@@ -60,24 +61,15 @@ def test_small_maps_and_copies():
     assert views.corpus_map([[2.0, 1.0]], ["a"]).svg.count("<circle") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((ROWS, TEXTS[1:]), {}, "equally many, not 30, 29"),
-        ((ROWS, TEXTS, {"a": [1]}), {}, "30, 'a' 1"),
-        ((ROWS[:0], []), {}, "1 to 50,000 texts; there are 0"),
-        ((ROWS * 1e300, TEXTS), {}, "embedding 0 is not finite in float32"),
-        (
-            (ROWS * 1j, TEXTS),
-            {},
-            r"embeddings must be real numbers of shape \(n, d\), not complex128 of \(30, 6\)",
-        ),
-        ((ROWS[0], TEXTS), {}, r"not float64 of \(6,\)"),
-        ((ROWS[:1], "a"), {}, "texts must be a sequence of texts, not 'a'"),
-        ((ROWS[:2], TEXTS[:2], {"a": "xy"}), {}, "fields must be a mapping of names to sequences"),
-        ((ROWS, TEXTS), {"colour": "a"}, "no field is named 'a'; the fields are none at all"),
-    ],
+test_what_is_no_map = refusals(
+    ((ROWS, TEXTS[1:]), "equally many, not 30, 29"),
+    ((ROWS, TEXTS, {"a": [1]}), "30, 'a' 1"),
+    ((ROWS[:0], []), "1 to 50,000 texts; there are 0"),
+    ((ROWS * 1e300, TEXTS), "embedding 0 is not finite in float32"),
+    ((ROWS * 1j, TEXTS), r"must be real numbers of shape \(n, d\), not complex128 of \(30, 6\)"),
+    ((ROWS[0], TEXTS), r"not float64 of \(6,\)"),
+    ((ROWS[:1], "a"), TypeError, "texts must be a sequence of texts, not 'a'"),
+    ((ROWS[:2], TEXTS[:2], {"a": "xy"}), TypeError, "fields must be a mapping of names to sequences"),
+    ((ROWS, TEXTS, None, "a"), "no field is named 'a'; the fields are none at all"),
+    call=lambda given: views.corpus_map(*given[:3], **({"colour": given[3]} if given[3:] else {})),
 )
-def test_what_is_no_map(arguments, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        views.corpus_map(*arguments, **options)

@@ -258,8 +258,7 @@ def run(tmp_path, command, *given):
     """Run a command with selfattn alone or with PyTorch; return the rows that it saves."""
     saved = tmp_path / "saved.json"
     assert main([*command.split(), *BRIEF, *given, "--json", str(saved)]) == 0
-    rows = json.loads(saved.read_text())["rows"]
-    return rows
+    return json.loads(saved.read_text())["rows"]
 
 
 def test_work_of_a_model():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from refusals import refusals
 
 from selfattn import search
 from selfattn.search import _ranking
@@ -199,27 +200,27 @@ def test_only_the_same_model_opens_it(tmp_path, index):
         search.Index.create(tmp_path / "other", 5)
 
 
-@pytest.mark.parametrize(
-    ("what", "error", "message"),
-    [
-        ({"query": 5}, ValueError, "queries must be a list or a column of texts, not 5"),
-        ({"query": b"w1"}, ValueError, "queries must be a list or a column of texts, not b'w1'"),
-        ({"query": ["w1", None]}, ValueError, "query 1 is None, not a str"),
-        ({"k": 0}, ValueError, "k must be at least 1, not 0"),
-        ({"where": [1]}, TypeError, "where must be a mapping of fields"),
-        ({"where": {"V": 1}}, ValueError, "no text has the field 'V'; the fields are 'v', 'w'"),
-        ({"where": {"v": {"x": 1}}}, TypeError, r"where: 'v' must be a text.* not \{'x': 1\}"),
-        ({"where": {"v": [1, np.nan]}}, TypeError, "where: 'v' must be a text.* not nan"),
-        ({"hybrid": 0.5}, TypeError, "hybrid must be True or False, not 0.5"),
-        ({"rerank": True}, TypeError, "rerank must be a cross-encoder"),
-        ({"rerank": SimpleNamespace(rank=lambda query, texts: [0.5, 1])}, TypeError, r"rank\(\) of SimpleNamespace must return"),
-    ],
-)  # fmt: skip
-def test_wrong_queries_are_named(index, what, error, message):
+@pytest.fixture
+def searched(index):
     index.add(["w1", "w2"], metadata=[{"v": 1}, {"w": 1}])
     assert len(index.search("w1", 10**30)) == 2 and index.search([]) == []
-    with pytest.raises(error, match=message):
-        index.search(**{"query": "w1"} | what)
+    return index
+
+
+test_wrong_queries_are_named = refusals(
+    ({"query": 5}, ValueError, "queries must be a list or a column of texts, not 5"),
+    ({"query": b"w1"}, ValueError, "queries must be a list or a column of texts, not b'w1'"),
+    ({"query": ["w1", None]}, ValueError, "query 1 is None, not a str"),
+    ({"k": 0}, ValueError, "k must be at least 1, not 0"),
+    ({"where": [1]}, TypeError, "where must be a mapping of fields"),
+    ({"where": {"V": 1}}, ValueError, "no text has the field 'V'; the fields are 'v', 'w'"),
+    ({"where": {"v": {"x": 1}}}, TypeError, r"where: 'v' must be a text.* not \{'x': 1\}"),
+    ({"where": {"v": [1, np.nan]}}, TypeError, "where: 'v' must be a text.* not nan"),
+    ({"hybrid": 0.5}, TypeError, "hybrid must be True or False, not 0.5"),
+    ({"rerank": True}, TypeError, "rerank must be a cross-encoder"),
+    ({"rerank": SimpleNamespace(rank=lambda query, texts: [0.5, 1])}, TypeError, r"rank\(\) of SimpleNamespace must return"),
+    given="searched", call=lambda index, what: index.search(**{"query": "w1"} | what),
+)  # fmt: skip
 
 
 def test_vacuum_leaves_what_is_alive(index, tmp_path):
