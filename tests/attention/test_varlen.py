@@ -254,18 +254,6 @@ def test_out():
     assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "heads"), [((700, 16, 90, 1, 300, 33, 5, 1200), 2), ((1500,), 1), ((3000, 10, 10, 2), 1)]
-)
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_the_same_bits_for_any_number_of_threads(lengths, heads, threads):
-    arguments = packed(lengths, lengths, heads=heads, width=16, v_width=16)
-    rng = np.random.default_rng(0)
-    options = {"is_causal": True, "sinks": np.ones(heads), "alibi_slopes": np.full(heads, 0.1),
-               "attn_mask": [rng.standard_normal(n).astype(np.float32) for n in lengths]}  # fmt: skip
-    assert_bits_of_own_calls(arguments, options, num_threads=threads)
-
-
 Q, K, V, ROWS, KEYS = PACKED.values()
 
 
