@@ -1,7 +1,6 @@
 """The choice of kernels: the best by default, another by SELFATTN_ISA, a clear error for an impossible choice."""
 
 import itertools
-import json
 import re
 
 import numpy as np
@@ -12,22 +11,11 @@ from processes import PYTHON, finish, run_script, start
 import selfattn as sa
 from selfattn import _core
 
-SCRIPT = """
-import json, sys
-import numpy as np
-import selfattn as sa
-rng = np.random.default_rng(0)
-results = {}
-for dtype in ("float32", "float64"):
-    q, k, v = (rng.standard_normal((2, 70, 33)).astype(dtype) for _ in range(3))
-    for name, options in (("plain", {}), ("options", {"is_causal": True, "softcap": 5.0, "dropout_p": 0.2, "rng": 1})):
-        results[dtype + " " + name] = sa.scaled_dot_product_attention(q, k, v, **options).tolist()
-json.dump({"isa": sa.get_isa(), "shown": sa.show_config("dicts")["isa"], "results": results}, sys.stdout)
-"""
 
-
-def answer(**environment):
-    return json.loads(run_script(SCRIPT, **({"SELFATTN_ISA": None} | environment)))
+def chosen(**environment):
+    """Return what a new process uses, and what it says that it uses."""
+    script = "import selfattn as sa; print(sa.get_isa(), sa.show_config('dicts')['isa'])"
+    return run_script(script, **({"SELFATTN_ISA": None} | environment)).split()
 
 
 def test_get_isa_and_what_is_available():
@@ -50,26 +38,11 @@ def test_the_flags_of_the_cpu_agree():
         assert {"avx512f", "avx512_bf16"} <= flags
 
 
-@pytest.mark.parametrize("environment", [{}, {"SELFATTN_ISA": ""}], ids=["unset", "empty"])
-def test_the_default_is_the_best(environment):
-    assert answer(**environment)["isa"] == ISAS[0]
-
-
-@pytest.fixture(scope="module")
-def expected():
-    return answer(SELFATTN_ISA="generic")["results"]
-
-
-@pytest.mark.parametrize("name", ISAS)
-def test_the_environment_chooses(name, expected):
-    got = answer(SELFATTN_ISA=name)
-    assert got["isa"] == got["shown"] == name
-    for case, numbers in got["results"].items():
-        eps = float(np.finfo(case.split()[0]).eps)
-        # Scores below 6 as sums of 33 products in another order, 70 weights likewise, values below 5; dropout
-        # divides by 0.8. Rounding errors of both signs add up to less than the square roots of the lengths.
-        atol = (6 * np.sqrt(33) + np.sqrt(70)) * eps * 5 / 0.8
-        np.testing.assert_allclose(numbers, expected[case], rtol=0, atol=atol, err_msg=case)
+def test_the_environment_chooses_and_the_default_is_the_best():
+    for environment in ({}, {"SELFATTN_ISA": ""}):
+        assert chosen(**environment) == [ISAS[0]] * 2
+    for name in ISAS:
+        assert chosen(SELFATTN_ISA=name) == [name] * 2
 
 
 @pytest.mark.parametrize(
@@ -125,13 +98,6 @@ def test_the_private_setter():
         for name in ISAS:
             _core._set_isa(name)
             assert sa.get_isa() == name
-        with pytest.raises(
-            ValueError,
-            match=re.escape(f"'nonsense': this build on this CPU and operating system can run {ISAS!r}"),
-        ):
-            _core._set_isa("nonsense")
-        with pytest.raises(TypeError, match="must be a str, got int"):
-            _core._set_isa(3)
         with pytest.raises((TypeError, UnicodeEncodeError)):
             _core._set_isa("\udc80")
         assert sa.get_isa() == ISAS[-1]
