@@ -167,18 +167,20 @@ static void multiply_quants(const sa_linear *l, const sa_cut *cut, int which, pt
     }
 }
 
-/* Like multiply_quants, for rows as digits. Rows that cannot be split go through multiply_quants. */
-static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const sa_product *all,
-                          char *scratch) {
+/* Writes bias + residual + the product, for rows as digits. Rows that cannot be split go through multiply_quants. */
+static void multiply_gemv(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t column, const float *residual,
+                          const sa_product *all, char *scratch) {
     const sa_gemv_rows rows = sa_gemv_split(all->a, all->m, l->in, sa_linear_digits(l), all->again, scratch);
-    sa_gemv_multiply(compact_of(l, which), column, &rows, all);
-    for (ptrdiff_t r = 0; r < all->m; ++r) {
+    sa_gemv_multiply(compact_of(l, which), column, &rows, residual, all);
+    for (ptrdiff_t r = 0; r < all->m && !rows.whole; ++r) {
         if (sa_gemv_is_unsplit(&rows, r, l->in)) {
             sa_product row = *all;
             row.m = 1;
             row.a = (const float *)all->a + r * all->a_stride;
             row.c = (float *)all->c + r * all->c_stride;
             row.again = false;
+            sa_kernels_for(false)->begin_rows(row.c, row.c_stride, 1, row.width, row.bias,
+                                              residual == NULL ? NULL : residual + r * all->c_stride, NULL);
             multiply_quants(l, cut, which, column, &row, scratch);
         }
     }
@@ -190,7 +192,7 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
     const sa_real_kernels *kernels = sa_kernels_for(l->f64);
     const ptrdiff_t out = l->out[which], at = bytes_of(l, row * out + column);
     const bool quants = l->weights == SA_WEIGHTS_QUANTS;
-    const char *residual = l->residual == NULL || l->dropout.p > 0 ? NULL : l->residual + at;
+    const void *residual = l->residual == NULL || l->dropout.p > 0 ? NULL : l->residual + at;
     const char *bias = l->bias[which] == NULL ? NULL : l->bias[which] + bytes_of(l, column);
     const sa_product product = {
         .m = sa_smaller(l->rows - row, cut->rows),
@@ -207,15 +209,17 @@ static void columns(const sa_linear *l, const sa_cut *cut, int which, ptrdiff_t 
         .far = l->far && !quants,
         .bias = bias,
     };
-    if (product.adds) {
-        kernels->begin_rows(product.c, out, product.m, width, bias, residual);
-    }
     if (sa_linear_digits(l) > 0) {
-        multiply_gemv(l, cut, which, column, &product, scratch);
-    } else if (quants) {
-        multiply_quants(l, cut, which, column, &product, scratch);
+        multiply_gemv(l, cut, which, column, residual, &product, scratch);
     } else {
-        kernels->matmul_nt(&product, scratch);
+        if (product.adds) {
+            kernels->begin_rows(product.c, out, product.m, width, bias, residual, NULL);
+        }
+        if (quants) {
+            multiply_quants(l, cut, which, column, &product, scratch);
+        } else {
+            kernels->matmul_nt(&product, scratch);
+        }
     }
     if (l->activation != SA_ACT_NONE) {
         const sa_active active = {l->activation, product.m, width, out, product.c, l->gate == NULL ? NULL : l->gate + at};

@@ -84,10 +84,15 @@ sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int dig
     if (!again) {
         sa_kernels_active()->split_digits(x, rows, in, digits, r.x);
     }
+    r.whole = true;
+    for (ptrdiff_t row = 0; row < rows; ++row) {
+        r.whole = r.whole && !sa_gemv_is_unsplit(&r, row, in);
+    }
     return r;
 }
 
-void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p) {
+void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual,
+                      const sa_product *p) {
     sa_gemv_tile t = {.type = w->type,
                       .digits = r->digits,
                       .rows = r->rows,
@@ -106,14 +111,13 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
             t.weights = r->weights;
         }
         sa_gemv_active()->leaf(&t);
-        for (ptrdiff_t row = 0; row < r->rows; ++row) {
-            float *y = (float *)p->c + row * p->c_stride + c;
-            const float *sums = r->sums + row * SA_GEMV_COLUMNS;
-            if (sa_gemv_is_unsplit(r, row, w->in)) {
-                continue;
-            }
-            for (ptrdiff_t i = 0; i < columns; ++i) {
-                y[i] += sums[i];
+        const ptrdiff_t at_once = r->whole ? r->rows : 1;
+        for (ptrdiff_t row = 0; row < r->rows; row += at_once) {
+            const ptrdiff_t at = row * p->c_stride + c;
+            if (r->whole || !sa_gemv_is_unsplit(r, row, w->in)) {
+                sa_kernels_for(false)->begin_rows((float *)p->c + at, p->c_stride, at_once, columns,
+                                                  p->bias == NULL ? NULL : (const float *)p->bias + c,
+                                                  residual == NULL ? NULL : residual + at, r->sums + row * SA_GEMV_COLUMNS);
             }
         }
     }

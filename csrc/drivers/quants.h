@@ -29,6 +29,7 @@ bool sa_quants_have_gemv(const sa_compact *w);
 typedef struct {
     ptrdiff_t rows;
     int digits;
+    bool whole; /* no row has NaN or infinities, which digits cannot represent */
     sa_digits *x;
     char *weights, *panel;
     float *sums;
@@ -39,9 +40,9 @@ size_t sa_gemv_scratch(ptrdiff_t rows, ptrdiff_t in, int digits, ptrdiff_t row_b
 /* Splits rows into digits. `again`: the rows are already in scratch. */
 sa_gemv_rows sa_gemv_split(const float *x, ptrdiff_t rows, ptrdiff_t in, int digits, bool again, void *scratch);
 
-/* p->c += A·Bᵀ like sa_quants_multiply, with sums in another order, for split rows. Skips rows with NaN or infinities, which
- * digits cannot represent. */
-void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const sa_product *p);
+/* p->c = p->bias + residual + A·Bᵀ, with sums in another order than sa_quants_multiply, for split rows. Skips the others.
+ * residual, or NULL, begins with p->c's first column and has its stride. */
+void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows *r, const float *residual, const sa_product *p);
 
 static inline bool sa_gemv_is_unsplit(const sa_gemv_rows *r, ptrdiff_t row, ptrdiff_t in) {
     const float scale = in > 0 ? sa_digits_at(r->x, row * (in / SA_PIECE), r->digits)->scale : 0;

@@ -307,7 +307,8 @@ typedef struct {
                     ptrdiff_t d, void *x);
     void (*add_norm)(const sa_norm_rows *n);
     void (*norm_backward)(const sa_norm_rows *n, const void *dy, void *ds, bool adds);
-    void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual);
+    void (*begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias, const void *residual,
+                       const void *sums);
     void (*activate)(const sa_active *a, void *to);
     void (*activate_backward)(const sa_active *a, void *d, void *dgate);
     void (*drop_rows)(const sa_dropout *t, void *x, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *residual);

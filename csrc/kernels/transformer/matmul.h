@@ -172,7 +172,7 @@ static const real FN(zeros)[SA_PANEL];
 /* Returns the row that C begins with, or NULL if it is in C. `before`: it must be in C before the product. */
 SA_INLINE const real *FN(first_row)(const sa_product *p, bool before) {
     if (!p->adds && (before || p->n == 0)) {
-        FN(begin_rows)(p->c, p->c_stride, p->m, p->width, p->bias, NULL);
+        FN(begin_rows)(p->c, p->c_stride, p->m, p->width, p->bias, NULL, NULL);
         return NULL;
     }
     return p->adds ? NULL : p->bias != NULL ? p->bias : FN(zeros);

@@ -199,7 +199,7 @@ SA_INLINE void FN(matmul_rows)(const sa_product *p, void *scratch, const bool by
     FN(product_scratch) *s = NULL;
     FN(lay_out_product)(scratch, p->m, p->n, &s);
     if (!p->adds) {
-        FN(begin_rows)(p->c, p->c_stride, p->m, p->width, p->bias, NULL);
+        FN(begin_rows)(p->c, p->c_stride, p->m, p->width, p->bias, NULL, NULL);
     }
     sa_start_tiles();
     const unsigned before = sa_flush_subnormals();

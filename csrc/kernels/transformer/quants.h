@@ -93,9 +93,19 @@ SA_INLINE int32_t FN(largest_bits)(const float *x, ptrdiff_t n) {
     return largest;
 }
 
+typedef int32_t FN(four_ints) __attribute__((vector_size(16)));
+
+/* The sum of half a piece, added as vectors because compilers would add number by number. */
+SA_INLINE int32_t FN(sum_of_half)(const int32_t *x) {
+    FN(four_ints) v[4];
+    memcpy(v, x, sizeof v);
+    v[0] = (v[0] + v[1]) + (v[2] + v[3]);
+    return (v[0][0] + v[0][1]) + (v[0][2] + v[0][3]);
+}
+
 /* `limit` is the most that the digits can represent; with three digits less a margin, as scales are rounded. */
 SA_INLINE void FN(split_piece)(const float *x, const int digits, const float limit, sa_digits *to) {
-    int32_t all[SA_PIECE];
+    int32_t all[SA_PIECE], digit[SA_PIECE];
     const int32_t largest = FN(largest_bits)(x, SA_PIECE);
     float most;
     memcpy(&most, &largest, sizeof most);
@@ -107,19 +117,18 @@ SA_INLINE void FN(split_piece)(const float *x, const int digits, const float lim
     }
     to->scale = most / limit;
     int32_t minus[3] = {0, 0, 0};
-    for (int n = 0; n < digits; ++n) {
-        int32_t half[2];
-        for (int h = 0; h < 2; ++h) {
-            int32_t sum = 0, *of = all + h * (SA_PIECE / 2);
-            for (int i = 0; i < SA_PIECE / 2; ++i) {
-                const int32_t digit = ((of[i] + 128) & 255) - 128;
-                to->of[n].digit[h * (SA_PIECE / 2) + i] = (int8_t)digit;
-                of[i] = (of[i] - digit) >> 8;
-                sum -= digit;
-            }
-            half[h] = sum;
+    for (int n = 0; n < digits; ++n) { /* loops that compilers vectorize */
+        for (int i = 0; i < SA_PIECE; ++i) {
+            digit[i] = n + 1 < digits ? ((all[i] + 128) & 255) - 128 : all[i];
         }
-        const int32_t own[3] = {half[0], half[1], half[0] + half[1]};
+        for (int i = 0; i < SA_PIECE; ++i) {
+            to->of[n].digit[i] = (int8_t)digit[i];
+        }
+        for (int i = 0; i < SA_PIECE; ++i) {
+            all[i] = (all[i] - digit[i]) >> 8;
+        }
+        const int32_t first = FN(sum_of_half)(digit), second = FN(sum_of_half)(digit + SA_PIECE / 2);
+        const int32_t own[3] = {-first, -second, -first - second};
         for (int i = 0; i < 3; ++i) {
             to->of[n].minus[i] = own[i];
             minus[i] += own[i] * (1 << 8 * n);

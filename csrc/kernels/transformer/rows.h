@@ -20,10 +20,10 @@ SA_KERNEL void FN(look_up)(const void *table, const void *always, const void *po
     }
 }
 
-/* Prepares rows to which a product is added: to[r] = bias + residual[r]; NULL stands for zeros. to and residual have
- * `stride`. */
+/* Prepares rows to which a product is added, or writes them with the sums of one of SA_GEMV_COLUMNS columns:
+ * to[r] = (bias + residual[r]) + sums[r]; NULL stands for zeros. to and residual have `stride`. */
 SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdiff_t width, const void *bias,
-                              const void *residual) {
+                              const void *residual, const void *sums) {
     for (ptrdiff_t r = 0; r < rows; ++r) {
         for (ptrdiff_t i = 0; i < width; i += SA_LANES) {
             const ptrdiff_t at = r * stride + i, left = width - i;
@@ -33,6 +33,9 @@ SA_KERNEL void FN(begin_rows)(void *to, ptrdiff_t stride, ptrdiff_t rows, ptrdif
             }
             if (residual != NULL) {
                 t = t + FN(load_up_to)((const real *)residual + at, left);
+            }
+            if (sums != NULL) {
+                t = t + FN(load_up_to)((const real *)sums + r * SA_GEMV_COLUMNS + i, left);
             }
             FN(store_up_to)((real *)to + at, t, left);
         }
