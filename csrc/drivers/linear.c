@@ -12,8 +12,9 @@
 /* The most rows of a task. Each task makes panels of the weights. */
 #define SA_PRODUCT_ROWS 240
 
-/* The most rows with compact weights, so that rounded rows stay in L2. */
+/* The most rows with compact weights, and as digits, so that rounded rows stay in L2. */
 #define SA_COMPACT_ROWS 128
+#define SA_DIGITS_ROWS 256
 
 /* The most rows with split operands, so that terms stay in L2. */
 #define SA_SPLIT_ROWS 512
@@ -36,11 +37,11 @@ static bool splits(const sa_linear *l, ptrdiff_t n) { return n >= sa_kernels_for
 
 /* Compact weights are already in panels, and digits multiply quants in place. A task has all columns, or with few rows a share
  * of them, and rounds or splits its rows. */
-static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share, ptrdiff_t panel) {
+static sa_cut cut_compact(const sa_linear *l, int threads, bool by_share, ptrdiff_t panel, ptrdiff_t most) {
     const ptrdiff_t rows = sa_larger(l->rows, 1);
-    sa_cut cut = {.rows = sa_smaller(rows, SA_COMPACT_ROWS), .shares = 1, .panel = panel};
+    sa_cut cut = {.rows = sa_smaller(rows, most), .shares = 1, .panel = panel};
     if (!by_share && rows >= SA_FEW_ROWS * threads) {
-        cut.rows = sa_ceil_div(rows, sa_ceil_div(sa_ceil_div(rows, SA_COMPACT_ROWS), threads) * threads);
+        cut.rows = sa_ceil_div(rows, sa_ceil_div(sa_ceil_div(rows, most), threads) * threads);
     } else if (!by_share) {
         cut.shares = threads;
     }
@@ -65,7 +66,8 @@ int sa_linear_digits(const sa_linear *l) {
 sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share) {
     const int digits = sa_linear_digits(l);
     if (digits > 0 || has_panels(l)) {
-        return cut_compact(l, threads, by_share, digits > 0 ? SA_GEMV_COLUMNS : SA_PANEL_COLUMNS);
+        return digits > 0 ? cut_compact(l, threads, by_share, SA_GEMV_COLUMNS, SA_DIGITS_ROWS)
+                          : cut_compact(l, threads, by_share, SA_PANEL_COLUMNS, SA_COMPACT_ROWS);
     }
     const bool split = splits(l, n);
     const ptrdiff_t most = split ? SA_SPLIT_ROWS : SA_PRODUCT_ROWS, rows = sa_larger(l->rows, 1);

@@ -110,6 +110,12 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
             memset(r->weights + bytes, 0, (size_t)(SA_GEMV_COLUMNS * w->row_bytes) - bytes);
             t.weights = r->weights;
         }
+        for (ptrdiff_t row = 0; row < r->rows; ++row) { /* fetches what is written, and read, after the leaf */
+            __builtin_prefetch((float *)p->c + row * p->c_stride + c, 1, 2);
+            if (residual != NULL) {
+                __builtin_prefetch(residual + row * p->c_stride + c, 0, 2);
+            }
+        }
         sa_gemv_active()->leaf(&t);
         const ptrdiff_t at_once = r->whole ? r->rows : 1;
         for (ptrdiff_t row = 0; row < r->rows; row += at_once) {

@@ -13,6 +13,9 @@
 #define SA_COMPACT_SHARE_TOKENS 128
 #define SA_LEAST_COMPACT_SHARE_TOKENS 64
 
+/* The rows of a prompt that a task appends to the cache. */
+#define SA_APPEND_ROWS 64
+
 /* Weights of more bytes do not stay in a core's CPU caches from call to call. */
 #define SA_NEAR_BYTES 1e6
 
@@ -342,15 +345,15 @@ static void put(const sa_transformer *e, const char *row, ptrdiff_t width, char 
     }
 }
 
-/* Normalises and rotates the queries and the keys of a key head, and appends its keys and values. */
-static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head) {
+/* For new rows from … end − 1: normalises and rotates the queries and the keys of a key head, and appends its keys and values. */
+static void append_rows(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head, ptrdiff_t from, ptrdiff_t end) {
     const sa_transformer *e = p->e;
     const sa_layer *l = sa_layer_of(p);
     const sa_real_kernels *kernels = sa_kernels_for(e->f64);
     const ptrdiff_t group = l->heads / l->key_heads, row = row_of(p, sequence);
     const ptrdiff_t past = sa_past_of(e, sequence), half = l->rotary.rotated / 2, bytes = sa_bytes(e, l->width);
     const ptrdiff_t to = cache_at(p, sequence) + (key_head * e->cache.capacity + past) * l->width;
-    for (ptrdiff_t r = 0; r < sa_length_of(e, sequence); ++r) {
+    for (ptrdiff_t r = from; r < end; ++r) {
         const ptrdiff_t key = sa_bytes(e, (row + r) * sa_key_width(l)) + key_head * bytes;
         norm_heads(p, false, (row + r) * l->heads + key_head * group, group);
         norm_heads(p, true, (row + r) * l->key_heads + key_head, 1);
@@ -367,9 +370,15 @@ static void append_head(const sa_pass *p, ptrdiff_t sequence, ptrdiff_t key_head
     }
 }
 
+/* A task has SA_APPEND_ROWS rows of a key head. */
+static ptrdiff_t append_tasks(const sa_pass *p) {
+    return sa_layer_of(p)->key_heads * sa_ceil_div(p->e->longest, SA_APPEND_ROWS);
+}
+
 static void append(const sa_pass *p, ptrdiff_t t) {
-    const ptrdiff_t heads = sa_layer_of(p)->key_heads;
-    append_head(p, p->from + t / heads, t % heads);
+    const ptrdiff_t each = append_tasks(p), heads = sa_layer_of(p)->key_heads, sequence = p->from + t / each;
+    const ptrdiff_t from = t % each / heads * SA_APPEND_ROWS;
+    append_rows(p, sequence, t % heads, from, sa_smaller(from + SA_APPEND_ROWS, sa_length_of(p->e, sequence)));
 }
 
 static char *partial_of(const sa_pass *p, ptrdiff_t sequence) { return p->partial + (size_t)sequence * p->plan->partial_bytes; }
@@ -384,7 +393,7 @@ static void attend_cached(const sa_pass *p, ptrdiff_t t) {
         return;
     }
     if (p->plan->joined) { /* there is a task for each key head */
-        append_head(p, sequence, task);
+        append_rows(p, sequence, task, 0, sa_length_of(p->e, sequence));
     }
     sa_held held = {.chunk = -1};
     sa_attention_task(&a, &plan, task, p->scratch, partial_of(p, sequence), &held);
@@ -405,7 +414,7 @@ static void merge(const sa_pass *p, ptrdiff_t t) {
 static void attend_with_cache(const sa_pass *p) {
     const ptrdiff_t sequences = p->to - p->from;
     if (!p->plan->joined) {
-        sa_run_phase(p, sequences * sa_layer_of(p)->key_heads, append, SA_BY_ROWS);
+        sa_run_phase(p, sequences * append_tasks(p), append, SA_BY_ROWS);
     }
     sa_run_phase(p, sequences * p->plan->attend_tasks, attend_cached, SA_BY_ANY_THREAD);
     if (p->plan->merge_tasks > 0) {
