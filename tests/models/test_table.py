@@ -127,7 +127,7 @@ def of_generation():
 def of_tokenizers():
     transformers = pytest.importorskip("transformers")
     base = [transformers.PreTrainedTokenizerBase, transformers.PreTrainedTokenizerFast]
-    names = (
+    names = [
         "Bert",
         "DistilBert",
         "Roberta",
@@ -138,7 +138,7 @@ def of_tokenizers():
         "Llama",
         "Qwen2",
         "Gemma",
-    )
+    ]
     classes = [*base, *(getattr(transformers, f"{name}Tokenizer") for name in names)]
     special = set(base[0].SPECIAL_TOKENS_ATTRIBUTES)
     named = parameters(*(each.__init__ for each in classes)) | special

@@ -137,13 +137,8 @@ def test_all_arrays_are_scaled_or_none(second, factors):
 def test_arrays_that_are_plain():
     other = X.reshape(3, 2)
     assert _core._are_plain([X, X], [X, X])
-    for parameters, gradients in (
-        ([X], []),
-        ([X], [other]),
-        ([FIXED], [X]),
-        ([X], [np.ma.array(X)]),
-        ([1], [X]),
-    ):
+    wrong = ([X], []), ([X], [other]), ([FIXED], [X]), ([X], [np.ma.array(X)]), ([1], [X])
+    for parameters, gradients in wrong:
         assert not _core._are_plain(parameters, gradients)
     with pytest.raises(TypeError):
         _core._are_plain((X,), [X])

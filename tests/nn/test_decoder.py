@@ -138,14 +138,8 @@ def test_a_common_beginning_is_computed_once(kind, monkeypatch):
     model = decoder(6, d=12)
     model = compact(model, kind) if kind else model
     first, second, *rest = drawn_ids(50, 40, 20, 9, 30, 1)
-    prompts = [
-        np.append(first, rest[0]),
-        np.append(second, rest[1]),
-        first,
-        np.append(first, rest[2]),
-        second[:33],
-    ]
-    prompts += [rest[0], np.append(second, [1, 2]), first]
+    prompts = [np.append(first, rest[0]), np.append(second, rest[1]), first, np.append(first, rest[2])]
+    prompts += [second[:33], rest[0], np.append(second, [1, 2]), first]
     calls, real = [], model._run
     monkeypatch.setattr(model, "_run", lambda *given: calls.append(list(map(len, given[1]))) or real(*given))
     cache = model.new_cache(len(prompts))

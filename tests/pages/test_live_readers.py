@@ -133,14 +133,7 @@ def gguf_file(path, entries):
     return path.read_bytes()
 
 
-ENTRIES = {
-    "a.text": "é 😀",
-    "a.list": ["b", "ü", ""],
-    "numbers": [1, -2, 3],
-    "yes": True,
-    "half": 0.5,
-    "much": 2**31 - 1,
-}
+ENTRIES = {"a.text": "é 😀", "a.list": ["b", "ü", ""], "numbers": [1, -2, 3], "yes": True, "half": 0.5, "much": 2**31 - 1}  # fmt: skip
 
 
 def test_gguf_is_read_as_python_reads_it(tmp_path):
@@ -170,14 +163,7 @@ def truth(name, content, tmp_path):
                 path, content = tmp_path / "inner.safetensors", archive.read("model.safetensors")
             path.write_bytes(content)
         return {name: wide(name, array) for name, array in _disk.read_safetensors(path)[0].items()}
-    except (
-        ValueError,
-        ImportError,
-        KeyError,
-        NotImplementedError,
-        RuntimeError,
-        *ZIP_ERRORS,
-    ) as error:
+    except (ValueError, ImportError, KeyError, NotImplementedError, RuntimeError, *ZIP_ERRORS) as error:
         return str(error) if re.search(LENIENT, str(error)) else None
 
 

@@ -267,11 +267,8 @@ def test_work_of_a_model():
     assert layers.Case("train", 32, 5, 3).flops == 3 * forward
     assert layers.Case("linear", 8, 5, out=4).flops == 2 * 5 * 8 * 4
     dense = blocks.Case(8, 4).facts()["flops"]
-    for kind, open_pairs in {
-        "documents": 8 * 2,
-        "prefix": 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8,
-        "window": 1 + 2 + 6 * 3,
-    }.items():
+    of_each = {"documents": 8 * 2, "prefix": 2 + sum(range(2, 9)), "window": 1 + 2 + 6 * 3}
+    for kind, open_pairs in of_each.items():
         share = blocks.Case(8, 4, blocks=kind, block_length=2).facts()["flops"] / dense
         assert share == pytest.approx(open_pairs / 64)
     case = ragged.Case(40, 4, heads=2, ragged=5, causal=True, gradients=BACKWARD)
@@ -291,17 +288,14 @@ def test_shares_of_the_limit(tmp_path, monkeypatch):
     jobs = {job.label: job for job in shares.jobs_of(shares.PARTS, quick=True)}
     step = jobs["training step d=64, 16 x 64"]
     assert step.bound(2, 0) == layers.Case("train", 64, 64, 16).flops / 2e9
-    assert jobs["attention 8 x 64 x 32"].bound(1, 0) * 2.5 == jobs["attention backward, 8 x 64 x 32"].bound(
-        1, 0
-    )
+    forward, backward = (jobs[f"attention{way} 8 x 64 x 32"].bound(1, 0) for way in ("", " backward,"))
+    assert backward == 2.5 * forward
     assert jobs["gelu 1024 x 64"].bound(2, 0) == 2
     assert jobs["gelu 1024 x 64"].work == 2 * 4 * 1024 * 64
-    assert (
-        jobs["packing, forward d=64"].work == 4 * 2 * (4 + 8) * 64 * 64
-    )  # q, k, v and out; the network's two of 4 d
-    assert (
-        shares.Job("packing", "", lambda: 5.0, 1, "bytes", lambda: 7.0).seconds(1, 0) == 3
-    )  # 3 + 2, 3 + 2 * 2
+    # q, k, v and out; the network's two of 4 d
+    assert jobs["packing, forward d=64"].work == 4 * 2 * (4 + 8) * 64 * 64
+    packing = shares.Job("packing", "", lambda: 5.0, 1, "bytes", lambda: 7.0)
+    assert packing.seconds(1, 0) == 3  # 3 + 2, 3 + 2 * 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)

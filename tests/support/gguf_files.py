@@ -122,14 +122,8 @@ def byte_level(special, bos=None, template=None, pre="gpt-2"):
     made = make_tokenizer()
     tokens = [made.id_to_token(n) for n in range(made.get_vocab_size())]
     types = [3 if token in special else 1 for token in tokens]
-    found = of_tokenizer(
-        model="gpt2",
-        pre=pre,
-        tokens=tokens,
-        token_type=types,
-        merges=MERGES,
-        eos_token_id=made.token_to_id("<|end|>"),
-    )
+    found = of_tokenizer(model="gpt2", pre=pre, tokens=tokens, token_type=types, merges=MERGES)
+    found |= of_tokenizer(eos_token_id=made.token_to_id("<|end|>"))
     if bos is not None:
         found |= of_tokenizer(bos_token_id=made.token_to_id(bos), add_bos_token=True)
     return found | {"tokenizer.chat_template": template}

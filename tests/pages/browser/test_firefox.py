@@ -25,12 +25,8 @@ def bidi(tmp_path):
     websocket = pytest.importorskip("websocket", reason="Firefox is driven with websocket-client")
     command = [
         FIREFOX,
-        "--headless",
-        "--no-remote",
-        "--profile",
+        *["--headless", "--no-remote", "--remote-debugging-port", "0", "--profile"],
         str(tmp_path),
-        "--remote-debugging-port",
-        "0",
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     address = next(
