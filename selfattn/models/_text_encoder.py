@@ -236,7 +236,7 @@ class TextEncoder(Pretrained):
         if check_size("max_seq_length", value) > (most := self.max_positions):
             raise ValueError(f"max_seq_length is {value}; this model takes {most} tokens at most")
         direction = (self.tokenizer.truncation or {}).get("direction", "right")
-        self.tokenizer.enable_truncation(value, direction=direction)
+        _cut(self.tokenizer, value, direction)
         self.pipeline.keep_length(value)
 
     def _prompt(self, name: str, given: str | None, theirs: dict[str, Any]) -> str | None:
@@ -734,6 +734,13 @@ class TextEncoder(Pretrained):
         return self.head
 
 
+def _cut(tokenizer: Any, length: int, direction: str) -> None:
+    """Cut texts at a length; refuse one without room for the special tokens, at which `tokenizers` would cut nothing."""
+    if length < (least := tokenizer.num_special_tokens_to_add(False)):
+        raise ValueError(f"max_seq_length is {length}; each text has {least} special tokens")
+    tokenizer.enable_truncation(length, direction=direction)
+
+
 def attach(model: TextEncoder, folder: Path) -> None:
     """Give a model the tokenizer of a folder, and the pipeline of its sentence-transformers files."""
     pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
@@ -745,7 +752,7 @@ def attach(model: TextEncoder, folder: Path) -> None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, inner)
         limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
         known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
-        tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
+        _cut(tokenizer, min(known), config["truncation_side"])
     chats = config.get("chat_template") is not None or (inner / "chat_template.jinja").exists()
     if chats and _pipeline.MODULES not in pipeline.kept:
         what = "sentence-transformers would put each text into the chat template of this folder, which has no"

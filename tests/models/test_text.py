@@ -630,6 +630,15 @@ def test_files_of_sentence_transformers_without_modules_change_nothing(folder):
     np.testing.assert_array_equal(models.load(folder).encode(SENTENCES), expected)
 
 
+def test_a_length_without_room_for_the_special_tokens_is_refused(folder):
+    model, said = models.load(folder), "max_seq_length is 1; each text has 2 special tokens"
+    with pytest.raises(ValueError, match=said):
+        model.max_seq_length = 1
+    add_pipeline(folder, old_pooling("mean"), transformer={"max_seq_length": 1, "do_lower_case": True})
+    with pytest.raises(ValueError, match=said):
+        models.load(folder)
+
+
 def test_similarities_of_rows_that_do_not_fit(folder):
     with pytest.raises(ValueError, match=r"rows of one width, .* not \(1, 2\) and \(1, 3\)"):
         models.load(folder).similarity([1.0, 2.0], [1.0, 2.0, 3.0])
