@@ -50,7 +50,8 @@ class Sampling(NamedTuple):
     repetition_penalty : float, optional
         Above 1, tokens that occur already, also in the prompt, become less probable. By default 1, or what a folder says.
     presence_penalty, frequency_penalty : float, default 0
-        From -2 to 2, as OpenAI defines them: taken from the logit of each token that is new already, once and as often as it came.
+        From -2 to 2, as OpenAI defines them: taken from the logit of each token of the answer so far, ``presence_penalty`` once and
+        ``frequency_penalty`` as often as the token is there.
     """
 
     temperature: float = 0.0

@@ -7,7 +7,8 @@
 
 What is supported: BERT (MiniLM, BGE, E5, GTE), RoBERTa, XLM-R, DistilBERT, MPNet and ModernBERT; sequence classifiers and
 cross-encoders on BERT, RoBERTa and DistilBERT; ViT and DINOv2; the language models GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 3,
-SmolLM3 and Phi-3. Llama, Mistral, Qwen2, Qwen3 and Gemma 3 also make embeddings, as E5-Mistral, Qwen3-Embedding and EmbeddingGemma do. A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
+SmolLM3 and Phi-3. Llama, Mistral, Qwen2, Qwen3 and Gemma 3 also make embeddings, as E5-Mistral, Qwen3-Embedding and EmbeddingGemma do.
+A setting of a folder that is not supported and would change results is an error; one that is not known is in a warning.
 Needs ``pip install 'selfattn[models]'``.
 """
 

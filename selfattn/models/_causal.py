@@ -164,7 +164,7 @@ class CausalModel(LanguageModel):
         self, chats: Sequence[Any], how: dict[str, Any], pasts: Sequence[Past] | None = None
     ) -> Iterator[list[Any]]:
         """Return an iterator of what is new of each chat's answer at each step."""
-        how = settings_of(self, "chat", 512, how)
+        how = settings_of(self, "chat" if pasts is None else "ask", 512, how)
         room = min(check_size("max_new_tokens", how["max_new_tokens"]), self.max_positions // 4)
         most = self.max_positions - max(room - 1, 0)  # the last token needs no place
         ids = [self._fitting(chat, most) for chat in chats]

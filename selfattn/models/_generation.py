@@ -35,14 +35,14 @@ class GenerationSettings(TypedDict, total=False):
     rng : int, sequence of int, or Generator, optional
         The seed. Prompt, chat or conversation i of several has rng + i, or element i of a sequence.
     logit_bias : dict of int or str to float, optional
-        What is added to the logits of tokens, by id or as ``model.tokens`` writes them; -inf forbids a token. Also of sequences of
-        tokens, and by Transformers' name: ``sequence_bias``.
+        What is added to the logits of tokens, by id or as ``model.tokens`` writes them; -inf forbids a token.
+        ``sequence_bias`` also takes sequences of tokens.
     stop : str or sequence of str, optional
         An answer ends before the first of these texts, which may have special tokens. By default what the folder says.
     details : bool, default False
         Also tell why an answer ended, and how many tokens it took.
     logprobs : int, optional
-        With ``details``, tell log p of each new token, and of so many likeliest tokens at its place.
+        With ``details``, also tell log p of each new token, and of this many of the likeliest tokens at its place.
     min_new_tokens, min_length, max_length, no_repeat_ngram_size, bad_words_ids, sequence_bias, suppress_tokens,
     begin_suppress_tokens, forced_bos_token_id, forced_eos_token_id : optional
         As in Transformers' ``GenerationConfig``, in its order. By default what the folder says.

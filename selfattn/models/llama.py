@@ -142,8 +142,8 @@ class LlamaModel(LlamaLayers, TextEncoder):
 
     def _read(self, config: Config) -> None:
         super()._read(config)
-        # How many keys after a query a layer with a window of w tokens sees, beside how many before it: Transformers counts
-        # w − 1 before a query that sees none after it, and w on both sides.
+        # How many keys a query sees on each side in a layer with a window of w tokens: in Transformers w − 1 if it sees only
+        # those before it, and w if it also sees those after it.
         self.causal = bool(config.raw("is_causal", True))
         self.sides = [None if w is None else w - self.causal for w in self.windows]
 
