@@ -90,7 +90,8 @@ class Gemma3TextModel(Gemma3Layers, LlamaModel):
 
     def _read(self, config: Config) -> None:
         super()._read(config)
-        if config.raw("use_bidirectional_attention"):
+        key = "use_bidirectional_attention"
+        if config.raw(key) is not None and config.flag(key, False):
             # Transformers makes the window w // 2 + 1 tokens before it counts sides as LlamaModel does.
             self.sides = [None if w is None else w // 2 + 1 - self.causal for w in self.windows]
             self.causal = False

@@ -144,7 +144,7 @@ class LlamaModel(LlamaLayers, TextEncoder):
         super()._read(config)
         # How many keys a query sees on each side in a layer with a window of w tokens: in Transformers w − 1 if it sees only
         # those before it, and w if it also sees those after it.
-        self.causal = bool(config.raw("is_causal", True))
+        self.causal = config.flag("is_causal", True)
         self.sides = [None if w is None else w - self.causal for w in self.windows]
 
     def _options(self, n: int, longest: int, dtype: Any) -> dict[str, Any]:

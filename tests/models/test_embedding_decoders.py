@@ -100,6 +100,8 @@ test_what_is_not_supported_is_refused_by_name = refusals(
     (lambda f: change(f, "sentence_bert_config.json", modality_config=CHATS), "modality_config of message"),
     (modules("Transformer"), "has no Pooling"), (modules("Transformer", "LogitScore"), "LogitScore is not supported"),
     (lambda f: models.load(f, precision="int8"), "precision='int8' is for weights in quants"),
+    (lambda f: change(f, "config.json", is_causal="no"), "is_causal must be true or false, not 'no'"),
+    (lambda f: models.Gemma3TextModel(CONFIG | {"use_bidirectional_attention": "no"}, rng=0), "attention must be true or false, not 'no'"),
     (lambda f: models.Qwen3ForCausalLM(CONFIG | {"is_causal": False}, rng=0), "is_causal=False is not supported"),
     given="folder", call=lambda folder, damage: (damage(folder), models.load(folder)),
 )  # fmt: skip
