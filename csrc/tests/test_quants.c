@@ -155,6 +155,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
     const ptrdiff_t in = w.w.in;
     float *x = draw_reals(rows * in, false, &random);
     x[0] = hostile ? NAN : 100;
+    const float *bias = draw_reals(out, false, &random), *residual = draw_reals(rows * out, false, &random);
     const sa_linear l = {.weights = SA_WEIGHTS_QUANTS,
                          .decoding = digits == 3,
                          .digits = digits == 3 ? 0 : digits,
@@ -163,6 +164,8 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
                          .count = 1,
                          .out = {out},
                          .weight = {(const char *)&w.w},
+                         .bias = {(const char *)bias},
+                         .residual = (const char *)residual,
                          .x = (const char *)x};
     const double unit = digits == 1 ? 0.501 / 127 : digits == 2 ? 0.501 / 32639 : 0x1p-21;
     float *y = multiply(&l, 1), *shared = multiply(&l, 3);
@@ -172,6 +175,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
         sa_linear alone = l;
         alone.rows = 1;
         alone.x = (const char *)(x + r * in);
+        alone.residual = (const char *)(residual + r * out);
         float *own = multiply(&alone, 1);
         double *off = zero_memory((size_t)in * sizeof *off); /* the error of each number's factor */
         for (ptrdiff_t i = 0; i < in; ++i) {
@@ -182,7 +186,8 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
             off[i] = (double)(in + 8) * U * fabs((double)x[r * in + i]) + unit * largest;
         }
         for (ptrdiff_t c = 0; c < out; ++c) {
-            double sum = 0, error = 0;
+            const double start[2] = {(double)bias[c], (double)residual[r * out + c]};
+            double sum = start[0] + start[1], error = (double)(in + 2) * U * (fabs(start[0]) + fabs(start[1]));
             for (ptrdiff_t i = 0; i < in; ++i) {
                 sum += (double)x[r * in + i] * w.number[c * in + i];
                 error += w.size[c * in + i] * off[i];
