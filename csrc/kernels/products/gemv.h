@@ -76,48 +76,63 @@ SA_VERB sa_gemv_way sa_gemv_way_of(const sa_quant_kind *k) {
     return (sa_gemv_way){k->zero, sa_quant_by_halves(k) ? 2 : 1, k->m >= 0, k->zero == 7};
 }
 
-/* Returns sum plus the products of the words from … end − 1 of a piece, all or half of it. */
-SA_VERB sa_floats sa_gemv_add(sa_floats sum, const sa_digits *x, const sa_words *q, sa_floats scale, const sa_gemv_way way,
-                              const int digits, const int half, const int from, const int end) {
-    sa_words s[SA_DIGITS];
+/* Adds the products of the words from … end − 1 of a piece, all or half of it, to the sums of some rows; row r's piece is
+ * sa_digits_at(x, r * stride). Rows take turns, as an accumulator waits for its last sum. */
+SA_VERB void sa_gemv_add(sa_floats *sum, const sa_digits *x, ptrdiff_t stride, const int rows, const sa_words *q,
+                         sa_floats scale, const sa_gemv_way way, const int digits, const int half, const int from,
+                         const int end) {
+    sa_words s[SA_GEMV_ROWS][SA_DIGITS];
     SA_UNROLL
-    for (int i = 0; i < digits; ++i) {
-        s[i] = way.offsets ? sa_gemv_words(0) : sa_gemv_words((uint32_t)x->of[i].minus[half]) << way.zero;
+    for (int r = 0; r < rows; ++r) {
+        SA_UNROLL
+        for (int i = 0; i < digits; ++i) {
+            const uint32_t minus = (uint32_t)sa_digits_at(x, r * stride, digits)->of[i].minus[half];
+            s[r][i] = way.offsets ? sa_gemv_words(0) : sa_gemv_words(minus) << way.zero;
+        }
     }
     SA_UNROLL
     for (int n = from; n < end; ++n) {
         SA_UNROLL
-        for (int i = 0; i < digits; ++i) {
-            uint32_t four;
-            memcpy(&four, x->of[i].digit + 4 * n, sizeof four);
-            s[i] = sa_gemv_dot(s[i], q[n], sa_gemv_words(four), way.bytes);
+        for (int r = 0; r < rows; ++r) {
+            SA_UNROLL
+            for (int i = 0; i < digits; ++i) {
+                uint32_t four;
+                memcpy(&four, sa_digits_at(x, r * stride, digits)->of[i].digit + 4 * n, sizeof four);
+                s[r][i] = sa_gemv_dot(s[r][i], q[n], sa_gemv_words(four), way.bytes);
+            }
         }
     }
-    sa_floats all;
-    if (digits < 3) { /* exact in 32 bits */
-        all = sa_gemv_floats(digits == 1 ? s[0] : s[0] + (s[1] << 8));
-    } else {
-        all = sa_gemv_fma(sa_gemv_floats(s[1]), 256 - (sa_floats){0}, sa_gemv_floats(s[0]));
-        all = sa_gemv_fma(sa_gemv_floats(s[2]), 65536 - (sa_floats){0}, all);
+    SA_UNROLL
+    for (int r = 0; r < rows; ++r) {
+        sa_floats all;
+        if (digits < 3) { /* exact in 32 bits */
+            all = sa_gemv_floats(digits == 1 ? s[r][0] : s[r][0] + (s[r][1] << 8));
+        } else {
+            all = sa_gemv_fma(sa_gemv_floats(s[r][1]), 256 - (sa_floats){0}, sa_gemv_floats(s[r][0]));
+            all = sa_gemv_fma(sa_gemv_floats(s[r][2]), 65536 - (sa_floats){0}, all);
+        }
+        sum[r] = sa_gemv_fma(all, scale * sa_digits_at(x, r * stride, digits)->scale, sum[r]);
     }
-    return sa_gemv_fma(all, scale * x->scale, sum);
 }
 
-/* Returns sum plus a piece's products. */
-SA_VERB sa_floats sa_gemv_add_piece(sa_floats sum, const sa_digits *x, const sa_words *q, const sa_floats *scale,
-                                    const sa_floats *offset, const sa_gemv_way way, const int digits) {
+/* Adds a piece's products to the sums of some rows. */
+SA_VERB void sa_gemv_add_piece(sa_floats *sum, const sa_digits *x, ptrdiff_t stride, const int rows, const sa_words *q,
+                               const sa_floats *scale, const sa_floats *offset, const sa_gemv_way way, const int digits) {
     SA_UNROLL
     for (int half = 0; half < way.halves; ++half) {
-        const int from = half * 4;
-        sum = sa_gemv_add(sum, x, q, scale[half], way, digits, way.halves == 1 ? 2 : half, from, from + 8 / way.halves);
+        const int from = half * 4, which = way.halves == 1 ? 2 : half;
+        sa_gemv_add(sum, x, stride, rows, q, scale[half], way, digits, which, from, from + 8 / way.halves);
     }
     if (way.offsets) {
         SA_UNROLL
-        for (int half = 0; half < way.halves; ++half) {
-            sum = sa_gemv_fma(offset[half], x->total[way.halves == 1 ? 2 : half] - (sa_floats){0}, sum);
+        for (int r = 0; r < rows; ++r) {
+            SA_UNROLL
+            for (int half = 0; half < way.halves; ++half) {
+                const float total = sa_digits_at(x, r * stride, digits)->total[way.halves == 1 ? 2 : half];
+                sum[r] = sa_gemv_fma(offset[half], total - (sa_floats){0}, sum[r]);
+            }
         }
     }
-    return sum;
 }
 
 /* Reads SA_GEMV_LANES columns from column c on, from piece `first` on: up to SA_PANEL_PIECES pieces to the panel; or all pieces,
@@ -171,7 +186,7 @@ SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first
             for (ptrdiff_t r = 0; r < rows; ++r, x += pieces, sums += SA_GEMV_COLUMNS) {
                 sa_floats sum;
                 memcpy(&sum, sums, sizeof sum);
-                sum = sa_gemv_add_piece(sum, x, q, scale, offset, way, SA_DIGITS);
+                sa_gemv_add_piece(&sum, x, 0, 1, q, scale, offset, way, SA_DIGITS);
                 memcpy(sums, &sum, sizeof sum);
             }
         }
@@ -191,11 +206,7 @@ SA_VERB void sa_gemv_multiply(const sa_gemv_tile *t, const sa_gemv_panel *panel,
     for (ptrdiff_t piece = 0; piece < n; ++piece) {
         const sa_floats scale[2] = {panel->scale[0][piece], panel->scale[way.halves - 1][piece]};
         const sa_floats offset[2] = {panel->offset[0][piece], panel->offset[way.halves - 1][piece]};
-        SA_UNROLL
-        for (int r = 0; r < rows; ++r) {
-            sum[r] = sa_gemv_add_piece(sum[r], sa_digits_at(x, r * t->pieces + piece, digits), panel->q[piece], scale, offset,
-                                       way, digits);
-        }
+        sa_gemv_add_piece(sum, sa_digits_at(x, piece, digits), t->pieces, rows, panel->q[piece], scale, offset, way, digits);
     }
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {

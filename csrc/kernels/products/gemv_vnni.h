@@ -1,6 +1,6 @@
 /* The verbs of gemv.h on 16 lanes: AVX-512 with VNNI. */
 #define SA_GEMV_LANES 16
-#define SA_GEMV_ROWS 4
+#define SA_GEMV_ROWS 6
 typedef uint32_t sa_words __attribute__((vector_size(64)));
 typedef int32_t sa_ints __attribute__((vector_size(64)));
 typedef float sa_floats __attribute__((vector_size(64)));
