@@ -185,8 +185,8 @@ SA_INLINE void FN(multiply_panel)(const sa_product *p, const real *a, ptrdiff_t 
               width);
 }
 
-/* True if rows of B are a panel as they are. */
-SA_INLINE bool FN(is_panel)(const sa_product *p) { return p->b_stride == SA_PANEL && p->width == SA_PANEL; }
+/* True if columns of B are read in place: a whole panel whose rows are so close that few lines share a set of the L1. */
+SA_INLINE bool FN(is_panel)(const sa_product *p, ptrdiff_t width) { return width == SA_PANEL && p->b_stride <= 2 * SA_PANEL; }
 
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     const bool fetches = p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL && SA_LEAF_VECS == SA_VECS;
@@ -216,11 +216,13 @@ SA_KERNEL void FN(matmul_nn)(const sa_product *p, void *scratch) {
     for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
         const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
         const real *b = (const real *)p->b + k * p->b_stride;
-        if (!FN(is_panel)(p)) {
+        const bool in_place = FN(is_panel)(p, p->width);
+        if (!in_place) {
             FN(fill_panel)(b, p->b_stride, depth, p->width, scratch);
             b = scratch;
         }
-        FN(multiply_panel)(p, a + k, p->a_stride, b, SA_PANEL, depth, k > 0 ? NULL : row, p->c, p->width);
+        FN(multiply_panel)(p, a + k, p->a_stride, b, in_place ? p->b_stride : SA_PANEL, depth, k > 0 ? NULL : row, p->c,
+                           p->width);
     }
 }
 
@@ -235,11 +237,13 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
         for (ptrdiff_t at = 0; at < p->width; at += SA_PANEL) {
             const ptrdiff_t width = p->width - at < SA_PANEL ? p->width - at : SA_PANEL;
             const real *b = (const real *)p->b + k * p->b_stride + at;
-            if (!FN(is_panel)(p)) {
+            const bool in_place = FN(is_panel)(p, width);
+            if (!in_place) {
                 FN(fill_panel)(b, p->b_stride, depth, width, panel);
                 b = panel;
             }
-            FN(multiply_panel)(p, aT, SA_SUMMED, b, SA_PANEL, depth, piece > 0 ? NULL : row, c + at, width);
+            FN(multiply_panel)(p, aT, SA_SUMMED, b, in_place ? p->b_stride : SA_PANEL, depth, piece > 0 ? NULL : row, c + at,
+                               width);
         }
     }
 }
