@@ -122,6 +122,21 @@ def test_without_tqdm(monkeypatch, capsys):
         training.fit(make_task(), TRIPLETS, epochs=1, progress=True)
 
 
+def test_callbacks_are_told_every_step_and_may_stop():
+    told = []
+
+    def stop(step):
+        return step.epoch == 2 and step.step == 3
+
+    history = fit(make_task(), epochs=5, rng=0, batch_size=4, callbacks=[told.append, stop])
+    steps = [*((1, n) for n in range(1, 8)), *((2, n) for n in range(1, 4))]
+    assert [(step.epoch, step.step) for step in told] == steps
+    assert {(step.epochs, step.steps) for step in told} == {(5, 7)}
+    assert [step.loss for step in told] == history.step_losses
+    assert [step.average_loss for step in told if step.average_loss is not None] == history.epoch_losses
+    assert told[6].average_loss is not None
+
+
 @pytest.mark.parametrize("answer", [1, 1.0, "yes", np.ones(3), np.ones(1), False, np.False_], ids=repr)
 def test_a_callback_may_return_anything_but_true(answer):
     """Examples: append returns None, and write the number of letters that it wrote."""
