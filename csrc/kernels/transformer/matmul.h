@@ -235,8 +235,8 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
         const ptrdiff_t k = p->n * piece / pieces, depth = p->n * (piece + 1) / pieces - k;
         FN(fill_panel_transposed)(a + k * p->a_stride, p->a_stride, p->m, depth, aT, SA_SUMMED);
         for (ptrdiff_t r = k + depth; r < k + 2 * depth && r < p->n; ++r) { /* fetched while this piece is multiplied */
-            for (ptrdiff_t c = 0; c < p->m; c += 64 / (ptrdiff_t)sizeof(real)) {
-                __builtin_prefetch(a + r * p->a_stride + c, 0, 2);
+            for (ptrdiff_t i = 0; i < p->m; i += 64 / (ptrdiff_t)sizeof(real)) {
+                __builtin_prefetch(a + r * p->a_stride + i, 0, 2);
             }
         }
         for (ptrdiff_t at = 0; at < p->width; at += SA_PANEL) {
