@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "runtime/team.h"
+
 /* Numbers of a row that are expanded at once: a multiple of every quant's size and of matmul_nt's depth, so that bits are the
  * same as with whole rows. If operands are split, whole rows are expanded, because A stays split between calls. */
 #define SA_EXPANDED 512
@@ -65,6 +67,47 @@ bool sa_quants_have_gemv(const sa_compact *w) {
     return sa_quant_kinds[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL;
 }
 
+/* Makes the strip of a tile; rows that there are not are zeros. */
+static void make_strip(const sa_compact *w, ptrdiff_t column, ptrdiff_t columns, char *to) {
+    const char *from = w->panels + column * w->row_bytes;
+    uint64_t eight[SA_GEMV_COLUMNS] = {0}; /* bytes of each row */
+    for (ptrdiff_t at = 0; at < w->row_bytes; at += 8) {
+        const ptrdiff_t bytes = sa_smaller(w->row_bytes - at, 8);
+        for (ptrdiff_t c = 0; c < columns; ++c) {
+            if (bytes == 8) {
+                memcpy(&eight[c], from + c * w->row_bytes + at, 8);
+            } else {
+                memcpy(&eight[c], from + c * w->row_bytes + at, (size_t)bytes);
+            }
+        }
+        for (int pair = 0; pair < bytes / 2; ++pair, to += 2 * SA_GEMV_COLUMNS) {
+            uint16_t each[SA_GEMV_COLUMNS];
+            for (int c = 0; c < SA_GEMV_COLUMNS; ++c) {
+                each[c] = (uint16_t)(eight[c] >> 16 * pair);
+            }
+            memcpy(to, each, sizeof each);
+        }
+    }
+}
+
+typedef struct {
+    const sa_compact *w;
+    char *strips;
+} filling;
+
+static void fill_share(void *call, int thread, int team) {
+    const filling *f = call;
+    const sa_share share = sa_share_of(f->w->out / SA_GEMV_COLUMNS, thread, team);
+    for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
+        make_strip(f->w, c, SA_GEMV_COLUMNS, f->strips + c * f->w->row_bytes);
+    }
+}
+
+void sa_quants_fill(sa_compact *w, char *strips, int threads) {
+    sa_run_team(threads, fill_share, &(filling){w, strips});
+    w->strips = strips;
+}
+
 static size_t rows_bytes(ptrdiff_t rows, ptrdiff_t in, int digits) {
     return sa_whole_lines((size_t)(rows * (in / SA_PIECE) * sa_digits_bytes(digits)));
 }
@@ -103,12 +146,11 @@ void sa_gemv_multiply(const sa_compact *w, ptrdiff_t column, const sa_gemv_rows 
                       .sums = r->sums};
     for (ptrdiff_t c = 0; c < p->width; c += SA_GEMV_COLUMNS) {
         const ptrdiff_t columns = sa_smaller(p->width - c, SA_GEMV_COLUMNS);
-        t.weights = w->panels + (column + c) * w->row_bytes;
-        if (columns < SA_GEMV_COLUMNS) { /* a leaf reads all SA_GEMV_COLUMNS columns */
-            const size_t bytes = (size_t)(columns * w->row_bytes);
-            memcpy(r->weights, t.weights, bytes);
-            memset(r->weights + bytes, 0, (size_t)(SA_GEMV_COLUMNS * w->row_bytes) - bytes);
-            t.weights = r->weights;
+        t.weights = r->weights;
+        if (w->strips != NULL && columns == SA_GEMV_COLUMNS) {
+            t.weights = w->strips + (column + c) * w->row_bytes;
+        } else {
+            make_strip(w, column + c, columns, r->weights);
         }
         for (ptrdiff_t row = 0; row < r->rows; ++row) { /* fetches what is written, and read, after the leaf */
             __builtin_prefetch((float *)p->c + row * p->c_stride + c, 1, 2);

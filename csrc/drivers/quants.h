@@ -25,7 +25,10 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
 /* True if there is a leaf for these weights. If not, they are expanded. */
 bool sa_quants_have_gemv(const sa_compact *w);
 
-/* A task's rows as digits, and memory for the last columns' quants, for a panel and for sums. */
+/* Copies the whole strips of weights that have pieces to w->out × w->row_bytes bytes. Without this copy each product makes it. */
+void sa_quants_fill(sa_compact *w, char *strips, int threads);
+
+/* A task's rows as digits, and memory for a strip, for a panel and for sums. */
 typedef struct {
     ptrdiff_t rows;
     int digits;

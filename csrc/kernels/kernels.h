@@ -190,6 +190,7 @@ typedef struct {
     /* Quants: panels points to the rows of a file, of any alignment. */
     sa_quant_type type;
     ptrdiff_t row_bytes;
+    const char *strips; /* a copy for sa_gemv_tile, of whole strips of SA_GEMV_COLUMNS rows; or NULL */
 } sa_compact;
 
 /* x[i] ≈ least + scale·q[i] in a group of a row, q from 0 to 255. If a row is not finite, or a group's range is not a normal
@@ -252,7 +253,8 @@ typedef struct {
     int digits;
     ptrdiff_t rows, pieces; /* a piece has SA_PIECE numbers */
     const sa_digits *x;     /* (rows, pieces) */
-    const char *weights;    /* (SA_GEMV_COLUMNS, row_bytes); the leaf also fetches the bytes after them */
+    /* A strip, [row_bytes / 2][SA_GEMV_COLUMNS]: two bytes of each row in turn. The leaf also fetches the bytes after it. */
+    const char *weights;
     ptrdiff_t row_bytes;
     void *panel; /* SA_PANEL_BYTES, aligned */
     float *sums; /* (rows, SA_GEMV_COLUMNS), aligned */

@@ -12,7 +12,7 @@ static const char capsule_name[] = "selfattn._compact";
 typedef struct {
     sa_compact weights;
     void *memory;    /* panels: owned, or NULL */
-    PyObject *array; /* quants: owned, or NULL */
+    PyObject *array; /* quants: the array of rows, or a tuple of it and the strips; owned, or NULL */
 } held;
 
 const sa_compact *sa_compact_of(PyObject *x) {
@@ -116,12 +116,15 @@ static PyObject *quant_shapes(PyObject *module, PyObject *unused) {
     return shapes;
 }
 
+/* Copies of fewer bytes are made by one thread. */
+#define SA_SHARED_FILL 100000
+
 static PyObject *quants_at(PyObject *module, PyObject *args) {
     (void)module;
-    PyObject *rows;
+    PyObject *rows, *strips = Py_None;
     const char *name;
     Py_ssize_t columns;
-    if (!PyArg_ParseTuple(args, "Osn:_quants", &rows, &name, &columns)) {
+    if (!PyArg_ParseTuple(args, "Osn|O:_quants", &rows, &name, &columns, &strips)) {
         return NULL;
     }
     const sa_quant_type type = type_of(name);
@@ -135,7 +138,21 @@ static PyObject *quants_at(PyObject *module, PyObject *args) {
         return PyErr_Format(PyExc_TypeError, "%zd columns of %s must be a contiguous 2-D array of uint8 with %zd columns",
                             columns, name, bytes);
     }
-    return hold(sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array)), NULL, rows);
+    sa_compact weights = sa_quants_at(type, PyArray_DIM(array, 0), columns, PyArray_DATA(array));
+    if (strips == Py_None) {
+        return hold(weights, NULL, rows);
+    }
+    if (!sa_is_plain(strips, NPY_UINT8, 1) || !PyArray_ISWRITEABLE((PyArrayObject *)strips) || shape->numbers % SA_PIECE != 0 ||
+        sa_dim(strips, 0) < PyArray_DIM(array, 0) * bytes) {
+        return PyErr_Format(PyExc_TypeError,
+                            "strips of %s must be a writable 1-D array of uint8 with as many bytes as the rows", name);
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    sa_quants_fill(&weights, sa_data(strips), PyArray_SIZE(array) < SA_SHARED_FILL ? 1 : sa_get_num_threads());
+    Py_END_ALLOW_THREADS;
+    PyObject *both = PyTuple_Pack(2, rows, strips), *capsule = both == NULL ? NULL : hold(weights, NULL, both);
+    Py_XDECREF(both);
+    return capsule;
 }
 
 static PyObject *expand_quants(PyObject *module, PyObject *args) {
@@ -168,7 +185,10 @@ static PyObject *expand_quants(PyObject *module, PyObject *args) {
 PyMethodDef sa_compact_methods[] = {
     {"_quant_shapes", quant_shapes, METH_NOARGS,
      "The numbers and the bytes of a quant of each kind that a GGUF file may hold."},
-    {"_quants", quants_at, METH_VARARGS, "Weights in quants, from rows of bytes, the kind, and the number of columns."},
+    {"_quants", quants_at, METH_VARARGS,
+     "Weights in quants, from rows of bytes, the kind, the number of columns, and, to be multiplied by digits without a copy "
+     "for "
+     "each product, memory for a copy."},
     {"_expand_quants", expand_quants, METH_VARARGS, "Rows of what _quants made, by an array of int64, as float32."},
     {"_int8_panels", int8_panels, METH_VARARGS,
      "Weights of int8 with a scale for each 128 numbers of a row, in panels for their products."},

@@ -168,7 +168,13 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
                          .residual = (const char *)residual,
                          .x = (const char *)x};
     const double unit = digits == 1 ? 0.501 / 127 : digits == 2 ? 0.501 / 32639 : 0x1p-21;
-    float *y = multiply(&l, 1), *shared = multiply(&l, 3);
+    sa_compact filled = w.w; /* for the shared product */
+    if (sa_quant_kinds[type].numbers > 1) {
+        sa_quants_fill(&filled, dirty_memory((size_t)(out * filled.row_bytes)), 2);
+    }
+    sa_linear by_strips = l;
+    by_strips.weight[0] = (const char *)&filled;
+    float *y = multiply(&l, 1), *shared = multiply(&by_strips, 3);
     ptrdiff_t bad = 0;
     double worst = 0;
     for (ptrdiff_t r = 0; r < rows; ++r) {

@@ -3,14 +3,15 @@
 int8 has a scale for each group of 128 numbers of a row: ``weight = scale * values`` with values from −127 to 127, rounded to the
 nearest. bfloat16 is held as its bits, in uint16, since NumPy has no such type. The core rounds activations.
 
-Quants are weights as a GGUF file stores them, and are not copied. To multiply many rows, such as a prompt's, the core expands some
-weights to float32 at a time, or rounds the rows to integers; to multiply a decoding step's rows, it reads the quants
-(``csrc/kernels/products/gemv.h``).
+Quants are weights as a GGUF file stores them. To multiply many rows, such as a prompt's, the core expands some weights of the file
+to float32 at a time, or rounds the rows to integers; to multiply a decoding step's rows or integers, it reads a copy of the quants
+in another order, in large pages (``csrc/kernels/products/gemv.h``).
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,10 +89,27 @@ class Compact(Rounded):
 QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 
 
+SHARED = 2**25  # bytes that small copies share: NumPy asks for large pages where an array has 4 MB or more
+LINE = 64
+_lock, _left = threading.Lock(), [np.empty(0, np.uint8)]  # what is left of the last shared array
+
+
+def _room(size: int) -> Array:
+    """Return that many bytes, at the beginning of a cache line."""
+    lines = -(-size // LINE) * LINE
+    with _lock:
+        if lines > len(_left[0]):
+            new = np.empty(max(lines, SHARED) + LINE, np.uint8)
+            _left[0] = new[-new.ctypes.data % LINE :]
+        room, _left[0] = _left[0][:size], _left[0][lines:]
+    return room
+
+
 class Quants(Rounded):
     """Weights as a GGUF file stores them.
 
-    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, and is never copied. ``kind`` is one of
+    ``raw``, contiguous uint8, (out, bytes of a row), may be part of a mapped file, from which rows are expanded; ``packed`` has a copy
+    in another order as well. ``kind`` is one of
     GGUF's names in ``QUANTS``. ``shape`` is (out, in); in is a multiple of the numbers of a quant: 32 in Q4_0 to Q8_0 and IQ4_NL, 256 in
     Q2_K to Q6_K and IQ4_XS.
 
@@ -120,6 +138,12 @@ class Quants(Rounded):
         self.raw, self.kind, self.shape = raw, kind, (int(out), int(width))
 
     def _pack(self) -> Any:
+        room = _room(self.raw.nbytes) if QUANTS[self.kind][0] > 1 else None
+        return _core._quants(self.raw, self.kind, self.shape[1], room)
+
+    @property
+    def table(self) -> Any:
+        """The weights without a copy."""
         return _core._quants(self.raw, self.kind, self.shape[1])
 
     def take(self, rows: slice) -> Quants:
@@ -142,7 +166,7 @@ class Quants(Rounded):
     def __getitem__(self, rows: Any) -> Array:
         picked = np.arange(self.shape[0])[rows]
         flat = np.ascontiguousarray(picked.reshape(-1), np.int64)
-        y: Array = _core._expand_quants(self.packed, flat)
+        y: Array = _core._expand_quants(self.table, flat)
         return y.reshape(*picked.shape, self.shape[1])
 
 

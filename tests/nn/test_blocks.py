@@ -276,16 +276,16 @@ def test_decoding(kinds, isa, threads_restored):
         np.testing.assert_allclose(together[:, i], whole, rtol=0, atol=2 * 5 * 64 * 2.0**-24 * size)
 
 
-def test_nothing_is_copied(tmp_path):
-    """The bytes stay in the mapped file."""
+def test_rows_of_a_mapped_file(tmp_path):
+    """The bytes that rows are expanded from stay in the mapped file."""
     blocks = drawn(np.random.default_rng(3), "Q4_1", 64, 1024)
     (tmp_path / "weights").write_bytes(b"x" * 3 + blocks.raw.tobytes())
     mapped = np.memmap(tmp_path / "weights", np.uint8, "r", 3, blocks.raw.shape)  # not aligned
     own = Quants(mapped, "Q4_1", blocks.shape)
     assert own.raw is mapped
-    x = np.ones((2, 1024), np.float32)
-    assert np.array_equal(multiply(x, own, None), multiply(x, blocks, None))
-    assert own.nbytes == 64 * 1024 // 32 * 20
+    x, ways = np.ones((2, 1024), np.float32), (False, True)
+    results = [[multiply(x, w, None, decoding=way) for way in ways] for w in (own, blocks)]
+    assert np.array_equal(*results) and own.nbytes == 64 * 1024 // 32 * 20
     for made in (copy.deepcopy(blocks), pickle.loads(pickle.dumps(blocks))):
         assert np.array_equal(made[5], blocks[5])
 

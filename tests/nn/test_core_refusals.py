@@ -68,6 +68,7 @@ test_weights_that_are_packed = refusals(
     *cases(
         _core._quants, TypeError,
         (BYTES, "Q8_0", 64, "with 68 columns"), (BYTES[:, ::2], "Q8_0", 32, "contiguous"), (BYTES, "_quants"),
+        *((BYTES, "Q8_0", 32, strips, "strips of Q8_0") for strips in (BYTES[0], read_only(BYTES.ravel()), np.zeros(136))),
     ),
     *cases(
         _core._expand_quants, IndexError,

@@ -4,8 +4,7 @@
  *
  * Before including this, the ISA file defines SA_GEMV_LANES, SA_GEMV_ROWS (the rows that a panel multiplies at once), the vectors
  * sa_words, sa_ints and sa_floats, and these verbs:
- *     sa_gemv_join(p)            16 bytes from each of two or four pointers, in one vector
- *     sa_gemv_low(a, b), …_high  words of a and b in turn, from the lower or upper half of each 16 bytes; …_pairs: two at a time
+ *     sa_gemv_pair(p)            words whose lower halves follow one another from p on, the upper ones 2·SA_GEMV_COLUMNS bytes later
  *     sa_gemv_half(x)            float32 of the float16 in the lower half of each word
  *     sa_gemv_dot(sum, q, x, b)  each lane of sum plus four products of unsigned q, of 6 bits, or of 8 with b, and signed x
  *     sa_gemv_fma(a, b, c)
@@ -20,48 +19,19 @@ typedef struct {
     sa_floats scale[2][SA_PANEL_PIECES], offset[2][SA_PANEL_PIECES];
 } sa_gemv_panel;
 
-/* Pointers into every fourth column, and the distance to the next and to the third after it. */
-typedef struct {
-    const char *fourth[SA_GEMV_LANES / 4];
-    ptrdiff_t one, three;
-} sa_gemv_columns_at;
-
-/* Keeps a pointer in a register, as GCC would keep one for each column. */
-#define SA_GEMV_HOLD(p) __asm__("" : "+r"(p))
-
-SA_VERB void sa_gemv_advance(sa_gemv_columns_at *at, ptrdiff_t bytes) {
-    SA_UNROLL
-    for (int j = 0; j < SA_GEMV_LANES / 4; ++j) {
-        at->fourth[j] += bytes;
-        SA_GEMV_HOLD(at->fourth[j]);
-    }
-}
-
 SA_VERB sa_words sa_gemv_words(uint32_t x) { return x - (sa_words){0}; }
 
-SA_VERB sa_words sa_gemv_load(const sa_gemv_columns_at *at, ptrdiff_t from) {
-    const char *p[SA_GEMV_LANES / 4];
+/* v[i] = word i of the 16 bytes of each column, `from` bytes on. */
+SA_VERB void sa_gemv_gather(const char *at, ptrdiff_t from, sa_words *v) {
     SA_UNROLL
-    for (int j = 0; j < SA_GEMV_LANES / 4; ++j) {
-        p[j] = at->fourth[j] + from;
+    for (int i = 0; i < 4; ++i) {
+        v[i] = sa_gemv_pair(at + (from + 4 * i) * SA_GEMV_COLUMNS);
     }
-    return sa_gemv_join(p);
-}
-
-/* Lane c of v[i] becomes word i of the 16 bytes of column c, `from` bytes on. */
-SA_VERB void sa_gemv_gather(const sa_gemv_columns_at *at, ptrdiff_t from, sa_words *v) {
-    const sa_words a = sa_gemv_load(at, from), b = sa_gemv_load(at, from + at->one);
-    const sa_words c = sa_gemv_load(at, from + 2 * at->one), d = sa_gemv_load(at, from + at->three);
-    const sa_words low = sa_gemv_low(a, b), low2 = sa_gemv_low(c, d), high = sa_gemv_high(a, b), high2 = sa_gemv_high(c, d);
-    v[0] = sa_gemv_low_pairs(low, low2);
-    v[1] = sa_gemv_high_pairs(low, low2);
-    v[2] = sa_gemv_low_pairs(high, high2);
-    v[3] = sa_gemv_high_pairs(high, high2);
 }
 
 #define SA_Q(name) sa_gemv_##name
 #define SA_Q_WORDS sa_words
-#define SA_Q_AT const sa_gemv_columns_at *
+#define SA_Q_AT const char *
 #include "kernels/quant_bits.h"
 
 SA_VERB sa_floats sa_gemv_floats(sa_words x) { return __builtin_convertvector((sa_ints)x, sa_floats); }
@@ -144,19 +114,15 @@ SA_VERB void sa_gemv_columns(const sa_gemv_tile *t, ptrdiff_t c, ptrdiff_t first
     const ptrdiff_t stride = t->row_bytes, pieces = t->pieces, rows = t->rows;
     const ptrdiff_t end = !to_panel || pieces - first < SA_PANEL_PIECES ? pieces : first + SA_PANEL_PIECES;
     const char *next = t->weights + (SA_GEMV_COLUMNS + c) * stride;
-    sa_gemv_columns_at at = {.one = stride, .three = 3 * stride};
-    SA_UNROLL
-    for (int j = 0; j < SA_GEMV_LANES / 4; ++j) {
-        at.fourth[j] = t->weights + (c + 4 * j) * stride + first / groups * bytes;
-    }
+    const char *at = t->weights + 2 * c + first / groups * bytes * SA_GEMV_COLUMNS;
     const bool near = SA_GEMV_COLUMNS * stride <= SA_GEMV_NEAR;
-    for (ptrdiff_t piece = first; piece < end; sa_gemv_advance(&at, bytes)) {
+    for (ptrdiff_t piece = first; piece < end; at += bytes * SA_GEMV_COLUMNS) {
         sa_words head[5], q[8];
-        sa_gemv_head(&at, k, head);
+        sa_gemv_head(at, k, head);
         const sa_floats d = sa_gemv_half(sa_gemv_half_word(head, k->d));
         for (int g = 0; g < groups; ++g, ++piece) {
             sa_floats scale[2], offset[2];
-            sa_gemv_piece(&at, head, k, g, q);
+            sa_gemv_piece(at, head, k, g, q);
             SA_UNROLL
             for (int half = 0; half < halves; ++half) {
                 sa_words whole, factor;

@@ -5,14 +5,12 @@ typedef uint32_t sa_words __attribute__((vector_size(32)));
 typedef int32_t sa_ints __attribute__((vector_size(32)));
 typedef float sa_floats __attribute__((vector_size(32)));
 
-SA_VERB sa_words sa_gemv_join(const char *const *p) {
-    return (sa_words)_mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p[0])),
-                                             _mm_loadu_si128((const __m128i *)(const void *)p[1]), 1);
+SA_VERB sa_words sa_gemv_pair(const char *p) {
+    const __m128i low = _mm_loadu_si128((const __m128i *)(const void *)p);
+    const __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(p + 2 * SA_GEMV_COLUMNS));
+    return (sa_words)_mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(low, high)),
+                                             _mm_unpackhi_epi16(low, high), 1);
 }
-SA_VERB sa_words sa_gemv_low(sa_words a, sa_words b) { return (sa_words)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b); }
-SA_VERB sa_words sa_gemv_high(sa_words a, sa_words b) { return (sa_words)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b); }
-SA_VERB sa_words sa_gemv_low_pairs(sa_words a, sa_words b) { return (sa_words)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b); }
-SA_VERB sa_words sa_gemv_high_pairs(sa_words a, sa_words b) { return (sa_words)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b); }
 SA_VERB sa_floats sa_gemv_half(sa_words x) {
     const __m256i low = (__m256i)(x & 0xffff);
     return (sa_floats)_mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
@@ -35,8 +33,8 @@ SA_VERB sa_floats sa_gemv_fma(sa_floats a, sa_floats b, sa_floats c) {
     return (sa_floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 }
 SA_VERB sa_words sa_gemv_look_up(sa_words q) {
-    const char *v = (const char *)sa_quant_values, *const each[2] = {v, v};
-    return (sa_words)_mm256_shuffle_epi8((__m256i)sa_gemv_join(each), (__m256i)q);
+    const __m128i values = _mm_load_si128((const __m128i *)(const void *)sa_quant_values);
+    return (sa_words)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), (__m256i)q);
 }
 
 #include "kernels/products/gemv.h"

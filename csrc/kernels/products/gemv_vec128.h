@@ -6,15 +6,15 @@ typedef mf32 sa_ints;
 typedef vf32 sa_floats;
 typedef int16_t sa_shorts __attribute__((vector_size(16)));
 
-SA_VERB sa_words sa_gemv_join(const char *const *p) {
-    sa_words a;
-    memcpy(&a, p[0], sizeof a);
-    return a;
+SA_VERB sa_words sa_gemv_pair(const char *p) {
+    typedef uint64_t sa_eights __attribute__((vector_size(16)));
+    typedef uint16_t sa_unsigned __attribute__((vector_size(16)));
+    uint64_t low, high;
+    memcpy(&low, p, sizeof low);
+    memcpy(&high, p + 2 * SA_GEMV_COLUMNS, sizeof high);
+    const sa_unsigned a = (sa_unsigned)(sa_eights){low, 0}, b = (sa_unsigned)(sa_eights){high, 0};
+    return (sa_words)SA_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
 }
-SA_VERB sa_words sa_gemv_low(sa_words a, sa_words b) { return SA_SHUFFLE(a, b, 0, 4, 1, 5); }
-SA_VERB sa_words sa_gemv_high(sa_words a, sa_words b) { return SA_SHUFFLE(a, b, 2, 6, 3, 7); }
-SA_VERB sa_words sa_gemv_low_pairs(sa_words a, sa_words b) { return SA_SHUFFLE(a, b, 0, 1, 4, 5); }
-SA_VERB sa_words sa_gemv_high_pairs(sa_words a, sa_words b) { return SA_SHUFFLE(a, b, 2, 3, 6, 7); }
 SA_VERB sa_floats sa_gemv_half(sa_words x) {
     sa_floats f;
     for (int i = 0; i < 4; ++i) {

@@ -5,17 +5,11 @@ typedef uint32_t sa_words __attribute__((vector_size(64)));
 typedef int32_t sa_ints __attribute__((vector_size(64)));
 typedef float sa_floats __attribute__((vector_size(64)));
 
-SA_VERB __m256i sa_gemv_two(const char *p, const char *q) {
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p)),
-                                   _mm_loadu_si128((const __m128i *)(const void *)q), 1);
+static const uint16_t sa_gemv_in_pairs[32] __attribute__((aligned(64))) = {
+    0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+SA_VERB sa_words sa_gemv_pair(const char *p) {
+    return (sa_words)_mm512_permutexvar_epi16(_mm512_load_si512(sa_gemv_in_pairs), _mm512_loadu_si512(p));
 }
-SA_VERB sa_words sa_gemv_join(const char *const *p) {
-    return (sa_words)_mm512_inserti64x4(_mm512_castsi256_si512(sa_gemv_two(p[0], p[1])), sa_gemv_two(p[2], p[3]), 1);
-}
-SA_VERB sa_words sa_gemv_low(sa_words a, sa_words b) { return (sa_words)_mm512_unpacklo_epi32((__m512i)a, (__m512i)b); }
-SA_VERB sa_words sa_gemv_high(sa_words a, sa_words b) { return (sa_words)_mm512_unpackhi_epi32((__m512i)a, (__m512i)b); }
-SA_VERB sa_words sa_gemv_low_pairs(sa_words a, sa_words b) { return (sa_words)_mm512_unpacklo_epi64((__m512i)a, (__m512i)b); }
-SA_VERB sa_words sa_gemv_high_pairs(sa_words a, sa_words b) { return (sa_words)_mm512_unpackhi_epi64((__m512i)a, (__m512i)b); }
 SA_VERB sa_floats sa_gemv_half(sa_words x) { return (sa_floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)x)); }
 SA_VERB sa_words sa_gemv_dot(sa_words sum, sa_words q, sa_words x, const bool bytes) {
     (void)bytes;
@@ -25,8 +19,8 @@ SA_VERB sa_floats sa_gemv_fma(sa_floats a, sa_floats b, sa_floats c) {
     return (sa_floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 }
 SA_VERB sa_words sa_gemv_look_up(sa_words q) {
-    const char *v = (const char *)sa_quant_values, *const each[4] = {v, v, v, v};
-    return (sa_words)_mm512_shuffle_epi8((__m512i)sa_gemv_join(each), (__m512i)q);
+    const __m128i values = _mm_load_si128((const __m128i *)(const void *)sa_quant_values);
+    return (sa_words)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), (__m512i)q);
 }
 
 #include "kernels/products/gemv.h"
