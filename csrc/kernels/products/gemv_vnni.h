@@ -8,7 +8,7 @@ typedef float sa_floats __attribute__((vector_size(64)));
 static const uint16_t sa_gemv_in_pairs[32] __attribute__((aligned(64))) = {
     0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 SA_VERB sa_words sa_gemv_pair(const char *p) {
-    return (sa_words)_mm512_permutexvar_epi16(_mm512_load_si512(sa_gemv_in_pairs), _mm512_loadu_si512(p));
+    return (sa_words)_mm512_permutexvar_epi16(_mm512_loadu_si512(sa_gemv_in_pairs), _mm512_loadu_si512(p));
 }
 SA_VERB sa_floats sa_gemv_half(sa_words x) { return (sa_floats)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)x)); }
 SA_VERB sa_words sa_gemv_dot(sa_words sum, sa_words q, sa_words x, const bool bytes) {

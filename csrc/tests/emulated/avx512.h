@@ -261,6 +261,9 @@ EMU __m512i _mm512_permutexvar_epi16(__m512i order, __m512i a) {
     EMU_LANES(32, r.u16[i] = y.u16[x.u16[i] & 31])
     return r.si;
 }
+EMU __m512i _mm512_broadcast_i32x4(__m128i a) {
+    return ((emu_bits){.half_si = {_mm256_broadcastsi128_si256(a), _mm256_broadcastsi128_si256(a)}}).si;
+}
 EMU __m512 _mm512_cvtph_ps(__m256i a) {
     return ((emu_bits){
                 .half_ps = {_mm256_cvtph_ps(_mm256_castsi256_si128(a)), _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1))}})
