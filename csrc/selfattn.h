@@ -134,7 +134,7 @@ typedef struct {
     size_t scratch_bytes;
     size_t partial_bytes;
     bool large;  /* queries and outputs exceed the cores' caches: rows are fetched ahead */
-    bool far;    /* keys and values exceed all caches */
+    bool far;    /* keys and values come from memory */
     int threads; /* as many as pay, at most max_threads */
 } sa_attention_plan;
 

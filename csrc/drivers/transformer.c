@@ -389,6 +389,7 @@ static void attend_cached(const sa_pass *p, ptrdiff_t t) {
     sa_attention_plan plan;
     describe_sequence(p, sequence, row_of(p, sequence), &a);
     sa_attention_make_plan(&a, 1, &plan);
+    plan.far = plan.far || p->plan->far; /* the other layers have been read since this one's keys */
     if (task >= plan.tasks) {
         return;
     }

@@ -50,7 +50,7 @@ typedef struct {
     ptrdiff_t copied_from; /* the first key of the copied tiles in scratch, ≤ begin */
     bool holds_copies;     /* the copied tiles belong to this head */
     bool fetches;          /* keys and values are fetched a tile ahead */
-    bool far;              /* keys and values exceed all caches */
+    bool far;              /* keys and values come from memory */
     bool mask_far;
     ptrdiff_t ahead;      /* bytes from a row's query to a query of the next block; 0: fetch nothing */
     ptrdiff_t keys_ahead; /* bytes to the next head's first key; 0: fetch nothing */
