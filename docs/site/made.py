@@ -67,9 +67,10 @@ def api() -> None:
         module = None if name.startswith("selfattn.interop.") else importlib.import_module(name)
         doc = ((module and module.__doc__) or "").split("\n")[0]
         listed += f"- {{doc}}`{name} <{name}>` {doc.strip()}\n"
-        # Functions of `functional` have their docs there alone.
+        # What `functional` has too has its docs there alone.
+        names = () if module is selfattn.functional else getattr(module, "__all__", ())
         shared = [
-            each for each in selfattn.functional.__all__ if name == "selfattn" and each in selfattn.__all__
+            each for each in names if getattr(module, each) is getattr(selfattn.functional, each, module)
         ]
         text = f"{name}\n{'=' * len(name)}\n\n.. automodule:: {name}\n   :members:\n"
         if shared:
