@@ -186,9 +186,7 @@ PyMethodDef sa_compact_methods[] = {
     {"_quant_shapes", quant_shapes, METH_NOARGS,
      "The numbers and the bytes of a quant of each kind that a GGUF file may hold."},
     {"_quants", quants_at, METH_VARARGS,
-     "Weights in quants, from rows of bytes, the kind, the number of columns, and, to be multiplied by digits without a copy "
-     "for "
-     "each product, memory for a copy."},
+     "Weights in quants, from rows of bytes, the kind, the number of columns, and memory for the copy that digits multiply."},
     {"_expand_quants", expand_quants, METH_VARARGS, "Rows of what _quants made, by an array of int64, as float32."},
     {"_int8_panels", int8_panels, METH_VARARGS,
      "Weights of int8 with a scale for each 128 numbers of a row, in panels for their products."},
