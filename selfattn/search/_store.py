@@ -27,6 +27,7 @@ from selfattn.functional._similarity import SIMILARITIES
 MANIFEST, LOCK = "manifest.json", "lock"
 FORMAT, VERSION = "selfattn.search.Index", 1
 DTYPES = ("float32", "int8")
+SUMMED = ("records", "tags", "deleted")  # a changed bit of these files would hide texts, or show deleted ones
 HASHED = {40: slice(8, 36), 16: slice(12)}  # the bytes of a record and of a row that their checksums include
 TABLES = {
     "records": np.dtype([("offset", "<u8"), ("id_hash", "<u8"), ("text_hash", "<u8"), ("id", "<u4"), ("text", "<u4"),
@@ -37,6 +38,7 @@ TABLES = {
     "content": np.dtype("u1"),
 }  # fmt: skip
 MOST = 2**62
+EMPTY = {"counts": dict.fromkeys(TABLES, 0), "checksums": dict.fromkeys(SUMMED, 0)}  # of a manifest
 
 
 class Raw(NamedTuple):
@@ -61,7 +63,7 @@ def tag(name: str, value: Any) -> int:
 def make(folder: Path, dtype: str, metric: str, model: Mapping[str, Any]) -> None:
     """Make an index without texts in a folder that is new or empty."""
     own = {"format": FORMAT, "version": VERSION, "generation": 1, "data": 1, "dtype": dtype, "metric": metric}
-    own |= {"width": 0, "next_id": 0, "fields": [], "counts": dict.fromkeys(TABLES, 0), "model": dict(model)}
+    own |= {"width": 0, "next_id": 0, "fields": [], **EMPTY, "model": dict(model)}
     _check_empty(folder)  # before a lock is put into it
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -110,8 +112,12 @@ class Generation:
         self.width = entries.size("width", least=0, most=2**24)
         self.next_id = entries.size("next_id", least=0, most=MOST)
         self.data = folder / f"data-{entries.size('data', most=MOST)}"
-        if not isinstance(counts := entries.raw("counts"), dict):
-            raise entries.error("counts must be an object")
+        counts, sums = entries.raw("counts"), entries.raw("checksums", {})  # an older index has no checksums
+        if not isinstance(counts, dict) or not isinstance(sums, dict):
+            raise entries.error("counts and checksums must be objects")
+        summed = entries.inner("checksums", sums)
+        self.sums = {name: summed.size(name, least=0, most=2**32) for name in SUMMED if name in sums}
+        self._unchecked = set(self.sums)
         counted = entries.inner("counts", counts)
         self.shapes: dict[str, Any] = {name: (counted.size(name, least=0, most=MOST),) for name in TABLES}
         (n,) = self.shapes["rows"]
@@ -146,6 +152,15 @@ class Generation:
             raise self.damaged(name, f"it has {size} bytes, and the index needs {needed}")
         return np.asarray(np.memmap(path, dtype, "r", shape=shape))
 
+    def checked(self, name: str) -> Array:
+        """Return what a file holds; an error at the first call if it has changed since it was written."""
+        table: Array = getattr(self, name)
+        if name in self._unchecked:
+            if zlib.crc32(table.data) != self.sums[name]:
+                raise self.damaged(name, "its checksum is another")
+            self._unchecked.discard(name)
+        return table
+
     def damaged(self, name: str, what: str) -> ValueError:
         """Return an error about a file."""
         return ValueError(f"{self.data / name} is damaged: {what}")
@@ -176,7 +191,7 @@ class Generation:
         if not len(self.deleted):
             return None
         alive = np.ones(len(self.records), bool)
-        alive[self._within("deleted", self.deleted)] = False
+        alive[self._within("deleted", self.checked("deleted"))] = False
         return alive
 
     def live(self) -> Array:
@@ -192,18 +207,18 @@ class Generation:
     def find(self, kind: str, wanted: Mapping[bytes, int], deleted: bool = False) -> dict[bytes, int]:
         """Return the last record of each id or text that there is; ``wanted`` has their hashes."""
         found = {}
-        for n in np.flatnonzero(_among(self.records[f"{kind}_hash"], wanted.values())).tolist():
+        for n in np.flatnonzero(_among(self.checked("records")[f"{kind}_hash"], wanted.values())).tolist():
             if deleted or self.alive is None or self.alive[n]:
                 found[getattr(self.raw(n), kind)] = n
         return {content: n for content, n in found.items() if content in wanted}
 
     def selected(self, where: Mapping[str, Collection[Any]]) -> Array | None:
         """Return which records are not deleted and have one of the values in each field, (records,) of bool; None for all."""
-        found = self.alive
+        found, tags = self.alive, self.checked("tags") if where else self.tags
         for name, values in where.items():
-            tagged = _among(self.tags["hash"], {tag(name, value) for value in values})
+            tagged = _among(tags["hash"], {tag(name, value) for value in values})
             has = np.zeros(len(self.records), bool)
-            has[self._within("tags", self.tags["record"][tagged])] = True
+            has[self._within("tags", tags["record"][tagged])] = True
             found = has if found is None else found & has
         return found
 
@@ -327,8 +342,8 @@ class Writer:
 
     def renew(self) -> None:
         """Begin with empty files, in a new folder."""
-        changes = {"data": self.now.manifest["data"] + 1, "counts": dict.fromkeys(TABLES, 0)}
-        self.now = Generation(self.folder, {**self.now.manifest, **changes})
+        data = self.now.manifest["data"] + 1
+        self.now = Generation(self.folder, {**self.now.manifest, **EMPTY, "data": data})
 
     def append(
         self, raws: Sequence[Raw], text_hashes: Sequence[int], spans: Sequence[Sequence[tuple[int, int]]], vectors: Array,
@@ -358,7 +373,9 @@ class Writer:
         for name, table in tables.items():
             self._write(name, table)
         counts = {name: len(getattr(now, name)) + len(tables[name]) for name in TABLES}
-        self.now = Generation(self.folder, {**now.manifest, **changes, "counts": counts})
+        sums = {name: zlib.crc32(tables[name].data, before) for name, before in now.sums.items()}
+        changes |= {"counts": counts, "checksums": sums}
+        self.now = Generation(self.folder, {**now.manifest, **changes})
 
     def _write(self, name: str, array: Array) -> None:
         path, left = self.now.data / name, memoryview(array.tobytes())

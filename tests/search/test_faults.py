@@ -138,6 +138,9 @@ def test_the_files_are_those_of_the_documentation(index):
     data = index.folder / f"data-{manifest['data']}"
     content, vectors = (data / "content").read_bytes(), (data / "vectors").read_bytes()
     assert manifest["counts"] == {"records": 4, "rows": 4, "tags": 4, "deleted": 1, "content": len(content)}
+    assert manifest["checksums"] == {
+        name: zlib.crc32((data / name).read_bytes()) for name in ("records", "tags", "deleted")
+    }
     assert manifest["generation"] == 4 and manifest["next_id"] == 8 and manifest["fields"] == ["list", "n"]
     texts, width = [], manifest["width"]
     for n, record in enumerate(struct.iter_unpack("<QQQIIII", (data / "records").read_bytes())):
@@ -176,3 +179,28 @@ def test_damaged_files_are_named(index, name):
         assert str(index.folder) in str(error.value)
     path.write_bytes(content)
     assert len(search.Index.open(index.folder, embed).search("a")) == 3
+
+
+def test_a_changed_bit_hides_no_text_and_shows_no_deleted_one(index):
+    """Hashes of ids, tags and numbers of deleted records, which no text's own checksum includes."""
+    index.delete("z")
+    for name, place, call in (
+        ("records", 48, lambda again: again.add(["new"], ids=["y"])), ("deleted", 0, len),
+        ("tags", 16, lambda again: again.search("a", where={"n": 1})),
+    ):  # fmt: skip
+        path = next(index.folder.rglob(name))
+        content = path.read_bytes()
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(ValueError, match=rf"{name} is damaged: its checksum is another"):
+            call(search.Index.open(index.folder, embed))
+        path.write_bytes(content)
+    manifest = _disk.read_json(index.folder / "manifest.json")
+    del manifest["checksums"]  # an index of an older version
+    (index.folder / "manifest.json").write_bytes(_disk.to_json(manifest))
+    older = search.Index.open(index.folder, embed)
+    older.add(["new"])
+    assert older.texts == ["a", "ab", "new"]
+    older.vacuum()
+    assert (
+        len(_disk.read_json(index.folder / "manifest.json")["checksums"]) == 3 and len(older.search("a")) == 3
+    )
