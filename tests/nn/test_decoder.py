@@ -294,13 +294,17 @@ def test_the_core_refuses_caches_that_do_not_fit():
         _core._transformer_forward(ids, starts, model._core_model, False, (cache.keys,))
 
 
-def with_one_wrong(arrays, any_length=()):
-    """Yield arrays of which one has a row or a column too few, or is panels of another shape."""
-    panels = _core._int8_panels(np.ones((25, 25), np.int8), np.ones((25, 1), np.float32))
-    for n, array in enumerate(arrays):
-        wrong = [panels] * isinstance(array, type(panels))
-        if isinstance(array, np.ndarray):
-            wrong = [np.ascontiguousarray(array[..., :-1])] + [array[:-1]] * (n not in any_length)
+def with_one_wrong(arrays, whole, any_length=()):
+    """Yield arrays of which one has a row or a column too few; ``whole`` has arrays of float32 in place of panels."""
+    for n, (array, known) in enumerate(zip(arrays, whole, strict=True)):
+        if not isinstance(known, np.ndarray):
+            continue
+        wrong = [np.ascontiguousarray(known[..., :-1])] + [known[:-1]] * (n not in any_length)
+        if not isinstance(array, np.ndarray):
+            wrong = [
+                _core._int8_panels(each.astype(np.int8), np.ones((len(each), 1), np.float32))
+                for each in wrong
+            ]
         yield from ((*arrays[:n], each, *arrays[n + 1 :]) for each in wrong)
 
 
@@ -311,8 +315,9 @@ def test_the_core_refuses_weights_that_do_not_fit_with_a_cache(seed):
     own, numbers, ((arrays, settings), *others) = model._core_model
     cache = model.new_cache(1)
     model.next_logits([[1, 2]], cache)
-    wrong = [(each, numbers, model._core_model[2]) for each in with_one_wrong(own, any_length=(0, 2))]
-    wrong += [(own, numbers, ((each, settings), *others)) for each in with_one_wrong(arrays)]
+    whole = transformer.as_core(transformer.expanded(model.model))[2][0][0]
+    wrong = [(each, numbers, model._core_model[2]) for each in with_one_wrong(own, own, any_length=(0, 2))]
+    wrong += [(own, numbers, ((each, settings), *others)) for each in with_one_wrong(arrays, whole)]
     for core in wrong:
         given = np.array([1]), np.array([0, 1]), core, False, (cache.keys, cache.values, cache.lengths)
         with pytest.raises(ValueError, match="must have shape"):
