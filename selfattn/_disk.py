@@ -284,7 +284,11 @@ def _exchange(staged: dict[Path, Path], suffix: str) -> None:
 @contextmanager
 def _new_file(path: Path, replaced: Path) -> Iterator[Any]:
     """Open a new file with the permissions of the file that it will replace; flush it to the disk at the end."""
-    with path.open("xb") as file:
+    try:
+        opened = path.open("xb")
+    except OSError as error:  # names the file that is wanted, not the hidden one
+        raise OSError(error.errno, error.strerror, str(replaced)) from error
+    with opened as file:
         _keep_mode(file.fileno(), replaced)
         yield file
         file.flush()
@@ -296,7 +300,8 @@ def _write_to_disk(path: Path, data: bytes, replaced: Path) -> None:
         with _new_file(path, replaced) as file:
             file.write(data)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror} while writing {len(data)} bytes", str(path)) from error
+        what = f"{error.strerror} while writing {len(data)} bytes"
+        raise OSError(error.errno, what, str(replaced)) from error
 
 
 def read_json(path: Path) -> Any:

@@ -272,8 +272,7 @@ def _print_facts(options: argparse.Namespace) -> int:
         try:
             found = kinds(options.file)
         except (OSError, ValueError) as error:
-            streams.tell(f"selfattn info: {error}")
-            return 1
+            return streams.fail("selfattn info", error)
         rows = {kind: dict(zip(("tensors", "bytes", "how"), row, strict=True)) for kind, row in found.items()}
         lines = [
             f"{kind:8}{n:6} tensors {size / 1e6:10.1f} MB  {how}" for kind, (n, size, how) in found.items()

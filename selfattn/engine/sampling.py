@@ -77,22 +77,24 @@ TRANSFORMERS = Sampling._fields[:-3]  # the others are OpenAI's
 DRAWING = Sampling._fields[:4]  # change nothing where the most probable token is taken
 COUNTS = {"top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens", "forced_bos_token_id"}
 LISTS = {"forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"}
-FORMS = {"bad_words_ids": "lists of ids", "sequence_bias": "pairs of a list of ids and a number"}
+FORMS = {"bad_words_ids": "lists of some ids", "sequence_bias": "pairs of a list of some ids and a number"}
 
 
 def _checked(name: str, value: Any) -> Any:
     """Check a setting, and return it as :class:`Sampling` has it."""
     if name in COUNTS:
         return check_size(name, value, int(name == "top_k"))
-    if name in LISTS:  # a negative one, such as Whisper's -1, changes nothing
-        return tuple(check_size(name, n, -1) for n in (value if isinstance(value, Iterable) else [value]))
+    if name in LISTS:  # a token -1, as Whisper has it, suppresses nothing, and cannot be forced
+        least = 0 if name == "forced_eos_token_id" else -1
+        return tuple(check_size(name, n, least) for n in (value if isinstance(value, Iterable) else [value]))
     if name in FORMS:
         try:
             pairs = value.items() if isinstance(value, Mapping) else value
             pairs = pairs if name == "sequence_bias" else [(ids, -math.inf) for ids in pairs]
-            return tuple(
-                (tuple(check_size(name, n, 0) for n in ids), check_number(name, x)) for ids, x in pairs
-            )
+            words = [(tuple(check_size(name, n, 0) for n in ids), check_number(name, x)) for ids, x in pairs]
+            if not all(ids for ids, _ in words):
+                raise ValueError
+            return tuple(words)
         except (TypeError, ValueError):
             raise TypeError(f"{name} must be {FORMS[name]}, not {quoted(value)}") from None
     if name == "logit_bias":

@@ -93,7 +93,7 @@ class CausalModel(LanguageModel):
             for piece in model.generate("Once upon a time", temperature=0.8, rng=0, stream=True):
                 print(piece, end="", flush=True)
         """
-        given = _tokenizer.Given(prompt)
+        given = _tokenizer.Given(prompt, "prompt")
         prompts = list(given.sentences)
         if not prompts:
             raise ValueError("there are no prompts")

@@ -214,8 +214,8 @@ def _to_json(value: Any, ensure_ascii: bool = False, *given: Any, **more: Any) -
 def checked_messages(messages: Any, template: str) -> list[dict[str, Any]]:
     """Return the messages of a chat, whose contents are texts.
 
-    A TypeError if they are not a str or a list of dicts; a ValueError if there are none, if a role is neither usual nor named by the
-    template, or if a part of a content is not text.
+    A TypeError if they are not a str or a list of dicts, or a content is neither text nor parts; a ValueError if there are none, if a
+    role is neither usual nor named by the template, or if a part of a content is not text.
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -235,6 +235,8 @@ def checked_messages(messages: Any, template: str) -> list[dict[str, Any]]:
             raise ValueError(f"message {n} has the role {role!r:.80}; usual roles are {', '.join(ROLES)}")
         if isinstance(content, list | tuple):
             content = "\n".join(_text_of(part, n) for part in content)
+        if not isinstance(content, str | None):  # None, as beside calls of tools, is for the template
+            raise TypeError(f"message {n} has the content {content!r:.80}, neither a str nor a list of parts")
         found.append({**message, "content": content})
     return found
 

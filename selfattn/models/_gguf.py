@@ -71,6 +71,8 @@ class GGUF:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.is_dir():
+            raise ValueError(f"{path} is no GGUF file: it is a folder")
         if path.stat().st_size < 24:
             raise ValueError(f"{path} is no GGUF file: it has {path.stat().st_size} bytes")
         with path.open("rb") as file:
@@ -186,8 +188,8 @@ class GGUF:
         label, numbers, size = KINDS[kind]
         if shape[-1] % numbers:
             raise self._error(f"the tensor {name!r} has rows of {shape[-1]} numbers, in blocks of {numbers}")
-        if offset % alignment or offset > self._size:
-            where = f"the offset {offset}, not a multiple of {alignment} within the file"
+        if offset % alignment:
+            where = f"the offset {offset}, not a multiple of {alignment}"
             raise self._error(f"the tensor {name!r} is at {where}")
         return Tensor(label, shape, offset, math.prod(shape) // numbers * size)
 
@@ -263,6 +265,7 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, str], str]] = {  # class, names, w
     "gpt2": (GPT2LMHeadModel, GPT2_NAMES, "transformer.h."),
 }
 PERMUTED = ("llama", "smollm3")  # rows of q and k as llama.cpp rotates them: pairs are neighbours
+ENCODERS = "encoders are loaded from the folder that such a file was made from, not from GGUF"
 LAYERS_OF_27B = 62
 FACTORS = "rope_freqs.weight"  # divide the frequencies of rotary positions
 LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
@@ -293,8 +296,11 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
     _check_whole(file)
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise ValueError(f"{path} has the architecture {architecture!r:.80}; supported are {known}")
+        known, encodes = ", ".join(ARCHITECTURES), "bert" in str(architecture) or "embed" in str(architecture)
+        hint = f"; {ENCODERS}" if encodes else ""
+        raise ValueError(f"{path} has the architecture {architecture!r:.80}; supported are {known}{hint}")
+    if (pooling := file.metadata.get(f"{architecture}.pooling_type", 0)) != 0:
+        raise ValueError(f"{path} is an encoder, of pooling_type {pooling!r:.80}; {ENCODERS}")
     kind, names, layers = ARCHITECTURES[architecture]
     entries = Entries(file, architecture)
     config = _config(entries, file)

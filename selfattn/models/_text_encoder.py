@@ -735,9 +735,8 @@ class TextEncoder(Pretrained):
 
 
 def _cut(tokenizer: Any, length: int, direction: str) -> None:
-    """Cut texts at a length; refuse one without room for the special tokens, at which `tokenizers` would cut nothing."""
-    if length < (least := tokenizer.num_special_tokens_to_add(False)):
-        raise ValueError(f"max_seq_length is {length}; each text has {least} special tokens")
+    """Cut texts at a length."""
+    _tokenizer.check_room(tokenizer, length)
     tokenizer.enable_truncation(length, direction=direction)
 
 

@@ -69,7 +69,7 @@ class Ready(NamedTuple):
 class Given:
     """The sentences of a call, one alone or an iterable; their number, if it is known; and how many of them were cut."""
 
-    def __init__(self, sentences: Any) -> None:
+    def __init__(self, sentences: Any, name: str = "sentences") -> None:
         self.cut, self.texts = 0, 0
         self.total: int | None = 1
         if isinstance(sentences, np.ndarray) and sentences.ndim == 0:
@@ -77,9 +77,9 @@ class Given:
         self.alone, self.sentences = True, iter([sentences])
         if isinstance(sentences, str):
             return
-        check_rows("sentences", sentences)
+        check_rows(name, sentences)
         if isinstance(sentences, bytes | bytearray | memoryview) or not isinstance(sentences, Iterable):
-            raise TypeError(f"sentences must be a str or an iterable of str, not {quoted(sentences)}")
+            raise TypeError(f"{name} must be a str or an iterable of str, not {quoted(sentences)}")
         try:
             total: int | None = len(sentences)  # type: ignore[arg-type]
         except TypeError:
@@ -272,6 +272,8 @@ def tokenize(
 
     ``first`` and the places give the numbers of texts in messages; a text with a lone surrogate is a ValueError.
     """
+    limit = (tokenizer.truncation or {}).get("max_length") or math.inf
+    check_room(tokenizer, limit, pairs=not all(isinstance(text, str) for text in texts))
     try:
         with _disk.library_errors(f"the tokenizer cannot take sentence {first + places[0]} or one after it"):
             found = _encoded(tokenizer, texts)
@@ -279,10 +281,16 @@ def tokenize(
         for n, text in zip(places, texts, strict=True):
             check_unicode(text, first + n)
         raise
-    limit = (tokenizer.truncation or {}).get("max_length") or math.inf
     ids: list[Sequence[int]] = [without_pads(tokenizer, e, e.ids) for e in found]
     cut = sum(len(each) >= limit and bool(e.overflowing) for each, e in zip(ids, found, strict=True))
     return ids, [without_pads(tokenizer, e, e.type_ids) for e in found if types], cut
+
+
+def check_room(tokenizer: Any, length: float, pairs: bool = False) -> None:
+    """Refuse a length without room for the special tokens, at which `tokenizers` would cut nothing."""
+    if length < (least := tokenizer.num_special_tokens_to_add(pairs)):
+        each = "pair" if pairs else "text"
+        raise ValueError(f"max_seq_length is {length}; each {each} has {least} special tokens")
 
 
 def _encoded(tokenizer: Any, texts: Sequence[Text]) -> list[Any]:

@@ -303,6 +303,7 @@ test_bad_input = refusals(
     (lambda m: m.hidden_states([]), ValueError, "no|empty"),
     (lambda m: m.encode("a", batch_size=0), ValueError, "batch_size"),
     (lambda m: m.encode_to("x.npy", "a"), TypeError, "iterable of sentences, not 'a'"),
+    (lambda m: m.encode_to("no/x.npy", ["a"]), FileNotFoundError, r"'no/x\.npy'$"),
     (lambda m: m.predict("a"), TypeError, "BertModel has no classifier"),
     given="model",
 )  # fmt: skip
@@ -634,6 +635,9 @@ def test_a_length_without_room_for_the_special_tokens_is_refused(folder):
     model, said = models.load(folder), "max_seq_length is 1; each text has 2 special tokens"
     with pytest.raises(ValueError, match=said):
         model.max_seq_length = 1
+    model.max_seq_length = 2  # enough for a text, not for a pair
+    with pytest.raises(ValueError, match="max_seq_length is 2; each pair has 3 special tokens"):
+        model.encode(["a ship", ("a ship", "at sea")])
     add_pipeline(folder, old_pooling("mean"), transformer={"max_seq_length": 1, "do_lower_case": True})
     with pytest.raises(ValueError, match=said):
         models.load(folder)
