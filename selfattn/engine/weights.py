@@ -10,7 +10,7 @@ in another order, in large pages (``csrc/kernels/products/gemv.h``).
 
 from __future__ import annotations
 
-import functools
+import os
 import threading
 from typing import Any, TypeAlias
 
@@ -29,6 +29,11 @@ INT8, BITS = np.dtype(np.int8), np.dtype(np.uint16)
 BITS_OF_INFINITY = 0x7F80
 
 
+# Of the thread that packs weights. A fork waits for it: a child would have the lock, and not the thread.
+_lock = threading.RLock()
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
 class Rounded:
     """A matrix of weights, (out, in), in fewer bits. Indexing converts rows to float32, ``np.asarray`` all rows."""
 
@@ -36,10 +41,16 @@ class Rounded:
     kind: str
     shape: tuple[int, ...]
 
-    @functools.cached_property
+    _packed: Any = None
+
+    @property
     def packed(self) -> Any:
-        """The weights in the form that the core multiplies."""
-        return self._pack()
+        """The weights in the form that the core multiplies, made once, also if several threads ask."""
+        if self._packed is None:
+            with _lock:
+                if self._packed is None:
+                    self._packed = self._pack()
+        return self._packed
 
     def _pack(self) -> Any:
         raise NotImplementedError
@@ -51,7 +62,7 @@ class Rounded:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out ``packed``, which a copy makes again."""
-        return {name: value for name, value in vars(self).items() if name != "packed"}
+        return {name: value for name, value in vars(self).items() if name != "_packed"}
 
     def __getitem__(self, rows: Any) -> Array:
         raise NotImplementedError
@@ -91,17 +102,16 @@ QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
 
 SHARED = 2**25  # bytes that small copies share: NumPy asks for large pages where an array has 4 MB or more
 LINE = 64
-_lock, _left = threading.Lock(), [np.empty(0, np.uint8)]  # what is left of the last shared array
+_left = [np.empty(0, np.uint8)]  # what is left of the last shared array
 
 
 def _room(size: int) -> Array:
-    """Return that many bytes, at the beginning of a cache line."""
+    """Return that many bytes, at the beginning of a cache line; the caller holds the lock."""
     lines = -(-size // LINE) * LINE
-    with _lock:
-        if lines > len(_left[0]):
-            new = np.empty(max(lines, SHARED) + LINE, np.uint8)
-            _left[0] = new[-new.ctypes.data % LINE :]
-        room, _left[0] = _left[0][:size], _left[0][lines:]
+    if lines > len(_left[0]):
+        new = np.empty(max(lines, SHARED) + LINE, np.uint8)
+        _left[0] = new[-new.ctypes.data % LINE :]
+    room, _left[0] = _left[0][:size], _left[0][lines:]
     return room
 
 

@@ -353,6 +353,31 @@ def test_fork_while_other_threads_compute():
 
 
 @needs_fork
+def test_weights_are_packed_once_and_a_fork_waits_for_it():
+    script = """
+    from selfattn.engine.weights import Quants
+    made, begun = [], threading.Event()
+    class Slow(Quants):
+        def _pack(self):
+            begun.set()
+            time.sleep(0.3)
+            made.append(super()._pack())
+            return made[-1]
+    def new(kind=Quants):
+        return kind(np.zeros((16, 34), np.uint8), "Q8_0", (16, 32))
+    slow = new(Slow)
+    threads = [threading.Thread(target=lambda: slow.packed) for _ in range(4)]
+    for thread in threads: thread.start()
+    begun.wait()
+    pid = child(lambda: (signal.alarm(5), new().packed, slow.packed))
+    for thread in threads: thread.join()
+    wait(pid)
+    assert made == [slow.packed]
+    """
+    run(script, prelude=PRELUDE + "import signal\n")
+
+
+@needs_fork
 @pytest.mark.parametrize("turns", ["forking, computing", "computing, forking"])
 def test_fork_while_a_long_call_looks_for_signals(turns):
     """Checking for signals needs the GIL, which the forking thread holds while that thread waits for the call."""

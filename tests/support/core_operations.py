@@ -239,7 +239,7 @@ def product(d, kind, rows=40, **options):
     weight = compact(d, d.normal(130, 256), kind)
 
     def call():
-        weight.__dict__.pop("packed", None)  # so that the call packs again
+        weight.__dict__.pop("_packed", None)  # so that the call packs again
         return multiply(x, weight, bias, **options), weight[[0, 3, 129]], np.asarray(weight[5:9])
 
     return call, [x, bias, weight.raw if kind in QUANTS else weight.values]
