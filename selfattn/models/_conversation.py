@@ -208,6 +208,8 @@ def answers(
     how: dict[str, Any],
 ) -> Iterator[list[Any]]:
     """Return an iterator of what is new of each answer at each step."""
+    if isinstance(messages, str):
+        raise TypeError(f"messages must be a list with one for each conversation, not {quoted(messages)}")
     if len(conversations) != len(messages) or not conversations:
         what = f"{len(conversations)} conversations and {len(messages)} messages"
         raise ValueError(f"each conversation needs one message; there are {what}")

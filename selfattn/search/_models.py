@@ -17,6 +17,7 @@ from selfattn._check import Array, as_array, quoted
 from selfattn.functional._similarity import SIMILARITIES, _unit
 from selfattn.interop._encoder import as_encoder, encoder
 from selfattn.interop.sentence_transformers import SentenceTransformer
+from selfattn.models._pretrained import Pretrained
 from selfattn.models._text_encoder import TextEncoder
 from selfattn.search._store import Generation
 
@@ -105,7 +106,7 @@ def model_of(given: Any) -> tuple[Model, dict[str, Any]]:
     if isinstance(given, str | os.PathLike):
         folder = Path(given).absolute()
         return Model(encoder(folder), str(folder)), of_folder(folder)
-    model = Model(as_encoder(given) if isinstance(given, TextEncoder | nn.EmbeddingModel) else given)
+    model = Model(as_encoder(given) if isinstance(given, Pretrained | nn.EmbeddingModel) else given)
     source: Path | None = getattr(model.given, "_folder", None)
     if isinstance(model.given, TextEncoder) and source is not None and source.is_dir():
         own = {"dtype": model.given.dtype, "prompts": dict(model.given.pipeline.prompts)}

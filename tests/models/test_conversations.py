@@ -147,6 +147,7 @@ def test_refusals_leave_messages_as_they_were(model):
         (lambda: model.ask([conversation], []), ValueError, "1 conversations and 0 messages"),
         (lambda: model.ask([], []), ValueError, "0 conversations and 0 messages"),
         (lambda: model.ask([conversation] * 2, ["a"] * 2), ValueError, "conversation 1 is given twice"),
+        (lambda: model.ask([conversation], "a"), TypeError, "messages must be a list with one for each"),
         (lambda: model.ask([conversation, other], ["a"] * 2), ValueError, "conversation 1 is one of another"),
         (lambda: model.ask(["a"], ["a"]), TypeError, "conversation 0 is 'a'"),
         (lambda: model.chat([[], []]), ValueError, "messages must not be empty"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refusals import refusals
 
-from selfattn import search
+from selfattn import models, search
 from selfattn.search import _ranking
 
 WORDS = [f"w{n}" for n in range(60)]
@@ -198,6 +198,9 @@ def test_only_the_same_model_opens_it(tmp_path, index):
         search.Index.create(tmp_path / "other", Words(), "int8", "euclidean")
     with pytest.raises(TypeError, match="model must be a folder"):
         search.Index.create(tmp_path / "other", 5)
+    sizes = {"model_type": "gpt2", "vocab_size": 9, "n_embd": 4, "n_head": 1, "n_layer": 1}
+    with pytest.raises(TypeError, match="GPT2LMHeadModel, which makes no embeddings of texts"):
+        search.Index.create(tmp_path / "other", models.GPT2LMHeadModel(sizes))
 
 
 @pytest.fixture
