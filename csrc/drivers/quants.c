@@ -67,6 +67,17 @@ bool sa_quants_have_gemv(const sa_compact *w) {
     return sa_quant_kinds[w->type].numbers % SA_PIECE == 0 && sa_gemv_active() != NULL;
 }
 
+/* Transposes 4 × 4 words of two bytes: rows are numbers, from the lowest word on. */
+static void transpose_words(const uint64_t rows[4], uint64_t *to, ptrdiff_t stride) {
+    const uint64_t even = 0x0000ffff0000ffff, low = 0xffffffff;
+    const uint64_t a = (rows[0] & even) | (rows[1] & even) << 16, b = (rows[0] >> 16 & even) | (rows[1] & ~even);
+    const uint64_t c = (rows[2] & even) | (rows[3] & even) << 16, d = (rows[2] >> 16 & even) | (rows[3] & ~even);
+    to[0] = (a & low) | c << 32;
+    to[stride] = (b & low) | d << 32;
+    to[2 * stride] = a >> 32 | (c & ~low);
+    to[3 * stride] = b >> 32 | (d & ~low);
+}
+
 /* Makes the strip of a tile; rows that there are not are zeros. */
 static void make_strip(const sa_compact *w, ptrdiff_t column, ptrdiff_t columns, char *to) {
     const char *from = w->panels + column * w->row_bytes;
@@ -80,32 +91,36 @@ static void make_strip(const sa_compact *w, ptrdiff_t column, ptrdiff_t columns,
                 memcpy(&eight[c], from + c * w->row_bytes + at, (size_t)bytes);
             }
         }
-        for (int pair = 0; pair < bytes / 2; ++pair, to += 2 * SA_GEMV_COLUMNS) {
-            uint16_t each[SA_GEMV_COLUMNS];
-            for (int c = 0; c < SA_GEMV_COLUMNS; ++c) {
-                each[c] = (uint16_t)(eight[c] >> 16 * pair);
-            }
-            memcpy(to, each, sizeof each);
+        uint64_t words[SA_GEMV_COLUMNS];
+        for (int c = 0; c < SA_GEMV_COLUMNS; c += 4) {
+            transpose_words(eight + c, words + c / 4, SA_GEMV_COLUMNS / 4);
         }
+        memcpy(to, words, (size_t)(bytes * SA_GEMV_COLUMNS));
+        to += bytes * SA_GEMV_COLUMNS;
     }
 }
 
 typedef struct {
-    const sa_compact *w;
-    char *strips;
+    const sa_copied_quants *of;
+    ptrdiff_t count;
 } filling;
 
 static void fill_share(void *call, int thread, int team) {
     const filling *f = call;
-    const sa_share share = sa_share_of(f->w->out / SA_GEMV_COLUMNS, thread, team);
-    for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
-        make_strip(f->w, c, SA_GEMV_COLUMNS, f->strips + c * f->w->row_bytes);
+    for (ptrdiff_t i = 0; i < f->count; ++i) {
+        const sa_compact *w = f->of[i].w;
+        const sa_share share = sa_share_of(w->out / SA_GEMV_COLUMNS, thread, team);
+        for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
+            make_strip(w, c, SA_GEMV_COLUMNS, f->of[i].strips + c * w->row_bytes);
+        }
     }
 }
 
-void sa_quants_fill(sa_compact *w, char *strips, int threads) {
-    sa_run_team(threads, fill_share, &(filling){w, strips});
-    w->strips = strips;
+void sa_quants_fill(const sa_copied_quants *of, ptrdiff_t count, int threads) {
+    sa_run_team(threads, fill_share, &(filling){of, count});
+    for (ptrdiff_t i = 0; i < count; ++i) {
+        of[i].w->strips = of[i].strips;
+    }
 }
 
 static size_t rows_bytes(ptrdiff_t rows, ptrdiff_t in, int digits) {

@@ -25,8 +25,14 @@ void sa_quants_multiply(const sa_compact *w, ptrdiff_t column, sa_product *p, vo
 /* True if there is a leaf for these weights. If not, they are expanded. */
 bool sa_quants_have_gemv(const sa_compact *w);
 
-/* Copies the whole strips of weights that have pieces to w->out × w->row_bytes bytes. Without this copy each product makes it. */
-void sa_quants_fill(sa_compact *w, char *strips, int threads);
+/* Weights that have pieces, and w->out × w->row_bytes bytes for their copy. */
+typedef struct {
+    sa_compact *w;
+    char *strips;
+} sa_copied_quants;
+
+/* Copies the whole strips of `count` weights. Without this copy each product makes it. */
+void sa_quants_fill(const sa_copied_quants *of, ptrdiff_t count, int threads);
 
 /* A task's rows as digits, and memory for a strip, for a panel and for sums. */
 typedef struct {

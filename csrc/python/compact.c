@@ -116,14 +116,14 @@ static PyObject *quant_shapes(PyObject *module, PyObject *unused) {
     return shapes;
 }
 
-/* Copies of fewer bytes are made by one thread. */
-#define SA_SHARED_FILL 100000
-
-static PyObject *quants_at(PyObject *module, PyObject *args) {
-    (void)module;
+/* Returns a capsule of the weights that the arguments describe, and in *copied where the copy is to be made, or NULL. */
+static PyObject *quants_of(PyObject *args, sa_copied_quants *copied) {
     PyObject *rows, *strips = Py_None;
     const char *name;
     Py_ssize_t columns;
+    if (!PyTuple_Check(args)) {
+        return PyErr_Format(PyExc_TypeError, "_quants takes tuples, not %R", args);
+    }
     if (!PyArg_ParseTuple(args, "Osn|O:_quants", &rows, &name, &columns, &strips)) {
         return NULL;
     }
@@ -147,12 +147,37 @@ static PyObject *quants_at(PyObject *module, PyObject *args) {
         return PyErr_Format(PyExc_TypeError,
                             "strips of %s must be a writable 1-D array of uint8 with as many bytes as the rows", name);
     }
-    Py_BEGIN_ALLOW_THREADS;
-    sa_quants_fill(&weights, sa_data(strips), PyArray_SIZE(array) < SA_SHARED_FILL ? 1 : sa_get_num_threads());
-    Py_END_ALLOW_THREADS;
     PyObject *both = PyTuple_Pack(2, rows, strips), *capsule = both == NULL ? NULL : hold(weights, NULL, both);
     Py_XDECREF(both);
+    if (capsule != NULL) {
+        *copied = (sa_copied_quants){(sa_compact *)sa_compact_of(capsule), sa_data(strips)};
+    }
     return capsule;
+}
+
+static PyObject *quants(PyObject *module, PyObject *args) {
+    (void)module;
+    const Py_ssize_t count = PyTuple_GET_SIZE(args);
+    sa_copied_quants *copied = PyMem_New(sa_copied_quants, (size_t)count + 1);
+    PyObject *capsules = copied == NULL ? PyErr_NoMemory() : PyList_New(0);
+    ptrdiff_t copies = 0;
+    for (Py_ssize_t i = 0; capsules != NULL && i < count; ++i) {
+        copied[copies].w = NULL;
+        PyObject *capsule = quants_of(PyTuple_GET_ITEM(args, i), &copied[copies]);
+        if (capsule == NULL || PyList_Append(capsules, capsule) < 0) {
+            Py_CLEAR(capsules);
+        } else {
+            copies += copied[copies].w != NULL;
+        }
+        Py_XDECREF(capsule);
+    }
+    if (capsules != NULL) {
+        Py_BEGIN_ALLOW_THREADS;
+        sa_quants_fill(copied, copies, copies > 0 ? sa_get_num_threads() : 1);
+        Py_END_ALLOW_THREADS;
+    }
+    PyMem_Free(copied);
+    return capsules;
 }
 
 static PyObject *expand_quants(PyObject *module, PyObject *args) {
@@ -185,8 +210,10 @@ static PyObject *expand_quants(PyObject *module, PyObject *args) {
 PyMethodDef sa_compact_methods[] = {
     {"_quant_shapes", quant_shapes, METH_NOARGS,
      "The numbers and the bytes of a quant of each kind that a GGUF file may hold."},
-    {"_quants", quants_at, METH_VARARGS,
-     "Weights in quants, from rows of bytes, the kind, the number of columns, and memory for the copy that digits multiply."},
+    {"_quants", quants, METH_VARARGS,
+     "A list of weights in quants, from tuples: rows of bytes, the kind, the number of columns, and, where digits are to "
+     "multiply "
+     "a copy, memory for it."},
     {"_expand_quants", expand_quants, METH_VARARGS, "Rows of what _quants made, by an array of int64, as float32."},
     {"_int8_panels", int8_panels, METH_VARARGS,
      "Weights of int8 with a scale for each 128 numbers of a row, in panels for their products."},

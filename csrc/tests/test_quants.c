@@ -170,7 +170,7 @@ static void try_product(sa_quant_type type, ptrdiff_t rows, ptrdiff_t out, ptrdi
     const double unit = digits == 1 ? 0.501 / 127 : digits == 2 ? 0.501 / 32639 : 0x1p-21;
     sa_compact filled = w.w; /* for the shared product */
     if (sa_quant_kinds[type].numbers > 1) {
-        sa_quants_fill(&filled, dirty_memory((size_t)(out * filled.row_bytes)), 2);
+        sa_quants_fill(&(sa_copied_quants){&filled, dirty_memory((size_t)(out * filled.row_bytes))}, 1, 2);
     }
     sa_linear by_strips = l;
     by_strips.weight[0] = (const char *)&filled;

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -147,14 +148,25 @@ class Quants(Rounded):
             )
         self.raw, self.kind, self.shape = raw, kind, (int(out), int(width))
 
+    @staticmethod
+    def copy(weights: Sequence[Quants]) -> None:
+        """Make ``packed`` of many weights, in one call of the core, which leaves Python to other threads."""
+        found = []
+        with _lock:
+            for weight in weights:
+                room = [_room(weight.nbytes)] if QUANTS[weight.kind][0] > 1 else []
+                found.append((weight.raw, weight.kind, weight.shape[1], *room))
+            for weight, packed in zip(weights, _core._quants(*found), strict=True):
+                weight._packed = packed
+
     def _pack(self) -> Any:
-        room = _room(self.raw.nbytes) if QUANTS[self.kind][0] > 1 else None
-        return _core._quants(self.raw, self.kind, self.shape[1], room)
+        self.copy([self])
+        return self._packed
 
     @property
     def table(self) -> Any:
         """The weights without a copy."""
-        return _core._quants(self.raw, self.kind, self.shape[1])
+        return _core._quants((self.raw, self.kind, self.shape[1]))[0]
 
     def take(self, rows: slice) -> Quants:
         """Return some rows, without a copy."""

@@ -108,7 +108,7 @@ def load(
     -------
     BertModel, RobertaModel, DistilBertModel, MPNetModel, ModernBertModel, ViTModel, a classifier, a language model or EmbeddingModel
         A decoder whose folder has ``modules.json``, or names a bare model such as ``Qwen3Model``, is an encoder: LlamaModel,
-        Qwen3Model or Gemma3TextModel. Its weights are mapped from the file, which must not change; its first call copies quants.
+        Qwen3Model or Gemma3TextModel. The weights of a GGUF file are mapped, and the file must not change; loading also copies quants.
 
     Raises
     ------

@@ -12,6 +12,7 @@ import mmap
 import re
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -320,7 +321,10 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
             arrays[name] = arrays[name] - np.float32(kind.norm_offset)
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
-    attach_tokenizer(model, file)
+    with ThreadPoolExecutor(1) as pool:  # the core copies while Python makes the tokenizer
+        copied = pool.submit(Quants.copy, model.multiplied_quants())
+        attach_tokenizer(model, file)
+    copied.result()
     model.generation_config = _sampling(file)
     own = (f"{architecture}.", "tokenizer.ggml.", "general.")
     others = {name: value for name, value in file.metadata.items() if not name.startswith(own)}

@@ -54,7 +54,7 @@ class Parameters:
     def __init__(
         self,
         arrays: Mapping[str, Array],
-        made: dict[Any, _Made] | None = None,
+        made: dict[Any, Any] | None = None,
         quants: Mapping[str, Quants] | None = None,
     ) -> None:
         self.arrays, self.quants = arrays, quants or {}
@@ -75,7 +75,9 @@ class Parameters:
     def weight(self, name: str, *shape: int, rows: slice = ALL, factor: str | None = None) -> Weight:
         """Return what :meth:`array` does, for a table or the weight of a projection, which may be compact."""
         if name in self.quants:
-            return self.quants[name] if rows == ALL else self.quants[name].take(rows)
+            whole, key = self.quants[name], (name, rows.start, rows.stop)
+            assert self.made is not None
+            return whole if rows == ALL else self.made.setdefault(key, whole.take(rows))  # copied once
         values, scale = self.arrays[name], self.arrays.get(name + weights.SCALE)
         if self.made is None or not is_compact(values):
             return self.array(name, rows=rows, factor=factor)

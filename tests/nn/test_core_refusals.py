@@ -60,15 +60,16 @@ test_weights_that_are_packed = refusals(
     ),
     *cases(
         _core._quants, ValueError,
-        (BYTES, "Q8_0", 33, "no rows of 33 columns in quants of Q8_0"),
-        (BYTES, "Q8_0", -32, "no rows of -32 columns"),
-        (BYTES, "Q8_0", 2**60, "no rows of"),
-        (BYTES, "Q9", 32, "in quants of Q9"),
+        ((BYTES, "Q8_0", 33), "no rows of 33 columns in quants of Q8_0"),
+        ((BYTES, "Q8_0", -32), "no rows of -32 columns"),
+        ((BYTES, "Q8_0", 2**60), "no rows of"),
+        ((BYTES, "Q9", 32), "in quants of Q9"),
     ),
     *cases(
         _core._quants, TypeError,
-        (BYTES, "Q8_0", 64, "with 68 columns"), (BYTES[:, ::2], "Q8_0", 32, "contiguous"), (BYTES, "_quants"),
-        *((BYTES, "Q8_0", 32, strips, "strips of Q8_0") for strips in (BYTES[0], read_only(BYTES.ravel()), np.zeros(136))),
+        ((BYTES, "Q8_0", 64), "with 68 columns"), ((BYTES[:, ::2], "Q8_0", 32), "contiguous"), ((BYTES,), "_quants"), (BYTES, "tuples"),
+        ((BYTES, "Q8_0", 32), (BYTES, "Q8_0", 64), "with 68 columns"),
+        *(((BYTES, "Q8_0", 32, strips), "strips of Q8_0") for strips in (BYTES[0], read_only(BYTES.ravel()), np.zeros(136))),
     ),
     *cases(
         _core._expand_quants, IndexError,
