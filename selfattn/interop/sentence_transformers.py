@@ -99,6 +99,8 @@ class _Model:
         elif name in ("model", "activation_fn"):
             super().__setattr__(name, value)
         else:
+            if name == "max_seq_length":  # a setting of the tokenizer, which is that of the given model
+                self.model.tokenizer = copy.deepcopy(self.model.tokenizer)
             setattr(self.model, name, value)
 
 

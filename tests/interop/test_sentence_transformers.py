@@ -86,6 +86,8 @@ def test_embeddings_are_those_of_sentence_transformers(folder, options):
 def test_settings_are_an_objects_own(model):
     cut, whole = SentenceTransformer(model, truncate_dim=4), SentenceTransformer(model)
     assert [each.encode("sea").size for each in (cut, whole, model)] == [4, *[model.encode("sea").size] * 2]
+    cut.max_seq_length = 5
+    assert [each.max_seq_length for each in (cut, whole, model)] == [5, 16, 16]
 
 
 def test_what_is_set_is_saved(folder, tmp_path):
