@@ -72,8 +72,6 @@ class GGUF:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.is_dir():
-            raise ValueError(f"{path} is no GGUF file: it is a folder")
         if path.stat().st_size < 24:
             raise ValueError(f"{path} is no GGUF file: it has {path.stat().st_size} bytes")
         with path.open("rb") as file:
@@ -321,10 +319,15 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
             arrays[name] = arrays[name] - np.float32(kind.norm_offset)
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
+    quants = model.multiplied_quants()
     with ThreadPoolExecutor(1) as pool:  # the core copies while Python makes the tokenizer
-        copied = pool.submit(Quants.copy, model.multiplied_quants())
+        try:
+            copied = [pool.submit(Quants.copy, quants)]
+        except RuntimeError:  # no more threads can be started: what multiplies quants first copies them
+            copied = []
         attach_tokenizer(model, file)
-    copied.result()
+    for each in copied:
+        each.result()
     model.generation_config = _sampling(file)
     own = (f"{architecture}.", "tokenizer.ggml.", "general.")
     others = {name: value for name, value in file.metadata.items() if not name.startswith(own)}

@@ -386,6 +386,17 @@ test_tokenizers_that_do_not_fit = refusals(
 )  # fmt: skip
 
 
+def test_a_file_is_loaded_where_no_thread_can_be_started(tmp_path, monkeypatch):
+    write(tmp_path / "model.gguf", LLAMA, make(LLAMA).state_dict(), "Q8_0")
+    expected = models.load(tmp_path / "model.gguf").generate([3, 1], 5)
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refused)
+    np.testing.assert_array_equal(models.load(tmp_path / "model.gguf").generate([3, 1], 5), expected)
+
+
 def test_a_tokenizer_that_fits(tmp_path):
     write(tmp_path / "model.gguf", LLAMA, make(LLAMA).state_dict(), **tokenizer())
     assert models.load(tmp_path / "model.gguf").tokens("abba") == ["ab", "b", "a"]
