@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 SECONDS = 5  # between lines
@@ -50,6 +51,16 @@ def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
     if not seen():
         settings |= {"file": _Lines(), "mininterval": SECONDS, "dynamic_ncols": False, "bar_format": STATE}
     return tqdm(*args, **settings)
+
+
+@contextlib.contextmanager
+def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int], Any]]:
+    """Show a progress bar if ``progress``; the function that this yields adds a number of texts to the bar."""
+    if not progress:
+        yield lambda count: None
+        return
+    with progress_bar(extra="models", total=total, desc=name, unit=" texts", dynamic_ncols=True) as shown:
+        yield shown.update
 
 
 def seen() -> bool:

@@ -56,7 +56,7 @@ _COMMANDS = {
     "steps": ("pages", "write a page that shows every step of attention"),
     "explore": ("pages", "write a page of what a model's heads do with a text"),
     "pages": ("pages", "write all pages and a start page, for a class"),
-    "train": ("models", "train a sentence-embedding model on a text; train gpt: a small GPT"),
+    "train": ("train", "train a sentence-embedding model on a text; train gpt: a small GPT"),
     "embed": ("models", "turn sentences into vectors"),
     "index": ("search", "embed texts once, for selfattn search"),
     "search": (

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from selfattn._extras import bar
 from selfattn.cli import streams
 from selfattn.cli.corpus import FORMATS, read_corpus, rows_of
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, UsageError
@@ -46,7 +47,6 @@ def _add_index(parser: Parser) -> None:
 
 
 def _index(options: argparse.Namespace) -> int:
-    from selfattn.models._tokenizer import bar
     from selfattn.search import Index
 
     out, place, dtype = streams.results(), options.out, options.dtype

@@ -16,8 +16,8 @@ import numpy as np
 from selfattn import files, nn, optim, training
 from selfattn._check import Array
 from selfattn.cli import streams
-from selfattn.cli.models import check_place
 from selfattn.cli.parser import EXIT_CODES, Command, Parser, add_numbers, checked_seed, count, rate
+from selfattn.cli.train import check_place
 from selfattn.training import checkpoint as checkpoints
 from selfattn.training.triplets import read_text
 

@@ -21,6 +21,7 @@ from selfattn.models._chat import rendered
 from selfattn.models._conversation import Conversation, answers
 from selfattn.models._generation import GenerationSettings, settings_of, takes_settings
 from selfattn.models._language_model import LanguageModel
+from selfattn.models._sentences import Given
 from selfattn.text import TextStream
 
 
@@ -93,7 +94,7 @@ class CausalModel(LanguageModel):
             for piece in model.generate("Once upon a time", temperature=0.8, rng=0, stream=True):
                 print(piece, end="", flush=True)
         """
-        given = _tokenizer.Given(prompt, "prompt")
+        given = Given(prompt, "prompt")
         prompts = list(given.sentences)
         if not prompts:
             raise ValueError("there are no prompts")

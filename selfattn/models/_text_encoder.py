@@ -1,7 +1,8 @@
 """Encoders of texts: sentences to embeddings, tokens and logits, any number of them.
 
-Sentences are tokenised some thousand at a time, in a thread, while the core computes those before them; a call has them packed
-one after the other. The result of one does not depend on the others, so their order and the size of a batch change no bit.
+Sentences are tokenised some thousand at a time, in a thread, while the core computes those before them (`_sentences`); a call has
+them packed one after the other (`_packed`). The result of one does not depend on the others, so their order and the size of a batch
+change no bit.
 """
 
 from __future__ import annotations
@@ -18,22 +19,23 @@ import numpy.typing as npt
 from selfattn import _disk
 from selfattn._check import Array, check_size, quoted, warn
 from selfattn._docs import repeats
-from selfattn.engine import transformer
-from selfattn.engine.transformer import Transformer, check_ids, pack, without_table
+from selfattn._extras import bar
+from selfattn.engine.transformer import Transformer, pack
 from selfattn.functional import softmax
-from selfattn.functional._products import linear as multiply
 from selfattn.functional._similarity import pairwise_similarities, similarities
 from selfattn.models import _names, _pipeline, _tokenizer
+from selfattn.models._classifier import Classifier, number_of_labels
 from selfattn.models._folder import Config
+from selfattn.models._packed import PackedEncoder
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
-from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear
+from selfattn.models._pretrained import Pulled, Shapes, linear
+from selfattn.models._sentences import Chunk, Given, TextIds, computed, is_pair
 from selfattn.models._table import FolderWarning
-from selfattn.models._tokenizer import Chunk, Given, Ready, ahead, chunks, groups, is_pair, is_text_or_pair
 from selfattn.nn.module import Gradients, checked_pullback
-from selfattn.text import spelled, without_pads
+from selfattn.text import spelled
 
 
-class TextEncoder(Pretrained):
+class TextEncoder(PackedEncoder):
     """An encoder of texts and token ids. Subclasses name its tables.
 
     Attributes
@@ -48,21 +50,12 @@ class TextEncoder(Pretrained):
         How many logits a classifier has.
     """
 
-    vocab_size: int
-    max_positions: int
     tokenizer: Any = None
     pipeline = Pipeline()
     _folder: Path | None = None
-    word_table: ClassVar[str]
-    type_table: ClassVar[str | None] = None
-    position_table: ClassVar[str | None] = None
-    first_position = 0
-    pad: int | None = None  # an id that positions do not count; its position is the one before the first
     types = 1  # how many texts a sequence has token types for
     _knows_types = True  # the folder's tokenizer tells the texts of a pair apart
-    has_fixed_settings = True  # they depend on no lengths or parameters' values, so they are made once
-    # In a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
-    head: ClassVar[tuple[str, str, str] | None] = None
+    head: ClassVar[Classifier | None] = None
     has_pooler: ClassVar[bool] = False  # files may hold a pooler, which classifiers use
     num_labels: int
 
@@ -324,81 +317,16 @@ class TextEncoder(Pretrained):
         ``skips`` if ``compute`` is to know how many tokens of each belong to the prompt.
         """
         most = sys.maxsize if batch_size is None else check_size("batch_size", batch_size)
-        before = self.pipeline.prompt(prompt)
-        skip = self._prompt_length(before) if skips and before else 0
-        prepare = partial(
-            self._ready, before=before, skip=skip, refuse_ids=prompt is not None and bool(before)
-        )
-        with _tokenizer.bar(progress, given.total, name) as done:
-            for ready in ahead(chunks(given.sentences), prepare):
-                given.add(ready)
-                y: Array | None = None
-                for group in groups([len(ids) for ids in ready.ids], most):
-                    ids, cu_seqlens = pack([ready.ids[n] for n in group])
-                    types = None if ready.types is None else pack([ready.types[n] for n in group])[0]
-                    skipped = None if ready.skipped is None else [ready.skipped[n] for n in group]
-                    rows = compute(ids, cu_seqlens, types, skipped)
-                    if y is None:
-                        y = np.empty((len(ready.ids), *rows.shape[1:]), rows.dtype)
-                    y[group] = rows
-                    done(len(group))
-                if y is not None:
-                    yield y
+        before, ids = self.pipeline.prompt(prompt), self._text_ids()
+        skip = ids.prompt_length(before) if skips and before else 0
+        refuse = prompt is not None and bool(before)
+        prepare = partial(ids.ready, before=before, skip=skip, refuse_ids=refuse)
+        with bar(progress, given.total, name) as done:
+            yield from computed(given, prepare, compute, most, done)
 
-    def _ready(self, chunk: Chunk, before: str = "", skip: int = 0, *, refuse_ids: bool = False) -> Ready:
-        """Turn a chunk into ids, and into types if the model has some and they differ."""
-        given, cut = chunk.sentences, 0
-        ids: list[Any] = [None] * len(given)
-        places = [n for n, each in enumerate(given) if is_text_or_pair(each)]
-        of_texts: list[list[int]] = []
-        if places:
-            if self.tokenizer is None:
-                raise ValueError(_tokenizer.missing(self._folder))
-            texts: list[_tokenizer.Text] = [
-                before + x if isinstance(x, str) else (before + x[0], x[1])
-                for x in (given[n] for n in places)
-            ]
-            typed = self.type_table is not None and self.types > 1 and self._knows_types
-            found, of_texts, cut = _tokenizer.tokenize(self.tokenizer, texts, places, chunk.first, typed)
-            for n, of_text in zip(places, found, strict=True):
-                ids[n] = of_text
-        for n, number in enumerate(range(chunk.first, chunk.first + len(ids))):
-            if ids[n] is None:
-                if refuse_ids:
-                    raise TypeError(f"a prompt goes before text; sentence {number} is ids")
-                ids[n] = _tokenizer.checked_ids(given[n], number, self.vocab_size, self.max_positions)
-        self._check(ids, chunk, skip)
-        types: list[Sequence[int]] | None = None
-        if any(map(any, of_texts)):
-            types = [[0] * len(each) for each in ids]
-            for n, of_text in zip(places, of_texts, strict=True):
-                types[n] = of_text
-            if (most := max(map(max, of_texts))) >= self.types:
-                raise ValueError(f"the tokenizer made the token type {most}; type_vocab_size is {self.types}")
-        skipped = [skip * is_text_or_pair(each) for each in given] if skip else None
-        return Ready(ids, types, skipped, cut)
-
-    def _check(self, ids: list[Sequence[int]], chunk: Chunk, skip: int) -> None:
-        """Refuse ids that the tokenizer made and the model cannot take."""
-        if min(map(len, ids), default=1) > skip and max(map(max, ids), default=0) < self.vocab_size:
-            return
-        for n, (own, given) in enumerate(zip(ids, chunk.sentences, strict=True), chunk.first):
-            where = f"sentence {n}, {quoted(given)}"
-            if not own:
-                raise ValueError(f"{where}, has no tokens")
-            if max(own) >= self.vocab_size:
-                made = f"the tokenizer made the id {max(own)} of {where}; vocab_size is {self.vocab_size}"
-                raise ValueError(f"{made}: the tokenizer belongs to another model")
-            if isinstance(given, str) and len(own) <= skip:
-                raise ValueError(f"the prompt is left out of pooling, and {where}, has no other tokens")
-
-    def _prompt_length(self, prompt: str) -> int:
-        """Return how many tokens at the beginning of a text belong to the prompt before it."""
-        if self.tokenizer is None:
-            return 0
-        encoding = self.tokenizer.encode(prompt)
-        special = without_pads(self.tokenizer, encoding, encoding.special_tokens_mask)
-        return len(special) - bool(special[-1:] == [1])
+    def _text_ids(self) -> TextIds:
+        types = self.types if self.type_table is not None and self._knows_types else 1
+        return TextIds(self.tokenizer, self._folder, self.vocab_size, self.max_positions, types)
 
     # ---------------------------------------------------------------------------------------------- others
 
@@ -435,7 +363,7 @@ class TextEncoder(Pretrained):
         return self._ids_and_types(sentence)[0]
 
     def _ids_and_types(self, sentence: Any) -> tuple[Sequence[int], Sequence[int] | None]:
-        given, ready = Given([sentence]), self._ready(Chunk([sentence], 0))
+        given, ready = Given([sentence]), self._text_ids().ready(Chunk([sentence], 0))
         given.add(ready)
         given.warn(self.tokenizer)
         return ready.ids[0], None if ready.types is None else ready.types[0]
@@ -582,7 +510,7 @@ class TextEncoder(Pretrained):
             raise NotImplementedError(f"gradients need {need}")
         pair = self.head is not None and isinstance(sentences, tuple) and is_pair(sentences)
         given = Given([sentences] if pair else sentences)
-        ready = self._ready(Chunk(list(given.sentences), 0), before)
+        ready = self._text_ids().ready(Chunk(list(given.sentences), 0), before)
         given.add(ready)
         given.warn(self.tokenizer)
         ids, cu_seqlens = pack(ready.ids)
@@ -609,102 +537,17 @@ class TextEncoder(Pretrained):
         used = [array for name, array in self.arrays.items() if name not in tables]
         return y, checked_pullback(self, y, used, backward)
 
-    # -------------------------------------------------------------------------------------------------------- rows
-
-    def _inputs(
-        self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
-    ) -> tuple[Transformer, Array]:
-        """Return the ids, or the rows of a table's sums if the core would look up other ones."""
-        if self._are_plain(ids, types):
-            return settings, ids
-        assert settings.table is not None
-        rows = settings.table[ids]
-        if self.type_table is not None:
-            rows = rows + self.arrays[self.type_table][0 if types is None else types]
-        if self.position_table is not None:
-            rows = rows + self.arrays[self.position_table][self._places(ids, cu_seqlens)]
-        return without_table(settings), rows
-
-    def _are_plain(self, ids: Array, types: Array | None) -> bool:
-        """Tell whether the core looks up the right rows: all types are 0, and no position is left out."""
-        of_one_text = types is None or self.type_table is None or not types.any()
-        return of_one_text and (self.pad is None or not np.any(ids == self.pad))
-
-    def _places(self, ids: Array, cu_seqlens: Array) -> Array:
-        """Return each token's row of the table of positions."""
-        counted = np.ones(len(ids), bool) if self.pad is None else ids != self.pad
-        before = np.cumsum(np.append(0, counted))
-        places = before[:-1] - np.repeat(before[cu_seqlens[:-1]], np.diff(cu_seqlens))
-        found: Array = self.first_position + np.where(counted, places, -1)
-        return found
-
-    def _check_ids(self, ids: Array, cu_seqlens: Array) -> None:
-        longest = int(np.diff(cu_seqlens).max(initial=0))
-        if longest > (most := self.max_positions):
-            raise ValueError(f"a sequence has {longest} tokens; this model takes {most} at most")
-        check_ids(ids, self.vocab_size, "the vocabulary of this model; one is")
-
-    def _rows(self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None) -> Array:
-        """Compute the last hidden states of packed sequences, or one row for each."""
-        self._check_ids(ids, cu_seqlens)
-        if self.has_fixed_settings and self._are_plain(ids, types):  # views: changed weights show through
-            if pooling not in self._prepared:
-                settings, _ = self._built(self.max_positions)
-                self._prepared[pooling] = transformer.as_core(settings._replace(pooling=pooling))
-            return transformer.compute(self._prepared[pooling], ids, cu_seqlens)
-        settings, _ = self._built(int(np.diff(cu_seqlens).max(initial=1)))
-        settings, inputs = self._inputs(settings, ids, cu_seqlens, types)
-        return transformer.forward(settings._replace(pooling=pooling), inputs, cu_seqlens)
-
-    def _rows_vjp(
-        self, ids: Array, cu_seqlens: Array, pooling: Any = None, types: Array | None = None
-    ) -> tuple[Array, Pulled]:
-        """Compute what :meth:`_rows` does, and ``dy -> grads`` of all parameters that took part."""
-        self._check_ids(ids, cu_seqlens)
-        settings, parameters = self._built(int(np.diff(cu_seqlens).max(initial=1)))
-        settings, inputs = self._inputs(settings._replace(pooling=pooling), ids, cu_seqlens, types)
-        y, pullback = transformer.vjp(settings, inputs, cu_seqlens, wants_mask=settings.mask is not None)
-
-        def pulled(dy: Array) -> Gradients:
-            dx, grads, dmask = pullback(dy)
-            found = parameters.gradients(transformer.arrays(settings), grads)
-            self._table_gradients(found, dx, ids, cu_seqlens, types)
-            if dmask is not None:
-                self._mask_gradient(found, dmask)
-            return found
-
-        return y, pulled
-
-    def _table_gradients(
-        self, found: Gradients, dx: Array, ids: Array, cu_seqlens: Array, types: Array | None
-    ) -> None:
-        """Add the gradients of the tables that are added to the words, and of those where rows went in."""
-        tables: dict[str | None, Array] = {} if self.word_table in found else {self.word_table: ids}
-        tables[self.type_table] = np.zeros_like(ids) if types is None else types
-        tables[self.position_table] = self._places(ids, cu_seqlens)
-        for name, rows in tables.items():
-            if name is not None:
-                np.add.at(found.setdefault(name, np.zeros_like(self.arrays[name])), rows, dx)
-
-    def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
-        """Add the gradient of the parameters of the mask."""
-
     # ------------------------------------------------------------------------------------------------- a classifier
 
     def _read_head(self, config: Config) -> None:
-        if self.head is None:
-            return
-        labels = config.raw("id2label")
-        if labels is not None and not isinstance(labels, dict):
-            raise config.error(f"id2label must be names by number, not {labels!r:.80}")
-        self.num_labels = config.size("num_labels", len(labels) if labels else 2)
+        if self.head is not None:
+            self.num_labels = number_of_labels(config)
 
     def _more_shapes(self) -> tuple[Shapes, bool]:
         d = self.hidden_size
         if self.head is None:
             return linear("pooler.dense", d, d) if self.has_pooler else {}, True
-        first, _, second = self.head
-        return linear(first, d, d) | linear(second, self.num_labels, d), False
+        return self.head.shapes(d, self.num_labels), False
 
     def _name(self, name: str) -> str:
         return name if self.head is None or "classifier" in name else self.prefix + name
@@ -715,19 +558,9 @@ class TextEncoder(Pretrained):
 
     def _head_vjp(self, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Gradients]]]:
         """Compute logits of the first tokens' rows, and from their gradients those of the rows and of the head's parameters."""
-        (first, activation, second), arrays = self._classifier(), self.arrays
-        w, v = arrays[f"{first}.weight"], arrays[f"{second}.weight"]
-        x = multiply(rows, w, arrays[f"{first}.bias"])
-        active = np.tanh(x) if activation == "tanh" else np.maximum(x, 0)
+        return self._classifier().vjp(self.arrays, rows)
 
-        def pulled(dy: Array) -> tuple[Array, Gradients]:
-            dx = dy @ v * (1 - active * active if activation == "tanh" else active > 0)
-            of_weights = {f"{first}.weight": dx.T @ rows, f"{second}.weight": dy.T @ active}
-            return dx @ w, of_weights | {f"{first}.bias": dx.sum(axis=0), f"{second}.bias": dy.sum(axis=0)}
-
-        return multiply(active, v, arrays[f"{second}.bias"]), pulled
-
-    def _classifier(self) -> tuple[str, str, str]:
+    def _classifier(self) -> Classifier:
         if self.head is None:
             one = "the folders of …ForSequenceClassification have one"
             raise TypeError(f"{type(self).__name__} has no classifier; {one}")

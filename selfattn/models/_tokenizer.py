@@ -1,38 +1,28 @@
-"""Texts to ids: any number of texts, in chunks that are tokenised together, with the tokenizer of a folder.
+"""The tokenizer of a folder, and texts to ids with it.
 
 A ``tokenizer.json`` may switch padding on (that of all-MiniLM-L6-v2 pads to 128): sequences are packed here, so padding is
-always off. The library cuts texts itself, and so keeps the special tokens; texts that were cut are counted for a warning.
+always off. The library cuts texts itself, and so keeps the special tokens.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import as_array, check_rows, if_missing, quoted, warn
-from selfattn._extras import import_extra, progress_bar
+from selfattn._check import as_array, if_missing, quoted
+from selfattn._extras import import_extra
 from selfattn.engine.transformer import check_ids
 from selfattn.models import _tokenizer_class
 from selfattn.models._folder import read_settings
 from selfattn.text import without_pads
-
-P = TypeVar("P")
-Q = TypeVar("Q")
-
-# Texts that are tokenised at once; few at first, so that the core soon has work.
-FIRST_CHUNK, CHUNK = 256, 2048
-MOST_CHARACTERS = 2**18  # the most characters of these texts together
-TOKENS = 16_384  # the most in a call of the core; a longer text has a call of its own
 
 TOKENIZER, TOKENIZER_CONFIG = _tokenizer_class.TOKENIZER, _tokenizer_class.TOKENIZER_CONFIG
 OTHER_FORMS = (
@@ -45,135 +35,6 @@ TYPED = {
 MOST_IDS = 2**24  # the library writes a line for each id that is left out
 
 Text: TypeAlias = str | tuple[str, str]
-
-
-# ---------------------------------------------------------------------------------------------------- many sentences
-
-
-class Chunk(NamedTuple):
-    """Sentences that go through the tokenizer together, and the number of the first."""
-
-    sentences: list[Any]
-    first: int
-
-
-class Ready(NamedTuple):
-    """A chunk in ids."""
-
-    ids: list[Sequence[int]]
-    types: list[Sequence[int]] | None  # which text of a pair each token belongs to; None: there are no pairs
-    skipped: list[int] | None  # tokens of a prompt that are not pooled
-    cut: int  # how many texts were cut
-
-
-class Given:
-    """The sentences of a call, one alone or an iterable; their number, if it is known; and how many of them were cut."""
-
-    def __init__(self, sentences: Any, name: str = "sentences") -> None:
-        self.cut, self.texts = 0, 0
-        self.total: int | None = 1
-        if isinstance(sentences, np.ndarray) and sentences.ndim == 0:
-            sentences = sentences.item()
-        self.alone, self.sentences = True, iter([sentences])
-        if isinstance(sentences, str):
-            return
-        check_rows(name, sentences)
-        if isinstance(sentences, bytes | bytearray | memoryview) or not isinstance(sentences, Iterable):
-            raise TypeError(f"{name} must be a str or an iterable of str, not {quoted(sentences)}")
-        try:
-            total: int | None = len(sentences)  # type: ignore[arg-type]
-        except TypeError:
-            total = None
-        rest = iter(sentences)
-        first = list(itertools.islice(rest, 1))
-        if first and hasattr(first[0], "__index__") and not getattr(first[0], "ndim", 0):  # ids
-            self.sentences = iter([[*first, *rest] if total is None else sentences])
-        else:
-            self.alone, self.sentences, self.total = False, itertools.chain(first, rest), total
-
-    def add(self, ready: Ready) -> None:
-        """Count the texts of a chunk, and those that were cut."""
-        self.cut, self.texts = self.cut + ready.cut, self.texts + len(ready.ids)
-
-    def warn(self, tokenizer: Any) -> None:
-        """Warn of texts that the tokenizer has cut, once a call, where the package was called."""
-        if self.cut:
-            what = "the text was" if self.texts == 1 else f"{self.cut} of {self.texts} texts were"
-            limit = f"{tokenizer.truncation['max_length']} tokens, the most that the model takes"
-            warn(f"{what} longer than {limit}, and cut there")
-
-
-def is_pair(sentence: Any) -> bool:
-    """Tell whether something is a pair of texts."""
-    two = isinstance(sentence, tuple | list) and len(sentence) == 2
-    return two and all(isinstance(each, str) for each in sentence)
-
-
-def is_text_or_pair(sentence: Any) -> bool:
-    """Tell whether something is for the tokenizer, not ids."""
-    return isinstance(sentence, str) or is_pair(sentence)
-
-
-def chunks(sentences: Iterable[Any]) -> Iterator[Chunk]:
-    """Split an iterable into chunks that are not too large to be tokenised at once."""
-    rest, first, most = iter(sentences), 0, FIRST_CHUNK
-    while True:
-        chunk: list[Any] = []
-        characters = 0
-        for sentence in rest:
-            chunk.append(sentence)
-            characters += len(sentence) if isinstance(sentence, str) else 0
-            if len(chunk) == most or characters >= MOST_CHARACTERS:
-                break
-        if not chunk:
-            return
-        yield Chunk(chunk, first)
-        first, most = first + len(chunk), CHUNK
-
-
-def ahead(chunks: Iterator[P], function: Callable[[P], Q]) -> Iterator[Q]:
-    """Map a function that releases the GIL, one result ahead, in a thread; chunks are read in the caller's thread."""
-    first = list(itertools.islice(chunks, 2))
-    if len(first) < 2:
-        yield from map(function, first)
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            waiting = pool.submit(function, first[0])
-        except RuntimeError:  # no more threads can be started
-            yield from map(function, itertools.chain(first, chunks))
-            return
-        for chunk in itertools.chain(first[1:], chunks):
-            coming = pool.submit(function, chunk)
-            yield waiting.result()
-            waiting = coming
-        yield waiting.result()
-
-
-def groups(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Sort sentences by length, the longest first, and group them by their tokens."""
-    group: list[int] = []
-    tokens = 0
-    for n in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        if group and (tokens + lengths[n] > TOKENS or len(group) == most):
-            yield group
-            group, tokens = [], 0
-        group.append(n)
-        tokens += lengths[n]
-    if group:
-        yield group
-
-
-@contextmanager
-def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int], Any]]:
-    """Show a progress bar if ``progress``; the function that this yields adds a number of texts to the bar."""
-    if not progress:
-        yield lambda count: None
-        return
-    with progress_bar(extra="models", total=total, desc=name, unit=" texts", dynamic_ncols=True) as shown:
-        yield shown.update
 
 
 # ----------------------------------------------------------------------------------------------- a folder's tokenizer

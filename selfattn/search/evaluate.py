@@ -10,8 +10,8 @@ import numpy as np
 
 from selfattn import _core
 from selfattn._check import Array
+from selfattn._extras import bar
 from selfattn.engine import weights
-from selfattn.models._tokenizer import bar
 from selfattn.search._adding import checked_pairs
 from selfattn.search._models import normalized
 from selfattn.search._ranking import Words

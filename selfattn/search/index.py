@@ -13,9 +13,10 @@ import numpy as np
 
 from selfattn import _disk
 from selfattn._check import Array, check_number, check_size
+from selfattn._extras import bar
 from selfattn.functional._similarity import SIMILARITIES
 from selfattn.interop._encoder import column
-from selfattn.models._tokenizer import bar, check_unicode
+from selfattn.models._tokenizer import check_unicode
 from selfattn.search._adding import append, checked_ids, checked_metadata, checked_where, id_json
 from selfattn.search._models import Model, known_again, model_of
 from selfattn.search._nearest import best_records

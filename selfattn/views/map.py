@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from selfattn import _core
 from selfattn._check import Array, as_array, is_float, quoted
+from selfattn._extras import bar
 from selfattn.views.document import KIT, Document, _svg, drawn_by_script
 from selfattn.views.language import fill, in_language
 from selfattn.views.texts import MAP
@@ -134,8 +135,7 @@ def _components(rows: Array) -> tuple[Array, float]:
 
 def _neighbours(rows: Array, progress: bool) -> tuple[Array, Array]:
     """Return each row's nearest other rows by the cosine, the nearest first, (n, k), and their cosines."""
-    from selfattn.models._tokenizer import bar  # imports the models
-    from selfattn.search._models import normalized
+    from selfattn.search._models import normalized  # imports the models
 
     unit, k = normalized(rows, "cosine"), min(NEAREST, len(rows) - 1)
     found = []

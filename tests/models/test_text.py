@@ -232,12 +232,12 @@ def test_the_bits_are_the_same_on_every_instruction_set_in_any_batch(model, isa)
 
 def test_many_pieces_and_calls(model, monkeypatch):
     """Pieces that are tokenised one ahead, and more tokens than one call takes, against one by one."""
-    monkeypatch.setattr("selfattn.models._tokenizer.FIRST_CHUNK", 2)
-    monkeypatch.setattr("selfattn.models._tokenizer.CHUNK", 3)
-    monkeypatch.setattr("selfattn.models._tokenizer.TOKENS", 12)
+    monkeypatch.setattr("selfattn.models._sentences.FIRST_CHUNK", 2)
+    monkeypatch.setattr("selfattn.models._sentences.CHUNK", 3)
+    monkeypatch.setattr("selfattn.models._sentences.TOKENS", 12)
     y = np.stack([model.encode(sentence) for sentence in SENTENCES])
     np.testing.assert_array_equal(model.encode(SENTENCES * 3), np.tile(y, (3, 1)))
-    monkeypatch.setattr("selfattn.models._tokenizer.MOST_CHARACTERS", 5)
+    monkeypatch.setattr("selfattn.models._sentences.MOST_CHARACTERS", 5)
     np.testing.assert_array_equal(model.encode(iter(SENTENCES)), y)
 
 

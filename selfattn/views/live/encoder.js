@@ -198,7 +198,7 @@ class Encoder {
   }
 
   /**
-   * Ids; or rows, where the core would add another type or position, as `_inputs` of models/_text_encoder.py makes them.
+   * Ids; or rows, where the core would add another type or position, as `_inputs` of models/_packed.py makes them.
    * @type {(read: Pick<Read, "ids" | "types">) => Int32Array | Float32Array}
    */
   inputs({ ids, types: of }) {
