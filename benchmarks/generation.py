@@ -258,11 +258,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
 def _run(prog: str, cases: Sequence[Case], source: Source, size: int, options: Any) -> int:
     rows = []
     for case in cases:
-        tokens, limit, found = (
-            case.new or len(case.ids),
-            "" if case.new else "flops",
-            shared.contestants(case, options),
-        )
+        tokens, limit = case.new or len(case.ids), "" if case.new else "flops"
+        found = shared.contestants(case, options)
         label = f"{case.name}, {tokens} tokens after {len(case.past)}"
         rows.append(
             Row("generation", label, found, limit=limit, tolerance=TOLERANCE, count=(tokens, "tokens"))

@@ -74,10 +74,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
     """Run the benchmark and return its exit code."""
     options, rows = new_parser(prog, __doc__ or "", PEERS).parse_args(arguments), []
     for case in [Case(x, *of, 10**6) for x in ("float32", "int8") for of in ((1, 1.0), (32, 1.0), (1, 0.01))]:
-        label, limit = (
-            f"{case.queries} queries, {case.share:.0%} open",
-            "bytes" if case.queries == 1 else "flops",
-        )
+        label = f"{case.queries} queries, {case.share:.0%} open"
+        limit = "bytes" if case.queries == 1 else "flops"
         found = shared.contestants(case, options)
         rows.append(Row("search", f"{case.dtype}, {label}", found, limit, tolerance=1.0))
     packages = {name: name.replace("faiss", "faiss-cpu") for name in options.peers}

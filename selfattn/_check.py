@@ -159,6 +159,14 @@ def check_size(name: str, value: Any, least: int = 1) -> int:
     return size
 
 
+def one_of(name: str, given: Any, allowed: Iterable[str]) -> Any:
+    """Check an option that is one of some words."""
+    if given not in (words := tuple(allowed)):
+        *first, last = (f'"{each}"' for each in words)
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, not {quoted(given)}")
+    return given
+
+
 def check_divisor(name: str, value: Any, of: str, size: int) -> int:
     """Check a number that must divide a size, as the number of heads must divide the width."""
     number = check_size(name, value)

@@ -48,9 +48,8 @@ class _Lines(_Log):
 def progress_bar(*args: Any, extra: str, **settings: Any) -> Any:
     """Return a bar of tqdm; if it would not be seen, a line every few seconds has what is done, the rate and what remains."""
     tqdm = import_extra("tqdm.auto", extra).tqdm
-    if not seen():
-        settings |= {"file": _Lines(), "mininterval": SECONDS, "dynamic_ncols": False, "bar_format": STATE}
-    return tqdm(*args, **settings)
+    unseen = {"file": _Lines(), "mininterval": SECONDS, "bar_format": STATE}
+    return tqdm(*args, **settings, **({"dynamic_ncols": True} if seen() else unseen))
 
 
 @contextlib.contextmanager
@@ -59,7 +58,7 @@ def bar(progress: bool, total: int | None, name: str) -> Iterator[Callable[[int]
     if not progress:
         yield lambda count: None
         return
-    with progress_bar(extra="models", total=total, desc=name, unit=" texts", dynamic_ncols=True) as shown:
+    with progress_bar(extra="models", total=total, desc=name, unit=" texts") as shown:
         yield shown.update
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 import json
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import numpy.typing as npt
 
 import selfattn
 from selfattn import _disk
-from selfattn._check import FLOATS, Array, Entries
+from selfattn._check import FLOATS, Array, Entries, warn
 from selfattn._extras import import_extra
 from selfattn.nn.embedding_model import EmbeddingModel
 from selfattn.text import WhitespaceTokenizer
@@ -158,7 +157,7 @@ def load_model(folder: _disk.PathLike, strict: bool = True, tokenizer: Any = Non
     model = EmbeddingModel(tokenizer, **sizes, dtype=config["dtype"], rng=0)
     if differences:
         listed = "\n  ".join(differences)
-        warnings.warn(f"{folder / WEIGHTS} differs from {CONFIG}:\n  {listed}", stacklevel=2)
+        warn(f"{folder / WEIGHTS} differs from {CONFIG}:\n  {listed}")
         shapes = {name: array.shape for name, array in model.state_dict().items()}
         weights = {name: array for name, array in weights.items() if array.shape == shapes.get(name)}
     model.load_state_dict(weights, strict=strict)

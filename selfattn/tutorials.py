@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -192,13 +193,8 @@ def sentence_embeddings(dtype: npt.DTypeLike = np.float64) -> Tutorial:
         yield _to_reference(f"block output, {title}", expected_output, block(x))
         yield _to_reference(f"sentence embedding, {title}", expected_output.mean(axis=0), model(sentence))
 
-    comparisons = [
-        comparison
-        for name in data["models"]
-        for sentence in data["sentences"]
-        for comparison in compare(name, sentence)
-    ]
-    return Tutorial(2, "LLMs: Self Attention", NOT_PRINTED, tuple(comparisons))
+    several = (compare(name, sentence) for name in data["models"] for sentence in data["sentences"])
+    return Tutorial(2, "LLMs: Self Attention", NOT_PRINTED, tuple(chain.from_iterable(several)))
 
 
 def basics_notebook(dtype: npt.DTypeLike = np.float64) -> Tutorial:

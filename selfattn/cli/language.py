@@ -240,8 +240,6 @@ def _how(options: argparse.Namespace) -> dict[str, Any]:
         raise UsageError("--logprobs needs --json")
     how = {name: getattr(options, name) for name in (*SAMPLING, "sampling", "stop", "logprobs")}
     how["rng"] = None if options.seed is None else checked_seed(options.seed)
-    return how | {
-        "logit_bias": dict(options.logit_bias or ()),
-        "details": options.json,
-        "stream": not options.json,
-    }
+    how["logit_bias"] = dict(options.logit_bias or ())
+    how["details"], how["stream"] = options.json, not options.json
+    return how

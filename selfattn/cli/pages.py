@@ -190,10 +190,8 @@ def _page(options: argparse.Namespace) -> tuple[str, Page]:
     if options.text is not None and options.tokens is not None:
         raise UsageError("--text and --tokens are the same; give one of them")
     text = options.tokens if options.text is None else options.text
-    name, both = (
-        NUMBERED.get(options.source, options.source),
-        {"exercise": options.exercise, "lang": options.lang},
-    )
+    name = NUMBERED.get(options.source, options.source)
+    both = {"exercise": options.exercise, "lang": options.lang}
     if name in TUTORIAL_PAGES:
         if options.compare is not None and text is None:
             raise UsageError("--compare is a second text: it needs --text")

@@ -151,6 +151,4 @@ def evaluate_index(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {
-    "index": Command("Embed texts once, for selfattn search.", INDEX_EPILOG, _add_index, _index),
-}
+COMMANDS = {"index": Command("Embed texts once, for selfattn search.", INDEX_EPILOG, _add_index, _index)}

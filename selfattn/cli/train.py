@@ -45,6 +45,7 @@ UNFINISHED, CHECKPOINT, OPTIONS = "unfinished", "checkpoint.safetensors", "optio
 OURS = (files.CONFIG, files.WEIGHTS, *files.TOKENIZERS.values(), CHECKPOINT, OPTIONS)
 _LEFT = re.compile(rf"\.({'|'.join(map(re.escape, OURS))})\.[0-9a-f]{{16}}\.(new|old)")
 
+DESCRIPTION = "Train a sentence-embedding model on a text: near sentences are similar, distant ones are not."
 EPILOG = f"""\
 examples:
   selfattn train book.txt --out model                  a sentence on each line
@@ -74,11 +75,8 @@ def _add(parser: Parser) -> None:
     kinds = ("sentencepiece", "whitespace")
     pieces = "sentencepiece (the default): pieces of words; whitespace: whole words"
     model.add_argument("--tokenizer", choices=kinds, default="sentencepiece", help=pieces)
-    for name, what in (
-        ("--dim", "the width of an embedding (256, proxy 64)"),
-        ("--heads", "heads of each layer (4, proxy 1)"),
-    ):
-        model.add_argument(name, type=count, metavar="N", help=what)
+    model.add_argument("--dim", type=count, metavar="N", help="the width of an embedding (256, proxy 64)")
+    model.add_argument("--heads", type=count, metavar="N", help="heads of each layer (4, proxy 1)")
     sizes = {
         "--vocab-size": (count, 4000, "at most N tokens"),
         "--layers": (count, 1, "layers of self-attention"),
@@ -302,11 +300,4 @@ def _begin(options: argparse.Namespace, model: nn.EmbeddingModel | None, unfinis
         raise
 
 
-COMMANDS = {
-    "train": Command(
-        "Train a sentence-embedding model on a text: near sentences are similar, distant ones are not.",
-        EPILOG,
-        _add,
-        _train,
-    )
-}
+COMMANDS = {"train": Command(DESCRIPTION, EPILOG, _add, _train)}

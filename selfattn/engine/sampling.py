@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from selfattn._check import Array, as_array, check_number, check_size, quoted, seed_from_rng
+from selfattn._check import Array, as_array, check_number, check_size, quoted, seed_from_rng, warn
 from selfattn.functional import log_softmax
 
 Ids = tuple[int, ...]
@@ -124,7 +123,7 @@ def sampling(temperature: Any = 0.0, **given: Any) -> Sampling:
     if how.temperature == 0 and idle:
         why = "at temperature 0, which takes the likeliest token"
         way = "temperature=1.0 draws from the model's own distribution"
-        warnings.warn(f"{idle[0]} changes nothing {why}; {way}", stacklevel=3)
+        warn(f"{idle[0]} changes nothing {why}; {way}")
     return how
 
 
@@ -323,7 +322,7 @@ def _steps(
                 continue
             if context is not None and len(prompts[i]) + count > context:
                 full = f"the context of {context} tokens is full"
-                warnings.warn(f"prompt {i} ended after {count} new tokens: {full}", stacklevel=2)
+                warn(f"prompt {i} ended after {count} new tokens: {full}")
                 continue
             kept.append(row)
             entering.append(np.array([new]))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_array, as_integers, check_size
+from selfattn._check import Array, as_array, as_integers, check_size, one_of
 
 Lead: TypeAlias = tuple[int, ...]
 Table: TypeAlias = tuple[Any, ...]  # read by csrc/python/block_mask.c
@@ -141,9 +141,7 @@ class BlockMask:
         lengths = as_integers("prefix_lengths", prefix_lengths)
         if lengths.size and lengths.min() < 0:
             raise ValueError(f"prefix_lengths must be at least 0, got {lengths.min()}")
-        if causal not in ("upper_left", "lower_right"):
-            raise ValueError(f"causal must be 'upper_left' or 'lower_right', got {causal!r}")
-        return cls((_Prefix(lengths, causal),))
+        return cls((_Prefix(lengths, one_of("causal", causal, ("upper_left", "lower_right"))),))
 
     @classmethod
     def from_blocks(cls, pattern: npt.ArrayLike, block_size: int | tuple[int, int]) -> BlockMask:

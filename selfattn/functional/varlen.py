@@ -12,13 +12,7 @@ import numpy.typing as npt
 from selfattn import _core
 from selfattn._check import Array, as_array
 from selfattn._gradients import AttentionGradients, check_wrt
-from selfattn.functional._gradients import (
-    WRT,
-    Pullback,
-    attention_vjp,
-    check_float_mask,
-    take_gradients,
-)
+from selfattn.functional._gradients import WRT, Pullback, attention_vjp, check_float_mask, take_gradients
 from selfattn.functional._options import VarlenOptions, takes
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from selfattn import files
+from selfattn._check import one_of
 from selfattn._disk import read_json, stand_in, to_safetensors, write_folder
 from selfattn.engine.weights import is_compact
 from selfattn.models import _text_encoder, _text_files
@@ -28,7 +29,7 @@ from selfattn.models._causal import CausalModel
 from selfattn.models._conversation import Conversation
 from selfattn.models._folder import INDEX, one_warning, quantization_config, read_config, read_weights
 from selfattn.models._gguf import begins_as_gguf, load_gguf
-from selfattn.models._language_model import check_precision
+from selfattn.models._language_model import PRECISIONS
 from selfattn.models._pipeline import MODULES, OLD_TRANSFORMER_CONFIGS, pools, transformer_folder
 from selfattn.models._pretrained import Pretrained
 from selfattn.models._table import FolderWarning
@@ -138,7 +139,7 @@ def load(
         raise FileNotFoundError(f"{folder} {what}; expected {expected}")
     if dtype not in (None, "float32", "bfloat16", "int8"):
         raise ValueError(f"dtype must be 'float32', 'bfloat16', 'int8' or None, not {dtype!r}")
-    check_precision(precision)
+    one_of("precision", precision, PRECISIONS)
     with one_warning(str(folder)):
         model = load_gguf(folder, dtype) if is_gguf else _load(folder, dtype)
     if isinstance(model, CausalModel):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, check_size, quoted, warn
+from selfattn._check import Array, check_size, one_of, quoted, warn
 from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder, head_vjp
@@ -29,14 +29,6 @@ LEAST = 256  # positions that are made ready
 PRECISIONS = {"float32": 0, "int16": 2, "int8": 1}
 ROWS = 256  # the most rows of logits at once, where they are only summed up
 CACHES = {"float16": np.dtype(np.float16), "bfloat16": BITS}  # of 16 bits, as the core takes them
-
-
-def check_precision(precision: str) -> None:
-    """Refuse a name that is not in PRECISIONS."""
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"precision must be one of {', '.join(map(repr, PRECISIONS))}, not {quoted(precision)}"
-        )
 
 
 class LanguageModel(Pretrained):
@@ -76,7 +68,7 @@ class LanguageModel(Pretrained):
         ValueError
             The name is another one, or the model has no quants.
         """
-        check_precision(precision)
+        one_of("precision", precision, PRECISIONS)
         if precision != "float32" and not any(QUANTS[weight.kind][0] > 1 for weight in self.blocks.values()):
             raise ValueError(
                 f"precision={precision!r} is for weights in quants; the weights of this model are {self.dtype}"

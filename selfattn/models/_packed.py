@@ -1,7 +1,8 @@
-"""Encoders of token ids: packed sequences to the rows of their last layer, and the way back to gradients of parameters."""
+"""Encoders of token ids: packed sequences to the rows of their last layer and to logits, and the way back to gradients of parameters."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from selfattn._check import Array
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Transformer, check_ids, without_table
-from selfattn.models._pretrained import Pretrained, Pulled
+from selfattn.functional._products import linear as multiply
+from selfattn.models._folder import Config
+from selfattn.models._pretrained import Pretrained, Pulled, Shapes, linear
 from selfattn.nn.module import Gradients
 
 
@@ -24,6 +27,10 @@ class PackedEncoder(Pretrained):
     first_position = 0
     pad: int | None = None  # an id that positions do not count; its position is the one before the first
     has_fixed_settings = True  # they depend on no lengths or parameters' values, so they are made once
+    # In a classifier: the first layer, the activation and the second layer, on the first token's last hidden state.
+    head: ClassVar[tuple[str, str, str] | None] = None
+    has_pooler: ClassVar[bool] = False  # files may hold a pooler, which classifiers use
+    num_labels: int
 
     def _inputs(
         self, settings: Transformer, ids: Array, cu_seqlens: Array, types: Array | None
@@ -102,3 +109,47 @@ class PackedEncoder(Pretrained):
 
     def _mask_gradient(self, found: Gradients, dmask: Array) -> None:
         """Add the gradient of the parameters of the mask."""
+
+    # ------------------------------------------------------------------------------------------------- a classifier
+
+    def _read_head(self, config: Config) -> None:
+        if self.head is None:
+            return
+        labels = config.raw("id2label")
+        if labels is not None and not isinstance(labels, dict):
+            raise config.error(f"id2label must be names by number, not {labels!r:.80}")
+        self.num_labels = config.size("num_labels", len(labels) if labels else 2)
+
+    def _more_shapes(self) -> tuple[Shapes, bool]:
+        d = self.hidden_size
+        if self.head is None:
+            return linear("pooler.dense", d, d) if self.has_pooler else {}, True
+        first, _, second = self.head
+        return linear(first, d, d) | linear(second, self.num_labels, d), False
+
+    def _name(self, name: str) -> str:
+        return name if self.head is None or "classifier" in name else self.prefix + name
+
+    def _logits(self, ids: Array, cu_seqlens: Array, types: Array | None = None) -> Array:
+        """Compute (sequences, num_labels)."""
+        return self._head_vjp(self._rows(ids, cu_seqlens, "first", types))[0]
+
+    def _head_vjp(self, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Gradients]]]:
+        """Compute logits of the first tokens' rows, and from their gradients those of the rows and of the head's parameters."""
+        (first, activation, second), arrays = self._classifier(), self.arrays
+        w, v = arrays[f"{first}.weight"], arrays[f"{second}.weight"]
+        x = multiply(rows, w, arrays[f"{first}.bias"])
+        active = np.tanh(x) if activation == "tanh" else np.maximum(x, 0)
+
+        def pulled(dy: Array) -> tuple[Array, Gradients]:
+            dx = dy @ v * (1 - active * active if activation == "tanh" else active > 0)
+            of_weights = {f"{first}.weight": dx.T @ rows, f"{second}.weight": dy.T @ active}
+            return dx @ w, of_weights | {f"{first}.bias": dx.sum(axis=0), f"{second}.bias": dy.sum(axis=0)}
+
+        return multiply(active, v, arrays[f"{second}.bias"]), pulled
+
+    def _classifier(self) -> tuple[str, str, str]:
+        if self.head is None:
+            one = "the folders of …ForSequenceClassification have one"
+            raise TypeError(f"{type(self).__name__} has no classifier; {one}")
+        return self.head

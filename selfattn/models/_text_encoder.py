@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,9 @@ from selfattn.engine.transformer import Transformer, pack
 from selfattn.functional import softmax
 from selfattn.functional._similarity import pairwise_similarities, similarities
 from selfattn.models import _names, _pipeline, _tokenizer
-from selfattn.models._classifier import Classifier, number_of_labels
-from selfattn.models._folder import Config
 from selfattn.models._packed import PackedEncoder
 from selfattn.models._pipeline import IN_CORE, Pipeline, normalized, read_pipeline
-from selfattn.models._pretrained import Pulled, Shapes, linear
+from selfattn.models._pretrained import Pulled
 from selfattn.models._sentences import Chunk, Given, TextIds, computed, is_pair
 from selfattn.models._table import FolderWarning
 from selfattn.nn.module import Gradients, checked_pullback
@@ -55,9 +53,6 @@ class TextEncoder(PackedEncoder):
     _folder: Path | None = None
     types = 1  # how many texts a sequence has token types for
     _knows_types = True  # the folder's tokenizer tells the texts of a pair apart
-    head: ClassVar[Classifier | None] = None
-    has_pooler: ClassVar[bool] = False  # files may hold a pooler, which classifiers use
-    num_labels: int
 
     # -------------------------------------------------------------------------------------------------- embeddings
 
@@ -536,35 +531,6 @@ class TextEncoder(PackedEncoder):
         tables = (self.word_table, self.type_table, self.position_table)  # no gradient depends on them
         used = [array for name, array in self.arrays.items() if name not in tables]
         return y, checked_pullback(self, y, used, backward)
-
-    # ------------------------------------------------------------------------------------------------- a classifier
-
-    def _read_head(self, config: Config) -> None:
-        if self.head is not None:
-            self.num_labels = number_of_labels(config)
-
-    def _more_shapes(self) -> tuple[Shapes, bool]:
-        d = self.hidden_size
-        if self.head is None:
-            return linear("pooler.dense", d, d) if self.has_pooler else {}, True
-        return self.head.shapes(d, self.num_labels), False
-
-    def _name(self, name: str) -> str:
-        return name if self.head is None or "classifier" in name else self.prefix + name
-
-    def _logits(self, ids: Array, cu_seqlens: Array, types: Array | None = None) -> Array:
-        """Compute (sequences, num_labels)."""
-        return self._head_vjp(self._rows(ids, cu_seqlens, "first", types))[0]
-
-    def _head_vjp(self, rows: Array) -> tuple[Array, Callable[[Array], tuple[Array, Gradients]]]:
-        """Compute logits of the first tokens' rows, and from their gradients those of the rows and of the head's parameters."""
-        return self._classifier().vjp(self.arrays, rows)
-
-    def _classifier(self) -> Classifier:
-        if self.head is None:
-            one = "the folders of …ForSequenceClassification have one"
-            raise TypeError(f"{type(self).__name__} has no classifier; {one}")
-        return self.head
 
 
 def _cut(tokenizer: Any, length: int, direction: str) -> None:

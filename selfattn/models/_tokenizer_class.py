@@ -267,11 +267,8 @@ def _make(name: str, tokenizer: Any, config: Config, content: Mapping[str, Any],
         needed = ("bos_token", "eos_token")
     else:
         llama, gemma = name == "LlamaTokenizer", name == "GemmaTokenizer"
-        model.dropout, model.unk_token, model.ignore_merges = (
-            None,
-            named["unk_token"] if gemma else None,
-            False,
-        )
+        model.dropout, model.ignore_merges = None, False
+        model.unk_token = named["unk_token"] if gemma else None
         model.continuing_subword_prefix = model.end_of_word_suffix = None
         model.fuse_unk = model.byte_fallback = llama or gemma
         prefix_space = _prefix_space(config, llama, llama)

@@ -13,7 +13,6 @@ from numpy.lib.stride_tricks import as_strided
 
 from selfattn._check import Array
 from selfattn.engine.transformer import Transformer
-from selfattn.models._classifier import Classifier
 from selfattn.models._folder import Config
 from selfattn.models._pretrained import Parameters
 from selfattn.models._text_encoder import TextEncoder
@@ -172,18 +171,18 @@ class BertForSequenceClassification(BertModel):
     """BERT with a classifier on the pooled first token: ``classifier(tanh(pooler(x[0])))``."""
 
     suffix = CLASSIFIER
-    head = Classifier("pooler.dense", "tanh", "classifier")
+    head = ("pooler.dense", "tanh", "classifier")
 
 
 class RobertaForSequenceClassification(RobertaModel):
     """RoBERTa with a classifier on the first token: ``out_proj(tanh(dense(x[0])))``."""
 
     suffix = CLASSIFIER
-    head = Classifier("classifier.dense", "tanh", "classifier.out_proj")
+    head = ("classifier.dense", "tanh", "classifier.out_proj")
 
 
 class DistilBertForSequenceClassification(DistilBertModel):
     """DistilBERT with a classifier on the first token: ``classifier(relu(pre_classifier(x[0])))``."""
 
     suffix = CLASSIFIER
-    head = Classifier("pre_classifier", "relu", "classifier")
+    head = ("pre_classifier", "relu", "classifier")

@@ -8,14 +8,15 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_input, check_number, check_size, layer_dtype
+from selfattn._check import Array, as_input, check_number, check_size, layer_dtype, one_of
 from selfattn._docs import repeats
 from selfattn.functional._products import widened, widest
-from selfattn.nn.losses import CrossEntropyLoss, MSELoss, one_of
+from selfattn.nn.losses import CrossEntropyLoss, MSELoss
 from selfattn.nn.module import Module
 
 Columns: TypeAlias = Sequence[npt.ArrayLike]
 Slopes: TypeAlias = Callable[[float], list[Array]]  # from the gradient of the loss to those of the columns
+DISTANCES = ("euclidean", "cosine", "manhattan")
 SMALLEST = 1e-12  # what a length is at least when an embedding is divided by it, as in PyTorch
 
 
@@ -238,9 +239,7 @@ class TripletLoss(EmbeddingLoss):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         super().__init__(mini_batch_size, dtype)
-        self.distance_metric = one_of(
-            "distance_metric", distance_metric, ("euclidean", "cosine", "manhattan")
-        )
+        self.distance_metric = one_of("distance_metric", distance_metric, DISTANCES)
         self.triplet_margin = check_number("triplet_margin", triplet_margin)
 
     def _compute(self, columns: list[Array], labels: Array | None) -> tuple[Any, Slopes]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from selfattn._check import FLOATS, Array, check_number
+from selfattn._check import FLOATS, Array, check_number, one_of
 from selfattn.random import TorchGenerator
 
 __all__ = [
@@ -173,7 +173,5 @@ def _xavier_std(tensor: Array, gain: float) -> float:
 
 
 def _kaiming_std(tensor: Array, a: float, mode: str, nonlinearity: str) -> float:
-    if mode not in ("fan_in", "fan_out"):
-        raise ValueError(f'mode must be "fan_in" or "fan_out", not {mode!r}')
-    fan = _fans(tensor)[mode == "fan_out"]
+    fan = _fans(tensor)[one_of("mode", mode, ("fan_in", "fan_out")) == "fan_out"]
     return calculate_gain(nonlinearity, a) / math.sqrt(fan)

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import Array, as_array, as_input, check_probability, is_float, layer_dtype, promoted
+from selfattn._check import (
+    Array,
+    as_array,
+    as_input,
+    check_probability,
+    is_float,
+    layer_dtype,
+    one_of,
+    promoted,
+)
 from selfattn._docs import repeats
 from selfattn.functional._products import widened, widest
 from selfattn.nn.module import Module, Pullback
@@ -348,14 +357,6 @@ class BCEWithLogitsLoss(Loss):
             return dx
 
         return Elements(array, np.asarray(losses), array.size, slope, promoted([array.dtype, wanted.dtype]))
-
-
-def one_of(name: str, given: Any, allowed: tuple[str, ...]) -> Any:
-    """Return an option that is one of some words."""
-    if given not in allowed:
-        *first, last = (f'"{each}"' for each in allowed)
-        raise ValueError(f"{name} must be {', '.join(first)} or {last}, not {given!r}")
-    return given
 
 
 def _share(share: Array, x: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import selfattn as sa
 from selfattn import _core
-from selfattn._check import Array, as_gradient, as_input, check_number, check_size, layer_dtype
+from selfattn._check import Array, as_gradient, as_input, check_number, check_size, layer_dtype, one_of
 from selfattn._docs import repeats
 from selfattn.functional._products import widened
 from selfattn.nn.module import Gradients, Module, Pullback, checked_pullback
@@ -317,9 +317,7 @@ class GELU(Activation):
         self, approximate: Literal["none", "tanh"] = "none", *, dtype: npt.DTypeLike = np.float32
     ) -> None:
         super().__init__(dtype=dtype)
-        if approximate not in ("none", "tanh"):
-            raise ValueError(f'approximate must be "none" or "tanh", not {approximate!r}')
-        self.approximate = approximate
+        self.approximate = one_of("approximate", approximate, ("none", "tanh"))
 
     def _apply(self, x: Array) -> Array:
         return sa.gelu(x, self.approximate)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 import selfattn as sa
-from selfattn._check import Array, as_sequence, check_divisor, check_size, layer_dtype
+from selfattn._check import Array, as_sequence, check_divisor, check_size, layer_dtype, one_of
 from selfattn._docs import repeats
 from selfattn.nn import init
 from selfattn.nn._attention import (
@@ -109,9 +109,7 @@ class SelfAttention(Module):
     ) -> None:
         self.d_in, self.d_out = d_in, d_out = check_size("d_in", d_in), check_size("d_out", d_out)
         self.d_v = d_out if d_v is None else check_size("d_v", d_v)
-        if score not in SCORES:
-            raise ValueError(f"score must be one of {', '.join(SCORES)}, not {score!r}")
-        if score == "additive" and not scale:
+        if one_of("score", score, SCORES) == "additive" and not scale:
             raise ValueError('scale=False means score="dot", but score="additive" was given')
         self.score = score if scale else "dot"
         kind, generator = layer_dtype(dtype), init.as_generator(rng)

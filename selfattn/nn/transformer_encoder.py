@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_features, as_integers, check_divisor, check_size, seed_from_rng
+from selfattn._check import Array, as_features, as_integers, check_divisor, check_size, one_of, seed_from_rng
 from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.weights import Compact, check_input, float_type, is_compact, kind_of
@@ -54,8 +54,7 @@ class ResidualLayer(Module):
         dtype: npt.DTypeLike = np.float32,
         rng: init.Rng = None,
     ) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(f'activation must be "relu" or "gelu", not {activation!r}')
+        one_of("activation", activation, ACTIVATIONS)
         self.d_model = d_model = check_size("d_model", d_model)
         self.activation, self.norm_first = activation, norm_first
         dim_feedforward = check_size("dim_feedforward", dim_feedforward)
@@ -499,8 +498,7 @@ def check_layer(layer: TransformerEncoderLayer) -> None:
     ):
         if lacks:
             raise ValueError(f"{name} of a TransformerEncoderLayer must have {wanted}: {why}")
-    if layer.activation not in ACTIVATIONS:
-        raise ValueError(f'activation must be "relu" or "gelu", not {layer.activation!r}')
+    one_of("activation", layer.activation, ACTIVATIONS)
 
 
 def _existing(key_lengths: npt.ArrayLike | None, lead: tuple[int, ...], length: int) -> Array | None:

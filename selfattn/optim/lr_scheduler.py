@@ -9,13 +9,12 @@ from __future__ import annotations
 import bisect
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from selfattn._check import check_number, check_size
+from selfattn._check import check_number, check_size, one_of, warn
 from selfattn.optim.optimizers import Optimizer, not_negative
 
 __all__ = ["CosineAnnealingLR", "LRScheduler", "LambdaLR", "LinearLR", "OneCycleLR", "SequentialLR"]
@@ -85,12 +84,8 @@ class LRScheduler:
     def step(self) -> None:
         """Set the next learning rate. Call it after ``optimizer.step``."""
         if self._step_count == 1 and not self.optimizer.stepped:
-            warnings.warn(
-                "scheduler.step() was called before optimizer.step(), so the first learning rate is never used; "
-                "call optimizer.step(grads) first",
-                UserWarning,
-                stacklevel=2,
-            )
+            so = "so the first learning rate is never used; call optimizer.step(grads) first"
+            warn(f"scheduler.step() was called before optimizer.step(), {so}")
         self._step_count += 1
         self.last_epoch += 1
         self._set(self._next())
@@ -372,9 +367,7 @@ class OneCycleLR(LRScheduler):
         else:
             self.total_steps = check_size("epochs", epochs) * check_size("steps_per_epoch", steps_per_epoch)
         share = _within("pct_start", pct_start, lambda x: 0 <= x <= 1, "from 0 to 1")
-        if anneal_strategy not in ("cos", "linear"):
-            raise ValueError(f'anneal_strategy must be "cos" or "linear", not {anneal_strategy!r}')
-        self.anneal_strategy = anneal_strategy
+        self.anneal_strategy = one_of("anneal_strategy", anneal_strategy, ("cos", "linear"))
         self.cycle_momentum = bool(cycle_momentum)
         self._momentum = "betas" if hasattr(optimizer, "betas") else "momentum"
         if self.cycle_momentum and not hasattr(optimizer, self._momentum):

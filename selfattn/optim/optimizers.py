@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfattn import _core
-from selfattn._check import Array, as_array, check_number
+from selfattn._check import Array, as_array, check_number, warn
 from selfattn.functional._products import FLOAT32, FLOAT64, plain
 
 Arrays: TypeAlias = list[Array]
@@ -96,11 +95,8 @@ class Optimizer:
             raise TypeError(f"grads must be a mapping of names to gradients, as a pullback returns them, not "
                             f"{type(grads).__name__}")  # fmt: skip
         if not grads:
-            warnings.warn(
-                "optimizer.step was given no gradients, so nothing moves; give it the dict that the pullback of vjp returned",
-                UserWarning,
-                stacklevel=2,
-            )
+            give = "give it the dict that the pullback of vjp returned"
+            warn(f"optimizer.step was given no gradients, so nothing moves; {give}")
         names = list(grads)
         # A gradient may be another parameter's array, which a step would change before it is read.
         live = set(map(id, self.params.values()))

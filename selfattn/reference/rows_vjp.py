@@ -22,14 +22,7 @@ from selfattn._gradients import (
     RotaryGradients,
     check_wrt,
 )
-from selfattn.reference.arguments import (
-    dtypes,
-    float_dtype,
-    like,
-    norm_arguments,
-    rotary_table,
-    sum_to_shape,
-)
+from selfattn.reference.arguments import dtypes, float_dtype, like, norm_arguments, rotary_table, sum_to_shape
 from selfattn.reference.attention import merge_attention
 from selfattn.reference.dropout import Array
 from selfattn.reference.rows import apply_rotary_emb, gelu, layer_norm, log_softmax, pairs, rms_norm, softmax

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from selfattn import _disk
-from selfattn._check import Array, check_number, check_size
+from selfattn._check import Array, check_number, check_size, one_of
 from selfattn._extras import bar
 from selfattn.functional._similarity import SIMILARITIES
 from selfattn.interop._encoder import column
@@ -112,12 +112,9 @@ class Index:
             Another process or thread is making an index there.
         """
         folder = Path(path).absolute()
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype must be 'float32' or 'int8', not {dtype!r}")
+        one_of("dtype", dtype, DTYPES)
         made, entry = model_of(model)
-        metric = made.similarity if metric is None else metric
-        if metric not in SIMILARITIES:
-            raise ValueError(f"metric must be one of {', '.join(SIMILARITIES)}, not {metric!r}")
+        metric = one_of("metric", made.similarity if metric is None else metric, SIMILARITIES)
         if dtype == "int8" and metric not in ("cosine", "dot"):
             raise ValueError(f"int8 works with cosine and dot, not {metric}; dtype='float32' works with each")
         make(folder, dtype, metric, entry)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from selfattn._check import Array, as_array, as_integers, check_size
+from selfattn._check import Array, as_array, as_integers, check_size, one_of
 
 if TYPE_CHECKING:
     from selfattn.engine.transformer import Layer, Transformer
@@ -213,8 +213,8 @@ class Change:
         if unknown := at.keys() - {"step", "tokens"}:
             raise TypeError(f"a change takes step and tokens, not {', '.join(sorted(unknown))}")
         step = at.get("step") or ("result" if head is None else "output")
-        if step not in (*STEPS, SEEN):
-            raise ValueError(f"step must be one of {', '.join(STEPS)}, not {step!r}")
+        if step != SEEN:
+            one_of("step", step, STEPS)
         if head is not None and step not in (*BY_HEAD, SEEN):
             raise ValueError(f"{step} has no heads; {', '.join(BY_HEAD)} have")
         number = check_size("layer", layer, 0)

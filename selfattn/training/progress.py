@@ -32,12 +32,7 @@ class Progress:
         self.bar: Any = None
         if bar or (bar is None and find_spec("tqdm") is not None and seen()):
             self.bar = progress_bar(
-                extra="text",
-                total=self.total,
-                initial=self.start,
-                desc="train",
-                unit=" steps",
-                dynamic_ncols=True,
+                extra="text", total=self.total, initial=self.start, desc="train", unit=" steps"
             )
         if log_every is not None and self.start:
             done = training.steps_of_epoch

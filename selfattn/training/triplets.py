@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from selfattn._check import check_rows, check_size, if_missing
+from selfattn._check import check_rows, check_size, if_missing, one_of
 from selfattn.nn import init
 
 Triplet: TypeAlias = tuple[str, str, str]
@@ -57,8 +57,7 @@ def read_sentences(path: PathLike | BinaryFile, split: str = "lines") -> list[st
     ...     read_sentences(path)
     ['Tom chases Jerry.', 'Jerry runs.']
     """
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {SPLITS}, not {split!r}")
+    one_of("split", split, SPLITS)
     sentences = split_sentences(read_text(path)) if split == "sentences" else read_lines(path)
     sentences = [sentence for sentence in sentences if sentence]
     if not sentences:

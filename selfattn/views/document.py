@@ -147,18 +147,16 @@ class Document:
         ImportError
             anywidget is not installed; the extra ``viz`` brings it.
         """
-        anywidget, traitlets = import_extra("anywidget", "viz"), import_extra("traitlets", "viz")
-        made = type(
-            "View",
-            (anywidget.AnyWidget,),
-            {
-                "_esm": _ESM.replace("CODE", code(*self.scripts)),
-                "body": traitlets.Unicode(self.body).tag(sync=True),
-                "style_sheet": traitlets.Unicode(style(*self.styles)).tag(sync=True),
-                "chosen": traitlets.Dict({}).tag(sync=True),
-            },
-        )
-        return made()
+        base: Any = import_extra("anywidget", "viz").AnyWidget
+        traitlets = import_extra("traitlets", "viz")
+
+        class View(base):  # type: ignore[misc]
+            _esm = _ESM.replace("CODE", code(*self.scripts))
+            body = traitlets.Unicode(self.body).tag(sync=True)
+            style_sheet = traitlets.Unicode(style(*self.styles)).tag(sync=True)
+            chosen = traitlets.Dict({}).tag(sync=True)
+
+        return View()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the document to a file, in UTF-8, and return its path; a file of that name is replaced as a whole."""

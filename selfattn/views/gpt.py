@@ -178,9 +178,8 @@ def _of_folder(path: str | os.PathLike[str], alphabet: Sequence[str] | None) -> 
     if not isinstance(found, models.GPT2LMHeadModel):
         raise TypeError(f"{path} holds a {type(found).__name__}; views.explorer(model, text) shows it")
     if alphabet is None:
-        alphabet = (
-            [found.tokenizer.id_to_token(n) for n in range(found.vocab_size)] if found.tokenizer else []
-        )
+        known = found.vocab_size if found.tokenizer else 0
+        alphabet = [found.tokenizer.id_to_token(n) for n in range(known)]
     return as_gpt(found), alphabet
 
 

@@ -14,6 +14,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from selfattn.functional import softmax
+
 __all__ = ["HABITS", "Habit", "TextHeads", "habits", "read_steps"]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -99,18 +101,10 @@ def _made_of(attention: Any, weights: Array, closed: Array | None) -> tuple[Arra
         scaled = np.asarray(attention.scaled_scores).reshape(weights.shape)
         query = query * np.float32(scaled[largest] / scores[largest])
         q, k = (values * size for values, size in map(_sixteen, (query, key)))
-        again = softmax(q @ k.swapaxes(1, 2), closed)
+        products = q @ k.swapaxes(1, 2)
+        again = softmax(products if closed is None else np.where(closed, -np.inf, products))
         good = np.abs(again - weights).max(initial=0) <= CLOSE
     return (query, key) if good else None
-
-
-def softmax(scores: Array, closed: Array | None) -> Array:
-    """Return the weights of scores (H, L, S), 0 where closed, as the page's script does."""
-    if closed is not None:
-        scores = np.where(closed, -np.inf, scores)
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights: Array = powers / powers.sum(axis=-1, keepdims=True)
-    return weights
 
 
 def habits(texts: Sequence[TextHeads]) -> list[list[Habit]]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
+from selfattn._check import one_of
+
 #: The plural category of a number in each language of `languages/`, by CLDR's rules; scripts ask the browser's Intl.PluralRules.
 PLURALS: dict[str, Callable[[float], str]] = {
     "en": lambda n: "one" if n == 1 else "other",
@@ -36,9 +38,7 @@ def read(lang: str) -> Any:
 @functools.cache
 def entries(lang: str) -> Mapping[str, str]:
     """Return the translations of a language, by their English; {} for English."""
-    if lang not in PLURALS:
-        raise ValueError(f"lang must be one of {', '.join(PLURALS)}, not {lang!r}")
-    return {} if lang == "en" else read(lang)
+    return {} if one_of("lang", lang, PLURALS) == "en" else read(lang)
 
 
 def say(sentence: str, lang: str, /, **values: object) -> str:

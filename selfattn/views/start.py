@@ -79,10 +79,8 @@ def _pages(lang: str) -> Iterator[tuple[str, Document]]:
     for name in TUTORIAL_PAGES:
         yield name, tutorial_page(name, lang=lang)
         yield name + EXERCISE, tutorial_page(name, exercise=True, lang=lang)
-    model, sentences = (
-        tutorials.embedding_model("two_heads"),
-        tutorials.load("sentence_embeddings")["sentences"],
-    )
+    model = tutorials.embedding_model("two_heads")
+    sentences = tutorials.load("sentence_embeddings")["sentences"]
     first, second = ((model.steps(each), each.split()) for each in sentences)
     yield "explorer", explorer(*first, compare=second, word="bank", lang=lang)
     yield "gpt", gpt_page(lang=lang)
@@ -94,11 +92,9 @@ def _start_page(pages: dict[str, Document], lang: str, ends: Mapping[str, str]) 
     for name in (name for name in pages if name in START):
         about = text(fill(texts[name], lang, n=len(getattr(pages[name], "tour", ()))))
         about = re.sub(r"\*(.+?)\*", r"<strong>\1</strong>", about)
-        more = (
-            f'<a href="{name}{EXERCISE}{ends[lang]}">{text(texts["exercise"])}</a>'
-            if name + EXERCISE in pages
-            else ""
-        )
+        more = ""
+        if name + EXERCISE in pages:
+            more = f'<a href="{name}{EXERCISE}{ends[lang]}">{text(texts["exercise"])}</a>'
         lessons += f'<li><a class="sa-card" href="{name}{ends[lang]}">{about}</a>{more}</li>\n'
     others = " ".join(
         f'<a hreflang="{each}" lang="{each}" href="index{end}">{OWN_NAMES[each]}</a>'

@@ -91,11 +91,8 @@ def first_principles(
     bare = softmax(projected.scores[bank])
     random = drawn(river).output[:, 0]
     kept = a.weights[bank][bank]
-    near, gains, sharp = (
-        b.key[[0, 2]],
-        b.output[bank] - a.output[bank],
-        softmax(projected.scores[bank] * STEEP),
-    )
+    near, gains = b.key[[0, 2]], b.output[bank] - a.output[bank]
+    sharp = softmax(projected.scores[bank] * STEEP)
     taken = {word: said(w) for word, w in zip(river, a.weights[bank], strict=True)}
     return told(lang,
         Stop("Same going in", "A linear layer comes first. *bank* goes in with the same numbers by the river and in finance. Will the two outputs of *bank* differ?",

@@ -173,13 +173,11 @@ def _projections(steps: AttentionSteps) -> dict[str, tuple[Array, Array]]:
         return {}
     p = steps.parameters
     pairs = {"Q": (p.W_query, p.b_query), "K": (p.W_key, p.b_key), "V": (p.W_value, p.b_value)}
-    return {
-        name: (
-            weight.astype(float),
-            np.zeros(weight.shape[1]) if bias is None else bias.astype(float).ravel(),
-        )
-        for name, (weight, bias) in pairs.items()
-    }
+    found = {}
+    for name, (weight, given) in pairs.items():
+        bias = np.zeros(weight.shape[1]) if given is None else given.astype(float).ravel()
+        found[name] = weight.astype(float), bias
+    return found
 
 
 def _added(steps: AttentionSteps, head: int) -> Array:

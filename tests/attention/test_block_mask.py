@@ -138,7 +138,7 @@ BAD = [
     (lambda: BlockMask.from_documents(np.ones((2, 3), int), np.ones((3, 3), int)), ValueError, "(2, 3) and key_ids (3, 3)"),
     (lambda: BlockMask.prefix_lm(-1), ValueError, "prefix_lengths must be at least 0, got -1"),
     (lambda: BlockMask.prefix_lm(1.5), TypeError, "prefix_lengths must be integers, got float64"),
-    (lambda: BlockMask.prefix_lm(1, causal="left"), ValueError, "'upper_left' or 'lower_right', got 'left'"),
+    (lambda: BlockMask.prefix_lm(1, causal="left"), ValueError, "\"upper_left\" or \"lower_right\", not 'left'"),
     (lambda: BlockMask.prefix_lm(2**70), TypeError, "prefix_lengths must be integers, got object"),
     (lambda: BlockMask.from_blocks([[1, 0]], 4), TypeError, "pattern must be boolean, True = open, got int64"),
     (lambda: BlockMask.from_blocks([True], 4), ValueError, "at least 2 dims"),

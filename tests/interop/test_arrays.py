@@ -77,11 +77,9 @@ def test_devices_and_ml_dtypes_that_is_missing(monkeypatch):
 
 def to_library(module, x):
     if module.__name__ == "torch":
-        return (
-            module.from_numpy(x.view(np.int16)).view(module.bfloat16)
-            if x.dtype == BFLOAT16
-            else module.from_numpy(x)
-        )
+        if x.dtype == BFLOAT16:
+            return module.from_numpy(x.view(np.int16)).view(module.bfloat16)
+        return module.from_numpy(x)
     if module.__name__ in ("pandas", "polars"):
         return module.DataFrame(x) if x.ndim == 2 else x
     return module.numpy.asarray(x) if module.__name__ == "jax" else module.DataArray(x)

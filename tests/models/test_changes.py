@@ -84,10 +84,8 @@ def drawn_change(rng, ours, theirs, family, given, other):
     tokens = None if rng.integers(2) and own == length else sorted(rng.choice(min(own, length), 2, False).tolist())  # fmt: skip
     by_head = step in ("output", "weights") or kind == "hide"
     heads = sorted(rng.choice(n_heads, 2, replace=False).tolist()) if by_head and rng.integers(3) else None
-    every, all_tokens = (
-        range(n_heads) if heads is None else heads,
-        range(length) if tokens is None else tokens,
-    )
+    every = range(n_heads) if heads is None else heads
+    all_tokens = range(length) if tokens is None else tokens
     at, kept = np.ix_(*([every] if by_head else []), all_tokens), {}
     their_run(theirs, family, other, lambda name, n, x, _: kept.setdefault((name, n), x))
     if kind == "hide":
@@ -178,7 +176,7 @@ SIZES["intermediate_size"] = 32
         (lambda other: Change.off(0, head=4), "head 4 is out of range: output of layer 0 has 4 heads"),
         (lambda other: Change.off(0, head=1, step="down"), "down has no heads"),
         (lambda other: Change.off(0, step="gate"), "layer 0 has no step 'gate'; it has inputs, query"),
-        (lambda other: Change.off(0, step="mlp"), "step must be one of inputs, .* not 'mlp'"),
+        (lambda other: Change.off(0, step="mlp"), "step must be .inputs., .* not 'mlp'"),
         (lambda other: Change.off(0, tokens=[0, 3]), "tokens 3 is out of range: the text has 3 tokens"),
         (lambda other: Change.hide(-1), "tokens -1 is out of range"),
         (lambda other: Change.patch(0, other), "name as many tokens of both texts"),

@@ -87,10 +87,8 @@ def test_logits_are_those_of_the_dequantised_weights(name, kind, tmp_path):
     assert len(stored.steps(IDS).layers) == stored.num_layers
     np.testing.assert_allclose(stored.steps(IDS).output, stored.hidden_states(IDS)[-1], atol=1e-4)
     # the gradient of rows; float32's is tested with finite differences
-    rows, dy = (
-        stored.hidden_states(IDS)[0],
-        np.random.default_rng(2).standard_normal(expected.shape, np.float32),
-    )
+    rows = stored.hidden_states(IDS)[0]
+    dy = np.random.default_rng(2).standard_normal(expected.shape, np.float32)
     (y, pullback), (_, exact) = stored.vjp(rows), whole.vjp(rows)
     np.testing.assert_array_equal(y, stored.logits(IDS))
     dx, grads = pullback(dy)

@@ -413,7 +413,7 @@ test_wrong_calls_say_what_is_wrong = refusals(
     (lambda: make({})(*3 * [ones(3, 2, 8)], key_lengths=[4, 1]), ValueError, "key_lengths"),
     (lambda: make({}).vjp(*3 * [ones(3, 8)])[1](ones(3, 7)), ValueError, r"d_output .* not \(3, 7\)"),
     (lambda: nn.SelfAttention(2, 3, d_v=0), ValueError, "d_v must be at least 1, not 0"),
-    (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "additive, not 'cosine'"),
+    (lambda: nn.SelfAttention(2, 3, score="cosine"), ValueError, "\"additive\", not .cosine."),
     (lambda: nn.SelfAttention(2, 3, scale=False, score="additive"), ValueError, "scale=False means"),
     (lambda: layer_of("additive")(X, window=(1, 1)), TypeError, "window"),
     (lambda: layer_of("additive").steps(X, window=(1, 1)), TypeError, "window"),

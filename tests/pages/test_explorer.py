@@ -49,7 +49,7 @@ def weights_of(layer, array):
     distance = np.arange(scores.shape[2])[None, :] - np.arange(scores.shape[1])[:, None]
     if left is not None:
         scores[:, (distance < -left) | (distance > right)] = -np.inf
-    return heads.softmax(scores, None)
+    return sa.softmax(scores)
 
 
 @pytest.mark.parametrize(

@@ -95,10 +95,8 @@ def check(made, given, drawn, limit=None, decodes=False):
 
 def word_piece(**options):
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = (
-        normalizers.BertNormalizer(**options),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    made.normalizer = normalizers.BertNormalizer(**options)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     marks = ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     made.train_from_iterator(
         texts(100, 9), trainers.WordPieceTrainer(vocab_size=900, special_tokens=marks, show_progress=False)

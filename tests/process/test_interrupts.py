@@ -143,10 +143,8 @@ def long_call(kind):
         out, statistics = sa.scaled_dot_product_attention_forward(q, k, v, window=(0, 0))
         given = (out, out, statistics, q, k, v)
         return lambda: sa.scaled_dot_product_attention_backward(*given, num_threads=1), [*given]
-    packed, at = (
-        [np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays],
-        np.array([0, 100, 1000, 1000, 6144]),
-    )
+    packed = [np.ascontiguousarray(x.swapaxes(0, 1)) for x in arrays]
+    at = np.array([0, 100, 1000, 1000, 6144])
     if kind == "varlen":
         return lambda: sa.varlen_attention(*packed, at, at, num_threads=1), [*packed, at]
     if kind == "varlen backward":

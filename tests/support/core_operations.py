@@ -167,11 +167,8 @@ def triplets(d):
 
 
 def search(d, kind, queries=5):
-    query, vectors, keep = (
-        d.normal(queries, 20),
-        (30 * d.normal(700, 20)).astype(kind),
-        d.rng.random(700) < 0.5,
-    )
+    query, vectors = d.normal(queries, 20), (30 * d.normal(700, 20)).astype(kind)
+    keep = d.rng.random(700) < 0.5
     scales = d.normal(700) if kind == "int8" else None
     calls = ((3, None), (400, keep))
     return lambda: [_core._search(query, vectors, k, scales=scales, keep=only) for k, only in calls], [

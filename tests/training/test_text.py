@@ -231,7 +231,7 @@ def test_files_that_hold_nothing_or_something_else(tmp_path):
     (tmp_path / "latin").write_bytes("eins\nzwei\nGrüße\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin is not UTF-8: byte 0xfc in line 3 \(offset 12\)"):
         training.read_lines(tmp_path / "latin")
-    with pytest.raises(ValueError, match="split must be one of"):
+    with pytest.raises(ValueError, match='split must be "lines" or "sentences"'):
         training.read_sentences(tmp_path / "empty", "words")
 
 

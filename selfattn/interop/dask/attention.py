@@ -14,12 +14,7 @@ from selfattn import _core
 from selfattn._check import Array, seed_from_rng
 from selfattn._extras import import_extra
 from selfattn._gradients import AttentionGradients, check_wrt
-from selfattn.functional._gradients import (
-    WRT,
-    apart,
-    gradient_dtype,
-    sum_to_shape,
-)
+from selfattn.functional._gradients import WRT, apart, gradient_dtype, sum_to_shape
 from selfattn.functional._options import AttentionOptions, takes
 from selfattn.functional.attention import HEADS, attention_backward
 from selfattn.functional.block_mask import BlockMask
@@ -198,10 +193,8 @@ class _Tiles:
                 raise TypeError(f"{name} must be an array, not Dask's: give {name}.compute()")
         self.block_mask = options.pop("block_mask", None)
         q, k, v = (np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in self.given)
-        no_rows, any_mask = (
-            q[..., :0, :] if q.ndim > 1 else q,
-            None if mask is None else np.zeros((1, 1), mask.dtype),
-        )
+        no_rows = q[..., :0, :] if q.ndim > 1 else q
+        any_mask = None if mask is None else np.zeros((1, 1), mask.dtype)
         out, lse = _core.scaled_dot_product_attention(no_rows, k, v, any_mask, **options, return_lse=True)
         if (found := out.shape[:-2]) != q.shape[:-2]:
             raise ValueError(f"query needs the leading dims of the result, {found}, got {q.shape[:-2]}")

@@ -41,11 +41,9 @@ def drawn_folder(rng, folder, kind):
     """Save a drawn encoder, in int8 if the kind is "stored"; return its tokens and types to read."""
     heads, width = int(rng.choice([1, 2, 3])), int(rng.choice([2, 5, 16, 33]))
     d, family, vocabulary = heads * width, str(rng.choice(list(FAMILIES))), int(rng.integers(20, 60))
-    names = (
-        "dim n_layers n_heads hidden_dim activation"
-        if family == "distilbert"
-        else "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
-    )
+    names = "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
+    if family == "distilbert":
+        names = "dim n_layers n_heads hidden_dim activation"
     values = (
         d,
         int(rng.integers(1, 4)),
@@ -220,14 +218,12 @@ def test_minilm_in_the_page_finds_what_python_finds(typed, tmp_path):
     with using("baseline"):
         model = models.load(DATA / "all-MiniLM-L6-v2", dtype="int8")
         models.save(model, tmp_path / "minilm")
-        texts, query = (
-            [
-                "The waves rose, and the ship sank.",
-                "Tea with milk, naïvely brewed.",
-                "Ein Sturm auf See 天気",
-            ],
-            "A storm at sea!",
-        )
+        query = "A storm at sea!"
+        texts = [
+            "The waves rose, and the ship sank.",
+            "Tea with milk, naïvely brewed.",
+            "Ein Sturm auf See 天気",
+        ]
         wanted = sorted(
             zip(model.similarity(model.encode(query), model.encode(texts))[0].tolist(), texts, strict=True),
             reverse=True,

@@ -140,12 +140,8 @@ TRAIN = """async ([wasm, settings, arrays, batches, lr]) => {
 def test_steps_of_training_are_those_of_python(browser, kernels, seed):
     """AdamW and the passes are the core's; the loss is the page's, so its gradient may be off by an eps of its size."""
     rng = np.random.default_rng(seed)
-    heads, layers, vocabulary, context = (
-        int(rng.integers(1, 4)),
-        int(rng.integers(1, 3)),
-        int(rng.integers(5, 40)),
-        12,
-    )
+    heads, layers = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+    vocabulary, context = int(rng.integers(5, 40)), 12
     width, lr = heads * int(rng.choice([4, 8])), 0.01
     batches = rng.integers(0, vocabulary, (3, 2, context + 1))
     settings = {

@@ -65,10 +65,8 @@ def test_every_sentence_of_an_explorer_is_so(opened, kind):
                 ).groups()
                 assert (letter is None) == (kind != "two texts")
                 side = int(letter == "B")
-                i, apart = (
-                    at[side],
-                    [j for j in range(n) if kind == "crossed" or (j and abs(j - at[side]) > 1)],
-                )
+                i = at[side]
+                apart = [j for j in range(n) if kind == "crossed" or (j and abs(j - i) > 1)]
                 assert word == words[side][i] and number == written(weights[side][:, i, apart].max())
                 assert number == written(weights[side][head, i, keys[side].index(source)])
             elif why.startswith("largest difference"):
