@@ -73,11 +73,8 @@ def test_gradients_in_place_are_left_alone_when_the_call_is_wrong():
     q, k, v = random_inputs((2, 20, 8))
     out, statistics = sa.scaled_dot_product_attention_forward(q, k, v)
     mine = sa.AttentionGradients(np.full_like(q, 9), np.full_like(k, 9), np.full_like(v, 9))
-    for wrong in (
-        {"rng": 1.5, "dropout_p": 0.5},
-        {"num_threads": 0},
-        {"wrt": ("query", "key", "value", "sinks")},
-    ):
+    names = ("query", "key", "value", "sinks")
+    for wrong in ({"rng": 1.5, "dropout_p": 0.5}, {"num_threads": 0}, {"wrt": names}):
         with pytest.raises((TypeError, ValueError)):
             sa.scaled_dot_product_attention_backward(out, out, statistics, q, k, v, gradients=mine, **wrong)
     assert all((x == 9).all() for x in mine[:3])

@@ -75,14 +75,9 @@ def problems(draw):
     dtypes = [draw(st.sampled_from([*FLOATS, *FLOATS, *map(np.dtype, "bhilqBHILQ")]))] * 3
     if draw(st.integers(0, 3)) == 0:
         dtypes = [draw(st.sampled_from([*FLOATS, np.dtype(np.int8)])) for _ in range(3)]
-    arrays = [
-        draw(layouts(normal(rng, shape, dtype)))
-        for dtype, shape in zip(
-            dtypes,
-            ((*q_lead, n_queries, width), (*k_lead, n_keys, width), (*v_lead, n_keys, v_width)),
-            strict=True,
-        )
-    ]
+    shapes = (*q_lead, n_queries, width), (*k_lead, n_keys, width), (*v_lead, n_keys, v_width)
+    each = zip(dtypes, shapes, strict=True)
+    arrays = [draw(layouts(normal(rng, shape, dtype))) for dtype, shape in each]
 
     options = {"enable_gqa": enable_gqa, "is_causal": draw(st.booleans())}
     options["causal"] = draw(st.sampled_from([None, "upper_left", "lower_right"]))

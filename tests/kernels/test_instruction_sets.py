@@ -141,12 +141,8 @@ def test_options_alone_and_together(dtype):
 
 @floats
 def test_every_layout_has_the_same_bits(dtype):
-    for length, keys, width, value_width in [
-        (1, 99, 41, 40),
-        (1, 600, 64, 96),
-        (4, 99, 16, 17),
-        (66, 99, 41, 40),
-    ]:
+    sizes = [(1, 99, 41, 40), (1, 600, 64, 96), (4, 99, 16, 17), (66, 99, 41, 40)]
+    for length, keys, width, value_width in sizes:
         given = inputs(dtype, length, keys, width, value_width)
         given.append(normal(np.random.default_rng(5), (2, length, value_width), dtype))
         others = [

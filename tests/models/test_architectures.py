@@ -15,11 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:
 
 LENGTHS = (5, 1, 12, 33)
 FAR = (2, 150)
-SDPA = (
-    "modernbert",
-    "qwen3 with windows on",
-    "gemma3 that",
-)  # the eager form gives NaN where a padded row sees only padding
+# The eager form gives NaN where a padded row sees only padding.
+SDPA = ("modernbert", "qwen3 with windows on", "gemma3 that")
 
 
 def other(name, kind="Model", **more):
@@ -181,12 +178,8 @@ def test_gradients_of_language_models(pair):
 
 
 def test_phi3_with_longrope_has_its_original_context(tmp_path):
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0, 1.5, 2.0],
-        "long_factor": [2.0, 4.0, 8.0],
-    }
+    rope = {"rope_type": "longrope", "rope_theta": 1e4}
+    rope |= {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 4.0, 8.0]}
     sizes = {"max_position_embeddings": 64, "original_max_position_embeddings": 32, "sliding_window": None}
     theirs = other("phi3", "ForCausalLM", **sizes, rope_parameters=rope)
     theirs.save_pretrained(tmp_path)

@@ -129,12 +129,8 @@ def test_gemma3_with_and_without_windows(tmp_path):
         close(models.load(path).logits(IDS), truth(config, meant))
     write(path, config, meant, more=entries)
     close(models.load(path).logits(IDS), truth(config | {"layer_types": ["full_attention"] * 62}, meant))
-    scaled = {
-        "attention.sliding_window": 5,
-        "rope.freq_base_swa": 500.0,
-        "rope.scaling.type": "linear",
-        "rope.scaling.factor": 8.0,
-    }
+    scaled = {"attention.sliding_window": 5, "rope.freq_base_swa": 500.0}
+    scaled |= {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
     write(path, config, meant, more=entries | scaled)
     rope = {"rope_local_base_freq": 500.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     close(models.load(path).logits(IDS), truth(config | rope, meant))

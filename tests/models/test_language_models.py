@@ -204,11 +204,8 @@ def test_gemma3_obeys_its_changed_norms_and_the_dtype_of_its_folder():
     after = ours.logits(ids)
     assert not np.array_equal(after, before)
     np.testing.assert_array_equal(after, type(ours)(ours.config, ours.state_dict()).logits(ids))
-    for dtype, root in {
-        "float32": np.sqrt(np.float32(24)),
-        "bfloat16": 4.90625,
-        "float16": 4.8984375,
-    }.items():
+    roots = {"float32": np.sqrt(np.float32(24)), "bfloat16": 4.90625, "float16": 4.8984375}
+    for dtype, root in roots.items():
         rounded = type(ours)(ours.config | {"dtype": dtype}, ours.state_dict())
         expected = ours.parameters()[ours.word_table][ids] * np.float32(root)
         np.testing.assert_array_equal(rounded.hidden_states(ids)[0], expected)

@@ -47,13 +47,8 @@ def by_definition(case, columns, labels):
             "euclidean": math.dist, "cosine": lambda a, b: 1 - cosine(a, b),
             "manhattan": lambda a, b: sum(abs(x - y) for x, y in zip(a, b, strict=True)),
         }[case["metric"]]  # fmt: skip
-        return (
-            sum(
-                max(distance(a, b) - distance(a, c) + case["margin"], 0)
-                for a, b, c in zip(*columns, strict=True)
-            )
-            / N
-        )
+        gaps = (distance(a, b) - distance(a, c) for a, b, c in zip(*columns, strict=True))
+        return sum(max(gap + case["margin"], 0) for gap in gaps) / N
     similarity = {"cosine": cosine, "dot": dot}[case["similarity"]]
     candidates = [row for column in columns[1:] for row in column]
     total = 0.0

@@ -401,12 +401,9 @@ def test_parameters_of_any_layout(change):
     y, pullback = model.vjp("a")
     grads = pullback(y)
     for module in model.modules():
-        for name in [
-            name
-            for name in module.parameters()
-            if "." not in name and np.ndim(module.parameters()[name]) == 2
-        ]:
-            module.register_parameter(name, change(module.parameters()[name]))
+        own = {name: x for name, x in module.parameters().items() if "." not in name and x.ndim == 2}
+        for name, array in own.items():
+            module.register_parameter(name, change(array))
     again, pullback = model.vjp("a")
     np.testing.assert_array_equal(again, y)
     assert again.dtype == y.dtype

@@ -40,13 +40,8 @@ def texts(count, seed=0, known=()):
         "".join(piece() + draw.choice(["", " ", " ", "  "]) for _ in range(draw.randrange(12)))
         for _ in range(count)
     ]
-    return [
-        *(text.encode("utf-8", "ignore").decode() for text in drawn),
-        "",
-        " ",
-        "ab" * 3000,
-        "é" * 99 + "x",
-    ]
+    whole = [text.encode("utf-8", "ignore").decode() for text in drawn]
+    return [*whole, "", " ", "ab" * 3000, "é" * 99 + "x"]
 
 
 def folder(made):

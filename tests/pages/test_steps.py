@@ -110,12 +110,8 @@ def test_a_masked_nan_is_in_the_scores_alone(qkv):
 def test_shapes_and_dtypes(qkv):
     pairs = (2, 4, 3, 5)
     shapes = dict.fromkeys(NAMES, pairs) | {"weighted_values": (*pairs, 6), "output": (2, 4, 3, 6)}
-    for dtype, scores, rest in [
-        ("f2", "f4", "f2"),
-        ("f4", "f4", "f4"),
-        ("f8", "f8", "f8"),
-        ("i8", "f8", "f8"),
-    ]:
+    for dtypes in ("f2 f4 f2", "f4 f4 f4", "f8 f8 f8", "i8 f8 f8"):
+        dtype, scores, rest = dtypes.split()
         steps = sa.attention_steps(*((4 * x).astype(dtype) for x in qkv), enable_gqa=True)
         for name, array in steps.to_dict().items():
             assert array.shape == shapes[name]

@@ -204,14 +204,8 @@ def test_what_a_tour_says_is_so_for_drawn_inputs(seed):
     stops += tours.basics_notebook(steps, ["sky", "is", "blue"], "en")
     one, two = steps(0), steps(0, 2)
     row = one.weights[0]
-    for a in (
-        one.weights,
-        one.scaled_scores,
-        one.output,
-        two.weights,
-        softmax(8 * one.scores),
-        row[:2] / row[:2].sum(),
-    ):
+    shown = [one.weights, one.scaled_scores, one.output, two.weights, softmax(8 * one.scores)]
+    for a in (*shown, row[:2] / row[:2].sum()):
         known |= {f"{x:.{d}f}" for x in np.abs(a).ravel() for d in (2, 4)}
     # Tutorial 4, in whole numbers; tutorial 5; tutorial 2 with drawn models.
     whole = [rng.integers(0, 3, shape) for shape in ((3, 4), (4, 3), (4, 3), (4, 3))]
@@ -232,14 +226,8 @@ def test_what_a_tour_says_is_so_for_drawn_inputs(seed):
         a[1] @ b[1] / np.linalg.norm(a[1]) / np.linalg.norm(b[1])
         for a, b in ([getattr(x, n) for x in blocks[1]] for n in ("inputs", "result"))
     ]
-    shown = [
-        real.weights,
-        scaled.weights,
-        real.output,
-        rounded.output,
-        *(x.weights for x in both),
-        *(x.weights for pair in blocks for x in pair),
-    ]
+    shown = [real.weights, scaled.weights, real.output, rounded.output]
+    shown += [x.weights for pair in (both, *blocks) for x in pair]
     for a in (
         *shown,
         softmax(8 * blocks[1][0].scores),

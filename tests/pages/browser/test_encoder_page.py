@@ -44,19 +44,10 @@ def drawn_folder(rng, folder, kind):
     names = "hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act"
     if family == "distilbert":
         names = "dim n_layers n_heads hidden_dim activation"
-    values = (
-        d,
-        int(rng.integers(1, 4)),
-        heads,
-        int(rng.choice([8, 129, 260])),
-        str(rng.choice(["gelu", "gelu_new", "relu", "silu"])),
-    )
-    config = dict(zip(names.split(), values, strict=True)) | {
-        "model_type": family,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": 80,
-        "initializer_range": 0.3,
-    }
+    layers, hidden = int(rng.integers(1, 4)), int(rng.choice([8, 129, 260]))
+    values = d, layers, heads, hidden, str(rng.choice(["gelu", "gelu_new", "relu", "silu"]))
+    config = {"model_type": family, "vocab_size": vocabulary, "max_position_embeddings": 80}
+    config |= dict(zip(names.split(), values, strict=True)) | {"initializer_range": 0.3}
     model = FAMILIES[family](config, rng=int(rng.integers(1 << 30)))
     for array in model.arrays.values():
         np.add(array, rng.normal(0, 0.1, array.shape), array, casting="same_kind")
@@ -184,16 +175,8 @@ def test_the_toy_knows_two_banks_and_keeps_what_was_chosen(typed):
 
 def test_what_is_no_model_is_said_and_the_model_stays(typed, tmp_path):
     page, folder = typed("the bank"), tmp_path / "model"
-    model = models.BertModel(
-        {
-            "vocab_size": 9,
-            "hidden_size": 4,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "intermediate_size": 4,
-        },
-        rng=0,
-    )
+    sizes = {"vocab_size": 9, "hidden_size": 4, "intermediate_size": 4}
+    model = models.BertModel(sizes | {"num_hidden_layers": 1, "num_attention_heads": 1}, rng=0)
     models.save(model, folder)
     config = json.loads((folder / "config.json").read_text())
     for change, said in (

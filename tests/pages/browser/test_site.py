@@ -89,12 +89,8 @@ def test_links_lead_somewhere(pages):
             if parts.scheme in ("", "file"):
                 target = Path(os.path.normpath(path.parent / unquote(parts.path))) if parts.path else path
                 ids = pages[target].ids if target in pages else None
-                known = (
-                    ids is None
-                    or not parts.fragment
-                    or unquote(parts.fragment) in ids
-                    or "=" in parts.fragment
-                )
+                known = ids is None or not parts.fragment or "=" in parts.fragment
+                known = known or unquote(parts.fragment) in ids
                 if not target.exists() or not known:
                     broken.append((path.name, address))
     assert broken == []
