@@ -128,7 +128,7 @@ class Quants(Rounded):
     --------
     >>> import numpy as np
     >>> row = np.frombuffer(np.float16(0.5).tobytes() + bytes(range(32)), np.uint8)
-    >>> Quants(row[None], "Q8_0", (1, 32)).dequantize()[0, :4]
+    >>> Quants(row[None], "Q8_0", (1, 32))[0][:4]
     array([0. , 0.5, 1. , 1.5], dtype=float32)
     """
 
@@ -177,10 +177,6 @@ class Quants(Rounded):
     def nbytes(self) -> int:
         """The bytes of the stored weights."""
         return self.raw.nbytes
-
-    def dequantize(self) -> Array:
-        """Return all weights as float32, (out, in)."""
-        return self[:]
 
     def __len__(self) -> int:
         return self.shape[0]

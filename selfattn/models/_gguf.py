@@ -213,7 +213,7 @@ class GGUF:
             return to_float32(found, None) if tensor.kind == "BF16" else found.astype(np.float32, copy=False)
         if tensor.kind in QUANTS:
             raw = self.raw(name)
-            return Quants(raw, tensor.kind, (len(raw), tensor.shape[-1])).dequantize().reshape(tensor.shape)
+            return Quants(raw, tensor.kind, (len(raw), tensor.shape[-1]))[:].reshape(tensor.shape)
         gguf = import_extra("gguf", "gguf")
         try:
             found = gguf.quants.dequantize(self.raw(name), gguf.GGMLQuantizationType[tensor.kind])

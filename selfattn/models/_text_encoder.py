@@ -224,7 +224,8 @@ class TextEncoder(PackedEncoder):
         if check_size("max_seq_length", value) > (most := self.max_positions):
             raise ValueError(f"max_seq_length is {value}; this model takes {most} tokens at most")
         direction = (self.tokenizer.truncation or {}).get("direction", "right")
-        _cut(self.tokenizer, value, direction)
+        _tokenizer.check_room(self.tokenizer, value)
+        self.tokenizer.enable_truncation(value, direction=direction)
         self.pipeline.keep_length(value)
 
     def _prompt(self, name: str, given: str | None, theirs: dict[str, Any]) -> str | None:
@@ -533,12 +534,6 @@ class TextEncoder(PackedEncoder):
         return y, checked_pullback(self, y, used, backward)
 
 
-def _cut(tokenizer: Any, length: int, direction: str) -> None:
-    """Cut texts at a length."""
-    _tokenizer.check_room(tokenizer, length)
-    tokenizer.enable_truncation(length, direction=direction)
-
-
 def attach(model: TextEncoder, folder: Path) -> None:
     """Give a model the tokenizer of a folder, and the pipeline of its sentence-transformers files."""
     pipeline, inner = read_pipeline(folder, classifies=model.head is not None)
@@ -550,7 +545,8 @@ def attach(model: TextEncoder, folder: Path) -> None:
         _tokenizer.check_vocabulary(tokenizer, model.vocab_size, inner)
         limits = [pipeline.longest or config.get("model_max_length"), model.max_positions]
         known = [int(n) for n in limits if isinstance(n, int | float) and n < 2**31]
-        _cut(tokenizer, min(known), config["truncation_side"])
+        _tokenizer.check_room(tokenizer, min(known))
+        tokenizer.enable_truncation(min(known), direction=config["truncation_side"])
     chats = config.get("chat_template") is not None or (inner / "chat_template.jinja").exists()
     if chats and _pipeline.MODULES not in pipeline.kept:
         what = "sentence-transformers would put each text into the chat template of this folder, which has no"
