@@ -16,7 +16,7 @@ from selfattn import _core
 from selfattn._check import Array, as_integers
 from selfattn.engine import transformer
 from selfattn.engine.transformer import Ids, check_ids, pack, vectors
-from selfattn.engine.weights import Rounded, Weight, float_type, multiply
+from selfattn.engine.weights import Rounded, Weight, copy_quants, float_type, multiply
 from selfattn.functional._products import linear_backward
 
 LEAST_CAPACITY = 64  # tokens
@@ -101,6 +101,7 @@ class Decoder:
         self.d_model: int = head.shape[1]
         self.dtype = float_type(head)
         self.cache_dtype = self.dtype  # or float16, or BITS for bfloat16: keys and values are rounded
+        copy_quants([head, *transformer.arrays(model)[1:]])
         self._head = head.packed if isinstance(head, Rounded) else head
         self._core_model = transformer.as_core(model)
         self._core_last = transformer.as_core(model._replace(pooling="last"))

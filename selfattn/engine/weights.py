@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -99,21 +99,7 @@ class Compact(Rounded):
 
 # For each kind, by GGUF's name: the numbers in a group with common scales, and the bytes of a group.
 QUANTS: dict[str, tuple[int, int]] = _core._quant_shapes()
-
-
-SHARED = 2**25  # bytes that small copies share: NumPy asks for large pages where an array has 4 MB or more
-LINE = 64
-_left = [np.empty(0, np.uint8)]  # what is left of the last shared array
-
-
-def _room(size: int) -> Array:
-    """Return that many bytes, at the beginning of a cache line; the caller holds the lock."""
-    lines = -(-size // LINE) * LINE
-    if lines > len(_left[0]):
-        new = np.empty(max(lines, SHARED) + LINE, np.uint8)
-        _left[0] = new[-new.ctypes.data % LINE :]
-    room, _left[0] = _left[0][:size], _left[0][lines:]
-    return room
+LINE = 64  # bytes of a cache line
 
 
 class Quants(Rounded):
@@ -148,19 +134,8 @@ class Quants(Rounded):
             )
         self.raw, self.kind, self.shape = raw, kind, (int(out), int(width))
 
-    @staticmethod
-    def copy(weights: Sequence[Quants]) -> None:
-        """Make ``packed`` of many weights, in one call of the core, which leaves Python to other threads."""
-        found = []
-        with _lock:
-            for weight in weights:
-                room = [_room(weight.nbytes)] if QUANTS[weight.kind][0] > 1 else []
-                found.append((weight.raw, weight.kind, weight.shape[1], *room))
-            for weight, packed in zip(weights, _core._quants(*found), strict=True):
-                weight._packed = packed
-
     def _pack(self) -> Any:
-        self.copy([self])
+        copy_quants([self])
         return self._packed
 
     @property
@@ -189,6 +164,19 @@ class Quants(Rounded):
 
 
 Weight: TypeAlias = Array | Rounded
+
+
+def copy_quants(weights: Iterable[Weight | None]) -> None:
+    """Make ``packed`` of quants, in one call of the core that leaves Python to other threads, and in one array: large pages."""
+    with _lock:
+        made = [weight for weight in weights if isinstance(weight, Quants) and weight._packed is None]
+        sizes = [-(-weight.nbytes // LINE) * LINE * (QUANTS[weight.kind][0] > 1) for weight in made]
+        room = np.empty(LINE + sum(sizes), np.uint8)
+        ends = np.cumsum([-room.ctypes.data % LINE, *sizes])[1:].tolist()
+        copies = [room[end - size : end] if size else None for end, size in zip(ends, sizes, strict=True)]
+        found = [(x.raw, x.kind, x.shape[1], copy) for x, copy in zip(made, copies, strict=True)]
+        for weight, packed in zip(made, _core._quants(*found), strict=True):
+            weight._packed = packed
 
 
 def is_compact(array: Array) -> bool:

@@ -319,10 +319,9 @@ def load_gguf(path: Path, dtype: str | None) -> Any:
             arrays[name] = arrays[name] - np.float32(kind.norm_offset)
     model = kind(config, arrays, where=str(path), dtype=dtype)
     model.interleaved = permuted and as_stored
-    quants = model.multiplied_quants()
-    with ThreadPoolExecutor(1) as pool:  # the core copies while Python makes the tokenizer
+    with ThreadPoolExecutor(1) as pool:  # the core copies quants while Python makes the tokenizer
         try:
-            copied = [pool.submit(Quants.copy, quants)]
+            copied = [pool.submit(model._decoder, 1)]
         except RuntimeError:  # no more threads can be started: what multiplies quants first copies them
             copied = []
         attach_tokenizer(model, file)

@@ -17,7 +17,7 @@ from selfattn._check import Array, check_size, one_of, quoted, warn
 from selfattn._docs import repeats
 from selfattn.engine import transformer
 from selfattn.engine.decoder import Decoder, head_vjp
-from selfattn.engine.weights import BITS, QUANTS, Quants, Weight, no_gradients
+from selfattn.engine.weights import BITS, QUANTS, Weight, no_gradients
 from selfattn.functional import log_softmax
 from selfattn.models import _tokenizer
 from selfattn.models._pretrained import Parameters, Pretrained, add
@@ -79,12 +79,6 @@ class LanguageModel(Pretrained):
     def _head(self, p: Parameters) -> Weight:
         name = self.word_table if self.tied else "lm_head.weight"
         return p.weight(name, self.vocab_size, self.hidden_size)
-
-    def multiplied_quants(self) -> list[Quants]:
-        """Return the quants that the model multiplies; a table from which rows are only taken is none of them."""
-        settings, parameters = self._built(min(LEAST, self.max_positions))
-        found = [self._head(parameters), *transformer.arrays(settings)[1:]]
-        return [each for each in found if isinstance(each, Quants)]
 
     def _decoder(self, length: int) -> Decoder:
         """Return a decoder of sequences of this length, made once for all lengths up to a power of two."""
