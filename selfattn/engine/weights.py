@@ -173,8 +173,8 @@ def copy_quants(weights: Iterable[Weight | None]) -> None:
         sizes = [-(-weight.nbytes // LINE) * LINE * (QUANTS[weight.kind][0] > 1) for weight in made]
         room = np.empty(LINE + sum(sizes), np.uint8)
         ends = np.cumsum([-room.ctypes.data % LINE, *sizes])[1:].tolist()
-        copies = [room[end - size : end] if size else None for end, size in zip(ends, sizes, strict=True)]
-        found = [(x.raw, x.kind, x.shape[1], copy) for x, copy in zip(made, copies, strict=True)]
+        each = zip(made, sizes, ends, strict=True)
+        found = [(x.raw, x.kind, x.shape[1], room[end - n : end] if n else None) for x, n, end in each]
         for weight, packed in zip(made, _core._quants(*found), strict=True):
             weight._packed = packed
 

@@ -518,7 +518,7 @@ ENDS_OF_TURN = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<|end_of_turn|>",
     "<end_of_turn>", "<end_of_utterance>", "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-MOST_LETTERS = 1000  # the longest token that is cut at each place
+HASHES = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "seperator": "sep_token",
     "cls": "cls_token", "mask": "mask_token",
@@ -534,7 +534,7 @@ class Vocabulary(Entries):
     def __init__(self, file: GGUF) -> None:
         super().__init__(file, "tokenizer.ggml")
         self.tokens = self.list_of("tokens", str)
-        self.ids = {token: n for n, token in enumerate(self.tokens)}
+        self.ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         self.types = self.list_of("token_type", int) or [NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise self.error(f"there are {len(self.types)} types for {len(self.tokens)} tokens")
@@ -543,7 +543,7 @@ class Vocabulary(Entries):
     def list_of(self, name: str, kind: type) -> list[Any]:
         """Read a list, which may be missing."""
         found = self.raw(name, [])
-        if not isinstance(found, list) or not all(type(each) is kind for each in found):
+        if not isinstance(found, list) or not {*map(type, found)} <= {kind}:
             raise self.error(f"{name} must be a list of {kind.__name__}, not {quoted(found)}")
         return found
 
@@ -567,7 +567,7 @@ def attach_tokenizer(model: Any, file: GGUF) -> None:
     found = {name: n for name, n in special.items() if n is not None}
     model.special_tokens = {NAMES[name]: tokens[n] for name, n in found.items() if name in NAMES}
     controls = {n for name, n in found.items() if name in (*ENDS, "bos")}
-    controls |= {n for n, token in enumerate(tokens) if MARK.fullmatch(token)}
+    controls |= {n for n, token in enumerate(tokens) if token[:1] in "<[" and MARK.fullmatch(token)}
     types = [CONTROL if own == NORMAL and n in controls else own for n, own in enumerate(entries.types)]
     turns = [n for n in map(entries.ids.get, ENDS_OF_TURN) if n is not None and types[n] == CONTROL]
     if kind == "llama" and "eos" not in found and len(tokens) > 2:
@@ -639,16 +639,9 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
     scores, tokens, ids = entries.list_of("scores", float), entries.tokens, entries.ids
     if len(scores) != len(tokens):
         raise entries.error(f"there are {len(scores)} scores for {len(tokens)} tokens")
-    merges = []
-    for n in sorted(range(len(tokens)), key=lambda n: -scores[n]):  # stable: equal scores in order
-        token = tokens[n]
-        if entries.types[n] not in (NORMAL, USER_DEFINED, UNUSED):
-            continue
-        if len(token) > MOST_LETTERS:
-            raise entries.error(f"there is a token of {len(token)} characters, more than {MOST_LETTERS}")
-        at = range(1, len(token))
-        cuts = [(a, b) for n in at if (a := token[:n]) in ids and (b := token[n:]) in ids]
-        merges += sorted(cuts, key=lambda cut: (ids[cut[0]], ids[cut[1]])) if len(cuts) > 1 else cuts
+    kinds = np.isin(entries.types, (NORMAL, USER_DEFINED, UNUSED))
+    order = np.argsort(-np.array(scores), kind="stable")  # equal scores in order
+    merges = _merges(tokens, order[kinds[order]])
     place = entries.special("unknown")
     unknown = None if place is None else tokens[place]
     model = library.models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -658,3 +651,27 @@ def _sentencepiece(library: Any, entries: Vocabulary) -> Any:
     tokenizer.normalizer = library.normalizers.Sequence([*before, library.normalizers.Replace(" ", "▁")])
     tokenizer.decoder = sentencepiece_decoder(library, prefix)
     return tokenizer
+
+
+def _merges(tokens: list[str], order: Array) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that make a token of some: these in order, pairs of one by the id of their first token.
+
+    Texts are compared by a hash, the sum of (code + 1) · HASHES^(place + 1) modulo 2^64; the library refuses a pair that makes no token.
+    """
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    ends = np.cumsum(lengths)
+    codes = np.frombuffer("".join(tokens).encode("utf-32-le"), np.uint32) + np.uint64(1)
+    up, down = (np.full(len(codes) + 1, n, np.uint64).cumprod() for n in (HASHES, pow(HASHES, -1, 2**64)))
+    sums = np.append(np.uint64(0), np.cumsum(codes * up[:-1]))
+    cuts = np.maximum(lengths[order] - 1, 0)
+    place = np.repeat(np.arange(len(order)), cuts)
+    begin, end = (ends - lengths)[order][place], ends[order][place]
+    cut = begin + 1 + np.arange(len(place)) - (np.cumsum(cuts) - cuts)[place]
+    texts = (ends - lengths, ends), (begin, cut), (cut, end)
+    whole, *parts = ((sums[b] - sums[a]) * down[a] for a, b in texts)
+    by_hash = np.argsort(whole)
+    ids = [by_hash[np.searchsorted(whole[by_hash], part) % len(tokens)] for part in parts]
+    good = np.logical_and(*(whole[n] == part for n, part in zip(ids, parts, strict=True)))
+    sort = np.argsort((place * len(tokens) + ids[0])[good], kind="stable")
+    first, second = (map(tokens.__getitem__, n[good][sort].tolist()) for n in ids)
+    return list(zip(first, second, strict=True))
