@@ -384,12 +384,9 @@ class OneCycleLR(LRScheduler):
         if last_epoch == -1:
             optimizer.initial_lr = start
         # The last step of each phase, and the first and last learning rate and momentum.
-        rise = float(share * self.total_steps) - 1
-        down = [
-            [2 * share * self.total_steps - 2, top, start, low, high],
-            [self.total_steps - 1, start, end, high, high],
-        ]
-        last = down if three_phase else [[self.total_steps - 1, top, end, low, high]]
+        rise, ends = float(share * self.total_steps) - 1, self.total_steps - 1
+        down = [[2 * share * self.total_steps - 2, top, start, low, high], [ends, start, end, high, high]]
+        last = down if three_phase else [[ends, top, end, low, high]]
         self._phases = [[rise, start, top, high, low], *last]
         super().__init__(optimizer, last_epoch)
 
