@@ -98,7 +98,7 @@ enum {
     SA_S,           /* d */
     SA_NORMED_S,    /* d: m, if the norm comes first */
     SA_GATES,       /* hidden: gate(m) */
-    SA_WIDE,        /* hidden: up(m) */
+    SA_WIDE,        /* hidden: up(m); the same memory as the next if ReLU is applied to it */
     SA_ACTIVE,      /* hidden: the input of down */
     SA_LAST_SCALED, /* d, 1: the last norm, before weight and bias, and its scale */
     SA_LAST_SCALE,

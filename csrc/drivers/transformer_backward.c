@@ -370,7 +370,7 @@ static void run(void *call, int thread, int team) {
 static size_t lay_out(const sa_transformer *e, const sa_layout *layout, sa_pass *p, char *base) {
     const size_t rows = sa_array_bytes(e, e->tokens, e->d);
     size_t used = 3 * rows;
-    const int like[] = {SA_QUERIES, SA_KEYS, SA_VALUES, SA_ATTENDED, SA_WIDE, SA_GATES};
+    const int like[] = {SA_QUERIES, SA_KEYS, SA_VALUES, SA_ATTENDED, SA_ACTIVE, SA_GATES};
     char **to[] = {
         &p->dprojected[SA_QUERY], &p->dprojected[SA_KEY], &p->dprojected[SA_VALUE], &p->dattended, &p->dwide, &p->dgates};
     p->dy = base;

@@ -34,6 +34,9 @@ static void widen(ptrdiff_t width[2], const void *weight, bool keep, ptrdiff_t s
     width[1] = weight == NULL ? width[1] : sa_larger(width[1], scales);
 }
 
+/* True if the input of down overwrites up(m) even if it is kept: ReLU is positive where its result is. */
+static bool overwrites_wide(const sa_layer *l) { return l->activation == SA_ACT_RELU && l->weight[SA_GATE] == NULL; }
+
 /* Sets the width of each array to the largest of any layer. */
 static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARRAYS]) {
     memset(width, 0, SA_ARRAYS * sizeof *width);
@@ -53,13 +56,13 @@ static void widths_of(const sa_transformer *e, bool keep, ptrdiff_t width[SA_ARR
         widen(&width[SA_LAST_POST_SCALED], l->weight[SA_LAST_POST_NORM], keep, e->d, 1);
         if (sa_has_feed_forward(l)) {
             width[SA_S] = e->d;
-            width[SA_WIDE] = sa_larger(width[SA_WIDE], l->hidden);
+            width[SA_WIDE] = sa_larger(width[SA_WIDE], keep && overwrites_wide(l) ? 0 : l->hidden);
+            width[SA_ACTIVE] = keep ? sa_larger(width[SA_ACTIVE], l->hidden) : 0;
             width[SA_GATES] = l->weight[SA_GATE] == NULL ? width[SA_GATES] : sa_larger(width[SA_GATES], l->hidden);
         }
     }
     if (keep && width[SA_S] > 0) {
         width[SA_NORMED_S] = width[SA_NORMED];
-        width[SA_ACTIVE] = width[SA_WIDE];
         width[SA_LAST_SCALED] = e->d;
         width[SA_LAST_SCALE] = 1;
     }
@@ -94,6 +97,9 @@ sa_frame sa_frame_of(const sa_pass *p) {
         f.array[i] = base + p->plan->layout.at[i];
     }
     f.array[SA_STATS] = keep ? f.array[SA_STATS] : NULL;
+    if (keep && p->layer < p->e->layers && overwrites_wide(sa_layer_of(p))) {
+        f.array[SA_WIDE] = f.array[SA_ACTIVE];
+    }
     f.y = keep ? base + p->plan->layout.bytes : base;
     return f;
 }
