@@ -22,6 +22,9 @@
 /* With fewer rows for each thread, threads share columns instead. */
 #define SA_FEW_ROWS 48
 
+/* Numbers of y of a task that has more than one panel, so that they stay in L2 until they are activated. */
+#define SA_TASK_NUMBERS 32768
+
 /* Tasks of each thread for the gradients of weights, and the fewest rows of a task. */
 #define SA_WEIGHT_TASKS 2
 #define SA_LEAST_WEIGHT_ROWS 16
@@ -63,7 +66,7 @@ int sa_linear_digits(const sa_linear *l) {
     return digits;
 }
 
-sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share) {
+static sa_cut cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share) {
     const int digits = sa_linear_digits(l);
     if (digits > 0 || has_panels(l)) {
         return digits > 0 ? cut_compact(l, threads, by_share, SA_GEMV_COLUMNS, SA_DIGITS_ROWS)
@@ -88,11 +91,32 @@ sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share) {
     for (int which = 1; which < l->count; ++which) {
         least = sa_smaller(least, l->out[which]);
     }
-    return sa_cut_product(l, least, threads, by_share);
+    return cut_product(l, least, threads, by_share);
 }
 
 static ptrdiff_t shares_of(const sa_cut *cut, ptrdiff_t panels) {
     return cut->shares > 0 && cut->shares < panels ? cut->shares : panels;
+}
+
+static ptrdiff_t panels_of(const sa_linear *l, const sa_cut *cut, int which) { return sa_ceil_div(l->out[which], cut->panel); }
+
+static ptrdiff_t all_panels(const sa_linear *l, const sa_cut *cut) {
+    ptrdiff_t panels = 0;
+    for (int i = 0; i < l->count; ++i) {
+        panels += panels_of(l, cut, i);
+    }
+    return panels;
+}
+
+/* A forward task has as many panels as L2 allows, since each is copied while the one before it is multiplied. */
+sa_cut sa_cut_product(const sa_linear *l, int threads, bool by_share) {
+    sa_cut cut = cut_product(l, l->in, threads, by_share);
+    if (cut.shares == 0) {
+        const ptrdiff_t team = by_share || cut.rows < l->rows ? 1 : threads, panels = all_panels(l, &cut);
+        const ptrdiff_t most = sa_larger(SA_TASK_NUMBERS / (cut.panel * cut.rows), 1);
+        cut.shares = sa_ceil_div(sa_ceil_div(panels, most), team) * team;
+    }
+    return cut;
 }
 
 /* Scratch for rows as digits; the other scratch of quants follows it. */
@@ -106,7 +130,7 @@ static size_t gemv_scratch(const sa_linear *l, ptrdiff_t rows) {
 }
 
 size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool backward) {
-    const sa_cut cut = sa_cut_product(l, l->in, threads, by_share);
+    const sa_cut cut = sa_cut_product(l, threads, by_share);
     if (has_panels(l)) {
         return sa_whole_lines(sa_compact_scratch(l->weights, cut.rows, l->in));
     }
@@ -122,16 +146,6 @@ size_t sa_linear_scratch(const sa_linear *l, int threads, bool by_share, bool ba
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------------- */
-
-static ptrdiff_t panels_of(const sa_linear *l, const sa_cut *cut, int which) { return sa_ceil_div(l->out[which], cut->panel); }
-
-static ptrdiff_t all_panels(const sa_linear *l, const sa_cut *cut) {
-    ptrdiff_t panels = 0;
-    for (int i = 0; i < l->count; ++i) {
-        panels += panels_of(l, cut, i);
-    }
-    return panels;
-}
 
 ptrdiff_t sa_linear_tasks(const sa_linear *l, const sa_cut *cut) {
     return shares_of(cut, all_panels(l, cut)) * sa_ceil_div(l->rows, cut->rows);
@@ -441,7 +455,7 @@ static void run_product(const sa_linear *l, const sa_linear_gradients *g, sa_cut
 }
 
 void sa_linear_forward(const sa_linear *l, int threads, void *scratch) {
-    run_product(l, NULL, sa_cut_product(l, l->in, threads, false), threads, scratch);
+    run_product(l, NULL, sa_cut_product(l, threads, false), threads, scratch);
 }
 
 void sa_linear_backward(const sa_linear_gradients *g, int threads, void *scratch) {

@@ -32,10 +32,10 @@ typedef struct {
     ptrdiff_t rows, shares, panel;
 } sa_cut;
 
-/* Cuts a product with sums of n terms, for a team of `threads`. With by_share one thread takes all rows. */
-sa_cut sa_cut_product(const sa_linear *l, ptrdiff_t n, int threads, bool by_share);
+/* Cuts a product for a team of `threads`. With by_share one thread takes all rows. */
+sa_cut sa_cut_product(const sa_linear *l, int threads, bool by_share);
 
-/* The same for dx, whose sums have a term for each column of y. */
+/* The same for dx. */
 sa_cut sa_cut_input(const sa_linear *l, int threads, bool by_share);
 
 /* The digits as which rows are multiplied by quants; 0: as float32. */

@@ -227,7 +227,7 @@ static void product_task(const sa_pass *p, ptrdiff_t t) { sa_linear_task(&p->pro
 
 static void multiply(sa_pass *p, sa_product_kind kind, sa_order order) {
     p->product = sa_product_of(p, kind, row_of(p, p->from), rows_of(p));
-    p->cut = sa_cut_product(&p->product, p->product.in, p->plan->threads, p->plan->by_shares);
+    p->cut = sa_cut_product(&p->product, p->plan->threads, p->plan->by_shares);
     sa_run_phase(p, sa_linear_tasks(&p->product, &p->cut), product_task, order);
 }
 

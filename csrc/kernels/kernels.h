@@ -109,9 +109,9 @@ typedef struct {
     double *partial; /* sums dweight[n], dbias[n], or NULL */
 } sa_row_task;
 
-/* A task's product, with sums of n terms; strides count elements. C has at most block_rows columns; in matmul_tn it has at most
- * SA_WEIGHT_ROWS rows, and n ≤ SA_SUM_ROWS. If rows have splits_from elements or more, a matrix unit splits operands: then C
- * may have any number of columns, and `again` says that A (in matmul_tn B) is already in scratch. */
+/* A task's product, with sums of n terms; strides count elements. In matmul_nn C has at most block_rows columns; in matmul_tn it
+ * has at most SA_WEIGHT_ROWS rows, and n ≤ SA_SUM_ROWS. If rows have splits_from elements or more, a matrix unit splits
+ * operands: then C may have any number of columns, and `again` says that A (in matmul_tn B) is already in scratch. */
 #define SA_WEIGHT_ROWS 64
 #define SA_SUM_ROWS 256
 #define SA_SPLIT_COLUMNS 32 /* columns are best cut at multiples of this */

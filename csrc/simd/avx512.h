@@ -108,17 +108,14 @@ SA_VERB __m512 sa_four_quarters(const float *x, ptrdiff_t stride) {
     return _mm512_insertf32x4(_mm512_insertf32x4(two, _mm_loadu_ps(x + 8 * stride), 2), _mm_loadu_ps(x + 12 * stride), 3);
 }
 SA_VERB void vf32_load_transposed(const float *x, ptrdiff_t stride, vf32 *to) {
-    SA_UNROLL
-    for (int j = 0; j < 16; j += 4) {
-        const __m512 a = sa_four_quarters(x + j, stride), b = sa_four_quarters(x + stride + j, stride);
-        const __m512 c = sa_four_quarters(x + 2 * stride + j, stride), d = sa_four_quarters(x + 3 * stride + j, stride);
-        const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
-        const __m512d ab_hi = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)), cd_hi = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
-        to[j] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
-        to[j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-        to[j + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_hi, cd_hi));
-        to[j + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_hi, cd_hi));
-    }
+    const __m512 a = sa_four_quarters(x, stride), b = sa_four_quarters(x + stride, stride);
+    const __m512 c = sa_four_quarters(x + 2 * stride, stride), d = sa_four_quarters(x + 3 * stride, stride);
+    const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d));
+    const __m512d ab_hi = _mm512_castps_pd(_mm512_unpackhi_ps(a, b)), cd_hi = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+    to[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+    to[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+    to[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_hi, cd_hi));
+    to[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(ab_hi, cd_hi));
 }
 #define SA_HAS_BF16_PAIRS 1
 #define SA_HAS_F16_LOADS 1

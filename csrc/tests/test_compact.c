@@ -363,7 +363,7 @@ static void product_make(product *m, const product_shape *s) {
 /* One thread takes all rows, as it does for a share of the transformer. */
 static void run_by_share(const sa_linear *l) {
     FREES_AT_END;
-    const sa_cut cut = sa_cut_product(l, l->in, 2, true);
+    const sa_cut cut = sa_cut_product(l, 2, true);
     void *scratch = dirty_memory(sa_linear_scratch(l, 2, true, false));
     for (ptrdiff_t t = sa_linear_tasks(l, &cut) - 1; t >= 0; --t) {
         sa_linear_task(l, &cut, t, scratch);

@@ -196,16 +196,9 @@ SA_INLINE void FN(columns_times_lanes_any)(const real *restrict P, const real *r
 
 /* ---- lanes are columns: the gradients of keys and values --------------------------------------------------------------- */
 
-/* C[rows][nv·lanes] = from + Σ_i p[r][i]·x[i][nv·lanes], summed from zero; `from` may be C. C's last vector has `tail` columns;
- * x is padded. With `pairs`, i counts pairs of rows of x. */
-SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
-                              ptrdiff_t n, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail,
-                              const int rows, const int nv, const bool pairs) {
-    vec sum[8][4];
-    FN(set_to_zero)(sum, rows, nv);
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        FN(add_outer)(sum, p + i, p_stride, x + i * x_stride, rows, 0, nv, pairs);
-    }
+/* C[rows][nv·lanes] = from + sum; `from` may be C. C's last vector has `tail` columns. */
+SA_INLINE void FN(store_outer)(vec sum[8][4], const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail,
+                               const int rows, const int nv) {
     SA_UNROLL
     for (int r = 0; r < rows; ++r) {
         SA_UNROLL
@@ -219,6 +212,19 @@ SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const 
             }
         }
     }
+}
+
+/* C[rows][nv·lanes] = from + Σ_i p[r][i]·x[i][nv·lanes], summed from zero; x is padded. With `pairs`, i counts pairs of rows of
+ * x. */
+SA_INLINE void FN(outer_tile)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,
+                              ptrdiff_t n, const real *from, ptrdiff_t from_stride, real *C, ptrdiff_t c_stride, int tail,
+                              const int rows, const int nv, const bool pairs) {
+    vec sum[8][4];
+    FN(set_to_zero)(sum, rows, nv);
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        FN(add_outer)(sum, p + i, p_stride, x + i * x_stride, rows, 0, nv, pairs);
+    }
+    FN(store_outer)(sum, from, from_stride, C, c_stride, tail, rows, nv);
 }
 
 SA_INLINE void FN(outer_any)(const real *restrict p, ptrdiff_t p_stride, const real *restrict x, ptrdiff_t x_stride,

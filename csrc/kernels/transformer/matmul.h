@@ -1,16 +1,16 @@
 /* Products of matrices with contiguous rows, on attention's register tiles. A panel has at most block_rows columns, copied in
- * pieces that stay in L1. An element of C is a sum in the order of n, in pieces that depend on n alone, so bits do not depend
- * on the cut into tasks. */
+ * pieces that stay in L1 or L2. An element of C is a sum in the order of n, in pieces that depend on n alone, so bits do not
+ * depend on the cut into tasks. */
 
 #define SA_PANEL FN(block_rows)
 #define SA_PANEL_DEPTH 128
-#define SA_FAR_ROWS 48 /* with more rows, products take longer than fetching */
-#define SA_SUMMED 64   /* rows of A and B that matmul_tn takes at a time, in L1 */
+#define SA_SUMMED 64 /* rows of A and B that matmul_tn takes at a time, in L1 */
 
 SA_KERNEL size_t FN(matmul_scratch)(ptrdiff_t rows, ptrdiff_t d) {
     (void)rows;
     (void)d;
-    return (SA_PANEL_DEPTH * SA_PANEL + SA_WEIGHT_ROWS * SA_SUMMED) * sizeof(real);
+    const size_t panel = SA_PANEL_DEPTH * SA_PANEL, rows_of_a = SA_WEIGHT_ROWS * SA_SUMMED;
+    return (panel + (panel > rows_of_a ? panel : rows_of_a)) * sizeof(real);
 }
 
 /* panel[k][c] = b[k][c], k < n; zeros fill the last vector of columns. */
@@ -24,10 +24,19 @@ SA_ONCE void FN(fill_panel)(const real *b, ptrdiff_t b_stride, ptrdiff_t n, ptrd
     }
 }
 
+#if defined(SA_HAS_TRANSPOSED_LOADS) && !SA_REAL_IS_F64
+#define SA_COPIED 4 /* the columns of a transposed load */
+#else
+#define SA_COPIED 0
+#endif
+
 /* Lane i of to[j] becomes x[i·stride + j], for a whole square. */
 SA_INLINE void FN(load_square_transposed)(const real *x, ptrdiff_t stride, vec *to) {
-#if defined(SA_HAS_TRANSPOSED_LOADS) && !SA_REAL_IS_F64
-    V(load_transposed)(x, stride, to);
+#if SA_COPIED > 0
+    SA_UNROLL
+    for (int j = 0; j < SA_LANES; j += SA_COPIED) {
+        V(load_transposed)(x + j, stride, to + j);
+    }
 #else
     SA_UNROLL
     for (int i = 0; i < SA_LANES; ++i) {
@@ -60,59 +69,110 @@ SA_KERNEL void FN(fill_panel_transposed)(const real *b, ptrdiff_t b_stride, ptrd
     }
 }
 
-/* ---- few rows, and weights from memory ------------------------------------------------------------------------------------
- * While a piece of A is multiplied by a whole panel, the next piece of B is fetched, a few lines at a time: many at once would
- * fill the core's buffers, and loads would have to wait. */
+/* ---- the next panel, while one is multiplied ------------------------------------------------------------------------------
+ * Between the rounds of a tile, steps prepare the next piece of B. With transposed loads a step copies some of it to the next
+ * panel, since shuffles and multiply-adds run on different units of a core, and fetches as much of the piece after it, if B
+ * comes from memory. Otherwise a step fetches a row. Fetching all at once would fill the core's buffers, and loads would have
+ * to wait. */
 
-#define SA_ROUNDS_BETWEEN 8
+#define SA_ROUND 8     /* terms of a sum between two turns of preparing */
+#define SA_FAR_ROWS 48 /* with more rows, products take longer than fetching */
 
 typedef struct {
-    const char *next; /* the row to fetch */
-    ptrdiff_t stride; /* bytes from row to row */
-    ptrdiff_t left;   /* rows left to fetch */
-    int at_once;
-} FN(fetch);
+    const real *b; /* the first numbers of the next rows in this piece */
+    ptrdiff_t stride, k, depth;
+    real *panel;
+    ptrdiff_t left;  /* steps */
+    ptrdiff_t ahead; /* how far after a number its counterpart in the piece to fetch is; 0: none is fetched */
+} FN(coming);
 
-SA_INLINE void FN(fetch_weights)(FN(fetch) * f) {
-    for (int n = 0; n < f->at_once && f->left > 0; ++n, --f->left, f->next += f->stride) {
+/* The piece of B at column c and number k, for `panel`. There are no steps if a vector would not be whole. */
+SA_ONCE FN(coming) FN(coming_piece)(const sa_product *p, ptrdiff_t c, ptrdiff_t k, real *panel) {
+    const ptrdiff_t width = p->width - c < SA_PANEL ? p->width - c : SA_PANEL;
+    FN(coming)
+    f = {.b = (const real *)p->b + c * p->b_stride + k,
+         .stride = p->b_stride,
+         .depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH,
+         .panel = panel};
+#if SA_COPIED > 0
+    f.left = width > 0 && width % SA_LANES == 0 && f.depth % SA_COPIED == 0 ? width / SA_LANES * (f.depth / SA_COPIED) : 0;
+    f.ahead = !p->far ? 0 : k + f.depth < p->n ? f.depth : SA_PANEL * p->b_stride - k;
+#else
+    f.left = p->far && p->m <= SA_FAR_ROWS ? (width > 0 ? width : SA_PANEL) : 0;
+#endif
+    return f;
+}
+
+SA_INLINE void FN(prepare)(FN(coming) * f, ptrdiff_t steps) {
+    enum { of_line = 64 / sizeof(real), lines = (SA_COPIED > 0 ? SA_LANES * SA_COPIED : SA_PANEL_DEPTH) / of_line };
+    for (; steps > 0 && f->left > 0; --steps, --f->left) {
+#if SA_COPIED > 0
+        const ptrdiff_t k = f->k, stride = f->stride;
+        const real *from = f->b + k, *after = from + f->ahead + (k & (of_line - 1)) / SA_COPIED * lines * stride;
+        real *to = f->panel + k * SA_PANEL;
+        vec t[SA_COPIED];
+        V(load_transposed)(from, stride, t);
         SA_UNROLL
-        for (int line = 0; line < (int)(SA_PANEL_DEPTH * sizeof(real) / 64); ++line) {
-            __builtin_prefetch(f->next + 64 * line, 0, 2);
+        for (int i = 0; i < SA_COPIED; ++i) {
+            V(store)(to + i * SA_PANEL, t[i]);
         }
+        if (f->ahead != 0) { /* the copies of a line's columns fetch lines of different rows */
+            SA_UNROLL
+            for (int line = 0; line < lines; ++line) {
+                __builtin_prefetch(after + line * stride, 0, 2);
+            }
+        }
+        f->k += SA_COPIED;
+        if (f->k == f->depth) {
+            f->k = 0;
+            f->b += SA_LANES * stride;
+            f->panel += SA_LANES;
+        }
+#else
+        SA_UNROLL
+        for (int line = 0; line < lines; ++line) {
+            __builtin_prefetch(f->b + line * of_line, 0, 2);
+        }
+        f->b += f->stride;
+#endif
     }
 }
 
+/* Prepares all of the first piece. */
+SA_ONCE void FN(prepare_now)(FN(coming) f) { FN(prepare)(&f, f.left); }
+
 /* Like outer_tile, with the same sums. */
-SA_INLINE void FN(fetching_tile)(const sa_product *p, ptrdiff_t r, ptrdiff_t k, ptrdiff_t depth, const real *panel,
-                                 FN(fetch) * f, const int rows) {
-    const real *a = (const real *)p->a + r * p->a_stride + k;
+SA_INLINE void FN(preparing_tile)(const real *a, ptrdiff_t a_stride, const real *panel, ptrdiff_t depth, const real *from,
+                                  ptrdiff_t from_stride, real *c, ptrdiff_t c_stride, FN(coming) * f, ptrdiff_t steps,
+                                  const int rows) {
     vec sum[8][4];
     FN(set_to_zero)(sum, rows, SA_VECS);
     for (ptrdiff_t i = 0; i < depth;) {
-        const ptrdiff_t end = depth - i < SA_ROUNDS_BETWEEN ? depth : i + SA_ROUNDS_BETWEEN;
-        FN(fetch_weights)(f);
+        const ptrdiff_t end = depth - i < SA_ROUND ? depth : i + SA_ROUND;
+        FN(prepare)(f, steps);
         for (; i < end; ++i) {
-            FN(add_outer)(sum, a + i, p->a_stride, panel + i * SA_PANEL, rows, 0, SA_VECS, false);
+            FN(add_outer)(sum, a + i, a_stride, panel + i * SA_PANEL, rows, 0, SA_VECS, false);
         }
     }
-    SA_UNROLL
-    for (int n = 0; n < rows; ++n) {
-        SA_UNROLL
-        for (int v = 0; v < SA_VECS; ++v) {
-            real *c = (real *)p->c + (r + n) * p->c_stride + v * SA_LANES;
-            V(store)(c, V(load)(c) + sum[n][v]);
-        }
-    }
+    FN(store_outer)(sum, from, from_stride, c, c_stride, SA_LANES, rows, SA_VECS);
 }
 
-SA_LEAF void FN(multiply_fetching)(const sa_product *p, ptrdiff_t k, ptrdiff_t depth, const real *panel, const real *next) {
-    const ptrdiff_t rounds = (p->m + SA_ROWS(SA_VECS) - 1) / SA_ROWS(SA_VECS) * (SA_PANEL_DEPTH / SA_ROUNDS_BETWEEN);
-    FN(fetch)
-    f = {(const char *)next, p->b_stride * (ptrdiff_t)sizeof(real), p->width, (int)((p->width + rounds - 1) / rounds)};
-#define SA_TILE(r, rows) FN(fetching_tile)(p, r, k, depth, panel, &f, rows)
+/* C[m][SA_PANEL] = row + a·panel, or += that if row is NULL. */
+SA_LEAF void FN(multiply_preparing)(const sa_product *p, const real *a, const real *panel, ptrdiff_t depth, const real *row,
+                                    real *c, FN(coming) f) {
+    const ptrdiff_t a_stride = p->a_stride, c_stride = p->c_stride, from_stride = row == NULL ? c_stride : 0;
+    const ptrdiff_t tiles = (p->m + SA_ROWS(SA_VECS) - 1) / SA_ROWS(SA_VECS),
+                    rounds = tiles * ((depth + SA_ROUND - 1) / SA_ROUND);
+    const ptrdiff_t steps = (f.left + rounds - 1) / rounds;
+    const real *from = row == NULL ? c : row;
+#define SA_TILE(r, rows)                                                                                                       \
+    FN(preparing_tile)(a + (r) * a_stride, a_stride, panel, depth, from + (r) * from_stride, from_stride, c + (r) * c_stride,  \
+                       c_stride, &f, steps, rows)
     SA_EACH_TILE(p->m, SA_VECS, SA_TILE, )
 #undef SA_TILE
 }
+
+/* ---- few rows ------------------------------------------------------------------------------------------------------------- */
 
 /* sum[r] += a[r][i]·t[i], i < n ≤ SA_LANES. */
 SA_INLINE void FN(add_few_rows)(vec *sum, const real *a, ptrdiff_t a_stride, const vec *t, ptrdiff_t n, const int rows) {
@@ -188,10 +248,9 @@ SA_INLINE void FN(multiply_panel)(const sa_product *p, const real *a, ptrdiff_t 
 /* True if columns of B are read in place: a whole panel whose rows are so close that few lines share a set of the L1. */
 SA_INLINE bool FN(is_panel)(const sa_product *p, ptrdiff_t width) { return width == SA_PANEL && p->b_stride <= 2 * SA_PANEL; }
 
+/* C may have any number of columns. */
 SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
-    const bool fetches = p->far && p->m <= SA_FAR_ROWS && p->width == SA_PANEL && SA_LEAF_VECS == SA_VECS;
-    const real *a = p->a, *b = p->b, *row = FN(first_row)(p, fetches || p->m <= 4);
-    real *panel = scratch;
+    const real *row = FN(first_row)(p, p->m <= 4);
     switch (p->m) {
     case 0: return;
     case 1: FN(few_rows1)(p); return;
@@ -200,14 +259,34 @@ SA_KERNEL void FN(matmul_nt)(const sa_product *p, void *scratch) {
     case 4: FN(few_rows4)(p); return;
     default: break;
     }
-    for (ptrdiff_t k = 0; k < p->n; k += SA_PANEL_DEPTH) {
-        const ptrdiff_t depth = p->n - k < SA_PANEL_DEPTH ? p->n - k : SA_PANEL_DEPTH;
-        FN(fill_panel_transposed)(b + k, p->b_stride, depth, p->width, panel, SA_PANEL);
-        if (fetches) {
-            FN(multiply_fetching)(p, k, depth, panel, k + depth < p->n ? b + k + depth : b + p->width * p->b_stride);
-        } else {
-            FN(multiply_panel)(p, a + k, p->a_stride, panel, SA_PANEL, depth, k > 0 ? NULL : row, p->c, p->width);
+    const bool copies = SA_COPIED > 0;
+    real *panel = scratch, *next = copies ? panel + SA_PANEL_DEPTH * SA_PANEL : panel;
+    FN(coming) f = FN(coming_piece)(p, 0, 0, panel);
+    bool filled = copies && f.left > 0;
+    if (filled) {
+        FN(prepare_now)(f);
+    }
+    for (ptrdiff_t c = 0, k = 0; c < p->width && p->n > 0;) {
+        const ptrdiff_t depth = f.depth, width = p->width - c < SA_PANEL ? p->width - c : SA_PANEL;
+        const real *a = (const real *)p->a + k, *b = (const real *)p->b + c * p->b_stride + k;
+        const real *from = k > 0 ? NULL : row == NULL || p->bias == NULL ? row : row + c;
+        real *to = (real *)p->c + c;
+        if (!filled) {
+            FN(fill_panel_transposed)(b, p->b_stride, depth, width, panel, SA_PANEL);
         }
+        k = k + depth < p->n ? k + depth : 0;
+        c += k > 0 ? 0 : SA_PANEL;
+        f = FN(coming_piece)(p, c, k, next);
+        const bool prepares = f.left > 0 && width == SA_PANEL && SA_LEAF_VECS == SA_VECS;
+        if (prepares) {
+            FN(multiply_preparing)(p, a, panel, depth, from, to, f);
+        } else {
+            FN(multiply_panel)(p, a, p->a_stride, panel, SA_PANEL, depth, from, to, width);
+        }
+        filled = prepares && copies;
+        real *done = panel;
+        panel = next;
+        next = done;
     }
 }
 
@@ -255,5 +334,6 @@ SA_KERNEL void FN(matmul_tn)(const sa_product *p, void *scratch) {
 #undef SA_PANEL
 #undef SA_PANEL_DEPTH
 #undef SA_SUMMED
+#undef SA_COPIED
+#undef SA_ROUND
 #undef SA_FAR_ROWS
-#undef SA_ROUNDS_BETWEEN
