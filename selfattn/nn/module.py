@@ -277,12 +277,12 @@ class Module:
                 yield module
                 stack += [child for _, child in module.named_children()][::-1]
 
-    def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
-        """Yield every parameter once for each of its names."""
-        for name, array in self._own_parameters():
-            yield prefix + name, array
+    def _all_parameters(self, prefix: str = "") -> list[tuple[str, Array]]:
+        """Return every parameter once for each of its names."""
+        found = [(prefix + name, array) for name, array in self._own_parameters()]
         for name, child in self.named_children():
-            yield from child._all_parameters(f"{prefix}{name}.")
+            found += child._all_parameters(f"{prefix}{name}.")
+        return found
 
     def parameters(self) -> dict[str, Array]:
         """Return the parameters by name, not copies: optimisers write into them. A shared parameter appears once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
@@ -62,7 +62,7 @@ class ProxyTask(Module):
             raise TypeError(f"model must be an EmbeddingModel, not {type(model).__name__}")
         self.model = model
 
-    def _all_parameters(self, prefix: str = "") -> Iterator[tuple[str, Array]]:
+    def _all_parameters(self, prefix: str = "") -> list[tuple[str, Array]]:
         return self.model._all_parameters(prefix)
 
     def execute(self, main: Sentences, similar: Sentences, non_similar: Sentences) -> Any:
