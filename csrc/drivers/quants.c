@@ -100,24 +100,31 @@ static void make_strip(const sa_compact *w, ptrdiff_t column, ptrdiff_t columns,
     }
 }
 
+/* Tasks of a copy: threads that share their CPU with Python take fewer. */
+#define SA_PARTS 16
+
 typedef struct {
     const sa_copied_quants *of;
     ptrdiff_t count;
 } filling;
 
-static void fill_share(void *call, int thread, int team) {
-    const filling *f = call;
-    for (ptrdiff_t i = 0; i < f->count; ++i) {
-        const sa_compact *w = f->of[i].w;
-        const sa_share share = sa_share_of(w->out / SA_GEMV_COLUMNS, thread, team);
-        for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
-            make_strip(w, c, SA_GEMV_COLUMNS, f->of[i].strips + c * w->row_bytes);
-        }
+/* Parts write strips of their own. */
+static void fill_part(void *call, ptrdiff_t t) {
+    const sa_copied_quants *of = (const sa_copied_quants *)call + t / SA_PARTS;
+    const sa_share share = sa_share_of(of->w->out / SA_GEMV_COLUMNS, (int)(t % SA_PARTS), SA_PARTS);
+    for (ptrdiff_t c = share.from * SA_GEMV_COLUMNS; c < share.end * SA_GEMV_COLUMNS; c += SA_GEMV_COLUMNS) {
+        make_strip(of->w, c, SA_GEMV_COLUMNS, of->strips + c * of->w->row_bytes);
     }
 }
 
+static void fill_parts(void *call, int thread, int team) {
+    (void)thread;
+    const filling *f = call;
+    sa_share_tasks(team, f->count * SA_PARTS, fill_part, (void *)f->of);
+}
+
 void sa_quants_fill(const sa_copied_quants *of, ptrdiff_t count, int threads) {
-    sa_run_team(threads, fill_share, &(filling){of, count});
+    sa_run_team(threads, fill_parts, &(filling){of, count});
     for (ptrdiff_t i = 0; i < count; ++i) {
         of[i].w->strips = of[i].strips;
     }
