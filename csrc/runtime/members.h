@@ -9,21 +9,28 @@
 #include <signal.h>
 #include <stdatomic.h>
 
+/* Counts the tasks of a part that are taken, in all calls of sa_share_tasks so far. */
+typedef struct {
+    _Alignas(64) atomic_ptrdiff_t taken;
+} sa_part;
+enum { SA_MOST_PARTS = 8 };
+
 typedef struct {
     sa_team_work *work;
     void *call;
-    int size;                           /* this field and the next are for POSIX threads */
-    _Alignas(64) atomic_int working;    /* other threads that have not ended */
-    _Alignas(64) atomic_ptrdiff_t next; /* the next task; calls of sa_share_tasks number their tasks one after the other */
-    _Alignas(64) atomic_int arrived;    /* threads that wait at the barrier */
-    atomic_uint barriers;               /* barriers that the team has passed */
+    int size;                        /* this field and the next are for POSIX threads */
+    _Alignas(64) atomic_int working; /* other threads that have not ended */
+    sa_part parts[SA_MOST_PARTS];
+    _Alignas(64) atomic_int arrived; /* threads that wait at the barrier */
+    atomic_uint barriers;            /* barriers that the team has passed */
 } sa_team;
 
 /* A thread of a team. */
 typedef struct {
     sa_team *team;
     bool helps;
-    ptrdiff_t first; /* the first task of the next call of sa_share_tasks */
+    int number;
+    ptrdiff_t taken; /* the tasks of each part that calls of sa_share_tasks before the next one have */
 } sa_member;
 
 /* The key of a thread's sa_member; the member is NULL if the thread computes alone. A _Thread_local variable would be allocated
@@ -36,7 +43,8 @@ static inline sa_member *sa_me(void) { return sa_has_key ? pthread_getspecific(s
 /* Does the work of thread `number` of a team of `size`. */
 static inline void sa_work_as(sa_member *m, sa_team *team, int number, int size) {
     m->team = team;
-    m->first = 0;
+    m->number = number;
+    m->taken = 0;
     team->work(team->call, number, size);
 }
 

@@ -90,18 +90,26 @@ void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call) {
         }
         return;
     }
-    /* All threads call this for the same tasks in the same order, and arrive only after all tasks before `first` are taken. */
+    /* Tasks are in parts. A thread begins with its own, whose rows are often in its caches from the phase before, and then takes
+     * what is left of other parts. All threads call this for the same tasks in the same order, and leave when all are taken. */
     sa_member *m = sa_me();
-    const ptrdiff_t first = m->first, end = first + tasks;
-    ptrdiff_t t = atomic_load_explicit(&m->team->next, memory_order_relaxed);
-    while (t < end) {
-        sa_let_others_take();
-        if (atomic_compare_exchange_weak_explicit(&m->team->next, &t, t + 1, memory_order_relaxed, memory_order_relaxed)) {
-            task(call, t - first);
-            t = atomic_load_explicit(&m->team->next, memory_order_relaxed);
+    const int parts = team < SA_MOST_PARTS ? team : SA_MOST_PARTS, own = m->number * parts / team;
+    const ptrdiff_t before = m->taken, end = before + (tasks + parts - 1) / parts; /* the last task of a part may be none */
+    for (int i = 0; i < parts; ++i) {
+        const sa_share share = sa_share_of(tasks, (own + i) % parts, parts);
+        atomic_ptrdiff_t *taken = &m->team->parts[(own + i) % parts].taken;
+        ptrdiff_t n = atomic_load_explicit(taken, memory_order_relaxed);
+        while (n < end) {
+            sa_let_others_take();
+            if (atomic_compare_exchange_weak_explicit(taken, &n, n + 1, memory_order_relaxed, memory_order_relaxed)) {
+                if (share.from + n - before < share.end) {
+                    task(call, share.from + n - before);
+                }
+                n = atomic_load_explicit(taken, memory_order_relaxed);
+            }
         }
     }
-    m->first = end;
+    m->taken = end;
 }
 
 void sa_wait_for_team(int team) {

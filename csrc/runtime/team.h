@@ -31,7 +31,7 @@ void sa_let_others_take(void);
 static inline void sa_let_others_take(void) {}
 #endif
 
-/* Every thread of the team calls this, and takes the next task when it is free. No thread waits at the end. */
+/* Every thread of the team calls this, and takes tasks: first of its own share, then of others. No thread waits at the end. */
 typedef void sa_task(void *call, ptrdiff_t t);
 void sa_share_tasks(int team, ptrdiff_t tasks, sa_task *task, void *call);
 
