@@ -4,7 +4,8 @@ The limit of products and attention is the CPU's multiply-adds of their type; th
 for one token is the bytes that they read and write, at the rate of a loop that only reads so many. "packing" is the time of a call
 that does not grow with its tokens: panels of the weights, and Python's work for the call. It is twice the time of 14 tokens less that
 of 28, its limit reading the weights once. "waiting" is a call after 20 ms of rest, its limit the same call without the rest. "gain"
-is the time on one thread divided by that on all.
+is the time on one thread divided by that on all. "team" is the least time of a team's call that does nothing, while the job was
+measured: it doubles if the system moves a virtual machine's CPUs to cores that share no cache, where all threads wait longer.
 
 --encoder FOLDER and --gguf FILE add pretrained models, tokenising included.
 """
@@ -63,6 +64,12 @@ class Job:
         if self.limit == "bytes":
             return self.work / float(_core._read_bandwidth(int(self.work), threads, 10))
         return self.work / float(_core._fma_peak(self.limit, threads, 10))
+
+
+def team_call(threads: int) -> float:
+    """Return the seconds that a call of a team takes at least; a thread reads one line of the cache."""
+    size = 64 * threads
+    return size / float(_core._read_bandwidth(size, threads, 3))
 
 
 def _least(call: Callable[[], Any], duration: float) -> float:
@@ -155,18 +162,23 @@ def _measure(job: Job, options: argparse.Namespace) -> dict[str, Any]:
     duration = (0.02 if options.quick else 0.05) if options.seconds is None else options.seconds
     counts = sorted({1, options.threads})
     rounds = range(options.rounds or (3 if options.quick else 7))
-    turns = [[(job.seconds(n, duration), job.bound(n, duration)) for n in counts] for _ in rounds]
+    turns = [
+        [(job.seconds(n, duration), job.bound(n, duration), team_call(n)) for n in counts] for _ in rounds
+    ]
     best = {
         n: [min(each) for each in zip(*found, strict=True)]
         for n, found in zip(counts, zip(*turns, strict=True), strict=True)
     }
-    return {"part": job.part, "job": job.label, "limit": job.limit, "seconds_and_limit": best}
+    times = {n: least[:2] for n, least in best.items()}
+    team = best[counts[-1]][2]
+    return {"part": job.part, "job": job.label, "limit": job.limit, "seconds_and_limit": times, "team": team}
 
 
 def _line(found: dict[str, Any]) -> str:
     times = list(found["seconds_and_limit"].values())
     cells = "".join(f"{1e3 * s:11.3f} ms{100 * limit / s:5.0f} %" for s, limit in times)
-    return f"{found['part']:12}{found['job']:38}{found['limit']:9}{cells}{times[0][0] / times[-1][0]:7.2f}"
+    end = f"{times[0][0] / times[-1][0]:7.2f}{1e6 * found['team']:7.2f} us"
+    return f"{found['part']:12}{found['job']:38}{found['limit']:9}{cells}{end}"
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
@@ -188,7 +200,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
         cpu = sa.show_config("dicts")["cpu"]
         print(f"{cpu}, {_core.get_isa()}; 1 thread and {options.threads}: least time, share of the limit")
         print(
-            f"{'part':12}{'job':38}{'limit':9}{'1 thread':>13}{'share':>8}{'all':>13}{'share':>8}{'gain':>7}"
+            f"{'part':12}{'job':38}{'limit':9}{'1 thread':>13}{'share':>8}{'all':>13}{'share':>8}{'gain':>7}{'team':>10}"
         )
         pretrained = _pretrained(options) if "models" in options.parts else ()
         for job in chain(jobs_of(options.parts, options.quick), pretrained):

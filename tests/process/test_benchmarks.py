@@ -282,6 +282,7 @@ def test_shares_of_the_limit(tmp_path, monkeypatch):
     assert all(
         limit > 0 and list(counts) == ["1", "2"] for counts in found.values() for _, limit in counts.values()
     )
+    assert all(0 < row["team"] < 1 for row in rows)
     monkeypatch.setattr(_core, "_fma_peak", lambda dtype, threads, milliseconds: 1e9 * threads)
     monkeypatch.setattr(_core, "_read_bandwidth", lambda size, threads, milliseconds: size / threads)
     monkeypatch.setattr(shares, "_least", lambda call, duration: call())
@@ -291,6 +292,7 @@ def test_shares_of_the_limit(tmp_path, monkeypatch):
     forward, backward = (jobs[f"attention{way} 8 x 64 x 32"].bound(1, 0) for way in ("", " backward,"))
     assert backward == 2.5 * forward
     assert jobs["gelu 1024 x 64"].bound(2, 0) == 2
+    assert shares.team_call(2) == 2
     assert jobs["gelu 1024 x 64"].work == 2 * 4 * 1024 * 64
     # q, k, v and out; the network's two of 4 d
     assert jobs["packing, forward d=64"].work == 4 * 2 * (4 + 8) * 64 * 64
